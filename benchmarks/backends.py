@@ -1,12 +1,14 @@
-"""Is whence silent between correct backends, with nearly every call replayed, and does it name what is wrong in one?
+"""Is whence silent between correct backends, with nearly every call replayed, and does it name what
+is wrong in one?
 
     python benchmarks/backends.py [--model NAME] [--only REGEX] [--json FILE] [--work DIR] [--list]
     python benchmarks/backends.py --programs [--model NAME] [--json FILE]
 
-Models with real weights, installed by pip; a model whose package is missing is skipped and said so. Each pair captures both sides
-into folders, compares the folders, and prints a line. A clean pair must be `same` with nine tenths of the calls replayed, a planted
-fault must be named first. Exit code 1 when one is not. With `--programs`: which regions have a program that can be used, and why not
-the others (docs/programs.md).
+Models with real weights, installed by pip; a model whose package is missing is skipped and said so.
+Each pair captures both sides into folders, compares the folders, and prints a line. A clean pair
+must be `same` with nine tenths of the calls replayed, a planted fault must be named first. Exit
+code 1 when one is not. With `--programs`: which regions have a program that can be used, and why
+not the others (docs/programs.md).
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ _F32, _BF16, _F16 = Side(), Side(dtype="bfloat16"), Side(dtype="float16")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ways to run a model. name: what must be named first where the target has a fault; "" for a clean pair.
+    """Two ways to run a model. name: what must be named first where the target has a fault; "" for
+    a clean pair.
 
-    unseen: the reference itself shows no inside, so that there is nothing to replay: the right answer is `undecided`.
+    unseen: the reference itself shows no inside, so that there is nothing to replay: the right
+    answer is `undecided`.
     """
 
     model: str
@@ -68,47 +72,103 @@ def clean() -> Iterator[Pair]:
     for model in ("smollm2", "minilm", "crepe", "voice"):
         yield Pair(model, "eager / inductor, whole model", _F32, replace(_F32, backend="inductor"))
         if model in ("smollm2", "minilm"):
-            yield Pair(model, "eager / inductor, each layer", _F32, replace(_F32, backend="inductor layers"))
+            yield Pair(
+                model,
+                "eager / inductor, each layer",
+                _F32,
+                replace(_F32, backend="inductor layers"),
+            )
             yield Pair(model, "sdpa / eager attention", _F32, replace(_F32, attention="eager"))
-            yield Pair(model, "sdpa / eager attention, bf16", _BF16, replace(_BF16, attention="eager"))
-            yield Pair(model, "eager / sdpa attention, bf16", replace(_BF16, attention="eager"), _BF16)
-        yield Pair("prefill" if model == "smollm2" else model, "torch / ONNX Runtime", _F32, replace(_F32, backend="onnxruntime"))
+            yield Pair(
+                model, "sdpa / eager attention, bf16", _BF16, replace(_BF16, attention="eager")
+            )
+            yield Pair(
+                model, "eager / sdpa attention, bf16", replace(_BF16, attention="eager"), _BF16
+            )
+        yield Pair(
+            "prefill" if model == "smollm2" else model,
+            "torch / ONNX Runtime",
+            _F32,
+            replace(_F32, backend="onnxruntime"),
+        )
         yield Pair(model, "1 / 2 threads", _F32, replace(_F32, threads=2))
         yield Pair(model, "oneDNN on / off", _F32, replace(_F32, onednn=False))
         yield Pair(model, "fp32 / bf16", _F32, _BF16)
         yield Pair(model, "fp32 / fp16", _F32, _F16)
         yield Pair(model, "no_grad / inference_mode", _F32, replace(_F32, mode="inference_mode"))
-        yield Pair(model, "inference_mode / no_grad, bf16", replace(_F32, mode="inference_mode"), _BF16)
-    yield Pair("silero", "TorchScript / ONNX Runtime", _F32, replace(_F32, backend="onnxruntime"), unseen=True)
+        yield Pair(
+            model, "inference_mode / no_grad, bf16", replace(_F32, mode="inference_mode"), _BF16
+        )
+    yield Pair(
+        "silero",
+        "TorchScript / ONNX Runtime",
+        _F32,
+        replace(_F32, backend="onnxruntime"),
+        unseen=True,
+    )
 
 
 def faults() -> Iterator[Pair]:
     """Every pair whose target is wrong in a known place."""
     places = {
         "smollm2": {
-            "weight": "model.layers.7.mlp.up_proj", "scale": "model.layers.5.self_attn", "mask": "model.layers.5.self_attn",
+            "weight": "model.layers.7.mlp.up_proj",
+            "scale": "model.layers.5.self_attn",
+            "mask": "model.layers.5.self_attn",
             "residual": "model.layers.9",
         },
         "minilm": {
-            "weight": "encoder.layer.3.output.dense", "eps": "encoder.layer.3.output.LayerNorm", "scale": "encoder.layer.2.attention.self",
+            "weight": "encoder.layer.3.output.dense",
+            "eps": "encoder.layer.3.output.LayerNorm",
+            "scale": "encoder.layer.2.attention.self",
             "residual": "encoder.layer.3.output",
         },
         "crepe": {"weight": "classifier"},
-    }  # fmt: skip
+    }
     roots = {"smollm2": "LlamaForCausalLM", "minilm": "BertModel", "crepe": "Crepe"}
     for model, found in places.items():
         for fault, place in found.items():
             wrong = Side(fault=f"{model} {fault}")
             if fault == "weight":
-                yield Pair(model, "FAULT one weight, inductor", _F32, replace(wrong, backend="inductor"), place)
+                yield Pair(
+                    model,
+                    "FAULT one weight, inductor",
+                    _F32,
+                    replace(wrong, backend="inductor"),
+                    place,
+                )
                 continue
             if fault == "eps":
                 # Nobody sees inside: at the ends is where it can be seen.
-                yield Pair(model, f"FAULT {fault}, dynamo", _F32, replace(wrong, backend="dynamo"), roots[model])
-                yield Pair(model, f"FAULT {fault}, inductor", _F32, replace(wrong, backend="inductor"), roots[model])
+                yield Pair(
+                    model,
+                    f"FAULT {fault}, dynamo",
+                    _F32,
+                    replace(wrong, backend="dynamo"),
+                    roots[model],
+                )
+                yield Pair(
+                    model,
+                    f"FAULT {fault}, inductor",
+                    _F32,
+                    replace(wrong, backend="inductor"),
+                    roots[model],
+                )
                 layer = ".".join(place.split(".")[:3])
-                yield Pair(model, f"FAULT {fault}, inductor each layer", _F32, replace(wrong, backend="inductor layers"), layer)
-                yield Pair(model, f"FAULT {fault}, ONNX Runtime", _F32, replace(wrong, backend="onnxruntime"), roots[model])
+                yield Pair(
+                    model,
+                    f"FAULT {fault}, inductor each layer",
+                    _F32,
+                    replace(wrong, backend="inductor layers"),
+                    layer,
+                )
+                yield Pair(
+                    model,
+                    f"FAULT {fault}, ONNX Runtime",
+                    _F32,
+                    replace(wrong, backend="onnxruntime"),
+                    roots[model],
+                )
             yield Pair(model, f"FAULT {fault}", _F32, wrong, place)
             yield Pair(model, f"FAULT {fault}, bf16", _F32, replace(wrong, dtype="bfloat16"), place)
 
@@ -151,15 +211,24 @@ def measured(pair: Pair, captures: Captures) -> dict[str, Any]:
     target = captures.capture(pair.model, pair.target, captures.folder / "target")
     captured = time.perf_counter()
     result = whence.compare(str(reference), str(target))
-    row = {"pair": pair.title, **answer(result), "capture_s": captured - start, "compare_s": time.perf_counter() - captured}
+    row = {
+        "pair": pair.title,
+        **answer(result),
+        "capture_s": captured - start,
+        "compare_s": time.perf_counter() - captured,
+    }
     shutil.rmtree(target, ignore_errors=True)
     return {**row, "right": right(pair, row)}
 
 
 def answer(result: Comparison) -> dict[str, Any]:
-    """What a comparison says, in plain values. score: the largest of any replay; whole: rho and z of calls that show no inside."""
+    """What a comparison says, in plain values. score: the largest of any replay; whole: rho and z
+    of calls that show no inside.
+    """
     coverage = result.coverage
-    judged = [(v.score, v) for v in result.verdicts if v.evidence == "replay" and v.score is not None]
+    judged = [
+        (v.score, v) for v in result.verdicts if v.evidence == "replay" and v.score is not None
+    ]
     largest, worst = max(judged, key=lambda item: item[0], default=(None, None))
     whole = [v.numbers for v in result.verdicts if v.numbers.get("whole")]
     names = {row.pair: row.name for row in result.rows}
@@ -178,7 +247,9 @@ def answer(result: Comparison) -> dict[str, Any]:
         "headline": result.headline,
         "whole_rho": max((n.get("rho") or 0.0 for n in whole), default=None),
         "whole_z": max((n.get("z") or 0.0 for n in whole), default=None),
-        "not_replayed": dict(Counter(v.sentence for v in result.verdicts if "no replay" in v.sentence).most_common(5)),
+        "not_replayed": dict(
+            Counter(v.sentence for v in result.verdicts if "no replay" in v.sentence).most_common(5)
+        ),
         "inputs_differ": list(result.inputs_differ),
     }
 
@@ -198,8 +269,9 @@ def right(pair: Pair, row: Mapping[str, Any]) -> bool:
 def programs(model: str, mode: str, captures: Captures) -> dict[str, Any]:
     """How many regions of a model have a program that can be used, and why the others have none.
 
-    Usable: the program gives what was recorded from what was recorded, at every call it is recorded for; and it runs on the tensors
-    that a bfloat16 run of the same model had there, giving outputs of the right shape.
+    Usable: the program gives what was recorded from what was recorded, at every call it is recorded
+    for; and it runs on the tensors that a bfloat16 run of the same model had there, giving outputs
+    of the right shape.
     """
     side = Side(mode=mode)
     with contextlib.redirect_stderr(io.StringIO()):
@@ -207,7 +279,10 @@ def programs(model: str, mode: str, captures: Captures) -> dict[str, Any]:
         other = captures.capture(model, replace(side, dtype="bfloat16"), captures.folder / "target")
     found = _usable(reference, whence.open_run(str(other)))
     shutil.rmtree(other, ignore_errors=True)
-    kinds = {"leaves": [w for r, w in found if r.stretch < 0], "stretches": [w for r, w in found if r.stretch >= 0]}
+    kinds = {
+        "leaves": [w for r, w in found if r.stretch < 0],
+        "stretches": [w for r, w in found if r.stretch >= 0],
+    }
     row: dict[str, Any] = {"model": model, "mode": mode}
     for kind, whys in kinds.items():
         row |= {kind: len(whys), f"{kind}_usable": sum(not w for w in whys)}
@@ -215,7 +290,9 @@ def programs(model: str, mode: str, captures: Captures) -> dict[str, Any]:
 
 
 def _usable(reference: Run, target: Run) -> list[tuple[Region, str]]:
-    """(region, why its program cannot be used, "" when it can) of every region that made something."""
+    """(region, why its program cannot be used, "" when it can) of every region that made
+    something.
+    """
     side, theirs = Programs(reference), Programs(target)
     twins = {call.key(): call for call in target.calls}
     below = children(reference.calls)
@@ -228,23 +305,41 @@ def _usable(reference: Run, target: Run) -> list[tuple[Region, str]]:
         if call.id not in whys:
             whys[call.id] = _call_usable(side, theirs, call, twins.get(call.key()))
         slots = _slots_of(reference.calls, below, region)
-        why = next((why for slot in slots if (why := whys[call.id].get(slot, whys[call.id].get("", "the program does not make it")))), "")
+        why = next(
+            (
+                why
+                for slot in slots
+                if (
+                    why := whys[call.id].get(
+                        slot, whys[call.id].get("", "the program does not make it")
+                    )
+                )
+            ),
+            "",
+        )
         out.append((region, why))
     return out
 
 
-def _slots_of(calls: Sequence[Call], below: Mapping[int, Sequence[int]], region: Region) -> list[str]:
+def _slots_of(
+    calls: Sequence[Call], below: Mapping[int, Sequence[int]], region: Region
+) -> list[str]:
     """The slots of its call's program in which a region's outputs lie."""
     call, kids = calls[region.call], below.get(region.call, ())
     if 0 <= region.stretch < len(kids):
-        found = [(f"{region.stretch}:{r.slot}", r.record) for r in calls[kids[region.stretch]].slots("input")]
+        found = [
+            (f"{region.stretch}:{r.slot}", r.record)
+            for r in calls[kids[region.stretch]].slots("input")
+        ]
     else:
         found = [(r.slot, r.record) for r in (*call.slots("output"), *call.slots("mutated"))]
     return [slot for slot, record in found if record in region.outputs]
 
 
 def _call_usable(side: Programs, theirs: Programs, call: Call, twin: Call | None) -> dict[str, str]:
-    """By slot of the call's program, why it cannot be used, "" when it can; under "" why none of it can."""
+    """By slot of the call's program, why it cannot be used, "" when it can; under "" why none of it
+    can.
+    """
     try:
         loaded = side.load(call)
         program = loaded.program
@@ -255,11 +350,17 @@ def _call_usable(side: Programs, theirs: Programs, call: Call, twin: Call | None
         why = check(loaded, arrays, arrays, made, strides)
         if why:
             return {"": f"self-check: {why}"}
-        found = dict(program.lost) | {s: "an input was not captured" for s, _ in program.outputs if s not in outputs}
+        found = dict(program.lost) | {
+            s: "an input was not captured" for s, _ in program.outputs if s not in outputs
+        }
         if twin is None:
             return {"": "the other run has no such call"}
         given, steps = theirs.arrays(theirs.records(twin, program.inputs))
-        lent = {s: a for s in program.inputs if s not in given and (a := side.lent(own.get(s))) is not None}
+        lent = {
+            s: a
+            for s in program.inputs
+            if s not in given and (a := side.lent(own.get(s))) is not None
+        }
         held = {s: _like(arrays[s], twin, theirs, s) for s in program.params}
         able = [s for s in loaded.determined({*given, *lent, *held}) if s in outputs]
         again = loaded.run({**given, **lent}, held, working="bfloat16", strides=steps, outputs=able)
@@ -269,7 +370,11 @@ def _call_usable(side: Programs, theirs: Programs, call: Call, twin: Call | None
         if slot not in able:
             found[slot] = "an input is missing in the other run"
         else:
-            found[slot] = "" if again[slot].shape == made[slot].shape else "another shape on other activations"
+            found[slot] = (
+                ""
+                if again[slot].shape == made[slot].shape
+                else "another shape on other activations"
+            )
     return found
 
 
@@ -285,11 +390,21 @@ def _line(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return f"ERROR  {row['pair']:<52} {row['error'].splitlines()[-1]}"
     score = f"{row['score']:.2f}" if row["score"] is not None else "-"
-    whole = f"  whole rho {row['whole_rho']:.2f} z {row['whole_z']:.1f}" if row["whole_rho"] is not None else ""
+    whole = (
+        f"  whole rho {row['whole_rho']:.2f} z {row['whole_z']:.1f}"
+        if row["whole_rho"] is not None
+        else ""
+    )
     found = f"  {', '.join(row['findings'][:3])}" if row["findings"] else ""
-    said = f"{row['status']:<10} {row['calls']:>5} calls  replayed {row['replayed']:>6.1%}  score {score:>6}"
+    said = (
+        f"{row['status']:<10} {row['calls']:>5} calls  replayed {row['replayed']:>6.1%}  "
+        f"score {score:>6}"
+    )
     seconds = row["capture_s"] + row["compare_s"]
-    return f"{'ok' if row['right'] else 'WRONG':<6} {row['pair']:<52} {said}  {seconds:>5.1f} s{whole}{found}"
+    return (
+        f"{'ok' if row['right'] else 'WRONG':<6} {row['pair']:<52} {said}  {seconds:>5.1f} "
+        f"s{whole}{found}"
+    )
 
 
 def _missing(models: Iterable[str]) -> dict[str, str]:
@@ -306,15 +421,27 @@ def _missing(models: Iterable[str]) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", choices=list(SUBJECTS), help="only this model (repeatable)")
-    parser.add_argument("--only", default="", help="only pairs whose line matches this regular expression")
-    parser.add_argument("--programs", action="store_true", help="which regions have a program that can be used")
+    parser.add_argument(
+        "--model", action="append", choices=list(SUBJECTS), help="only this model (repeatable)"
+    )
+    parser.add_argument(
+        "--only", default="", help="only pairs whose line matches this regular expression"
+    )
+    parser.add_argument(
+        "--programs", action="store_true", help="which regions have a program that can be used"
+    )
     parser.add_argument("--list", action="store_true", help="print the pairs and stop")
     parser.add_argument("--json", type=Path, help="write all rows there")
-    parser.add_argument("--work", type=Path, help="folder for the captured runs (default: a temporary one)")
+    parser.add_argument(
+        "--work", type=Path, help="folder for the captured runs (default: a temporary one)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    pairs = [p for p in (*clean(), *faults()) if (not options.model or p.model in options.model) and re.search(options.only, p.title)]
+    pairs = [
+        p
+        for p in (*clean(), *faults())
+        if (not options.model or p.model in options.model) and re.search(options.only, p.title)
+    ]
     pairs.sort(key=lambda p: list(SUBJECTS).index(p.model))
     if options.list:
         print("\n".join(p.title for p in pairs))
@@ -336,7 +463,13 @@ def main() -> int:
                 try:
                     rows.append(measured(pair, captures))
                 except Exception:  # noqa: BLE001 - a pair that fails is a row of its own, the others still count
-                    rows.append({"pair": pair.title, "right": False, "error": traceback.format_exc()[-2000:]})
+                    rows.append(
+                        {
+                            "pair": pair.title,
+                            "right": False,
+                            "error": traceback.format_exc()[-2000:],
+                        }
+                    )
                 print(_line(rows[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,13 +1,16 @@
-"""What capture costs a running model, as ratios of process CPU time (writer threads included) to the bare forward.
+"""What capture costs a running model, as ratios of process CPU time (writer threads included) to
+the bare forward.
 
     python benchmarks/capture.py [--json FILE] [--rounds 7] [--quick]
 
-A 70 M-parameter transformer, torch on one thread, prefill (1 x 128 tokens) and decode (1 x 1), float32 and bfloat16. Variants run
-in turn within a round, each beside a bare forward of its own round; figures are medians over the rounds.
+A 70 M-parameter transformer, torch on one thread, prefill (1 x 128 tokens) and decode (1 x 1),
+float32 and bfloat16. Variants run in turn within a round, each beside a bare forward of its own
+round; figures are medians over the rounds.
 
-`whence` is what a user gets: inputs, outputs, parameters, containers, statistics, hashes, journal and elements. "steady" are the
-forwards after the first; "whole run" is opening, first step with all parameters, the forwards and closing, against as many bare
-forwards. Program recording happens once per signature, in the first step, and has a line of its own.
+`whence` is what a user gets: inputs, outputs, parameters, containers, statistics, hashes, journal
+and elements. "steady" are the forwards after the first; "whole run" is opening, first step with all
+parameters, the forwards and closing, against as many bare forwards. Program recording happens once
+per signature, in the first step, and has a line of its own.
 """
 
 from __future__ import annotations
@@ -36,11 +39,19 @@ import whence
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.qkv, self.proj = (
+            heads,
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -48,8 +59,14 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, heads), nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm1, self.attention, self.norm2 = (
+            nn.LayerNorm(width),
+            Attention(width, heads),
+            nn.LayerNorm(width),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -57,7 +74,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, vocabulary: int = 8192, width: int = 768, layers: int = 8, heads: int = 12) -> None:
+    def __init__(
+        self, vocabulary: int = 8192, width: int = 768, layers: int = 8, heads: int = 12
+    ) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -97,8 +116,12 @@ def saving(folder: Path) -> Callable[..., None]:
     return hook
 
 
-def measure(model: nn.Module, tokens: Tensor, forwards: int, open_variant: Callable[[], Any] | None) -> dict[str, float]:
-    """CPU seconds: bare (forwards just before), open, first step, steady (forwards after it), close."""
+def measure(
+    model: nn.Module, tokens: Tensor, forwards: int, open_variant: Callable[[], Any] | None
+) -> dict[str, float]:
+    """CPU seconds: bare (forwards just before), open, first step, steady (forwards after it),
+    close.
+    """
 
     def run(n: int) -> float:
         start = time.process_time()
@@ -108,7 +131,13 @@ def measure(model: nn.Module, tokens: Tensor, forwards: int, open_variant: Calla
 
     bare = run(forwards)
     if open_variant is None:
-        return {"bare": bare, "open": 0.0, "first": bare / forwards, "steady": run(forwards), "close": 0.0}
+        return {
+            "bare": bare,
+            "open": 0.0,
+            "first": bare / forwards,
+            "steady": run(forwards),
+            "close": 0.0,
+        }
     start = time.process_time()
     variant = open_variant()
     variant.__enter__()
@@ -117,10 +146,18 @@ def measure(model: nn.Module, tokens: Tensor, forwards: int, open_variant: Calla
     steady = run(forwards)
     start = time.process_time()
     variant.__exit__(None, None, None)
-    return {"bare": bare, "open": opened, "first": first, "steady": steady, "close": time.process_time() - start}
+    return {
+        "bare": bare,
+        "open": opened,
+        "first": first,
+        "steady": steady,
+        "close": time.process_time() - start,
+    }
 
 
-def case(dtype: torch.dtype, shape: tuple[int, int], forwards: int, rounds: int, work: Path) -> dict[str, Any]:
+def case(
+    dtype: torch.dtype, shape: tuple[int, int], forwards: int, rounds: int, work: Path
+) -> dict[str, Any]:
     """All variants on one dtype and shape."""
     torch.manual_seed(0)
     model = Model().eval().to(dtype)
@@ -153,21 +190,31 @@ def case(dtype: torch.dtype, shape: tuple[int, int], forwards: int, rounds: int,
         return statistics.median(figure(t) for t in taken[name])
 
     result: dict[str, Any] = {
-        "dtype": str(dtype).removeprefix("torch."), "tokens": "x".join(map(str, shape)), "forwards": forwards,
-        "parameters": sum(p.numel() for p in model.parameters()), "modules": sum(1 for _ in model.modules()),
-        "bare_ms": 1e3 * median("bare again", lambda t: t["bare"]) / forwards, "variants": {},
-    }  # fmt: skip
+        "dtype": str(dtype).removeprefix("torch."),
+        "tokens": "x".join(map(str, shape)),
+        "forwards": forwards,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "modules": sum(1 for _ in model.modules()),
+        "bare_ms": 1e3 * median("bare again", lambda t: t["bare"]) / forwards,
+        "variants": {},
+    }
     for name in variants:
         result["variants"][name] = {
             "steady_x": median(name, lambda t: t["steady"] / t["bare"]),
             "whole_run_x": median(
-                name, lambda t: (t["open"] + t["first"] + t["steady"] + t["close"]) / (t["bare"] * (forwards + 1) / forwards)
+                name,
+                lambda t: (
+                    (t["open"] + t["first"] + t["steady"] + t["close"])
+                    / (t["bare"] * (forwards + 1) / forwards)
+                ),
             ),
             "open_ms": 1e3 * median(name, lambda t: t["open"]),
             "first_ms": 1e3 * median(name, lambda t: t["first"]),
             "close_ms": 1e3 * median(name, lambda t: t["close"]),
         }
-    with_programs, without = (result["variants"][n]["first_ms"] for n in ("whence", "whence --no-programs"))
+    with_programs, without = (
+        result["variants"][n]["first_ms"] for n in ("whence", "whence --no-programs")
+    )
     result["program_recording_ms"] = with_programs - without
     return result
 
@@ -187,18 +234,33 @@ def main() -> None:
                 result = case(dtype, shape, forwards, rounds, Path(folder))
                 results.append(result)
                 print(
-                    f"\n{result['dtype']} {result['tokens']}: {result['parameters'] / 1e6:.0f} M parameters, {result['modules']} modules, "
-                    f"bare forward {result['bare_ms']:.1f} ms CPU, {forwards} forwards a run, {rounds} rounds"
+                    f"\n{result['dtype']} {result['tokens']}: {result['parameters'] / 1e6:.0f} M "
+                    f"parameters, {result['modules']} modules, "
+                    f"bare forward {result['bare_ms']:.1f} ms CPU, {forwards} forwards a run, "
+                    f"{rounds} rounds"
                 )
-                print(f"{'':<24}{'steady':>9}{'whole run':>11}{'open ms':>9}{'first ms':>10}{'close ms':>10}")
+                print(
+                    f"{'':<24}{'steady':>9}{'whole run':>11}{'open ms':>9}{'first ms':>10}{'close ms':>10}"  # noqa: E501
+                )
                 for name, v in result["variants"].items():
                     print(
                         f"{name:<24}{v['steady_x']:>8.3f}x{v['whole_run_x']:>10.3f}x{v['open_ms']:>9.1f}{v['first_ms']:>10.1f}{v['close_ms']:>10.1f}"
                     )
-                print(f"{'program recording, once':<24}{result['program_recording_ms']:>38.1f} ms", flush=True)
+                print(
+                    f"{'program recording, once':<24}{result['program_recording_ms']:>38.1f} ms",
+                    flush=True,
+                )
     if given.json:
         Path(given.json).write_text(
-            json.dumps({"machine": machine(), "torch": torch.__version__, "python": sys.version.split()[0], "results": results}, indent=2)
+            json.dumps(
+                {
+                    "machine": machine(),
+                    "torch": torch.__version__,
+                    "python": sys.version.split()[0],
+                    "results": results,
+                },
+                indent=2,
+            )
         )
 
 

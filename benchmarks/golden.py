@@ -1,12 +1,14 @@
-"""Golden comparisons: what whence answers for a fixed set of pairs, to hold a change of structure to the same bytes.
+"""Golden comparisons: what whence answers for a fixed set of pairs, to hold a change of structure
+to the same bytes.
 
     python benchmarks/golden.py record FOLDER     capture the pairs and keep every answer
     python benchmarks/golden.py check FOLDER      compare the same pairs with the code as it is now
 
-`record` runs before a change, `check` after it, on one machine: captured numbers depend on the kernels that a processor
-picks. `check` opens the runs that `record` captured, so it also shows that old runs open and compare to the same bytes.
-An answer is the text, `summary.json`, the CSV files, `whence show` of both sides and the help of every command. Times are
-left out. Exit code 1 when any byte differs; the new answers are then in FOLDER/now, beside FOLDER/golden.
+`record` runs before a change, `check` after it, on one machine: captured numbers depend on the
+kernels that a processor picks. `check` opens the runs that `record` captured, so it also shows that
+old runs open and compare to the same bytes. An answer is the text, `summary.json`, the CSV files,
+`whence show` of both sides and the help of every command. Times are left out. Exit code 1 when any
+byte differs; the new answers are then in FOLDER/now, beside FOLDER/golden.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class _Conv(nn.Module):
         self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.conv, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:  # (batch, 3, height, width) -> (batch, 5)
+    def forward(
+        self, image: torch.Tensor
+    ) -> torch.Tensor:  # (batch, 3, height, width) -> (batch, 5)
         hidden = torch.relu(self.norm(self.stem(image)))
         return self.head((hidden + torch.relu(self.conv(hidden))).mean((2, 3)))
 
@@ -203,7 +207,9 @@ def _all(folder: Path) -> Iterator[tuple[str, str]]:
     for name, (reference, target) in DUMPS.items():
         yield from _answers(name, DATA / reference, DATA / target, folder)
     for name in PAIRS:
-        yield from _answers(name, folder / "runs" / name / "ref", folder / "runs" / name / "tgt", folder)
+        yield from _answers(
+            name, folder / "runs" / name / "ref", folder / "runs" / name / "tgt", folder
+        )
 
 
 def _plain(text: str) -> str:
@@ -239,7 +245,10 @@ def differences(golden: Path, now: Path) -> list[str]:
     names = {path.name for place in (golden, now) for path in place.iterdir()}
     texts = []
     for name in sorted(names):
-        before, after = (path.read_text(encoding="utf-8").splitlines() if path.exists() else [] for path in (golden / name, now / name))
+        before, after = (
+            path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            for path in (golden / name, now / name)
+        )
         lines = list(difflib.unified_diff(before, after, f"golden/{name}", f"now/{name}", n=1))
         if lines:
             texts.append("\n".join(line[:WIDTH] for line in lines[:12]))

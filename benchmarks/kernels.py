@@ -1,9 +1,11 @@
 # ruff: noqa: E402
-"""Speed of the kernels, as ratios that hold on any machine: to the read ceiling of the same run, and to numpy.
+"""Speed of the kernels, as ratios that hold on any machine: to the read ceiling of the same run,
+and to numpy.
 
     python benchmarks/kernels.py [--json FILE] [--quick]
 
-Every figure stands beside its goal (PERF.md section 6). GB/s count the bytes of both inputs. Ends with 1 if a goal is missed.
+Every figure stands beside its goal (PERF.md section 6). GB/s count the bytes of both inputs. Ends
+with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -34,15 +36,33 @@ MANY = 4 << 20
 ROWS: list[dict[str, Any]] = []
 
 
-def row(what: str, value: float, unit: str, goal: str = "", *, least: float | None = None, most: float | None = None) -> None:
+def row(
+    what: str,
+    value: float,
+    unit: str,
+    goal: str = "",
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> None:
     """One line of the table. least, most: the goal as a number."""
     missed = (least is not None and value < least) or (most is not None and value > most)
-    ROWS.append({"what": what, "value": value, "unit": unit, "goal": goal, "met": None if least is most is None else not missed})
+    ROWS.append(
+        {
+            "what": what,
+            "value": value,
+            "unit": unit,
+            "goal": goal,
+            "met": None if least is most is None else not missed,
+        }
+    )
     print(f"{what:<58} {value:9.3g} {unit:<9} {goal:<10} {'MISSED' if missed else ''}", flush=True)
 
 
 def twin(dtype: Any, n: int, seed: int = 0) -> tuple[Any, Any]:
-    """A tensor and itself with relative noise of 1e-4 (1e-2 for 8 bits; integers off by one now and then)."""
+    """A tensor and itself with relative noise of 1e-4 (1e-2 for 8 bits; integers off by one now and
+    then).
+    """
     rng = np.random.default_rng(seed)
     r = rng.standard_normal(n, dtype=np.float32)
     if np.dtype(dtype).kind == "i":
@@ -51,7 +71,9 @@ def twin(dtype: Any, n: int, seed: int = 0) -> tuple[Any, Any]:
         b[::50] += 1
         return a, b
     noise = 1e-2 if np.dtype(dtype).itemsize == 1 else 1e-4
-    return r.astype(dtype), (r * (1 + noise * rng.standard_normal(n, dtype=np.float32))).astype(dtype)
+    return r.astype(dtype), (r * (1 + noise * rng.standard_normal(n, dtype=np.float32))).astype(
+        dtype
+    )
 
 
 def kernel(r: Any, t: Any, tier: str) -> Callable[[], Any]:
@@ -60,9 +82,11 @@ def kernel(r: Any, t: Any, tier: str) -> Callable[[], Any]:
 
 
 def six(r: Any, t: Any) -> list[float]:
-    """Six metrics the way a vendor tool takes them: checked for NaN and Inf, widened to float64, each from its own temporaries.
+    """Six metrics the way a vendor tool takes them: checked for NaN and Inf, widened to float64,
+    each from its own temporaries.
 
-    cosine, largest and mean absolute error, largest and mean relative error (0 where the reference is), relative 2-norm.
+    cosine, largest and mean absolute error, largest and mean relative error (0 where the reference
+    is), relative 2-norm.
     """
     a, b = r.astype(np.float64), t.astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -71,7 +95,14 @@ def six(r: Any, t: Any) -> list[float]:
     tiny = np.abs(a) <= np.finfo(np.float32).eps
     relative = np.where(tiny, 0, np.abs(b / np.where(tiny, 1, a) - 1))
     absolute = np.where(tiny, 0, np.abs(b - a))
-    return [a @ b / (size_a * size_b), absolute.max(), absolute.mean(), relative.max(), relative.mean(), np.linalg.norm(b - a) / size_a]
+    return [
+        a @ b / (size_a * size_b),
+        absolute.max(),
+        absolute.mean(),
+        relative.max(),
+        relative.mean(),
+        np.linalg.norm(b - a) / size_a,
+    ]
 
 
 def reader() -> Callable[[Any], int]:
@@ -117,9 +148,14 @@ def ceiling(rounds: int) -> None:
     row("bit-identical or not (tier same)", 2 * r.nbytes / median(times, "same") / 1e9, "GB/s")
     width = {"f32": 8, "bf16": 4, "fp8 e4m3": 2, "int8": 2, "f64": 16, "bf16 against f32 full": 6}
     goals = {
-        "f32 core": 0.20, "f32 full": 0.09, "f32 identical": 0.35, "bf16 core": 0.10, "bf16 full": 0.04,
-        "fp8 e4m3 full": 0.10, "int8 full": 0.10,
-    }  # fmt: skip
+        "f32 core": 0.20,
+        "f32 full": 0.09,
+        "f32 identical": 0.35,
+        "bf16 core": 0.10,
+        "bf16 full": 0.04,
+        "fp8 e4m3 full": 0.10,
+        "int8 full": 0.10,
+    }
     for name in found:
         if name in ("ceiling", "same"):
             continue
@@ -127,11 +163,19 @@ def ceiling(rounds: int) -> None:
         speed = size / median(times, name)
         row(f"{name}, 4M elements", speed / 1e9, "GB/s")
         goal = goals.get(name)
-        row(f"{name}, fraction of the ceiling", speed / top, "", f">= {goal}" if goal else "", least=goal)
+        row(
+            f"{name}, fraction of the ceiling",
+            speed / top,
+            "",
+            f">= {goal}" if goal else "",
+            least=goal,
+        )
 
 
 def against_numpy(rounds: int) -> None:
-    """By size, the compiled calls alone (what the goals are set for) and all of measure_many with its results ("to results")."""
+    """By size, the compiled calls alone (what the goals are set for) and all of measure_many with
+    its results ("to results").
+    """
     for n in (1 << 10, 1 << 14, 1 << 18, 1 << 22):
         count = max(1, (1 << 20) // n)
         few = min(count, 64)
@@ -152,32 +196,94 @@ def against_numpy(rounds: int) -> None:
             rounds,
         )
         each = count / few
-        row(f"numpy, same metrics / full, {n} elements", ratio(times, "numpy", "call full") * each, "x", ">= 15", least=15)
-        row(f"numpy, six metrics / full, {n} elements", ratio(times, "six", "call full") * each, "x", ">= 2.5", least=2.5)
-        row(f"numpy, six metrics / core, {n} elements", ratio(times, "six", "call core") * each, "x")
-        row(f"numpy, same metrics / full to results, {n} elements", ratio(times, "numpy", "full") * each, "x")
-        row(f"numpy, six metrics / full to results, {n} elements", ratio(times, "six", "full") * each, "x")
-        row(f"numpy, six metrics / core to results, {n} elements", ratio(times, "six", "core") * each, "x")
+        row(
+            f"numpy, same metrics / full, {n} elements",
+            ratio(times, "numpy", "call full") * each,
+            "x",
+            ">= 15",
+            least=15,
+        )
+        row(
+            f"numpy, six metrics / full, {n} elements",
+            ratio(times, "six", "call full") * each,
+            "x",
+            ">= 2.5",
+            least=2.5,
+        )
+        row(
+            f"numpy, six metrics / core, {n} elements", ratio(times, "six", "call core") * each, "x"
+        )
+        row(
+            f"numpy, same metrics / full to results, {n} elements",
+            ratio(times, "numpy", "full") * each,
+            "x",
+        )
+        row(
+            f"numpy, six metrics / full to results, {n} elements",
+            ratio(times, "six", "full") * each,
+            "x",
+        )
+        row(
+            f"numpy, six metrics / core to results, {n} elements",
+            ratio(times, "six", "core") * each,
+            "x",
+        )
 
 
 def small(rounds: int) -> None:
     """10 000 pairs of 4 KB: the compiled call, and all of measure_many with its results."""
     base = [twin(np.float32, 1024, seed) for seed in range(500)]
     made = [(r.copy(), t.copy()) for _ in range(20) for r, t in base]
-    jobs = {tier: [list(measure._jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)] for tier in ("core", "full")}
+    jobs = {
+        tier: [
+            list(measure._jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)
+        ]
+        for tier in ("core", "full")
+    }
     options = {tier: measure._Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
     meta = {tier: [_prepared(batch, options[tier]) for batch in jobs[tier]] for tier in jobs}
-    found: dict[str, Callable[[], Any]] = {f"call {tier}": lambda tier=tier: [call() for call in meta[tier]] for tier in jobs}
-    found |= {f"all {tier}": lambda tier=tier: measure_many(made, tier=tier, kernels=True, threads=1) for tier in ("same", "core", "full")}
+    found: dict[str, Callable[[], Any]] = {
+        f"call {tier}": lambda tier=tier: [call() for call in meta[tier]] for tier in jobs
+    }
+    found |= {
+        f"all {tier}": lambda tier=tier: measure_many(made, tier=tier, kernels=True, threads=1)
+        for tier in ("same", "core", "full")
+    }
     found["six"] = lambda: [six(r, t) for r, t in made[:1000]]
     found["numpy"] = lambda: measure_many(made[:300], kernels=False)
     times = interleave(found, rounds)
-    row("10k x 4 KB, batched call, full", median(times, "call full") * 100, "us/pair", "<= 4", most=4)
-    row("10k x 4 KB, batched call, core", median(times, "call core") * 100, "us/pair", "<= 2", most=2)
+    row(
+        "10k x 4 KB, batched call, full",
+        median(times, "call full") * 100,
+        "us/pair",
+        "<= 4",
+        most=4,
+    )
+    row(
+        "10k x 4 KB, batched call, core",
+        median(times, "call core") * 100,
+        "us/pair",
+        "<= 2",
+        most=2,
+    )
     for tier in ("same", "core", "full"):
-        row(f"10k x 4 KB, measure_many with its results, {tier}", median(times, f"all {tier}") * 100, "us/pair")
-    row("numpy loop, six metrics / batched call, full", ratio(times, "six", "call full") * 10, "x", ">= 5", least=5)
-    row("numpy loop, same metrics / measure_many full", ratio(times, "numpy", "all full") * 10000 / 300, "x")
+        row(
+            f"10k x 4 KB, measure_many with its results, {tier}",
+            median(times, f"all {tier}") * 100,
+            "us/pair",
+        )
+    row(
+        "numpy loop, six metrics / batched call, full",
+        ratio(times, "six", "call full") * 10,
+        "x",
+        ">= 5",
+        least=5,
+    )
+    row(
+        "numpy loop, same metrics / measure_many full",
+        ratio(times, "numpy", "all full") * 10000 / 300,
+        "x",
+    )
 
 
 def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
@@ -196,7 +302,18 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
     _, count, tier, rtol, atol, thresholds, *_ = held[0]
     table = np.array(
         [
-            (j.reference.ctypes.data, j.target.ctypes.data, j.reference.size, j.r_type.code, j.t_type.code, 0, 0, 0, 0, j.path)
+            (
+                j.reference.ctypes.data,
+                j.target.ctypes.data,
+                j.reference.size,
+                j.r_type.code,
+                j.t_type.code,
+                0,
+                0,
+                0,
+                0,
+                j.path,
+            )
             for j in batch
         ],
         dtype=np.int64,
@@ -205,9 +322,17 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
 
     def call() -> None:
         original(
-            table.ctypes.data, count, tier, rtol, atol, thresholds, scratch.ctypes.data,
-            keep.floats.ctypes.data, keep.ints.ctypes.data, keep.histogram.ctypes.data,
-        )  # fmt: skip
+            table.ctypes.data,
+            count,
+            tier,
+            rtol,
+            atol,
+            thresholds,
+            scratch.ctypes.data,
+            keep.floats.ctypes.data,
+            keep.ints.ctypes.data,
+            keep.histogram.ctypes.data,
+        )
 
     return call
 
@@ -216,7 +341,12 @@ def statistics(rounds: int) -> None:
     host.use_kernels()
     found: dict[str, Callable[[], Any]] = {}
     sizes = {}
-    for name, dtype in (("float32", np.float32), ("bfloat16", ml_dtypes.bfloat16), ("int8", np.int8), ("float64", np.float64)):
+    for name, dtype in (
+        ("float32", np.float32),
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("int8", np.int8),
+        ("float64", np.float64),
+    ):
         raw = twin(dtype, MANY)[0].view(np.uint8)
         found[name] = lambda raw=raw, name=name: host.statistics(raw, name)
         sizes[name] = raw.size
@@ -236,7 +366,13 @@ def statistics(rounds: int) -> None:
     times = interleave(found, rounds)
     for name, size in sizes.items():
         goal = 10 if name == "float32" else None
-        row(f"statistics and sketch, {name}", size / median(times, name) / 1e9, "GB/s", f">= {goal}" if goal else "", least=goal)
+        row(
+            f"statistics and sketch, {name}",
+            size / median(times, name) / 1e9,
+            "GB/s",
+            f">= {goal}" if goal else "",
+            least=goal,
+        )
     row("statistics of 4 KB, from an array", median(times, "tiny") * 100, "us", "<= 3", most=3)
     row("statistics of 4 KB, by address", median(times, "at") * 100, "us", "<= 3", most=3)
     row("digest of 4 KB, by address", median(times, "digest") * 100, "us")
@@ -245,24 +381,47 @@ def statistics(rounds: int) -> None:
 def start_up() -> None:
     """CPU seconds of whole processes."""
     compare = (
-        "import numpy as np; from whence.metrics import measure_many;x = np.ones(1000, np.float32); measure_many([(x, x + 1)], kernels={})"
+        "import numpy as np; from whence.metrics import measure_many;x = np.ones(1000, "
+        "np.float32); measure_many([(x, x + 1)], kernels={})"
     )
 
     def spent(code: str, times: int, **environment: str) -> float:
         found = []
         for _ in range(times):
             before = os.times()
-            subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-c", code],
+                check=True,
+                env={**os.environ, **environment},
+                stderr=subprocess.DEVNULL,
+            )
             after = os.times()
-            found.append(after.children_user + after.children_system - before.children_user - before.children_system)
+            found.append(
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system
+            )
         return sorted(found)[len(found) // 2]
 
     row("start-up: import whence.metrics", spent("import whence.metrics", 5), "s")
     row("start-up: first comparison by numpy", spent(compare.format(False), 5), "s")
-    row("start-up: first comparison, kernels on disk", spent(compare.format(True), 5), "s", "<= 0.7", most=0.7)
+    row(
+        "start-up: first comparison, kernels on disk",
+        spent(compare.format(True), 5),
+        "s",
+        "<= 0.7",
+        most=0.7,
+    )
     with tempfile.TemporaryDirectory() as folder:
         code = "from whence import _kernels; _kernels.load(report=str)"
-        row("compiling everything, once per machine", spent(code, 1, NUMBA_CACHE_DIR=folder), "s", "<= 12", most=12)
+        row(
+            "compiling everything, once per machine",
+            spent(code, 1, NUMBA_CACHE_DIR=folder),
+            "s",
+            "<= 12",
+            most=12,
+        )
         size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
         row("compiled kernels on disk", size / 1e6, "MB")
 
@@ -270,7 +429,9 @@ def start_up() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the table to this file")
-    parser.add_argument("--quick", action="store_true", help="three rounds instead of seven, no compilation")
+    parser.add_argument(
+        "--quick", action="store_true", help="three rounds instead of seven, no compilation"
+    )
     options = parser.parse_args()
     rounds = 3 if options.quick else 7
     _kernels.load()

@@ -1,8 +1,10 @@
-"""Cost of `whence.label`: without a run, with one, for the first labels and for the twenty thousandth; beside writing each tensor as .npy.
+"""Cost of `whence.label`: without a run, with one, for the first labels and for the twenty
+thousandth; beside writing each tensor as .npy.
 
     python benchmarks/labels.py [--json] [--labels 2500,5000,10000,20000] [--rounds 3]
 
-Each label is a new (4, 64) float32 tensor of torch, alternately of both sides. Microseconds of process CPU time per label, medians.
+Each label is a new (4, 64) float32 tensor of torch, alternately of both sides. Microseconds of
+process CPU time per label, medians.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def with_run(count: int, folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words.add_argument("--json", action="store_true")
     words.add_argument("--labels", default="2500,5000,10000,20000", metavar="N,...")
     words.add_argument("--rounds", type=int, default=3)
@@ -65,7 +69,10 @@ def main() -> None:
                 spent, compared = with_run(count, folder)
                 times.setdefault(f"label, {count}", []).append(spent)
                 times.setdefault(f"compare, {count}", []).append(compared)
-                saved = each(count, lambda i, tensor, folder=folder: np.save(folder / f"{i}.npy", tensor.numpy()))
+                saved = each(
+                    count,
+                    lambda i, tensor, folder=folder: np.save(folder / f"{i}.npy", tensor.numpy()),
+                )
                 times.setdefault(f"np.save, {count}", []).append(saved)
             finally:
                 shutil.rmtree(folder)
@@ -77,7 +84,10 @@ def main() -> None:
     print("   labels     label   np.save   ratio   compared   us a label")
     for n in counts:
         label, saved = figures[f"label, {n}"], figures[f"np.save, {n}"]
-        print(f"{n:9d} {label:9.1f} {saved:9.1f} {label / saved:7.2f} {figures[f'compare, {n}']:10.1f}")
+        print(
+            f"{n:9d} {label:9.1f} {saved:9.1f} {label / saved:7.2f} "
+            f"{figures[f'compare, {n}']:10.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Speed of reading Paddle's logs: opening one, and parsing every number in it, against reading its lines and against numpy's parser alone.
+"""Speed of reading Paddle's logs: opening one, and parsing every number in it, against reading its
+lines and against numpy's parser alone.
 
     python benchmarks/logs.py [--json] [--megabytes 30] [--rounds 5]
 
-Hook lines of tensors of 64 to 3072 elements in two steps; medians of process CPU time, in MB of text a second.
+Hook lines of tensors of 64 to 3072 elements in two steps; medians of process CPU time, in MB of
+text a second.
 """
 
 from __future__ import annotations
@@ -25,9 +27,16 @@ def printed(array: np.ndarray) -> str:
     rows = []
     for row in array:
         texts = [f"{v: .8f}" for v in row]
-        rows.append("[" + ",\n         ".join(", ".join(texts[i : i + 6]) for i in range(0, len(texts), 6)) + "]")
+        rows.append(
+            "["
+            + ",\n         ".join(", ".join(texts[i : i + 6]) for i in range(0, len(texts), 6))
+            + "]"
+        )
     body = ",\n        ".join(rows)
-    return f"Tensor(shape={list(array.shape)}, dtype=float32, place=Place(cpu), stop_gradient=True,\n       [{body}])\n"
+    return (
+        f"Tensor(shape={list(array.shape)}, dtype=float32, place=Place(cpu), "
+        f"stop_gradient=True,\n       [{body}])\n"
+    )
 
 
 def write(path: Path, nbytes: int) -> list[str]:
@@ -56,7 +65,9 @@ def lines(path: Path) -> int:
 
 
 def numpy_alone(bodies: list[bytes]) -> int:
-    """What any reader has to do at least: text that is nothing but numbers, through numpy's parser."""
+    """What any reader has to do at least: text that is nothing but numbers, through numpy's
+    parser.
+    """
     return sum(np.fromstring(body, sep=" ").size for body in bodies)
 
 
@@ -71,7 +82,9 @@ def rate(nbytes: int, work: Callable[[], object], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--megabytes", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
@@ -79,7 +92,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.log"
         prints = write(path, given.megabytes * 1_000_000)
-        bodies = [p.partition("\n")[2].translate(str.maketrans("[](),\n", "      ")).encode() for p in prints]
+        bodies = [
+            p.partition("\n")[2].translate(str.maketrans("[](),\n", "      ")).encode()
+            for p in prints
+        ]
         nbytes = path.stat().st_size
         found = {
             "megabytes": nbytes / 1e6,
@@ -90,7 +106,11 @@ def main() -> None:
             "numpy_alone_mb_s": rate(nbytes, lambda: numpy_alone(bodies), given.rounds),
         }
     found["of_numpy_alone"] = found["open_and_parse_mb_s"] / found["numpy_alone_mb_s"]
-    print(json.dumps(found) if given.json else "\n".join(f"{key:<22} {value:.4g}" for key, value in found.items()))
+    print(
+        json.dumps(found)
+        if given.json
+        else "\n".join(f"{key:<22} {value:.4g}" for key, value in found.items())
+    )
 
 
 if __name__ == "__main__":

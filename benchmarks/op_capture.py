@@ -1,14 +1,17 @@
-"""What recording operators costs, per operator, beside torch's DebugMode with the hashes it offers to compare two runs.
+"""What recording operators costs, per operator, beside torch's DebugMode with the hashes it offers
+to compare two runs.
 
     python benchmarks/op_capture.py [--json FILE] [--rounds 7] [--steps 8] [--layers 4] [--width 128]
 
-A small transformer, torch on one thread, forward and backward; variants run in turn within a round. The figure is the process CPU time
-over that of a bare step, per operator: in all, with what it takes to begin and to end (a run gets its index then), and while the steps
-run. `stats` is `--level op --keep stats`: inputs, outputs and mutations with statistics and hashes,
-arguments, aliases, source lines, modules, journal. DebugMode keeps strings in memory: "outputs" hashes what comes out ("norm": the
-L1 norm in float64), "inputs too" what goes in as well, as a comparison needs it; "as much" a norm and a hash of both, with stack traces and
-modules, which is about what `stats` records; "bare" hashes nothing.
-"""
+A small transformer, torch on one thread, forward and backward; variants run in turn within a round.
+The figure is the process CPU time over that of a bare step, per operator: in all, with what it
+takes to begin and to end (a run gets its index then), and while the steps run. `stats` is `--level
+op --keep stats`: inputs, outputs and mutations with statistics and hashes, arguments, aliases,
+source lines, modules, journal. DebugMode keeps strings in memory: "outputs" hashes what comes out
+("norm": the L1 norm in float64), "inputs too" what goes in as well, as a comparison needs it; "as
+much" a norm and a hash of both, with stack traces and modules, which is about what `stats` records;
+"bare" hashes nothing.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ import whence
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8, help="steps of a variant in a round")
@@ -47,12 +52,17 @@ def main() -> None:
 
     def step() -> None:
         model.zero_grad()
-        tokens = torch.randint(0, 512, (1, given.tokens))  # others each time: equal activations would be known by their hashes
+        tokens = torch.randint(
+            0, 512, (1, given.tokens)
+        )  # others each time: equal activations would be known by their hashes
         model(tokens).logsumexp(-1).mean().backward()
 
     with tempfile.TemporaryDirectory() as scratch:
         path = str(Path(scratch) / "run")
-        with contextlib.redirect_stderr(io.StringIO()), whence.capture(model, path, level="op", keep="stats"):
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            whence.capture(model, path, level="op", keep="stats"),
+        ):
             step()
         count = sum(call.kind == "operator" for call in whence.open_run(path).calls)
 
@@ -80,28 +90,47 @@ def main() -> None:
             "DebugMode bare": lambda: _debug(None),
             "DebugMode outputs": lambda: _debug(False),
             "DebugMode inputs too": lambda: _debug(True),
-            "DebugMode as much": lambda: _debug(True, "norm", "hash_tensor", record_stack_trace=True, record_nn_module=True),
+            "DebugMode as much": lambda: _debug(
+                True, "norm", "hash_tensor", record_stack_trace=True, record_nn_module=True
+            ),
         }
 
-        times = interleave({name: around(name, make) for name, make in variants.items()}, given.rounds)
+        times = interleave(
+            {name: around(name, make) for name, make in variants.items()}, given.rounds
+        )
     calls = count * given.steps
     each, while_running = (
         {
-            name: statistics.median((a - b) / calls for a, b in zip(spent, table["bare"], strict=True)) * 1e6
-            for name, spent in table.items() if name != "bare"
+            name: statistics.median(
+                (a - b) / calls for a, b in zip(spent, table["bare"], strict=True)
+            )
+            * 1e6
+            for name, spent in table.items()
+            if name != "bare"
         }
         for table in (times, {name: spent[-given.rounds :] for name, spent in running.items()})
-    )  # fmt: skip
-    print(f"{'us an operator':22} {'in all':>8} {'running':>8}   DebugMode outputs, inputs too, as much, over it: in all | running")
+    )
+    print(
+        f"{'us an operator':22} {'in all':>8} {'running':>8}   DebugMode outputs, inputs too, as "
+        "much, over it: in all | running"
+    )
     for name in each:
         figures = "  |  ".join(
-            " ".join(f"{table[f'DebugMode {other}'] / table[name]:5.2f} x" for other in ("outputs", "inputs too", "as much"))
+            " ".join(
+                f"{table[f'DebugMode {other}'] / table[name]:5.2f} x"
+                for other in ("outputs", "inputs too", "as much")
+            )
             for table in (each, while_running)
         )
         print(f"{name:22} {each[name]:8.1f} {while_running[name]:8.1f}   {figures}")
     print(f"{count} operators a step")
     if given.json:
-        found = {"machine": machine(), "operators": count, "us_per_operator": each, "us_while_running": while_running}
+        found = {
+            "machine": machine(),
+            "operators": count,
+            "us_per_operator": each,
+            "us_while_running": while_running,
+        }
         Path(given.json).write_text(json.dumps(found, indent=1))
 
 
@@ -110,7 +139,12 @@ def _debug(inputs: bool | None, *hashes: str, **how: bool) -> Iterator[None]:
     from torch.utils._debug_mode import DebugMode
 
     chosen: Any = list(hashes) or "norm"
-    with DebugMode(**how) as mode, contextlib.nullcontext() if inputs is None else mode.log_tensor_hashes(chosen, hash_inputs=inputs):
+    with (
+        DebugMode(**how) as mode,
+        contextlib.nullcontext()
+        if inputs is None
+        else mode.log_tensor_hashes(chosen, hash_inputs=inputs),
+    ):
         yield
 
 

@@ -1,14 +1,17 @@
-"""What capturing a Paddle predictor costs per tensor, beside a hook written by hand that copies with numpy and takes an md5.
+"""What capturing a Paddle predictor costs per tensor, beside a hook written by hand that copies
+with numpy and takes an md5.
 
     python benchmarks/paddle_capture.py [--json FILE] [--rounds 7]
 
-A Llama-like program of 6 layers in PIR, oneDNN off, 1 x 16 tokens; one thread. Variants run in turn within a round, each beside a bare
-run of its own round; figures are medians over the rounds, of the CPU time of the thread that calls the predictor, in which operators and
-hooks run. Time of the process would count a worker of Paddle's, which frees tensors and spins while it waits: the longer any hook takes,
-the longer it spins, on another core.
-Every step has other tokens. "small" has tensors of some kilobytes, where the cost of a call counts; "large" of some hundred, where
-hashing, statistics and writing do. "copy" is a hook that copies every output and nothing else; "to a file" one that writes the copies to
-a file beside the run, as whence does: how fast a fresh file takes them is up to the system.
+A Llama-like program of 6 layers in PIR, oneDNN off, 1 x 16 tokens; one thread. Variants run in turn
+within a round, each beside a bare run of its own round; figures are medians over the rounds, of the
+CPU time of the thread that calls the predictor, in which operators and hooks run. Time of the
+process would count a worker of Paddle's, which frees tensors and spins while it waits: the longer
+any hook takes, the longer it spins, on another core. Every step has other tokens. "small" has
+tensors of some kilobytes, where the cost of a call counts; "large" of some hundred, where hashing,
+statistics and writing do. "copy" is a hook that copies every output and nothing else; "to a file"
+one that writes the copies to a file beside the run, as whence does: how fast a fresh file takes
+them is up to the system.
 """
 
 from __future__ import annotations
@@ -92,14 +95,18 @@ def measured(path: Path, folder: Path, rounds: int) -> dict[str, float]:
     counting = predictor(path)
     counting.register_output_hook(lambda *_: count.__setitem__(0, count[0] + 1))
     run(counting, ids)
-    times: dict[str, list[float]] = {k: [] for k in ("bare", "by hand", "copy", "to a file", "whence", "stats")}
+    times: dict[str, list[float]] = {
+        k: [] for k in ("bare", "by hand", "copy", "to a file", "whence", "stats")
+    }
     for _ in range(rounds):
         times["bare"].append(spent(lambda: run(bare, ids)))
         times["by hand"].append(spent(lambda: run(hand, ids)))
         times["copy"].append(spent(lambda: run(copy, ids)))
         kept = predictor(path)
         with (folder / "copies").open("wb", buffering=1 << 20) as file:
-            kept.register_output_hook(lambda op, name, tensor, file=file: file.write(tensor.numpy()))
+            kept.register_output_hook(
+                lambda op, name, tensor, file=file: file.write(tensor.numpy())
+            )
             run(kept, ids)
             times["to a file"].append(spent(lambda kept=kept: run(kept, ids)))
         (folder / "copies").unlink()
@@ -111,12 +118,20 @@ def measured(path: Path, folder: Path, rounds: int) -> dict[str, float]:
             shutil.rmtree(folder / "run")
     median = {name: statistics.median(found) for name, found in times.items()}
     tensors = count[0]
-    each = {name: (median[name] - median["bare"]) / tensors * 1e6 for name in median if name != "bare"}
-    return {"bare_ms": median["bare"] * 1e3, "tensors": tensors, **{f"{name}_us": value for name, value in each.items()}}
+    each = {
+        name: (median[name] - median["bare"]) / tensors * 1e6 for name in median if name != "bare"
+    }
+    return {
+        "bare_ms": median["bare"] * 1e3,
+        "tensors": tensors,
+        **{f"{name}_us": value for name, value in each.items()},
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
@@ -126,12 +141,19 @@ def main() -> None:
         folder = Path(name)
         for label, size in (("small", 32), ("large", 256)):
             result[label] = found = measured(exported(folder, size), folder, given.rounds)
-            us = {kind: found[f"{kind}_us"] for kind in ("copy", "to a file", "by hand", "whence", "stats")}
+            us = {
+                kind: found[f"{kind}_us"]
+                for kind in ("copy", "to a file", "by hand", "whence", "stats")
+            }
             print(
-                f"{label}: {found['tensors']:.0f} tensors, bare {found['bare_ms']:.2f} ms; us per tensor: copy {us['copy']:.1f}, "
-                f"to a file {us['to a file']:.1f}, numpy + md5 {us['by hand']:.1f}, whence {us['whence']:.1f}, "
-                f"--keep stats {us['stats']:.1f}; whence over the copy {us['whence'] - us['copy']:.1f}, "
-                f"over copies in a file {us['whence'] - us['to a file']:.1f}, {us['whence'] / us['by hand']:.2f} times numpy + md5"
+                f"{label}: {found['tensors']:.0f} tensors, bare {found['bare_ms']:.2f} ms; us "
+                f"per tensor: copy {us['copy']:.1f}, "
+                f"to a file {us['to a file']:.1f}, numpy + md5 {us['by hand']:.1f}, whence "
+                f"{us['whence']:.1f}, "
+                f"--keep stats {us['stats']:.1f}; whence over the copy "
+                f"{us['whence'] - us['copy']:.1f}, "
+                f"over copies in a file {us['whence'] - us['to a file']:.1f}, "
+                f"{us['whence'] / us['by hand']:.2f} times numpy + md5"
             )
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))

@@ -1,13 +1,16 @@
-"""Are pairs judged rightly of which only recorded tensors exist: no program, no replay, networks of unknown depth in between?
+"""Are pairs judged rightly of which only recorded tensors exist: no program, no replay, networks of
+unknown depth in between?
 
     python benchmarks/recorded.py [--split reported|tuning] [--only REGEX] [--statistics] [--verbose] [--json OUT]
 
-Models run in two ways; the tensors of both runs are written with `whence.record`, once only inputs and outputs (`io`) and once every
-third tensor (`third`), and `whence.compare` is given the two folders. Benign pairs differ in kernels, dtype, threads or engine; the
-others have a planted fault that moves the output at least ten times further than the same pair without it. A finding about a benign
-pair is a false alarm, `same` about a faulty one is a miss; `undecided` is neither. Ends with 1 when there is either. --split tuning has
-other models, on which the limits were set. --statistics keeps figures only. Needs what docs/benchmarks.md says.
-"""
+Models run in two ways; the tensors of both runs are written with `whence.record`, once only inputs
+and outputs (`io`) and once every third tensor (`third`), and `whence.compare` is given the two
+folders. Benign pairs differ in kernels, dtype, threads or engine; the others have a planted fault
+that moves the output at least ten times further than the same pair without it. A finding about a
+benign pair is a false alarm, `same` about a faulty one is a miss; `undecided` is neither. Ends with
+1 when there is either. --split tuning has other models, on which the limits were set. --statistics
+keeps figures only. Needs what docs/benchmarks.md says.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ Recorded = list[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Side:
-    """How a model is run. engine: "eager", "export" (torch.export) or "onnxruntime". widened: 16-bit results are stored as float32,
-    as users do who write numpy files.
+    """How a model is run. engine: "eager", "export" (torch.export) or "onnxruntime". widened:
+    16-bit results are stored as float32, as users do who write numpy files.
     """
 
     dtype: str = "float32"
@@ -53,13 +56,19 @@ class Side:
 
     def __str__(self) -> str:
         told = [self.dtype, self.attention, self.engine if self.engine != "eager" else ""]
-        told += ["no onednn"] * (not self.onednn) + [f"{self.threads} threads"] * (self.threads > 1) + ["widened"] * self.widened
+        told += (
+            ["no onednn"] * (not self.onednn)
+            + [f"{self.threads} threads"] * (self.threads > 1)
+            + ["widened"] * self.widened
+        )
         return " ".join(filter(None, told))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model. build: makes it anew, given the attention implementation; inputs: by name, in the order of its arguments."""
+    """A model. build: makes it anew, given the attention implementation; inputs: by name, in the
+    order of its arguments.
+    """
 
     name: str
     build: Callable[[str], nn.Module]
@@ -76,7 +85,14 @@ class Convolutions(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
         blocks = [
-            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), norm(16), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.SiLU()) for _ in range(depth)
+            nn.Sequential(
+                nn.Conv2d(16, 16, 3, padding=1),
+                norm(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 16, 1),
+                nn.SiLU(),
+            )
+            for _ in range(depth)
         ]
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(16, 10)
@@ -117,8 +133,12 @@ class Mixer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(6))
-        self.tokens = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3))
-        self.channels = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3))
+        self.tokens = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3)
+        )
+        self.channels = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for i in range(3):
@@ -159,7 +179,11 @@ def _normal(name: str, shape: Sequence[int], seed: int) -> Callable[[], dict[str
 
 
 def _ids(words: int, shape: Sequence[int], seed: int) -> Callable[[], dict[str, Tensor]]:
-    return lambda: {"input_ids": torch.randint(0, words, tuple(shape), generator=torch.Generator().manual_seed(seed))}
+    return lambda: {
+        "input_ids": torch.randint(
+            0, words, tuple(shape), generator=torch.Generator().manual_seed(seed)
+        )
+    }
 
 
 def _minilm_folder() -> str:
@@ -172,7 +196,9 @@ def _minilm_folder() -> str:
 def _minilm(attention: str) -> nn.Module:
     from transformers import AutoModel
 
-    model: nn.Module = AutoModel.from_pretrained(_minilm_folder(), attn_implementation=attention or "eager").eval()
+    model: nn.Module = AutoModel.from_pretrained(
+        _minilm_folder(), attn_implementation=attention or "eager"
+    ).eval()
     return model
 
 
@@ -185,10 +211,17 @@ def _sentences() -> dict[str, Tensor]:
         "Why?",
         "Noise grows with depth.",
     ]
-    return dict(AutoTokenizer.from_pretrained(_minilm_folder())(texts, padding=True, return_tensors="pt"))
+    return dict(
+        AutoTokenizer.from_pretrained(_minilm_folder())(texts, padding=True, return_tensors="pt")
+    )
 
 
-_SMALL = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
+_SMALL = {
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
 _BOTH = ("eager", "sdpa")
 _EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4}
 
@@ -199,28 +232,64 @@ def _read(seed: int) -> Callable[[], dict[str, Tensor]]:
 
 REPORTED = (
     Subject("minilm", _minilm, _sentences, _BOTH),
-    Subject("llama", _transformer("Llama", 1, vocab_size=200, initializer_range=0.15, **_SMALL), _ids(200, (2, 16), 1), _BOTH),
-    Subject("bert", _transformer("Bert", 2, vocab_size=200, initializer_range=0.1, **_SMALL), _ids(200, (2, 16), 2), _BOTH),
+    Subject(
+        "llama",
+        _transformer("Llama", 1, vocab_size=200, initializer_range=0.15, **_SMALL),
+        _ids(200, (2, 16), 1),
+        _BOTH,
+    ),
+    Subject(
+        "bert",
+        _transformer("Bert", 2, vocab_size=200, initializer_range=0.1, **_SMALL),
+        _ids(200, (2, 16), 2),
+        _BOTH,
+    ),
     Subject(
         "vit",
         _transformer("ViT", 3, image_size=32, patch_size=8, initializer_range=0.1, **_SMALL),
         _normal("pixel_values", (2, 3, 32, 32), 3),
         _BOTH,
     ),
-    Subject("convolutions", _plain(lambda: Convolutions(nn.BatchNorm2d, 5), 4), _normal("x", (2, 3, 16, 16), 4)),
+    Subject(
+        "convolutions",
+        _plain(lambda: Convolutions(nn.BatchNorm2d, 5), 4),
+        _normal("x", (2, 3, 16, 16), 4),
+    ),
     Subject("lstm", _plain(lambda: Recurrent(nn.LSTM, 3), 5), _normal("x", (2, 30, 24), 5)),
     Subject("mlp", _plain(lambda: Perceptron(nn.GELU, 5), 6), _normal("x", (16, 48), 6)),
 )
 TUNING = (
-    Subject("gpt2", _transformer("GPT2", 21, vocab_size=180, n_embd=48, n_layer=6, n_head=4, initializer_range=0.1), _read(21), _BOTH),
-    Subject("qwen2", _transformer("Qwen2", 22, vocab_size=180, num_key_value_heads=2, initializer_range=0.2, **_SMALL), _read(22), _BOTH),
+    Subject(
+        "gpt2",
+        _transformer(
+            "GPT2", 21, vocab_size=180, n_embd=48, n_layer=6, n_head=4, initializer_range=0.1
+        ),
+        _read(21),
+        _BOTH,
+    ),
+    Subject(
+        "qwen2",
+        _transformer(
+            "Qwen2", 22, vocab_size=180, num_key_value_heads=2, initializer_range=0.2, **_SMALL
+        ),
+        _read(22),
+        _BOTH,
+    ),
     Subject("roberta", _transformer("Roberta", 23, vocab_size=180, **_SMALL), _read(23), _BOTH),
-    Subject("mixtral", _transformer("Mixtral", 24, vocab_size=180, initializer_range=0.15, **_SMALL, **_EXPERTS), _read(24), _BOTH, False),
-    Subject("group norm", _plain(lambda: Convolutions(_Groups, 8), 25), _normal("x", (2, 3, 16, 16), 25)),
+    Subject(
+        "mixtral",
+        _transformer("Mixtral", 24, vocab_size=180, initializer_range=0.15, **_SMALL, **_EXPERTS),
+        _read(24),
+        _BOTH,
+        False,
+    ),
+    Subject(
+        "group norm", _plain(lambda: Convolutions(_Groups, 8), 25), _normal("x", (2, 3, 16, 16), 25)
+    ),
     Subject("gru", _plain(lambda: Recurrent(nn.GRU, 4), 26), _normal("x", (2, 60, 24), 26)),
     Subject("deep tanh", _plain(lambda: Perceptron(nn.Tanh, 16), 27), _normal("x", (16, 48), 27)),
     Subject("mixer", _plain(Mixer, 28), _normal("x", (4, 16, 32), 28)),
-)  # fmt: skip
+)
 
 
 class _Groups(nn.GroupNorm):
@@ -255,7 +324,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class _Watched(nn.Module):
-    """A model whose result is the tensors that its modules made, in their order, and its own outputs last. names: theirs, after a call."""
+    """A model whose result is the tensors that its modules made, in their order, and its own
+    outputs last. names: theirs, after a call.
+    """
 
     def __init__(self, model: nn.Module, keys: Sequence[str]) -> None:
         super().__init__()
@@ -277,7 +348,13 @@ class _Watched(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         self.names, self._made = [], []
-        how = {} if not hasattr(self.model, "config") else {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
+        how = (
+            {}
+            if not hasattr(self.model, "config")
+            else {"use_cache": False}
+            if hasattr(self.model.config, "use_cache")
+            else {}
+        )
         result = self.model(**dict(zip(self.keys, given)), **how)
         outputs = [t for t in _tensors(result) if t.is_floating_point()]
         self.names += [f"result {i}" for i in range(len(outputs))]
@@ -317,18 +394,24 @@ def _results(watched: _Watched, given: tuple[Tensor, ...], engine: str) -> list[
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder) / "model.onnx"
-        torch.onnx.export(watched, given, path, dynamo=True, verbose=False, input_names=list(watched.keys))
+        torch.onnx.export(
+            watched, given, path, dynamo=True, verbose=False, input_names=list(watched.keys)
+        )
         watched(*given)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
         wanted = {i.name for i in session.get_inputs()}
         fed = {name: t.numpy() for name, t in zip(watched.keys, given) if name in wanted}
         return [torch.from_numpy(np.array(a)) for a in session.run(None, fed)]
 
 
 def chosen(tensors: Recorded, inputs: int, how: str) -> Recorded:
-    """What is recorded of a run: inputs and outputs (`io`), or with them every third of what modules made (`third`)."""
+    """What is recorded of a run: inputs and outputs (`io`), or with them every third of what
+    modules made (`third`).
+    """
     ends = [i for i, (name, _) in enumerate(tensors) if i < inputs or name.startswith("result ")]
     inside = range(inputs + 2, len(tensors), 3) if how == "third" else ()
     return [tensors[i] for i in sorted({*ends, *inside})]
@@ -339,18 +422,31 @@ def chosen(tensors: Recorded, inputs: int, how: str) -> Recorded:
 
 @dataclass(frozen=True)
 class Fault:
-    """What a hook does to the output of one module. at: which of the modules with parameters, as a share of their number."""
+    """What a hook does to the output of one module. at: which of the modules with parameters, as a
+    share of their number.
+    """
 
     name: str
     at: float
     change: Callable[[Tensor], Tensor]
 
     def plant(self, model: nn.Module) -> None:
-        own = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None and not isinstance(m, nn.Embedding)]
-        own = [m for m in own if type(m).__name__ not in ("ViTEmbeddings", "MixtralExperts", "Pooler")]
+        own = [
+            m
+            for m in model.modules()
+            if next(m.parameters(recurse=False), None) is not None
+            and not isinstance(m, nn.Embedding)
+        ]
+        own = [
+            m for m in own if type(m).__name__ not in ("ViTEmbeddings", "MixtralExperts", "Pooler")
+        ]
 
         def hook(module: nn.Module, given: Any, result: Any) -> Any:
-            return (self.change(result[0]), *result[1:]) if isinstance(result, tuple) else self.change(result)
+            return (
+                (self.change(result[0]), *result[1:])
+                if isinstance(result, tuple)
+                else self.change(result)
+            )
 
         own[min(int(self.at * len(own)), len(own) - 1)].register_forward_hook(hook)
 
@@ -379,8 +475,14 @@ FAULTS = (
     Fault("rows moved by one", 0.6, lambda x: x.roll(1, -2)),
     Fault("last rows moved by one", 1.0, lambda x: x.roll(1, -2)),
     Fault("channels reversed", 0.3, lambda x: x.flip(-1)),
-    Fault("last channels swapped", 1.0, lambda x: torch.cat([x[..., 1:2], x[..., :1], x[..., 2:]], -1)),
-    Fault("half left out", 0.5, lambda x: torch.cat([x[..., : x.shape[-1] // 2], 0 * x[..., x.shape[-1] // 2 :]], -1)),
+    Fault(
+        "last channels swapped", 1.0, lambda x: torch.cat([x[..., 1:2], x[..., :1], x[..., 2:]], -1)
+    ),
+    Fault(
+        "half left out",
+        0.5,
+        lambda x: torch.cat([x[..., : x.shape[-1] // 2], 0 * x[..., x.shape[-1] // 2 :]], -1),
+    ),
     Fault("one not a number", 0.5, _written((0, ..., 0), float("nan"))),
     Fault("sign turned", 0.7, lambda x: -x),
 )
@@ -415,7 +517,9 @@ class Told:
         return self.status == ("same" if self.faulty else "different")
 
 
-def compared(reference: Recorded, target: Recorded, folder: Path, statistics: bool) -> tuple[str, str]:
+def compared(
+    reference: Recorded, target: Recorded, folder: Path, statistics: bool
+) -> tuple[str, str]:
     """(status, first sentence) of comparing two recordings."""
     for side, tensors in (("a", reference), ("b", target)):
         whence.record(folder / side, tensors, force=True)
@@ -425,17 +529,23 @@ def compared(reference: Recorded, target: Recorded, folder: Path, statistics: bo
     return result.status, result.findings[0].sentence if result.findings else result.headline
 
 
-def pairs(subjects: Sequence[Subject], only: str, statistics: bool, tell: Callable[[Told], None]) -> list[Told]:
+def pairs(
+    subjects: Sequence[Subject], only: str, statistics: bool, tell: Callable[[Told], None]
+) -> list[Told]:
     """All pairs of these models, compared."""
     told: list[Told] = []
     with tempfile.TemporaryDirectory() as folder:
         for subject in subjects:
             cases = [case for case in _cases(subject) if re.search(only, case.name)]
             for case, how in ((case, how) for case in cases for how in ("io", "third")):
-                first, second = (chosen(t, len(subject.inputs()), how) for t in (case.reference, case.target))
+                first, second = (
+                    chosen(t, len(subject.inputs()), how) for t in (case.reference, case.target)
+                )
                 status, said = compared(first, second, Path(folder), statistics)
                 apart = distance(case.reference, case.target)
-                told.append(Told(f"{case.name} ({how})", case.fault is not None, status, apart, said))
+                told.append(
+                    Told(f"{case.name} ({how})", case.fault is not None, status, apart, said)
+                )
                 tell(told[-1])
     return told
 
@@ -455,7 +565,11 @@ def _cases(subject: Subject) -> list[Case]:
     made: dict[Side, Recorded] = {}
     out: list[Case] = []
     noise: dict[str, float] = {}
-    sides = [pair for pair in benign(subject) if subject.exports or "onnxruntime" not in {side.engine for side in pair}]
+    sides = [
+        pair
+        for pair in benign(subject)
+        if subject.exports or "onnxruntime" not in {side.engine for side in pair}
+    ]
     for pair in sides:
         for side in pair:
             made[side] = made.get(side) or run(subject, side)
@@ -467,7 +581,9 @@ def _cases(subject: Subject) -> list[Case]:
         one, two = plain[i % len(plain)]
         target = run(subject, two, fault)
         if distance(made[one], target) >= _CLEAR * noise[two.dtype]:
-            out.append(Case(f"{subject.name}: {one} | {two}, {fault.name}", made[one], target, fault))
+            out.append(
+                Case(f"{subject.name}: {one} | {two}, {fault.name}", made[one], target, fault)
+            )
     return out
 
 
@@ -485,9 +601,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def tell(told: Told) -> None:
         if options.verbose or told.wrong:
-            print(f"{'WRONG ' if told.wrong else ''}{told.status:10} {told.distance:8.2g}  {told.pair}: {told.said}", flush=True)
+            print(
+                f"{'WRONG ' if told.wrong else ''}{told.status:10} {told.distance:8.2g}  "
+                f"{told.pair}: {told.said}",
+                flush=True,
+            )
 
-    found = pairs(REPORTED if options.split == "reported" else TUNING, options.only, options.statistics, tell)
+    found = pairs(
+        REPORTED if options.split == "reported" else TUNING, options.only, options.statistics, tell
+    )
     for faulty in (False, True):
         counts = Counter(t.status for t in found if t.faulty == faulty)
         print(
@@ -496,7 +618,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.json:
         Path(options.json).write_text(
-            json.dumps([{"pair": t.pair, "faulty": t.faulty, "status": t.status, "distance": t.distance, "said": t.said} for t in found])
+            json.dumps(
+                [
+                    {
+                        "pair": t.pair,
+                        "faulty": t.faulty,
+                        "status": t.status,
+                        "distance": t.distance,
+                        "said": t.said,
+                    }
+                    for t in found
+                ]
+            )
         )
     return int(any(t.wrong for t in found))
 

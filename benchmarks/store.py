@@ -1,9 +1,11 @@
-"""Speed of the run format: writing small tensors against one .npy each, random access, opening 10^6 records, cost of an index row.
+"""Speed of the run format: writing small tensors against one .npy each, random access, opening 10^6
+records, cost of an index row.
 
     python benchmarks/store.py [--json] [--dir /fast/disk] [--tensors 20000] [--records 1000000] [--rounds 3]
 
-Rounds of the writers are interleaved; medians of process CPU time (what one core pays) and of wall time. Files land in the page cache.
-"""
+Rounds of the writers are interleaved; medians of process CPU time (what one core pays) and of wall
+time. Files land in the page cache.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -63,14 +65,20 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 def writers(where: Path, count: int, rounds: int) -> dict[str, float]:
     """Write rates, interleaved."""
     arrays = tensors(count)
-    digests = [n.to_bytes(16, "little") for n in range(count)]  # hashing is the capture's cost, see benchmarks of capture
+    digests = [
+        n.to_bytes(16, "little") for n in range(count)
+    ]  # hashing is the capture's cost, see benchmarks of capture
     nbytes = sum(a.size for a in arrays)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in WRITERS}
     for trial in range(rounds + 1):
         names = list(WRITERS)
         for name in names[trial % 2 :] + names[: trial % 2]:
             write = WRITERS[name]
-            took = timed(lambda write=write, trial=trial, name=name: write(where / f"{name}{trial}", arrays, digests))
+            took = timed(
+                lambda write=write, trial=trial, name=name: write(
+                    where / f"{name}{trial}", arrays, digests
+                )
+            )
             if trial:  # the first round touches the machine's pages for the first time
                 found[name].append(took)
             shutil.rmtree(where / f"{name}{trial}")
@@ -85,7 +93,9 @@ def writers(where: Path, count: int, rounds: int) -> dict[str, float]:
 
 
 def record_cost(where: Path, rounds: int) -> dict[str, float]:
-    """CPU time of one record call: without elements, with 256 bytes, with elements stored before; and of one call."""
+    """CPU time of one record call: without elements, with 256 bytes, with elements stored before;
+    and of one call.
+    """
     data = np.zeros(256, np.uint8)
     digests = [n.to_bytes(16, "little") for n in range(20_000)]
     result: dict[str, list[float]] = {}
@@ -107,7 +117,18 @@ def record_cost(where: Path, rounds: int) -> dict[str, float]:
             def calls(writer: store.Writer = writer) -> None:
                 for n in range(len(digests)):
                     refs = (Ref("input.0", n), Ref("param.weight", 3), Ref("output.0", n))
-                    writer.call(Call(n, "layers.9.self_attn.q_proj", "Net", 0, n, op_type="Linear", refs=refs, arguments={"a": 1}))
+                    writer.call(
+                        Call(
+                            n,
+                            "layers.9.self_attn.q_proj",
+                            "Net",
+                            0,
+                            n,
+                            op_type="Linear",
+                            refs=refs,
+                            arguments={"a": 1},
+                        )
+                    )
 
             for work in (statistics_only, small, known, calls):
                 cpu, _ = timed(work)
@@ -132,22 +153,51 @@ def random_access(where: Path, count: int) -> dict[str, float]:
     first, _ = timed(read)
     again = statistics.median(timed(read)[0] for _ in range(5))
     shutil.rmtree(where / "access")
-    return {"open_ms": statistics.median(opened) * 1e3, "first_access_us": first / 200 * 1e6, "access_us": again / 200 * 1e6}
+    return {
+        "open_ms": statistics.median(opened) * 1e3,
+        "first_access_us": first / 200 * 1e6,
+        "access_us": again / 200 * 1e6,
+    }
 
 
 def many(where: Path, count: int) -> dict[str, float]:
-    """10^6 records and a third as many calls: close (the index), open with it and without, columns, structs."""
+    """10^6 records and a third as many calls: close (the index), open with it and without, columns,
+    structs.
+    """
     run = store.create(where / "many", RunInfo())
     writer = store.Writer(run)
     for n in range(count):
-        writer.record("float32", (8, n % 512), None, n.to_bytes(16, "little"), STATISTICS, SKETCH, why="statistics only")
+        writer.record(
+            "float32",
+            (8, n % 512),
+            None,
+            n.to_bytes(16, "little"),
+            STATISTICS,
+            SKETCH,
+            why="statistics only",
+        )
         if n % 3 == 2:
             refs = (Ref("input.0", n - 2), Ref("param.weight", n - 1), Ref("output.0", n))
-            writer.call(Call(n // 3, f"layers.{n % 800}.q_proj", "Net", n // 2400, n // 3, op_type="Linear", refs=refs))
+            writer.call(
+                Call(
+                    n // 3,
+                    f"layers.{n % 800}.q_proj",
+                    "Net",
+                    n // 2400,
+                    n // 3,
+                    op_type="Linear",
+                    refs=refs,
+                )
+            )
     close, _ = timed(writer.close)
     opened, opened_wall = timed(lambda: store.open_run(run))
     reader = store.open_run(run)
-    columns, _ = timed(lambda: [reader.column(c) for c in ("hash", "dtype", "count", "scope", "step", "ref_slot", "ref_record")])
+    columns, _ = timed(
+        lambda: [
+            reader.column(c)
+            for c in ("hash", "dtype", "count", "scope", "step", "ref_slot", "ref_record")
+        ]
+    )
     some = min(50_000, len(reader.calls))
     structs, _ = timed(lambda: [reader.calls[i] for i in range(some)])
     (folder,) = run.glob("rank*")

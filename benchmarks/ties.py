@@ -1,14 +1,16 @@
-"""Is another choice among tied scores silent, and a wrong one named? Pairs of small models that choose: top-k, argmax, sort, routing.
+"""Is another choice among tied scores silent, and a wrong one named? Pairs of small models that
+choose: top-k, argmax, sort, routing.
 
     python benchmarks/ties.py [--split report|tune|second] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT]
                               [--only REGEX] [--verbose]
 
-A benign target computes the same scores by other kernels (another order of sums, exp2 in a softmax, one rounding instead of two), or picks
-by another correct algorithm (the reverse order among equals, a sort that is not stable). Scores tie often: 16 bits, and experts whose
-weights are each other's with the halves of the features swapped, so that their scores are equal but for rounding. A fault is a wrong
-routing. The pairs of `tune` and `second` set the
-rule, those of `report` are drawn from other seeds and are reported in docs/faultbench.md.
-"""
+A benign target computes the same scores by other kernels (another order of sums, exp2 in a softmax,
+one rounding instead of two), or picks by another correct algorithm (the reverse order among equals,
+a sort that is not stable). Scores tie often: 16 bits, and experts whose weights are each other's
+with the halves of the features swapped, so that their scores are equal but for rounding. A fault is
+a wrong routing. The pairs of `tune` and `second` set the rule, those of `report` are drawn from
+other seeds and are reported in docs/faultbench.md.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SEEDS = {"tune": 0, "second": 1_000_000, "report": 2_000_000}
 
 @dataclass(frozen=True)
 class How:
-    """How one side computes. linear, softmax, pick: which kernel; fault: what it does wrong, "" for nothing. at: token of some faults."""
+    """How one side computes. linear, softmax, pick: which kernel; fault: what it does wrong, "" for
+    nothing. at: token of some faults.
+    """
 
     linear: str = "torch"
     softmax: str = "torch"
@@ -50,7 +54,9 @@ class How:
 
 @dataclass(frozen=True)
 class Size:
-    """Extents of a model. groups: of experts, for grouped routing. tied: are experts alike in pairs?"""
+    """Extents of a model. groups: of experts, for grouped routing. tied: are experts alike in
+    pairs?
+    """
 
     batch: int
     tokens: int
@@ -64,11 +70,16 @@ class Size:
 # ---- kernels, all of them correct
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str
+) -> torch.Tensor:
     """x @ weight.T + bias, by another order of sums."""
     half = weight.shape[1] // 2
     if how == "split":
-        y = (x[..., :half].float() @ weight[:, :half].float().T + x[..., half:].float() @ weight[:, half:].float().T).to(x.dtype)
+        y = (
+            x[..., :half].float() @ weight[:, :half].float().T
+            + x[..., half:].float() @ weight[:, half:].float().T
+        ).to(x.dtype)
     elif how == "reversed":
         y = x.flip(-1) @ weight.flip(-1).T
     elif how == "once":
@@ -92,7 +103,9 @@ def softmax(x: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def topk(x: torch.Tensor, k: int, how: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of the last axis in descending order; which of equal ones comes first is up to `how`."""
+    """The k largest of the last axis in descending order; which of equal ones comes first is up to
+    `how`.
+    """
     if how == "flip":
         v, i = torch.topk(x.flip(-1), k, -1)
         return v, x.shape[-1] - 1 - i
@@ -117,8 +130,12 @@ def topk(x: torch.Tensor, k: int, how: str) -> tuple[torch.Tensor, torch.Tensor]
 # ---- what is wrong
 
 
-def misrouted(v: torch.Tensor, i: torch.Tensor, scores: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
-    """The choice (values, indices) with a fault of `how`, if it is one of those that change a choice."""
+def misrouted(
+    v: torch.Tensor, i: torch.Tensor, scores: torch.Tensor, how: How
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The choice (values, indices) with a fault of `how`, if it is one of those that change a
+    choice.
+    """
     n, token = scores.shape[-1], how.at % i.shape[-2]
     if how.fault == "off by one":
         return v, (i + 1) % n
@@ -148,8 +165,9 @@ def misrouted(v: torch.Tensor, i: torch.Tensor, scores: torch.Tensor, how: How) 
 
 
 CHOOSING = (
-    "off by one", "smallest", "ascending", "next of the first", "twice the first", "score of the wrong token", "one token misrouted",
-    "only the first half of the experts", "skips the best",
+    "off by one", "smallest", "ascending", "next of the first", "twice the first",
+    "score of the wrong token", "one token misrouted", "only the first half of the experts",
+    "skips the best",
 )  # fmt: skip
 
 
@@ -157,7 +175,9 @@ CHOOSING = (
 
 
 def tied(weight: torch.Tensor) -> torch.Tensor:
-    """Every second pair of rows: the same but for the halves of the features, which are equal in the input."""
+    """Every second pair of rows: the same but for the halves of the features, which are equal in
+    the input.
+    """
     half = weight.shape[1] // 2
     out = weight.clone()
     out[1::4] = torch.cat((weight[0::4, half:], weight[0::4, :half]), 1)[: len(out[1::4])]
@@ -168,7 +188,9 @@ class Gate(nn.Module):
     def __init__(self, size: Size, how: How, *, bias: bool = True) -> None:
         super().__init__()
         made = nn.Linear(size.width, size.experts)
-        self.weight = nn.Parameter((tied(made.weight.detach()) if size.tied else made.weight.detach()) * 3)
+        self.weight = nn.Parameter(
+            (tied(made.weight.detach()) if size.tied else made.weight.detach()) * 3
+        )
         extra = made.bias.detach() * 4
         if size.tied:
             extra[1::4] = extra[0::4][: len(extra[1::4])]
@@ -186,8 +208,12 @@ class Experts(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(size.experts, size.width) / 2)
 
-    def forward(self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return x + (weights[..., None].to(x.dtype) * torch.tanh(x[..., None, :] * self.weight[indices])).sum(-2)
+    def forward(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        return x + (
+            weights[..., None].to(x.dtype) * torch.tanh(x[..., None, :] * self.weight[indices])
+        ).sum(-2)
 
 
 class Pick(nn.Module):
@@ -235,15 +261,24 @@ class Grouped(nn.Module):
         if how.fault == "groups by their mean":
             best = groups.mean(-1)
         chosen = topk(best, size.groups // 2, how.pick)[1]
-        mask = torch.zeros_like(best).scatter_(1, chosen, 1.0)[..., None].expand_as(groups).reshape_as(biased)
+        mask = (
+            torch.zeros_like(best)
+            .scatter_(1, chosen, 1.0)[..., None]
+            .expand_as(groups)
+            .reshape_as(biased)
+        )
         kept = (
             biased
             if how.fault == "no groups"
-            else biased.masked_fill(~mask.bool(), 0.0 if how.fault == "masked by zero" else float("-inf"))
+            else biased.masked_fill(
+                ~mask.bool(), 0.0 if how.fault == "masked by zero" else float("-inf")
+            )
         )
         indices = misrouted(*topk(kept, size.k, how.pick), kept, how)[1]
         if how.pick == "torch":
-            indices = torch.topk(kept, size.k, -1, sorted=False).indices if not how.fault else indices
+            indices = (
+                torch.topk(kept, size.k, -1, sorted=False).indices if not how.fault else indices
+            )
         weights = (biased if how.fault == "weights with bias" else scores).gather(1, indices)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return weights.reshape(*x.shape[:-1], -1).to(x.dtype), indices.reshape(*x.shape[:-1], -1)
@@ -255,11 +290,19 @@ class Block(nn.Module):
     def __init__(self, size: Size, how: How) -> None:
         super().__init__()
         router, experts = Router(size, how), Experts(size)
-        self.weight, self.bias, self.experts, self.size, self.how = router.weight, router.bias, experts.weight, size, how
+        self.weight, self.bias, self.experts, self.size, self.how = (
+            router.weight,
+            router.bias,
+            experts.weight,
+            size,
+            how,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, weights, indices = Router.forward(self, x)  # type: ignore[arg-type]
-        return x + (weights[..., None] * torch.tanh(x[..., None, :] * self.experts[indices])).sum(-2)
+        return x + (weights[..., None] * torch.tanh(x[..., None, :] * self.experts[indices])).sum(
+            -2
+        )
 
 
 class Masked(nn.Module):
@@ -285,14 +328,18 @@ class Nearest(nn.Module):
         del self.gate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        distance = -linear(x, self.weight, None if self.how.fault == "no bias" else self.bias, self.how.linear)
+        distance = -linear(
+            x, self.weight, None if self.how.fault == "no bias" else self.bias, self.how.linear
+        )
         if self.how.fault == "largest":
             return distance.argmax(-1)
         if self.how.fault == "off by one":
             return (distance.argmin(-1) + 1) % len(self.weight)
         if self.how.fault == "one token misrouted":
             out = distance.argmin(-1)
-            out[..., self.how.at % out.shape[-1]] = distance[..., self.how.at % out.shape[-1], :].argmax(-1)
+            out[..., self.how.at % out.shape[-1]] = distance[
+                ..., self.how.at % out.shape[-1], :
+            ].argmax(-1)
             return out
         if self.how.pick == "torch":
             return distance.argmin(-1)
@@ -300,7 +347,9 @@ class Nearest(nn.Module):
 
 
 class Sorted(nn.Module):
-    """Tokens by their score: order alone, or with the values. kind: "argsort", "sort", "kthvalue", "median", "max"."""
+    """Tokens by their score: order alone, or with the values. kind: "argsort", "sort", "kthvalue",
+    "median", "max".
+    """
 
     def __init__(self, size: Size, how: How, kind: str) -> None:
         super().__init__()
@@ -322,7 +371,9 @@ class Sorted(nn.Module):
                 order = order.clone()
                 order[..., [0, n - 1]] = order[..., [n - 1, 0]]
             return order[..., : n // 2] if self.kind == "argsort" else (values, order)
-        k = {"kthvalue": n // 3, "median": (n - 1) // 2, "max": n - 1}[self.kind] + (1 if self.how.fault == "next rank" else 0)
+        k = {"kthvalue": n // 3, "median": (n - 1) // 2, "max": n - 1}[self.kind] + (
+            1 if self.how.fault == "next rank" else 0
+        )
         k = n - 2 if self.kind == "max" and self.how.fault == "next rank" else k
         if self.how.pick != "torch" or self.how.fault:
             values, order = topk(score, n, "ascending")
@@ -347,7 +398,10 @@ class Model(nn.Module):
             "grouped": lambda: (Grouped(size, how), Experts(size)),
             "hidden": lambda: (Block(size, how),),
             "masked": lambda: (Gate(size, how), Masked(size, how)),
-            "loop": lambda: (Gate(size, how), nn.ModuleList(nn.Linear(size.width, size.width) for _ in range(size.experts))),
+            "loop": lambda: (
+                Gate(size, how),
+                nn.ModuleList(nn.Linear(size.width, size.width) for _ in range(size.experts)),
+            ),
             "nearest": lambda: (Nearest(size, how), nn.Embedding(size.experts, size.width)),
             "dispatch": lambda: (Nearest(size, how), Experts(size)),
         }.get(kind, lambda: (Sorted(size, how, kind),))()
@@ -399,9 +453,15 @@ class Model(nn.Module):
     def _dispatch(self, h: torch.Tensor) -> torch.Tensor:
         flat = h.reshape(-1, h.shape[-1])
         expert = self.one(flat)
-        order = torch.argsort(expert, stable=True) if self.how.pick == "torch" else topk(-expert, len(expert), self.how.pick)[1]
+        order = (
+            torch.argsort(expert, stable=True)
+            if self.how.pick == "torch"
+            else topk(-expert, len(expert), self.how.pick)[1]
+        )
         if self.how.fault == "not put back":
-            return self.two(flat[order], torch.ones_like(flat[:, :1]), expert[order][:, None]).reshape(h.shape)
+            return self.two(
+                flat[order], torch.ones_like(flat[:, :1]), expert[order][:, None]
+            ).reshape(h.shape)
         out = self.two(flat[order], torch.ones_like(flat[:, :1]), expert[order][:, None])
         return torch.zeros_like(out).index_copy(0, order, out).reshape(h.shape)
 
@@ -413,19 +473,34 @@ class Model(nn.Module):
 
 
 KINDS = (
-    "separate", "router", "container", "grouped", "hidden", "masked", "loop", "nearest", "dispatch", "argsort", "sort", "kthvalue",
-    "median", "max",
+    "separate", "router", "container", "grouped", "hidden", "masked", "loop", "nearest",
+    "dispatch", "argsort", "sort", "kthvalue", "median", "max",
 )  # fmt: skip
-_GROUPED = ("no bias", "groups by their mean", "no groups", "weights with bias", "one token misrouted", "off by one")
-# Kind of model -> faults of it, and the module that each is in ("Model" is the code between modules).
+_GROUPED = (
+    "no bias",
+    "groups by their mean",
+    "no groups",
+    "weights with bias",
+    "one token misrouted",
+    "off by one",
+)
+# Kind of model -> faults of it, and the module that each is in ("Model" is the code between
+# modules).
 FAULTS: dict[str, dict[str, str]] = {
-    "separate": dict.fromkeys(CHOOSING, "two") | {"no bias": "one", "gate reads another token": "one"},
-    "router": dict.fromkeys((*CHOOSING, "no bias", "bias after the choice", "gate reads another token"), "one"),
+    "separate": dict.fromkeys(CHOOSING, "two")
+    | {"no bias": "one", "gate reads another token": "one"},
+    "router": dict.fromkeys(
+        (*CHOOSING, "no bias", "bias after the choice", "gate reads another token"), "one"
+    ),
     "container": dict.fromkeys(CHOOSING, "Model") | {"no bias": "one"},
     "grouped": dict.fromkeys(_GROUPED, "one"),
-    "hidden": {f: "one" for f in CHOOSING if f != "ascending"} | {"no bias": "one", "bias after the choice": "one"},
+    "hidden": {f: "one" for f in CHOOSING if f != "ascending"}
+    | {"no bias": "one", "bias after the choice": "one"},
     "masked": dict.fromkeys(CHOOSING, "two"),
-    "loop": dict.fromkeys(("off by one", "smallest", "score of the wrong token", "skips the best"), "Model") | {"no bias": "one"},
+    "loop": dict.fromkeys(
+        ("off by one", "smallest", "score of the wrong token", "skips the best"), "Model"
+    )
+    | {"no bias": "one"},
     "nearest": dict.fromkeys(("largest", "off by one", "no bias", "one token misrouted"), "one"),
     "dispatch": {"not put back": "Model", "off by one": "one"},
     "argsort": dict.fromkeys(("sorted ascending", "two swapped"), "one"),
@@ -433,7 +508,7 @@ FAULTS: dict[str, dict[str, str]] = {
     "kthvalue": {"next rank": "one"},
     "median": {"next rank": "one"},
     "max": {"next rank": "one"},
-}  # fmt: skip
+}
 
 
 # ---- cases
@@ -454,7 +529,9 @@ class Case:
 
 @dataclass
 class Told:
-    """What whence said of a case. parted: rows of what the choosing modules returned that differ; tied: rows it counts as ties."""
+    """What whence said of a case. parted: rows of what the choosing modules returned that differ;
+    tied: rows it counts as ties.
+    """
 
     case: Case
     status: str
@@ -469,7 +546,9 @@ class Told:
     def right(self) -> bool:
         if self.case.culprit is None:
             return self.status == "same"
-        return self.status == "different" and bool(self.named) and self.named[0] == self.case.culprit
+        return (
+            self.status == "different" and bool(self.named) and self.named[0] == self.case.culprit
+        )
 
 
 def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
@@ -479,9 +558,14 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
     for n in range(pairs):
         kind, dtype = KINDS[n % len(KINDS)], dtypes[n // len(KINDS) % 3]
         how = How(
-            draw.choice(("torch", "split", "reversed", "once")), draw.choice(("torch", "exp2", "log", "flipped")),
-            draw.choice(("flip", "sort", "ascending", "one by one", "torch") if n % 2 else ("flip", "ascending")),
-        )  # fmt: skip
+            draw.choice(("torch", "split", "reversed", "once")),
+            draw.choice(("torch", "exp2", "log", "flipped")),
+            draw.choice(
+                ("flip", "sort", "ascending", "one by one", "torch")
+                if n % 2
+                else ("flip", "ascending")
+            ),
+        )
         yield Case(f"benign/{n}/{kind}/{dtype}", kind, dtype, SEEDS[split] + n, _size(draw), how)
     every = [(kind, fault, culprit) for kind, of in FAULTS.items() for fault, culprit in of.items()]
     draw.shuffle(every)
@@ -490,23 +574,44 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
         dtype = dtypes[n % 3]
         how = How(draw.choice(("torch", "split")), "torch", "torch", fault, draw.randrange(64))
         size = replace(_size(draw), tied=kind != "loop" and draw.random() < 0.5)
-        yield Case(f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, SEEDS[split] + 10_000 + n, size, how, culprit)
+        yield Case(
+            f"fault/{n}/{kind}/{dtype}/{fault}",
+            kind,
+            dtype,
+            SEEDS[split] + 10_000 + n,
+            size,
+            how,
+            culprit,
+        )
 
 
 def _size(draw: random.Random) -> Size:
     experts = draw.choice((8, 16, 32))
-    return Size(draw.choice((1, 2, 3)), draw.choice((24, 40, 64)), draw.choice((32, 48, 64)), experts, draw.choice((2, 3, 4)))
+    return Size(
+        draw.choice((1, 2, 3)),
+        draw.choice((24, 40, 64)),
+        draw.choice((32, 48, 64)),
+        experts,
+        draw.choice((2, 3, 4)),
+    )
 
 
-def run(case: Case, folder: Path, compare: Callable[[Path, Path], Comparison], options: dict[str, Any]) -> Told:
+def run(
+    case: Case, folder: Path, compare: Callable[[Path, Path], Comparison], options: dict[str, Any]
+) -> Told:
     """Capture both sides and compare them."""
     parted: list[int] = []
     made: list[list[torch.Tensor]] = [[], []]
     for side, how in enumerate((How(), case.target)):
         torch.manual_seed(case.seed)
         model = Model(case.kind, case.size, how).to(DTYPES[case.dtype]).eval()
-        x = torch.randn(case.size.batch, case.size.tokens, case.size.width // 2).to(DTYPES[case.dtype])
-        hooks = [m.register_forward_hook(lambda *a, s=side: made[s].extend(_indices(a[2]))) for m in model.modules()]
+        x = torch.randn(case.size.batch, case.size.tokens, case.size.width // 2).to(
+            DTYPES[case.dtype]
+        )
+        hooks = [
+            m.register_forward_hook(lambda *a, s=side: made[s].extend(_indices(a[2])))
+            for m in model.modules()
+        ]
         with torch.no_grad():
             model(x)
         for hook in hooks:
@@ -514,12 +619,24 @@ def run(case: Case, folder: Path, compare: Callable[[Path, Path], Comparison], o
         with torch.no_grad(), whence.capture(model, folder / str(side), force=True, **options):
             model(x)
     for a, b in zip(*made):
-        parted.append(int((a != b).reshape(-1, a.shape[-1] if a.dim() else 1).any(-1).sum()) if a.shape == b.shape else -1)
+        parted.append(
+            int((a != b).reshape(-1, a.shape[-1] if a.dim() else 1).any(-1).sum())
+            if a.shape == b.shape
+            else -1
+        )
     result = compare(folder / "0", folder / "1")
     numbers = [v.numbers.get("tied_rows") or 0 for v in result.verdicts]
     first = result.findings[0].sentence if result.findings else result.headline
-    return Told(case, result.status, [f.name for f in result.findings if f.confidence in ("certain", "likely")], first,
-                int(max(numbers, default=0)), sum(parted), result.incomparable, result.notes)  # fmt: skip
+    return Told(
+        case,
+        result.status,
+        [f.name for f in result.findings if f.confidence in ("certain", "likely")],
+        first,
+        int(max(numbers, default=0)),
+        sum(parted),
+        result.incomparable,
+        result.notes,
+    )
 
 
 def _indices(output: Any) -> Iterator[torch.Tensor]:
@@ -546,13 +663,18 @@ def main() -> None:
                 continue
             with contextlib.redirect_stderr(io.StringIO()):
                 one = run(
-                    case, Path(folder), lambda a, b: whence.compare(a, b, replay=options.rule != "dumps"),
+                    case,
+                    Path(folder),
+                    lambda a, b: whence.compare(a, b, replay=options.rule != "dumps"),
                     {"level": "op"} if options.rule == "operators" else {},
-                )  # fmt: skip
+                )
             told.append(one)
             if options.verbose or not one.right:
                 mark = "right" if one.right else "WRONG"
-                print(f"{mark} {case.name} {case.target} -> {one.status} {one.named} tied {one.tied} of {one.parted}: {one.sentence[:260]}")
+                print(
+                    f"{mark} {case.name} {case.target} -> {one.status} {one.named} tied "
+                    f"{one.tied} of {one.parted}: {one.sentence[:260]}"
+                )
                 sys.stdout.flush()
     scores = summary(told)
     print(json.dumps(scores, indent=1))
@@ -561,15 +683,24 @@ def main() -> None:
 
 
 def summary(told: list[Told]) -> dict[str, Any]:
-    """Counts: benign pairs, those in which an index differs, flagged and undecided ones; faults, found, named first."""
-    benign, faults = [t for t in told if t.case.culprit is None], [t for t in told if t.case.culprit is not None]
+    """Counts: benign pairs, those in which an index differs, flagged and undecided ones; faults,
+    found, named first.
+    """
+    benign, faults = (
+        [t for t in told if t.case.culprit is None],
+        [t for t in told if t.case.culprit is not None],
+    )
     return {
-        "benign": len(benign), "with_another_index": sum(t.parted != 0 for t in benign),
-        "flagged": sum(t.status == "different" for t in benign), "undecided": sum(t.status == "undecided" for t in benign),
-        "faults": len(faults), "found": sum(t.status == "different" for t in faults),
-        "named_first": sum(t.right for t in faults), "missed": sorted(t.case.name for t in faults if not t.right),
+        "benign": len(benign),
+        "with_another_index": sum(t.parted != 0 for t in benign),
+        "flagged": sum(t.status == "different" for t in benign),
+        "undecided": sum(t.status == "undecided" for t in benign),
+        "faults": len(faults),
+        "found": sum(t.status == "different" for t in faults),
+        "named_first": sum(t.right for t in faults),
+        "missed": sorted(t.case.name for t in faults if not t.right),
         "wrong": dict(Counter(t.case.kind for t in told if not t.right)),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Hook of mkdocs: pages of the site that are not written by hand, and links that hold on GitHub and in the site alike.
+"""Hook of mkdocs: pages of the site that are not written by hand, and links that hold on GitHub and
+in the site alike.
 
-Commands come from their `--help`, the Python reference from docstrings; README, CONTRIBUTING and CHANGELOG stand outside of docs/.
+Commands come from their `--help`, the Python reference from docstrings; README, CONTRIBUTING and
+CHANGELOG stand outside of docs/.
 """
 
 from __future__ import annotations
@@ -22,12 +24,18 @@ import whence
 from whence import cli
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
 """Files of the repository that are pages of the site under another name."""
 DECISIONS = "decisions/index.md"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 ANSWER = re.compile(r"^```text\n(?=(?:(?!```).*\n)*?.{161,}\n)", re.MULTILINE)
-"""The head of a block that shows an answer with sentences in it: its long lines are wrapped, as terminals do."""
+"""The head of a block that shows an answer with sentences in it: its long lines are wrapped, as
+terminals do.
+"""
 WIDTH = 82
 ROOMS = {
     "whence.results": "What a comparison holds",
@@ -88,7 +96,10 @@ def decisions() -> str:
 
 def commands() -> str:
     """Every command with its `--help`."""
-    parts = ["# Commands", "What `--help` prints. Exit codes: [verdicts](../verdicts.md#exit-codes)."]
+    parts = [
+        "# Commands",
+        "What `--help` prints. Exit codes: [verdicts](../verdicts.md#exit-codes).",
+    ]
     parts += _helped(cli.group, click.Context(cli.group, info_name="whence", terminal_width=WIDTH))
     return "\n\n".join(parts) + "\n"
 
@@ -99,14 +110,18 @@ def _helped(command: click.Command, context: click.Context) -> list[str]:
     for name in command.list_commands(context) if isinstance(command, click.Group) else ():
         below = command.get_command(context, name)
         assert below is not None
-        parts += _helped(below, click.Context(below, info_name=name, parent=context, terminal_width=WIDTH))
+        parts += _helped(
+            below, click.Context(below, info_name=name, parent=context, terminal_width=WIDTH)
+        )
     return parts
 
 
 def functions() -> str:
     """The names of `whence`, then those of the rooms that users import from."""
     parts = ["# Python", "What docstrings say. Importing `whence` loads no framework."]
-    parts += [_described(f"whence.{name}", getattr(whence, name)) for name in sorted(whence.__all__)]
+    parts += [
+        _described(f"whence.{name}", getattr(whence, name)) for name in sorted(whence.__all__)
+    ]
     for room, title in ROOMS.items():
         module = importlib.import_module(room)
         parts += [f"## {title}: {room}", _prose(inspect.getdoc(module) or "")]
@@ -118,7 +133,11 @@ def functions() -> str:
 
 
 def _own(module: Any) -> list[str]:
-    return [name for name, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__]
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
 
 
 def _described(name: str, value: Any, *, level: int = 2) -> str:
@@ -135,7 +154,9 @@ def _described(name: str, value: Any, *, level: int = 2) -> str:
     ]
     if inspect.isclass(value):
         for part, method in vars(value).items():
-            inner = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
+            inner = (
+                method.fget if isinstance(method, property) else getattr(method, "__func__", method)
+            )
             if part[0] != "_" and inspect.isfunction(inner) and inner.__doc__:
                 called = inspect.signature(inner)
                 shown = part if isinstance(method, property) else _spelt(part, called)
@@ -151,25 +172,41 @@ def _spelt(name: str, signature: inspect.Signature) -> str:
     if named is not None and not any(p.kind is p.VAR_POSITIONAL for p in taken):
         words.insert(named, "*")
     back = signature.return_annotation
-    end = ")" if back is signature.empty else f") -> {back if isinstance(back, str) else inspect.formatannotation(back)}"
+    end = (
+        ")"
+        if back is signature.empty
+        else f") -> {back if isinstance(back, str) else inspect.formatannotation(back)}"
+    )
     text = f"{name}({', '.join(words)}{end}"
-    return text if len(text) <= 100 else "\n".join([f"{name}(", *(f"    {word}," for word in words), end])
+    return (
+        text
+        if len(text) <= 100
+        else "\n".join([f"{name}(", *(f"    {word}," for word in words), end])
+    )
 
 
 def _unquoted(argument: str) -> str:
     """Annotations that are kept as text come in quotes."""
-    return re.sub(r"^(\**\w+: )'(.*?)'(?= = |$)", r"\1\2", argument).replace("whence.results.", "").replace("typing.", "")
+    return (
+        re.sub(r"^(\**\w+: )'(.*?)'(?= = |$)", r"\1\2", argument)
+        .replace("whence.results.", "")
+        .replace("typing.", "")
+    )
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: indented parts are code, and what is said of an argument or field is a point of its own."""
+    """A docstring as Markdown: indented parts are code, and what is said of an argument or field is
+    a point of its own.
+    """
     parts = []
     for part in re.split(r"\n\n+", inspect.cleandoc(text)):
         if part.startswith("    "):
             parts.append(f"```python\n{textwrap.dedent(part)}\n```")
             continue
         # Sentences begin with a capital: what does not, and ends in a colon, is a name.
-        said = re.sub(r"(?:^|(?<=\. ))([a-z_]\w*(?:, [a-z_]\w*)*): ", r"\n\n- `\1`: ", " ".join(part.split()))
+        said = re.sub(
+            r"(?:^|(?<=\. ))([a-z_]\w*(?:, [a-z_]\w*)*): ", r"\n\n- `\1`: ", " ".join(part.split())
+        )
         parts.append(_escaped(re.sub(r"(?<=[.)]) (Raises|Returns) ", r"\n\n\1 ", said).strip()))
     return "\n\n".join(parts)
 
@@ -177,4 +214,6 @@ def _prose(text: str) -> str:
 def _escaped(text: str) -> str:
     """Text between backticks stays; elsewhere no sign is markup."""
     pieces = re.split(r"(`+[^`]*`+)", text)
-    return "".join(p if i % 2 else re.sub(r"([\\*_<>\[\]|#])", r"\\\1", p) for i, p in enumerate(pieces))
+    return "".join(
+        p if i % 2 else re.sub(r"([\\*_<>\[\]|#])", r"\\\1", p) for i, p in enumerate(pieces)
+    )

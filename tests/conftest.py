@@ -1,7 +1,9 @@
-"""Shared by all tests: the folder of hand-made runs is importable, and nothing outside the test's own folder is written.
+"""Shared by all tests: the folder of hand-made runs is importable, and nothing outside the test's
+own folder is written.
 
-What costs time without proving more is settled here: one thread for each worker, kernels compiled once per machine, a file's tests on
-one worker, so that what they share is made once, and what takes long runs only where WHENCE_TESTS=all asks for it, as .ci/run does.
+What costs time without proving more is settled here: one thread for each worker, kernels compiled
+once per machine, a file's tests on one worker, so that what they share is made once, and what takes
+long runs only where WHENCE_TESTS=all asks for it, as .ci/run does.
 """
 
 import os
@@ -15,12 +17,14 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# A test run in the background inherits an ignored Ctrl-C, and so would the programs that the tests interrupt.
+# A test run in the background inherits an ignored Ctrl-C, and so would the programs that the tests
+# interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALL = os.environ.get("WHENCE_TESTS") == "all"
 
-# Before anything imports torch. Workers share the processors, and a second thread of each spins while it waits.
+# Before anything imports torch. Workers share the processors, and a second thread of each spins
+# while it waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CXX", str(Path(__file__).parent / "compiling" / "g++"))
 
@@ -44,7 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests go to one worker; those that take longest come early in the alphabet and stay there."""
+    """A file's tests go to one worker; those that take longest come early in the alphabet and stay
+    there.
+    """
     if config.getoption("dist") != "load":
         return None  # somebody asked for another
     from xdist.scheduler import LoadFileScheduling
@@ -55,7 +61,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def shared() -> Path:
-    """The folder of samples and benchmark models beside the checkout; tests that use it are skipped where it is absent."""
+    """The folder of samples and benchmark models beside the checkout; tests that use it are skipped
+    where it is absent.
+    """
     if not SHARED.is_dir():
         pytest.skip("the shared samples are not beside this checkout")
     return SHARED

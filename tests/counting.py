@@ -1,4 +1,6 @@
-"""How much work something is, counted: calls of functions and bytes unpacked. Seconds say as much of the machine as of the code."""
+"""How much work something is, counted: calls of functions and bytes unpacked. Seconds say as much
+of the machine as of the code.
+"""
 
 import contextlib
 import dataclasses

@@ -6,7 +6,9 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d.]*(e[+-]?\d+)?")
 
 
 def shown_in_order(shown, said):
-    """Every line shown is said, in this order, but for figures, which differ from CPU to CPU; "..." stands for any lines."""
+    """Every line shown is said, in this order, but for figures, which differ from CPU to CPU; "..."
+    stands for any lines.
+    """
     lines = iter(NUMBER.sub("#", line).rstrip() for line in said.splitlines())
     for line in shown.splitlines():
         if line.strip() and line != "...":

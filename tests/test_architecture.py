@@ -1,4 +1,6 @@
-"""Who may import whom: packages are layers, and inside the larger ones so are their folders. A new arrow is a decision made here."""
+"""Who may import whom: packages are layers, and inside the larger ones so are their folders. A new
+arrow is a decision made here.
+"""
 
 import ast
 import functools
@@ -8,7 +10,17 @@ from pathlib import Path
 SRC = Path(__file__).parent.parent / "src" / "whence"
 
 # Leaves and nouns are open to every package above them.
-OPEN = {"_version", "cache_folders", "config_files", "display", "dtypes", "errors", "extras", "records", "results"}
+OPEN = {
+    "_version",
+    "cache_folders",
+    "config_files",
+    "display",
+    "dtypes",
+    "errors",
+    "extras",
+    "records",
+    "results",
+}
 LAYERS = {
     "errors": set(),
     "_version": set(),
@@ -86,7 +98,16 @@ FOLDERS = {
         {"labels", "launch"},
     ],
     "instrument/torch": [
-        {"modes", "sources", "staging", "weak_registry", "compiled_boundary", "settings", "faults", "dtensor_placement"},
+        {
+            "modes",
+            "sources",
+            "staging",
+            "weak_registry",
+            "compiled_boundary",
+            "settings",
+            "faults",
+            "dtensor_placement",
+        },
         {"operator_call", "tensor_identity", "program_recorder"},
         {"modules", "sampling"},
         {"operators", "logits", "compiled"},
@@ -152,7 +173,9 @@ def files():
 
 @functools.cache
 def imports():
-    """(file, file that it imports) by dotted names, imports inside functions and for types counted."""
+    """(file, file that it imports) by dotted names, imports inside functions and for types
+    counted.
+    """
     named, arrows = files(), set()
     for name, path in named.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

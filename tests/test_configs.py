@@ -7,16 +7,31 @@ from whence import config_files
 from whence.cli import execute
 
 LONG = "9" * 1_000_000
-BOMB = "a0: &a0 [x, x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+BOMB = "a0: &a0 [x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+)
 YAML = {
-    "deep": "[" * 100_000, "deep maps": "\n".join(" " * i + "a:" for i in range(2000)), "number": f"allow: {LONG}", "bomb": BOMB,
-    "part of itself": "allow: &a [*a]", "date": "allow: 2026-13-45", "bool": "allow: !!bool maybe", "time": "allow: !!timestamp never",
-    "base 60": "allow: 1" + ":59" * 100_000, "float": f"allow: 1.{LONG}", "object": "!!python/object/apply:os.getcwd []", "control": "\0",
-}  # fmt: skip
+    "deep": "[" * 100_000,
+    "deep maps": "\n".join(" " * i + "a:" for i in range(2000)),
+    "number": f"allow: {LONG}",
+    "bomb": BOMB,
+    "part of itself": "allow: &a [*a]",
+    "date": "allow: 2026-13-45",
+    "bool": "allow: !!bool maybe",
+    "time": "allow: !!timestamp never",
+    "base 60": "allow: 1" + ":59" * 100_000,
+    "float": f"allow: 1.{LONG}",
+    "object": "!!python/object/apply:os.getcwd []",
+    "control": "\0",
+}
 TOML = {
-    "deep": "a = " + "[" * 100_000, "number": f"a = {LONG}", "keys": ".".join("a" * 20_000) + " = 1",
-    "table": "[" + ".".join("a" * 9_000) + "]", "inline": "a = " + "{b = " * 5000, "date": "a = 2026-13-45",
-}  # fmt: skip
+    "deep": "a = " + "[" * 100_000,
+    "number": f"a = {LONG}",
+    "keys": ".".join("a" * 20_000) + " = 1",
+    "table": "[" + ".".join("a" * 9_000) + "]",
+    "inline": "a = " + "{b = " * 5000,
+    "date": "a = 2026-13-45",
+}
 
 
 @pytest.mark.parametrize("what", YAML)
@@ -38,10 +53,15 @@ def test_what_people_write_is_read():
     value = config_files.yaml_value(text)
     assert (value["a"], value["b"], value["e"]) == (1, ["x", 2.5, True, None], value["c"])
     assert config_files.yaml_value("") is None
-    assert config_files.toml_value('a.b.c = 1\n"x.y" = "' + "." * 500 + '"\n') == {"a": {"b": {"c": 1}}, "x.y": "." * 500}
+    assert config_files.toml_value('a.b.c = 1\n"x.y" = "' + "." * 500 + '"\n') == {
+        "a": {"b": {"c": 1}},
+        "x.y": "." * 500,
+    }
 
 
-@pytest.mark.parametrize(("option", "name"), [("--map", "m.yaml"), ("--policy", "p.yaml"), ("--policy", "p.toml")])
+@pytest.mark.parametrize(
+    ("option", "name"), [("--map", "m.yaml"), ("--policy", "p.yaml"), ("--policy", "p.toml")]
+)
 def test_the_command_says_so_and_ends_with_3(option, name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", np.ones(3))

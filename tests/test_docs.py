@@ -1,4 +1,6 @@
-"""The docs are true: every command and option is in them, what they show parses, and their python runs."""
+"""The docs are true: every command and option is in them, what they show parses, and their python
+runs.
+"""
 
 import ast
 import dataclasses
@@ -21,14 +23,22 @@ from whence.instrument.options import CaptureOptions
 from whence.judge import policy
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 # A block, with the comment above it ("<!-- not run: why -->", "<!-- file: infer.py -->").
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d.]*(e[+-]?\d+)?")
 # What a block of a reference page takes as given.
 _PAIR = "import numpy as np\nreference, target = np.ones(4, np.float32), np.ones(4, np.float64)\n"
-GIVEN = {"docs/metrics.md-0": _PAIR, "docs/metrics.md-1": _PAIR + "from whence.metrics import measure\n"}
+GIVEN = {
+    "docs/metrics.md-0": _PAIR,
+    "docs/metrics.md-1": _PAIR + "from whence.metrics import measure\n",
+}
 CONTEXT = click.Context(cli.group, info_name="whence")
 COMMANDS = cli.group.list_commands(CONTEXT)
 
@@ -42,7 +52,9 @@ def blocks(language: str):
 
 
 def skeleton(answer: str) -> str:
-    """An answer without its figures, which differ from CPU to CPU, and its evidence up to the first clause."""
+    """An answer without its figures, which differ from CPU to CPU, and its evidence up to the first
+    clause.
+    """
     return NUMBER.sub("#", first_clauses(answer))
 
 
@@ -73,7 +85,11 @@ def test_every_command_and_option_is_in_the_docs(name):
     for option in [p for c in (command, *below.values()) for p in c.params]:
         if isinstance(option, click.Option):
             spelt = [o for o in (*option.opts, *option.secondary_opts) if o.startswith("--")]
-            missing += [o for o in spelt if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", TEXT) and o != "--programs"]
+            missing += [
+                o
+                for o in spelt
+                if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", TEXT) and o != "--programs"
+            ]
     assert missing == []
 
 
@@ -88,12 +104,20 @@ def test_commands_in_the_docs_parse(remark, body):
 
 def test_commands_in_sentences_are_commands_with_such_options():
     wrong = []
-    for words in (code.split() for code in re.findall(r"(?<!`)`whence ([a-z][a-z-]*(?: [^`\n]*)?)`", TEXT)):
+    for words in (
+        code.split() for code in re.findall(r"(?<!`)`whence ([a-z][a-z-]*(?: [^`\n]*)?)`", TEXT)
+    ):
         command, rest = cli.group, [*words]
         while isinstance(command, click.Group) and rest and rest[0] not in ("...", "…"):
             command = command.get_command(CONTEXT, rest.pop(0))
-        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} if command else set()
-        options = [w.partition("=")[0] for w in rest[: rest.index("--") if "--" in rest else None] if w.startswith("-")]
+        known = (
+            {o for p in command.params for o in (*p.opts, *p.secondary_opts)} if command else set()
+        )
+        options = [
+            w.partition("=")[0]
+            for w in rest[: rest.index("--") if "--" in rest else None]
+            if w.startswith("-")
+        ]
         wrong += [" ".join(words)] if command is None or {*options} - {*known, "--help"} else []
     assert wrong == []
 
@@ -104,7 +128,14 @@ def test_python_in_the_docs_runs(remark, body, tmp_path):
     if remark.startswith(("not run: ", "file: ")):  # a file is run by the story it belongs to
         pytest.skip(remark)
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     said = re.findall(r"^print\(.*\)  # (.+)$", body, re.MULTILINE)
     assert [line for line in said if line not in done.stdout.splitlines()] == []
@@ -125,16 +156,31 @@ def test_the_tour_of_the_readme_from_top_to_bottom(tmp_path):
             for command in words_of(body):
                 command = [sys.executable if w == "python" else w for w in command]
                 line = [sys.executable, "-m", "whence", *command]
-                done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+                done = subprocess.run(
+                    line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+                )
                 ran.append((command[0], done.returncode))
-                assert done.returncode == (1 if command[:3] == ["compare", "runs/ref", "runs/broken"] else 0), done.stderr
+                assert done.returncode == (
+                    1 if command[:3] == ["compare", "runs/ref", "runs/broken"] else 0
+                ), done.stderr
                 last = done.stdout
-    assert [name for name, _ in ran] == ["run", "run", "run", "show", "show", "compare", "compare", "compare"]
+    assert [name for name, _ in ran] == [
+        "run",
+        "run",
+        "run",
+        "show",
+        "show",
+        "compare",
+        "compare",
+        "compare",
+    ]
 
 
 def links(page: Path):
     """Links of a page that stay in the repository: (as written, file, anchor)."""
-    for link, _, anchor in (whole.partition("#") for whole in re.findall(r"\]\(([^)\s]+)\)", page.read_text())):
+    for link, _, anchor in (
+        whole.partition("#") for whole in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    ):
         if "://" not in link:
             yield f"{link}#{anchor}", (page.parent / link).resolve() if link else page, anchor
 
@@ -142,7 +188,10 @@ def links(page: Path):
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {
+        re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 def test_links_lead_somewhere():
@@ -163,7 +212,13 @@ def test_every_page_can_be_reached_from_the_readme():
         elif page.suffix == ".md" and page not in seen:
             seen.add(page)
             ahead += [target for _, target, _ in links(page)]
-    assert sorted(str(p.relative_to(ROOT)) for p in {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - seen) == []
+    assert (
+        sorted(
+            str(p.relative_to(ROOT))
+            for p in {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - seen
+        )
+        == []
+    )
 
 
 def test_no_page_names_this_machine():
@@ -185,15 +240,25 @@ def test_every_key_of_a_policy_is_explained_and_the_examples_are_policies():
     keys = {*policy._COMMON, *own, *policy._WEIGHTS, *policy._ACTIVATIONS}
     assert [k for k in keys if f"`{k}`" not in page and f"`{k} = " not in page] == []
     assert [k for k in policy.KINDS if f"### `{k}`" not in page] == []
-    assert [f for f in (*policy.FORMATS, *policy.FORMS) if f'"{f}"' not in page and f"`{f}`" not in page] == []
-    made = [tomllib.loads(b) if kind == "toml" else yaml.safe_load(b) for _, kind, b in BLOCK.findall(page) if kind in ("toml", "yaml")]
+    assert [
+        f for f in (*policy.FORMATS, *policy.FORMS) if f'"{f}"' not in page and f"`{f}`" not in page
+    ] == []
+    made = [
+        tomllib.loads(b) if kind == "toml" else yaml.safe_load(b)
+        for _, kind, b in BLOCK.findall(page)
+        if kind in ("toml", "yaml")
+    ]
     assert [len(policy.parse(data).entries) for data in made] == [1, 5]
 
 
 def test_every_capture_option_is_explained():
     page = (ROOT / "docs" / "capture.md").read_text()
     names = {"classes": "class", "print_pattern": "print"}
-    options = [f"--{names.get(f, f).replace('_', '-')}" for f in CaptureOptions.__struct_fields__ if f != "programs"]
+    options = [
+        f"--{names.get(f, f).replace('_', '-')}"
+        for f in CaptureOptions.__struct_fields__
+        if f != "programs"
+    ]
     assert [o for o in options if o not in page] == []
     assert "--no-programs" in page
 
@@ -238,13 +303,21 @@ def variables(tree: ast.AST):
         named = []
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
             named = [node.slice]
-        elif isinstance(node, ast.Call) and re.search(r"\b(environ\.\w+|getenv)$", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and re.search(
+            r"\b(environ\.\w+|getenv)$", ast.unparse(node.func)
+        ):
             named = node.args[:1]
         elif isinstance(node, ast.Constant) and re.fullmatch(r"_?WHENCE_[A-Z_]+", str(node.value)):
             named = [node]
-        elif isinstance(node, ast.For) and "environ" in ast.unparse(node) and isinstance(node.iter, ast.Tuple):
+        elif (
+            isinstance(node, ast.For)
+            and "environ" in ast.unparse(node)
+            and isinstance(node.iter, ast.Tuple)
+        ):
             named = node.iter.elts
-        yield from (n.value for n in named if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        yield from (
+            n.value for n in named if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        )
 
 
 def test_every_environment_variable_and_entry_point_is_in_the_docs():

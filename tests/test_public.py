@@ -1,7 +1,8 @@
-"""What users write down holds: names, signatures, commands, options and entry points are those of the list kept here.
+"""What users write down holds: names, signatures, commands, options and entry points are those of
+the list kept here.
 
-A change that is meant is accepted with `python tests/test_public.py`, which writes the list again; the difference is then
-part of the review.
+A change that is meant is accepted with `python tests/test_public.py`, which writes the list again;
+the difference is then part of the review.
 """
 
 import importlib
@@ -62,7 +63,10 @@ def _shape(value):
 
 def _commands(command, words=()):
     """{command line: its options and arguments}"""
-    yield " ".join(words) or "whence", sorted("/".join(sorted(p.opts + p.secondary_opts)) for p in command.params)
+    yield (
+        " ".join(words) or "whence",
+        sorted("/".join(sorted(p.opts + p.secondary_opts)) for p in command.params),
+    )
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

@@ -17,14 +17,39 @@ def graph(*edges):
     [
         ("MulCast_9", ["Mul", "Cast_9", "Cast"], [("Mul", "Cast_9")], ("Mul", "Cast_9")),
         # Taking the longest prefix again and again takes Add_1 and is left with _0Mul.
-        ("Add_1_0Mul", ["Add", "Add_1", "Add_1_0", "Mul", "_0Mul"], [("Add_1_0", "Mul")], ("Add_1_0", "Mul")),
-        ("Add_1Add_1_0", ["Add", "Add_1", "Add_1_0", "_1Add_1_0"], [("Add_1", "Add_1_0"), ("Add", "x")], ("Add_1", "Add_1_0")),
+        (
+            "Add_1_0Mul",
+            ["Add", "Add_1", "Add_1_0", "Mul", "_0Mul"],
+            [("Add_1_0", "Mul")],
+            ("Add_1_0", "Mul"),
+        ),
+        (
+            "Add_1Add_1_0",
+            ["Add", "Add_1", "Add_1_0", "_1Add_1_0"],
+            [("Add_1", "Add_1_0"), ("Add", "x")],
+            ("Add_1", "Add_1_0"),
+        ),
         # Two members that a third reads.
-        ("ExpLogAdd", ["Exp", "Log", "Add"], [("Exp", "Add"), ("Log", "Add")], ("Exp", "Log", "Add")),
+        (
+            "ExpLogAdd",
+            ["Exp", "Log", "Add"],
+            [("Exp", "Add"), ("Log", "Add")],
+            ("Exp", "Log", "Add"),
+        ),
         ("ExpLogAdd", ["Exp", "Log", "Add"], [("Exp", "Add")], ()),
-        ("ExpAddLog", ["Exp", "Log", "Add"], [("Exp", "Add"), ("Log", "Add")], ("Exp", "Add", "Log")),
+        (
+            "ExpAddLog",
+            ["Exp", "Log", "Add"],
+            [("Exp", "Add"), ("Log", "Add")],
+            ("Exp", "Add", "Log"),
+        ),
         ("ab", ["a", "b", "ab"], [], ()),
-        ("abc", ["a", "bc", "ab", "c"], [("a", "bc"), ("ab", "c")], ()),  # two ways that fit equally
+        (
+            "abc",
+            ["a", "bc", "ab", "c"],
+            [("a", "bc"), ("ab", "c")],
+            (),
+        ),  # two ways that fit equally
         ("x", ["x"], [], ()),
         ("", ["x"], [], ()),
     ],
@@ -39,9 +64,16 @@ def test_every_way_is_found_that_brute_force_finds():
         for parts in itertools.permutations(among, length):
             chain = list(itertools.pairwise(parts))
             name = "".join(parts)
-            ways = [p for n in range(2, 6) for p in itertools.permutations(among, n) if "".join(p) == name]
+            ways = [
+                p
+                for n in range(2, 6)
+                for p in itertools.permutations(among, n)
+                if "".join(p) == name
+            ]
             fits = [w for w in ways if all(e in chain for e in itertools.pairwise(w))]
-            assert segments(name, among, graph(*chain)) == (fits[0] if len(fits) == 1 else ()), parts
+            assert segments(name, among, graph(*chain)) == (fits[0] if len(fits) == 1 else ()), (
+                parts
+            )
 
 
 def test_work_is_bounded():

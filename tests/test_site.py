@@ -1,4 +1,6 @@
-"""The documentation as a site: it builds without a warning, its links hold, and what is generated is whole."""
+"""The documentation as a site: it builds without a warning, its links hold, and what is generated
+is whole.
+"""
 
 import importlib.util
 import os
@@ -17,7 +19,10 @@ import whence
 from whence import cli, metrics, results
 
 if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
-    pytest.skip("mkdocs and mkdocs-material are not installed: pip install 'whence[docs]'", allow_module_level=True)
+    pytest.skip(
+        "mkdocs and mkdocs-material are not installed: pip install 'whence[docs]'",
+        allow_module_level=True,
+    )
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,8 +68,13 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return {page: Seen(page) for page in sorted(folder.rglob("*.html"))}
 
@@ -73,7 +83,11 @@ def site(tmp_path_factory):
 def pages(site):
     """Text of the pages by their place in the site."""
     root = min(site, key=lambda page: len(page.parts)).parent
-    return {page.parent.relative_to(root).as_posix(): "".join(seen.text) for page, seen in site.items() if page.name == "index.html"}
+    return {
+        page.parent.relative_to(root).as_posix(): "".join(seen.text)
+        for page, seen in site.items()
+        if page.name == "index.html"
+    }
 
 
 def test_links_and_anchors_lead_somewhere(site):
@@ -94,14 +108,19 @@ def test_links_and_anchors_lead_somewhere(site):
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
-    assert [load for seen in site.values() for load in seen.loads if re.match(r"(https?:)?//", load)] == []
+    assert [
+        load for seen in site.values() for load in seen.loads if re.match(r"(https?:)?//", load)
+    ] == []
     assert any(load.endswith(".css") for seen in site.values() for load in seen.loads)
 
 
 def test_no_markdown_is_left_unread(site):
     """A list or table that stands right under a sentence is one on GitHub, and none here."""
     left = re.compile(r"^ *(?:[-*] |1\. |\|.*\|$|```|#+ ).*", re.MULTILINE)
-    said = {page.parent.name: [line for text in seen.paragraphs for line in left.findall(text)] for page, seen in site.items()}
+    said = {
+        page.parent.name: [line for text in seen.paragraphs for line in left.findall(text)]
+        for page, seen in site.items()
+    }
     assert {name: lines for name, lines in said.items() if lines} == {}
 
 
@@ -140,6 +159,10 @@ def test_the_readme_and_the_navigation_agree():
     nav = set(flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     readme = (ROOT / "README.md").read_text()
     more = re.findall(r"\]\(([^)#]+)", readme[readme.index("## More") :])
-    places = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "docs/decisions/": "decisions/index.md"}
+    places = {
+        "CONTRIBUTING.md": "contributing.md",
+        "CHANGELOG.md": "changes.md",
+        "docs/decisions/": "decisions/index.md",
+    }
     assert more
     assert [link for link in more if places.get(link, link.removeprefix("docs/")) not in nav] == []

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from whence.api import watch as watch
 
 __all__ = [
-    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert", "diff_results", "doctor", "end_dump",
-    "generate_tests", "label", "ladder", "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording",
+    "auto_diff", "begin_dump", "capture", "compare", "compare_labels", "compile", "convert",
+    "diff_results", "doctor", "end_dump", "generate_tests", "label", "ladder",
+    "load_comparison", "locate", "map_weights", "new_id", "open_run", "record", "recording",
     "report_html", "repro", "task", "tokens", "trace", "watch",
 ]  # fmt: skip
 

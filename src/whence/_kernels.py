@@ -1,21 +1,26 @@
-"""Every compiled loop of whence: statistics of one tensor, and the comparison of many pairs in one call without the GIL.
+"""Every compiled loop of whence: statistics of one tensor, and the comparison of many pairs in one
+call without the GIL.
 
-Importing this module costs nothing and does not import numba: functions are only marked here, and turned into machine
-code by `load`, which keeps the result on disk (`cache_dir`), so that it happens once per machine and version.
+Importing this module costs nothing and does not import numba: functions are only marked here, and
+turned into machine code by `load`, which keeps the result on disk (`cache_dir`), so that it happens
+once per machine and version.
 
-How a pair is compared. Each tensor is walked in blocks of 2048 elements that stay in the first-level cache, each block by
-several simple loops that LLVM vectorises: bytes equal? -> decode to float scratch -> integer pass over the bits
-(differences, signs, non-finite) -> figures of each side -> errors -> relative error, thresholds, histogram, ULP.
-A block that is bit-identical skips everything but the figures of one side. In a block with NaN or Inf the pairs that are
-not finite on both sides are set to zero first and taken out of the counts, so the fast loops never meet a NaN. Everything
-is accumulated in float64. Pairs of 8-bit types go through the joint histogram of their 256 x 256 codes.
+How a pair is compared. Each tensor is walked in blocks of 2048 elements that stay in the
+first-level cache, each block by several simple loops that LLVM vectorises: bytes equal? -> decode
+to float scratch -> integer pass over the bits (differences, signs, non-finite) -> figures of each
+side -> errors -> relative error, thresholds, histogram, ULP. A block that is bit-identical skips
+everything but the figures of one side. In a block with NaN or Inf the pairs that are not finite on
+both sides are set to zero first and taken out of the counts, so the fast loops never meet a NaN.
+Everything is accumulated in float64. Pairs of 8-bit types go through the joint histogram of their
+256 x 256 codes.
 
-Rules learnt the hard way (PERF.md section 7): no `parallel=True`; min and max through LLVM intrinsics, or they are not
-vectorised; counters in the width of the element; no negative-index arithmetic (plain pointers instead of arrays, which
-also compile faster); `contract` and `arcp` stay off, or counts differ from numpy at the thresholds.
+Rules learnt the hard way (PERF.md section 7): no `parallel=True`; min and max through LLVM
+intrinsics, or they are not vectorised; counters in the width of the element; no negative-index
+arithmetic (plain pointers instead of arrays, which also compile faster); `contract` and `arcp` stay
+off, or counts differ from numpy at the thresholds.
 
-Arguments that are addresses must stay valid for the call and be aligned to the element size; nothing is written but the
-result rows and the scratch.
+Arguments that are addresses must stay valid for the call and be aligned to the element size;
+nothing is written but the result rows and the scratch.
 """
 
 from __future__ import annotations
@@ -41,21 +46,35 @@ COMPILE_SECONDS = 12
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
 
-# Columns of a result row, float64. Sums over the finite elements of one side; "pair" sums over places finite on both.
+# Columns of a result row, float64. Sums over the finite elements of one side; "pair" sums over
+# places finite on both.
 F_NAMES = (
-    "r_sum", "t_sum", "r_sq", "t_sq", "r_m2", "t_m2", "r_min", "r_max", "t_min", "t_max",
-    "rr", "tt", "rt", "dd", "d_sum", "ad_sum", "ad_max", "rel_sum", "rel_max", "ulp_sum", "ulp_max",
-    "row_worst", "channel_worst", "row_dd", "row_rr", "r_scale", "t_scale", "rr_scale", "tt_scale", "dd_scale",
+    "r_sum", "t_sum", "r_sq", "t_sq", "r_m2", "t_m2", "r_min", "r_max", "t_min", "t_max", "rr",
+    "tt", "rt", "dd", "d_sum", "ad_sum", "ad_max", "rel_sum", "rel_max", "ulp_sum", "ulp_max",
+    "row_worst", "channel_worst", "row_dd", "row_rr", "r_scale", "t_scale", "rr_scale",
+    "tt_scale", "dd_scale",
 )  # fmt: skip
 # Columns of a result row, int64. Thresholds: the last eight.
 I_NAMES = (
-    "n", "r_finite", "t_finite", "pairs", "r_nan", "t_nan", "nan_both", "nan_mismatch", "r_inf", "t_inf", "inf_match", "inf_mismatch",
-    "sign", "bytes_differ", "values_differ", "close", "rel_skipped", "ad_index", "bad_index", "row_index", "channel_index", "ad_block",
-    "over_0", "over_1", "over_2", "over_3", "over_4", "over_5", "over_6", "over_7",
+    "n", "r_finite", "t_finite", "pairs", "r_nan", "t_nan", "nan_both", "nan_mismatch", "r_inf",
+    "t_inf", "inf_match", "inf_mismatch", "sign", "bytes_differ", "values_differ", "close",
+    "rel_skipped", "ad_index", "bad_index", "row_index", "channel_index", "ad_block", "over_0",
+    "over_1", "over_2", "over_3", "over_4", "over_5", "over_6", "over_7",
 )  # fmt: skip
 NF, NI = len(F_NAMES), len(I_NAMES)
 # Columns of the table that names the work: one row a tensor (or a chunk of one).
-META = ("r_address", "t_address", "n", "r_code", "t_code", "channels", "split", "dd_address", "rr_address", "path")
+META = (
+    "r_address",
+    "t_address",
+    "n",
+    "r_code",
+    "t_code",
+    "channels",
+    "split",
+    "dd_address",
+    "rr_address",
+    "path",
+)
 NM = len(META)
 PATH_32, PATH_64, PATH_8, PATH_SAME = 0, 1, 2, 3
 SCRATCH_BYTES = 5 * 8 * BLOCK + BLOCK + 8 * BINS * 4 + 65536 * 4 + 4096
@@ -77,12 +96,14 @@ def _kernel(*, fast=False, entry=False):
     return mark
 
 
-# ---------------------------------------------------------------------------------------------------------------- decode
+# --------------------------------------------------------------------------------------- decode
 
 
 @_kernel()
 def _decode(base, code, o, m, x):
-    """Elements o..o+m of a tensor of any type that float32 holds exactly, into the scratch x (float32 or float64)."""
+    """Elements o..o+m of a tensor of any type that float32 holds exactly, into the scratch x
+    (float32 or float64).
+    """
     if code == 0:
         f = p_f32(base + 4 * o)
         for i in range(m):
@@ -104,7 +125,9 @@ def _decode(base, code, o, m, x):
         for i in range(m):
             u = np.uint16(b[i])
             low = np.uint16(u & np.uint16(0x7F))
-            v = half_f32(np.uint16(((u & np.uint16(0x80)) << np.uint16(8)) | (low << np.uint16(7)))) * np.float32(256.0)
+            v = half_f32(
+                np.uint16(((u & np.uint16(0x80)) << np.uint16(8)) | (low << np.uint16(7)))
+            ) * np.float32(256.0)
             x[i] = np.float32(np.nan) if low == np.uint16(0x7F) else v
     elif code == 5:
         s8 = p_i8(base + o)
@@ -126,7 +149,9 @@ def _decode(base, code, o, m, x):
 
 @_kernel()
 def _decode64(base, code, o, m, x):
-    """The same for types that only float64 holds. 64-bit integers are rounded: used for statistics, not for differences."""
+    """The same for types that only float64 holds. 64-bit integers are rounded: used for statistics,
+    not for differences.
+    """
     if code == 12:
         s32 = p_i32(base + 4 * o)
         for i in range(m):
@@ -149,14 +174,16 @@ def _decode64(base, code, o, m, x):
 
 @_kernel()
 def _fetch(base, code, o, m, x, wide):
-    """Decode into x. wide: None for a float32 scratch; numba drops the branch that is not taken and never compiles it."""
+    """Decode into x. wide: None for a float32 scratch; numba drops the branch that is not taken and
+    never compiles it.
+    """
     if wide is None:
         _decode(base, code, o, m, x)
     else:
         _decode64(base, code, o, m, x)
 
 
-# ------------------------------------------------------------------------------------------------------ loops over a block
+# --------------------------------------------------------------------------- loops over a block
 
 
 @_kernel()
@@ -183,7 +210,9 @@ def _equal_bytes(a, b, n):
 
 @_kernel()
 def _bits(a, b, m, exponent, magnitude):
-    """Counts over float bits: differing values (0 == -0), opposite signs of non-zeros, pairs not both finite."""
+    """Counts over float bits: differing values (0 == -0), opposite signs of non-zeros, pairs not
+    both finite.
+    """
     zero = zero_of(exponent)
     ne = zero
     ns = zero
@@ -241,8 +270,9 @@ def _spread(x, m, mean):
 
 @_kernel()
 def _block_m2(x, m, s, q):
-    """Sum of squared deviations from the block's own mean. The short formula loses what it cancels: used only while it cancels
-    fewer than 8 bits; else a second look at the block, which is still in cache."""
+    """Sum of squared deviations from the block's own mean. The short formula loses what it cancels:
+    used only while it cancels fewer than 8 bits; else a second look at the block, which is still in
+    cache."""
     v = q - s * s / m
     if v * 256.0 < q:
         v = _spread(x, m, s / m)
@@ -278,7 +308,9 @@ def _finite_figures(x, y, m):
 
 @_kernel()
 def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
-    """Figures of one side of a block into its result row; returns its sum of squares. y: scratch for packing when not clean."""
+    """Figures of one side of a block into its result row; returns its sum of squares. y: scratch
+    for packing when not clean.
+    """
     k = m
     z = x
     if not clean:
@@ -302,7 +334,9 @@ def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
 
 @_kernel()
 def _mask(xr, xt, mr, mt, m, base, I):
-    """Copies with every place that is not finite on both sides set to zero; counts those places. Returns how many there are."""
+    """Copies with every place that is not finite on both sides set to zero; counts those places.
+    Returns how many there are.
+    """
     k = 0
     for i in range(m):
         u = xr[i]
@@ -336,7 +370,9 @@ def _mask(xr, xt, mr, mt, m, base, I):
 
 @_kernel(fast=True)
 def _errors(xr, xt, d, m, atol, rtol):
-    """|t - r| into d; sums r*r, t*t, r*t, (t-r)^2, t-r, |t-r|; the largest |t-r|; how many are close."""
+    """|t - r| into d; sums r*r, t*t, r*t, (t-r)^2, t-r, |t-r|; the largest |t-r|; how many are
+    close.
+    """
     rt = 0.0
     sd = 0.0
     sad = 0.0
@@ -369,7 +405,9 @@ def _squares(x, m):
 
 @_kernel(fast=True)
 def _relative(xr, d, m):
-    """Sum and largest |t-r|/|r| over places where r is not zero, and how many places have r == 0."""
+    """Sum and largest |t-r|/|r| over places where r is not zero, and how many places have r ==
+    0.
+    """
     s = 0.0
     mx = 0.0
     nz = 0
@@ -393,14 +431,18 @@ def _over(d, m, t):
 
 @_kernel()
 def _histogram(d, m, lane, words, h):
-    """Powers of two: bin 0 exactly zero, bin k in [2^(k-48), 2^(k-47)), bin 1 also everything smaller, bin 63 everything larger."""
+    """Powers of two: bin 0 exactly zero, bin k in [2^(k-48), 2^(k-47)), bin 1 also everything
+    smaller, bin 63 everything larger.
+    """
     for i in range(m):
         b = f64_bits(d[i])
         e = (b >> 52) - (1023 - 48)
         e = min(max(e, 1), b)
         lane[i] = np.uint8(min(e, 63))
     K = np.uint64(63)
-    for i in range(m // 8):  # eight tables, so that equal neighbours do not wait for each other's store
+    for i in range(
+        m // 8
+    ):  # eight tables, so that equal neighbours do not wait for each other's store
         w = words[i]
         h[w & K] += np.uint32(1)
         h[np.uint64(64) + ((w >> np.uint64(8)) & K)] += np.uint32(1)
@@ -416,7 +458,9 @@ def _histogram(d, m, lane, words, h):
 
 @_kernel()
 def _ulp32(a, b, m):
-    """Distances of float32 bits in units in the last place: sum and largest. At most 2 * 0x7f7fffff each."""
+    """Distances of float32 bits in units in the last place: sum and largest. At most 2 * 0x7f7fffff
+    each.
+    """
     s = 0
     mx = 0
     for i in range(m):
@@ -432,7 +476,9 @@ def _ulp32(a, b, m):
 
 @_kernel(fast=True)
 def _ulp64(a, b, m):
-    """float64: the distance may need 64 bits, so the larger minus the smaller as unsigned; never wraps."""
+    """float64: the distance may need 64 bits, so the larger minus the smaller as unsigned; never
+    wraps.
+    """
     s = 0.0
     mx = np.uint64(0)
     for i in range(m):
@@ -448,7 +494,9 @@ def _ulp64(a, b, m):
 
 @_kernel()
 def _ulp_codes(a, b, xr, xt, m, top, clean):
-    """Types of 8 and 16 bits, from their codes; `top`: the sign bit. Sums fit 32 bits: 2048 * 131070 < 2^31."""
+    """Types of 8 and 16 bits, from their codes; `top`: the sign bit. Sums fit 32 bits: 2048 *
+    131070 < 2^31.
+    """
     low = np.int32(top - 1)
     s = np.int32(0)
     mx = np.int32(0)
@@ -476,7 +524,9 @@ def _ulp_codes(a, b, xr, xt, m, top, clean):
 
 @_kernel()
 def _ulp_narrow(R, T, o, code, xr, xt, pr, pt, m, clean):
-    """A block of one type of up to 32 bits. xr, xt: as decoded; pr, pt: with places that are not finite set to zero."""
+    """A block of one type of up to 32 bits. xr, xt: as decoded; pr, pt: with places that are not
+    finite set to zero.
+    """
     if code == 0:
         return _ulp32(pointer_of(pr, np.int32(0)), pointer_of(pt, np.int32(0)), m)
     if code == 1:  # bfloat16 is the upper half of a float32
@@ -489,7 +539,7 @@ def _ulp_narrow(R, T, o, code, xr, xt, pr, pt, m, clean):
     return 0.0, 0.0
 
 
-# --------------------------------------------------------------------------------------------------------- rows, channels
+# ------------------------------------------------------------------------------- rows, channels
 
 
 @_kernel(fast=True)
@@ -519,8 +569,9 @@ def _ratio(dd, rr):
 
 @_kernel()
 def _rows(xr, xt, m, start, C, cd, cr, F, I):
-    """Errors by row (a vector of the last axis) and by channel (a place in it). start: flat index of the block's first element.
-    The row at hand is carried in F[23], F[24]; the worst finished one is in F[21], I[19]."""
+    """Errors by row (a vector of the last axis) and by channel (a place in it). start: flat index
+    of the block's first element. The row at hand is carried in F[23], F[24]; the worst finished one
+    is in F[21], I[19]."""
     i = 0
     c = start % C
     row = start // C
@@ -544,7 +595,9 @@ def _rows(xr, xt, m, start, C, cd, cr, F, I):
 
 @_kernel()
 def _rows_equal(base, code, direct, lo, hi, scratch, C, cd, cr, F, I, size, zf, wide):
-    """Rows and channels of a stretch that is equal on both sides: only the reference's squares count."""
+    """Rows and channels of a stretch that is equal on both sides: only the reference's squares
+    count.
+    """
     o = lo
     while o < hi:
         m = min(BLOCK, hi - o)
@@ -565,11 +618,37 @@ def _worst_channel(C, cd, cr, F, I):
             I[20] = c
 
 
-# ---------------------------------------------------------------------------------------------------------------- a pair
+# --------------------------------------------------------------------------------------- a pair
 
 
 @_kernel()
-def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H, zf, zu, exponent, magnitude, direct, wide):
+def _pair(
+    R,
+    T,
+    n,
+    kr,
+    kt,
+    sr,
+    st,
+    C,
+    split,
+    cd,
+    cr,
+    full,
+    rtol,
+    atol,
+    thr,
+    W,
+    F,
+    I,
+    H,
+    zf,
+    zu,
+    exponent,
+    magnitude,
+    direct,
+    wide,
+):
     """One pair of tensors (or one chunk of it, beginning at a row) into its result row."""
     W_R = W
     W_T = W + 8 * BLOCK
@@ -582,7 +661,9 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
     for i in range(8 * BINS):
         h[i] = np.uint32(0)
     rows_done = 0
-    masked = 0  # places set to zero because they are not finite: the histogram sees them as zero errors
+    masked = (
+        0  # places set to zero because they are not finite: the histogram sees them as zero errors
+    )
     for o in range(0, n, BLOCK):
         m = min(BLOCK, n - o)
         same = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)
@@ -682,7 +763,9 @@ def _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, W, F
                     F[20] = um
             if C > 0:
                 if rows_done < o:
-                    _rows_equal(R, kr, direct, rows_done, o, W + 32 * BLOCK, C, cd, cr, F, I, sr, zf, wide)
+                    _rows_equal(
+                        R, kr, direct, rows_done, o, W + 32 * BLOCK, C, cd, cr, F, I, sr, zf, wide
+                    )
                 _rows(pr, pt, m, o, C, cd, cr, F, I)
                 rows_done = o + m
     if full and C > 0 and (split or rows_done > 0):
@@ -734,7 +817,9 @@ def _first(a, b, x, y, n):
 
 @_kernel()
 def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H):
-    """One pair of 8-bit tensors: how often each of the 65536 pairs of codes occurs says everything but where."""
+    """One pair of 8-bit tensors: how often each of the 65536 pairs of codes occurs says everything
+    but where.
+    """
     J = p_u32(W + 41 * BLOCK + 8 * BINS * 4)
     for i in range(65536):
         J[i] = np.uint32(0)
@@ -896,9 +981,12 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
 
 
 @_kernel(entry=True)
-def compare(meta_address, count, tier, rtol, atol, thr_address, scratch, f_address, i_address, h_address):
-    """Compare `count` pairs. meta: (count, NM) int64; results: (count, NF) float64, (count, NI) int64, (count, BINS) int64, all
-    addresses of C-contiguous memory already set to the empty row. tier: 0 same, 1 core, 2 full."""
+def compare(
+    meta_address, count, tier, rtol, atol, thr_address, scratch, f_address, i_address, h_address
+):
+    """Compare `count` pairs. meta: (count, NM) int64; results: (count, NF) float64, (count, NI)
+    int64, (count, BINS) int64, all addresses of C-contiguous memory already set to the empty row.
+    tier: 0 same, 1 core, 2 full."""
     thr = p_f64(thr_address)
     full = tier == 2
     for k in range(count):
@@ -929,11 +1017,61 @@ def compare(meta_address, count, tier, rtol, atol, thr_address, scratch, f_addre
         if path == PATH_8:
             _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H)
         elif path == PATH_32:
-            _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
-                  np.float32(0), np.uint32(0), np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), 0, None)  # fmt: skip
+            _pair(
+                R,
+                T,
+                n,
+                kr,
+                kt,
+                sr,
+                st,
+                C,
+                split,
+                cd,
+                cr,
+                full,
+                rtol,
+                atol,
+                thr,
+                scratch,
+                F,
+                I,
+                H,
+                np.float32(0),
+                np.uint32(0),
+                np.uint32(0x7F800000),
+                np.uint32(0x7FFFFFFF),
+                0,
+                None,
+            )
         else:
-            _pair(R, T, n, kr, kt, sr, st, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H,
-                  np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000), np.uint64(0x7FFFFFFFFFFFFFFF), 7, 1)  # fmt: skip
+            _pair(
+                R,
+                T,
+                n,
+                kr,
+                kt,
+                sr,
+                st,
+                C,
+                split,
+                cd,
+                cr,
+                full,
+                rtol,
+                atol,
+                thr,
+                scratch,
+                F,
+                I,
+                H,
+                np.float64(0),
+                np.uint64(0),
+                np.uint64(0x7FF0000000000000),
+                np.uint64(0x7FFFFFFFFFFFFFFF),
+                7,
+                1,
+            )
 
 
 @_kernel()
@@ -947,7 +1085,7 @@ def _itemsize(code):
     return 1
 
 
-# ------------------------------------------------------------------------------------------------------------ one tensor
+# ----------------------------------------------------------------------------------- one tensor
 
 
 @_kernel()
@@ -1052,27 +1190,54 @@ def _describe(base, n, code, size, direct, zf, zu, exponent, magnitude, wide, fu
 
 @_kernel(entry=True)
 def describe(address, n, code, full):
-    """Figures of one tensor: (finite, nan, inf, zero, min, max, sum, sum of squares, squared deviations, |x|, x^3, x^4, checksum).
+    """Figures of one tensor: (finite, nan, inf, zero, min, max, sum, sum of squares, squared
+    deviations, |x|, x^3, x^4, checksum).
 
-    address of n elements of the type with this kernel code (not -1). full = 0: only the checksum is taken.
+    address of n elements of the type with this kernel code (not -1). full = 0: only the checksum is
+    taken.
     """
     if code == 7 or code == 8 or code == 9 or code == 12 or code == 13:
-        return _describe(address, n, code, _itemsize(code), 7, np.float64(0), np.uint64(0), np.uint64(0x7FF0000000000000),
-                         np.uint64(0x7FFFFFFFFFFFFFFF), 1, full != 0)  # fmt: skip
-    return _describe(address, n, code, _itemsize(code), 0, np.float32(0), np.uint32(0), np.uint32(0x7F800000),
-                     np.uint32(0x7FFFFFFF), None, full != 0)  # fmt: skip
+        return _describe(
+            address,
+            n,
+            code,
+            _itemsize(code),
+            7,
+            np.float64(0),
+            np.uint64(0),
+            np.uint64(0x7FF0000000000000),
+            np.uint64(0x7FFFFFFFFFFFFFFF),
+            1,
+            full != 0,
+        )
+    return _describe(
+        address,
+        n,
+        code,
+        _itemsize(code),
+        0,
+        np.float32(0),
+        np.uint32(0),
+        np.uint32(0x7F800000),
+        np.uint32(0x7FFFFFFF),
+        None,
+        full != 0,
+    )
 
 
 def checksum(data, itemsize) -> int:
-    """The checksum of `describe` with numpy alone: sum modulo 2^64 over the mixed bits of each element.
+    """The checksum of `describe` with numpy alone: sum modulo 2^64 over the mixed bits of each
+    element.
 
-    data: 1-D uint8 array, C-contiguous, canonical bytes. itemsize: 1, 2, 4, 8, or 16, where the second word is added to the
-    mixed first and mixed again. Equal for equal multisets of elements, whatever their order; else different but for one
-    chance in 2^64.
+    data: 1-D uint8 array, C-contiguous, canonical bytes. itemsize: 1, 2, 4, 8, or 16, where the
+    second word is added to the mixed first and mixed again. Equal for equal multisets of elements,
+    whatever their order; else different but for one chance in 2^64.
     """
     if itemsize == 1:
         table = _mix_plain(np.arange(256, dtype=np.uint64))
-        return int((np.bincount(data, minlength=256).astype(np.uint64) * table).sum(dtype=np.uint64))
+        return int(
+            (np.bincount(data, minlength=256).astype(np.uint64) * table).sum(dtype=np.uint64)
+        )
     total = 0
     step = (1 << 16) * itemsize
     for o in range(0, data.size, step):
@@ -1093,11 +1258,13 @@ def _mix_plain(z):
     return z ^ (z >> np.uint64(31))
 
 
-# ------------------------------------------------------------------------------------------------------- compile and keep
+# ----------------------------------------------------------------------------- compile and keep
 
 
 def _machine() -> str:
-    """What the compiled code depends on besides its source: Python, the processor and its features."""
+    """What the compiled code depends on besides its source: Python, the processor and its
+    features.
+    """
     about = [platform.machine(), platform.processor(), ".".join(map(str, sys.version_info[:3]))]
     try:
         wanted = ("model name", "flags", "Features", "CPU part")
@@ -1117,17 +1284,29 @@ def _machine() -> str:
 
 
 def cache_dir() -> Path | None:
-    """Where compiled kernels are kept: $NUMBA_CACHE_DIR, else the user's cache folder, else one of our own in the temporary
-    folder; None when nothing is writable (they are then compiled again by every process). Named by version and source."""
+    """Where compiled kernels are kept: $NUMBA_CACHE_DIR, else the user's cache folder, else one of
+    our own in the temporary folder; None when nothing is writable (they are then compiled again by
+    every process). Named by version and source."""
     source = Path(__file__)
     try:
         about = source.stat()
         name = f"{__version__}-{about.st_size:x}-{about.st_mtime_ns:x}"
     except OSError:
         name = __version__
-    own = [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"] if os.environ.get("NUMBA_CACHE_DIR") else []
+    own = (
+        [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"]
+        if os.environ.get("NUMBA_CACHE_DIR")
+        else []
+    )
     # The cache holds machine code, so a folder that others may write into is refused.
-    return next((home / name for home in (*own, *cache_folders.homes()) if cache_folders.private(home / name)), None)
+    return next(
+        (
+            home / name
+            for home in (*own, *cache_folders.homes())
+            if cache_folders.private(home / name)
+        ),
+        None,
+    )
 
 
 def _marker(folder: Path, entry: str) -> Path:
@@ -1135,7 +1314,9 @@ def _marker(folder: Path, entry: str) -> Path:
 
 
 def compiled(*entries: str) -> bool:
-    """Are the kernels on disk for this version and this machine? Does not import numba. entries: all when none is named."""
+    """Are the kernels on disk for this version and this machine? Does not import numba. entries:
+    all when none is named.
+    """
     folder = cache_dir()
     return folder is not None and all(_marker(folder, e).exists() for e in entries or ENTRIES)
 
@@ -1146,10 +1327,11 @@ def loaded(*entries: str) -> bool:
 
 
 def load(*entries: str, report=None) -> None:
-    """Make the kernels callable in this process: from disk, or compiled and written there. entries: all when none is named.
+    """Make the kernels callable in this process: from disk, or compiled and written there. entries:
+    all when none is named.
 
-    report: told one line before a compilation, by default on standard error. Safe to call from several threads, any number
-    of times. Raises ImportError when numba is missing.
+    report: told one line before a compilation, by default on standard error. Safe to call from
+    several threads, any number of times. Raises ImportError when numba is missing.
     """
     entries = entries or ENTRIES
     if loaded(*entries):
@@ -1183,18 +1365,25 @@ def load(*entries: str, report=None) -> None:
 
 
 def warmup(report=print) -> float:
-    """Compile everything and keep it on disk. Returns the seconds it took; well under one when it was there already."""
+    """Compile everything and keep it on disk. Returns the seconds it took; well under one when it
+    was there already.
+    """
     start = time.perf_counter()
     known = compiled()
     load(report=report)
     seconds = time.perf_counter() - start
     folder = cache_dir()
-    report(f"kernels {'were ready' if known else 'compiled'} in {seconds:.1f} s, kept in {folder or 'memory only (nothing is writable)'}")
+    report(
+        f"kernels {'were ready' if known else 'compiled'} in {seconds:.1f} s, kept in "
+        f"{folder or 'memory only (nothing is writable)'}"
+    )
     return seconds
 
 
 def _decorate(folder: Path | None) -> None:
-    """Turn the marked functions of this module into compiled ones. numba's own settings are put back afterwards."""
+    """Turn the marked functions of this module into compiled ones. numba's own settings are put
+    back afterwards.
+    """
     import numba as nb
     from llvmlite import ir
     from numba import types
@@ -1251,7 +1440,9 @@ def _decorate(folder: Path | None) -> None:
             def code(context, builder, signature, args):
                 kind = args[0].type
                 suffix = {"float": "f32", "double": "f64"}[str(kind)]
-                found = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, kind]), f"llvm.{name}.{suffix}")
+                found = cgutils.get_or_insert_function(
+                    builder.module, ir.FunctionType(kind, [kind, kind]), f"llvm.{name}.{suffix}"
+                )
                 return builder.call(found, args, fastmath=("nnan", "nsz", "reassoc"))
 
             return x(x, y), code
@@ -1284,7 +1475,11 @@ def _decorate(folder: Path | None) -> None:
         stack=stack,
         fmax=extremum("maxnum"),
         fmin=extremum("minnum"),
-        half_f32=convert(types.uint16, types.float32, lambda b, x: b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType())),
+        half_f32=convert(
+            types.uint16,
+            types.float32,
+            lambda b, x: b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType()),
+        ),
         bits_f32=convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir.FloatType())),
         f64_bits=convert(types.float64, types.int64, lambda b, x: b.bitcast(x, ir.IntType(64))),
     )

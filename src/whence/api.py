@@ -10,9 +10,22 @@ from whence.workflows.capture.capture import attach, begin_dump, capture, end_du
 from whence.workflows.capture.command import run_command
 from whence.workflows.capture.compile import compile, compile_backend  # noqa: A004
 from whence.workflows.capture.dump import Dump, determine, opened_dump
-from whence.workflows.capture.labels import attach_labels, include, label, labels_are_taken, new_id, take_label, task
+from whence.workflows.capture.labels import (
+    attach_labels,
+    include,
+    label,
+    labels_are_taken,
+    new_id,
+    take_label,
+    task,
+)
 from whence.workflows.compare import compare, face
-from whence.workflows.compare_labels import compare_labels, labels_compared, run_labels, write_labels
+from whence.workflows.compare_labels import (
+    compare_labels,
+    labels_compared,
+    run_labels,
+    write_labels,
+)
 from whence.workflows.convert import convert, formats
 from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
@@ -25,7 +38,14 @@ from whence.workflows.operator_tests.generate import diff_results, generate_test
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
 from whence.workflows.repro.finding import repro
-from whence.workflows.saved import check_output, free_output, load_comparison, load_policy, views, write
+from whence.workflows.saved import (
+    check_output,
+    free_output,
+    load_comparison,
+    load_policy,
+    views,
+    write,
+)
 from whence.workflows.tokens.tokens import first_difference, tokens
 from whence.workflows.trace import trace
 from whence.workflows.two_models import auto_diff, parity

@@ -1,4 +1,6 @@
-"""Folders of whence's own, for what is kept between two commands: in the user's cache folder, and writable by nobody else."""
+"""Folders of whence's own, for what is kept between two commands: in the user's cache folder, and
+writable by nobody else.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from pathlib import Path
 
 
 def private(folder: Path) -> bool:
-    """Make a folder that nobody else can write to. False where there is none, or where others may write into it."""
+    """Make a folder that nobody else can write to. False where there is none, or where others may
+    write into it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
-        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        if hasattr(os, "getuid") and (
+            about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
             return False
         return os.access(folder, os.W_OK | os.X_OK)
     except OSError:
@@ -22,7 +28,9 @@ def private(folder: Path) -> bool:
 
 
 def homes() -> list[Path]:
-    """Where such folders may lie, the best first: $XDG_CACHE_HOME or what the system has, then the temporary folder."""
+    """Where such folders may lie, the best first: $XDG_CACHE_HOME or what the system has, then the
+    temporary folder.
+    """
     found = []
     if os.environ.get("XDG_CACHE_HOME"):
         found.append(Path(os.environ["XDG_CACHE_HOME"]) / "whence")
@@ -31,10 +39,16 @@ def homes() -> list[Path]:
     else:
         try:
             home = Path.home()
-            found.append(home / "Library" / "Caches" / "whence" if sys.platform == "darwin" else home / ".cache" / "whence")
+            found.append(
+                home / "Library" / "Caches" / "whence"
+                if sys.platform == "darwin"
+                else home / ".cache" / "whence"
+            )
         except RuntimeError:
             pass  # no home at all
-    found.append(Path(tempfile.gettempdir()) / f"whence-{os.getuid() if hasattr(os, 'getuid') else 'cache'}")
+    found.append(
+        Path(tempfile.gettempdir()) / f"whence-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+    )
     return found
 
 

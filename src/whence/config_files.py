@@ -1,7 +1,8 @@
 """Small files that a user writes, in YAML or TOML: read within limits, whatever stands in them.
 
-Parsers of both end in a RecursionError, a ValueError of `int` or worse when nesting or numbers are absurd; a few lines of YAML that refer
-to each other unfold to more than any memory holds. Here each of these is a `NotConfig` with one sentence.
+Parsers of both end in a RecursionError, a ValueError of `int` or worse when nesting or numbers are
+absurd; a few lines of YAML that refer to each other unfold to more than any memory holds. Here each
+of these is a `NotConfig` with one sentence.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def yaml_tree(text: str) -> yaml.Node | None:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise NotConfig(f"not YAML: {reason[:200]}", mark.line + 1 if mark is not None else 0) from error
+        raise NotConfig(
+            f"not YAML: {reason[:200]}", mark.line + 1 if mark is not None else 0
+        ) from error
     except RecursionError as error:
         raise NotConfig("nested too deeply") from error
     if tree is not None:
@@ -45,7 +48,9 @@ def yaml_tree(text: str) -> yaml.Node | None:
 
 
 def yaml_value(text: str) -> Any:
-    """The value of a YAML text: dicts, lists and scalars; nothing else is made of it. Raises NotConfig."""
+    """The value of a YAML text: dicts, lists and scalars; nothing else is made of it. Raises
+    NotConfig.
+    """
     tree = yaml_tree(text)
     if tree is None:
         return None
@@ -53,11 +58,18 @@ def yaml_value(text: str) -> Any:
         return yaml.SafeLoader("").construct_document(tree)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise NotConfig(f"not YAML: {' '.join(str(error).split())[:200]}", mark.line + 1 if mark is not None else 0) from error
+        raise NotConfig(
+            f"not YAML: {' '.join(str(error).split())[:200]}",
+            mark.line + 1 if mark is not None else 0,
+        ) from error
     except RecursionError as error:
         raise NotConfig("nested too deeply") from error
-    except Exception as error:  # "2026-13-45" is no date, and a number of a million digits none for Python
-        raise NotConfig(f"a value that cannot be read: {str(error)[:120] or type(error).__name__}") from error
+    except (
+        Exception
+    ) as error:  # "2026-13-45" is no date, and a number of a million digits none for Python
+        raise NotConfig(
+            f"a value that cannot be read: {str(error)[:120] or type(error).__name__}"
+        ) from error
 
 
 def toml_value(text: str) -> dict[str, Any]:
@@ -72,20 +84,30 @@ def toml_value(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise NotConfig(f"not TOML: {str(error)[:200]}") from error
     except Exception as error:  # as above
-        raise NotConfig(f"a value that cannot be read: {str(error)[:120] or type(error).__name__}") from error
+        raise NotConfig(
+            f"a value that cannot be read: {str(error)[:120] or type(error).__name__}"
+        ) from error
 
 
 def _check_length(text: str) -> None:
     if len(text) > _CHARACTERS:
-        raise NotConfig(f"{len(text)} characters are more than a file of this kind has ({_CHARACTERS})")
+        raise NotConfig(
+            f"{len(text)} characters are more than a file of this kind has ({_CHARACTERS})"
+        )
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many nodes a node holds when every alias is written out. Raises NotConfig for too many, too deep, or a circle."""
+    """How many nodes a node holds when every alias is written out. Raises NotConfig for too many,
+    too deep, or a circle.
+    """
     line = node.start_mark.line + 1 if node.start_mark is not None else 0
     if depth > _DEPTH:
         raise NotConfig("nested too deeply", line)
-    if isinstance(node, yaml.ScalarNode) and not node.tag.endswith((":str", ":binary")) and len(node.value) > _DIGITS:
+    if (
+        isinstance(node, yaml.ScalarNode)
+        and not node.tag.endswith((":str", ":binary"))
+        and len(node.value) > _DIGITS
+    ):
         raise NotConfig(f"a number of {len(node.value)} characters", line)
     count = known.get(id(node))
     if count == -1:
@@ -93,8 +115,16 @@ def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
     if count is not None:
         return count
     known[id(node)] = -1
-    parts = [p for pair in node.value for p in pair] if isinstance(node, yaml.MappingNode) else node.value
-    count = 1 + sum(_unfolded(part, known, depth + 1) for part in parts) if not isinstance(node, yaml.ScalarNode) else 1
+    parts = (
+        [p for pair in node.value for p in pair]
+        if isinstance(node, yaml.MappingNode)
+        else node.value
+    )
+    count = (
+        1 + sum(_unfolded(part, known, depth + 1) for part in parts)
+        if not isinstance(node, yaml.ScalarNode)
+        else 1
+    )
     if count > _NODES:
         raise NotConfig(f"its aliases unfold to more than {_NODES} values", line)
     known[id(node)] = count

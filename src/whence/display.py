@@ -1,10 +1,14 @@
-"""How results and runs show themselves where they are looked at: in a notebook, at a prompt, as a data frame, by name."""
+"""How results and runs show themselves where they are looked at: in a notebook, at a prompt, as a
+data frame, by name.
+"""
 
 from __future__ import annotations
 
 
 class Displayed:
-    """Mix-in of what a notebook shows. The words are `report.notebook`'s, looked up when they are asked for."""
+    """Mix-in of what a notebook shows. The words are `report.notebook`'s, looked up when they are
+    asked for.
+    """
 
     __slots__ = ()
 

@@ -1,7 +1,8 @@
 """Every element type whence knows: its name, width, unit roundoff, and its exact widening.
 
-Names are torch's without the `torch.` (float32, bfloat16, float8_e4m3fn, complex64, bool). A dtype numpy has no native
-type for is an ml_dtypes one, so that arrays keep their dtype from capture to report.
+Names are torch's without the `torch.` (float32, bfloat16, float8_e4m3fn, complex64, bool). A dtype
+numpy has no native type for is an ml_dtypes one, so that arrays keep their dtype from capture to
+report.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ Array = npt.NDArray[np.generic]
 class DType:
     """One element type.
 
-    kind: "float", "int", "uint", "bool" or "complex". bits: storage per element.
-    unit_roundoff: largest relative error of rounding to nearest (2^-24 for float32); None for exact kinds.
-    max_finite: largest finite magnitude (of one component for complex); None for bool.
-    safetensors: the code used in a shard. complex128 has none there and is stored as F64 with a last axis of 2.
+    kind: "float", "int", "uint", "bool" or "complex". bits: storage per element. unit_roundoff:
+    largest relative error of rounding to nearest (2^-24 for float32); None for exact kinds.
+    max_finite: largest finite magnitude (of one component for complex); None for bool. safetensors:
+    the code used in a shard. complex128 has none there and is stored as F64 with a last axis of 2.
     code: what the kernels switch on; -1 where no kernel decodes the type (numpy does it).
     """
 
@@ -79,10 +80,30 @@ def _table() -> dict[str, DType]:
     for name, int_scalar, st_code, code in ints:
         dt = np.dtype(int_scalar)
         kind = "int" if dt.kind == "i" else "uint"
-        table[name] = DType(name, kind, dt.itemsize * 8, None, float(np.iinfo(dt).max), dt, st_code, code)
+        table[name] = DType(
+            name, kind, dt.itemsize * 8, None, float(np.iinfo(dt).max), dt, st_code, code
+        )
     table["bool"] = DType("bool", "bool", 8, None, None, np.dtype(np.bool_), "BOOL", 6)
-    table["complex64"] = DType("complex64", "complex", 64, 2.0**-24, float(np.finfo(np.float32).max), np.dtype(np.complex64), "C64", -1)
-    table["complex128"] = DType("complex128", "complex", 128, 2.0**-53, float(np.finfo(np.float64).max), np.dtype(np.complex128), "F64", -1)
+    table["complex64"] = DType(
+        "complex64",
+        "complex",
+        64,
+        2.0**-24,
+        float(np.finfo(np.float32).max),
+        np.dtype(np.complex64),
+        "C64",
+        -1,
+    )
+    table["complex128"] = DType(
+        "complex128",
+        "complex",
+        128,
+        2.0**-53,
+        float(np.finfo(np.float64).max),
+        np.dtype(np.complex128),
+        "F64",
+        -1,
+    )
     return table
 
 
@@ -99,12 +120,16 @@ def named(name: str) -> DType:
 
 
 def is_floating(name: str) -> bool:
-    """Is this the name of a type that rounds? A name that whence does not know, as dumps may have, is none."""
+    """Is this the name of a type that rounds? A name that whence does not know, as dumps may have,
+    is none.
+    """
     return name in DTYPES and DTYPES[name].is_floating
 
 
 def of(array: Array) -> DType:
-    """The dtype of a numpy array (ml_dtypes included). Raises KeyError for object, string, datetime and structured arrays."""
+    """The dtype of a numpy array (ml_dtypes included). Raises KeyError for object, string, datetime
+    and structured arrays.
+    """
     try:
         return _BY_NUMPY[array.dtype.newbyteorder("=")]
     except KeyError:
@@ -114,8 +139,8 @@ def of(array: Array) -> DType:
 def widen(array: Array) -> Array:
     """The same values, exactly, in the type metrics are computed in.
 
-    float and bool and ints up to 32 bits -> float64; 64-bit ints stay as they are (float64 would lose bits above 2^53);
-    complex -> complex128. Raises KeyError for dtypes whence does not know.
+    float and bool and ints up to 32 bits -> float64; 64-bit ints stay as they are (float64 would
+    lose bits above 2^53); complex -> complex128. Raises KeyError for dtypes whence does not know.
     """
     kind = of(array)
     if kind.kind == "complex":

@@ -2,7 +2,9 @@
 
 
 class WhenceError(Exception):
-    """Base of every error whence raises on purpose. `exit_code` is what the command line returns for it."""
+    """Base of every error whence raises on purpose. `exit_code` is what the command line returns
+    for it.
+    """
 
     exit_code = 3
 
@@ -20,7 +22,9 @@ class UnknownVersion(UnreadableRun):
 
 
 class ElementsMissing(WhenceError):
-    """The record is known (shape, dtype, statistics) but its elements were not kept, or cannot be read back."""
+    """The record is known (shape, dtype, statistics) but its elements were not kept, or cannot be
+    read back.
+    """
 
 
 class OutputExists(WhenceError):
@@ -28,11 +32,15 @@ class OutputExists(WhenceError):
 
 
 class StoreFailed(WhenceError):
-    """Writing a run failed (disk full, read-only, vanished). What was acknowledged before stays readable."""
+    """Writing a run failed (disk full, read-only, vanished). What was acknowledged before stays
+    readable.
+    """
 
 
 class CaptureError(WhenceError):
-    """A capture could not start. A capture that has started never raises into the captured program."""
+    """A capture could not start. A capture that has started never raises into the captured
+    program.
+    """
 
 
 class ReplayRefused(WhenceError):

@@ -1,4 +1,6 @@
-"""Frameworks that whence does without: whether one is here, and one clear sentence where something needs it and it is not."""
+"""Frameworks that whence does without: whether one is here, and one clear sentence where something
+needs it and it is not.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,16 @@ from types import ModuleType
 from whence.errors import MissingDependency
 
 _EXTRAS = {
-    "torch": "torch", "paddle": "paddle", "onnx": "onnx", "onnxruntime": "onnx", "h5py": "h5", "matplotlib": "plots", "ray": "ray",
-    "pyarrow": "parquet", "jax": "jax",
-}  # fmt: skip
+    "torch": "torch",
+    "paddle": "paddle",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "h5py": "h5",
+    "matplotlib": "plots",
+    "ray": "ray",
+    "pyarrow": "parquet",
+    "jax": "jax",
+}
 
 
 def is_here(name: str) -> bool:
@@ -26,7 +35,9 @@ def is_here(name: str) -> bool:
 
 
 def needed(name: str, what: str) -> ModuleType:
-    """The framework that `what` ("replay", "whence doctor") needs. Raises MissingDependency where it cannot be imported."""
+    """The framework that `what` ("replay", "whence doctor") needs. Raises MissingDependency where
+    it cannot be imported.
+    """
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
@@ -39,7 +50,9 @@ def missing(name: str, what: str, error: Exception) -> MissingDependency:
         why = "not installed here"
     else:
         why = f"here, but cannot be imported ({type(error).__name__}: {error})"
-    return MissingDependency(f"{what} needs {name}, which is {why}: pip install 'whence[{_EXTRAS.get(name, name)}]'")
+    return MissingDependency(
+        f"{what} needs {name}, which is {why}: pip install 'whence[{_EXTRAS.get(name, name)}]'"
+    )
 
 
 def of_import(error: ModuleNotFoundError, what: str) -> MissingDependency | None:

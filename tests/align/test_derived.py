@@ -8,7 +8,10 @@ from whence.align.dims import Unfit
 from whence.errors import ElementsMissing
 
 RNG = np.random.default_rng(0)
-Q, K = RNG.standard_normal((3, 4)).astype(np.float32), RNG.standard_normal((3, 2)).astype(np.float32)
+Q, K = (
+    RNG.standard_normal((3, 4)).astype(np.float32),
+    RNG.standard_normal((3, 2)).astype(np.float32),
+)
 
 
 def run(*arrays, keep=True):
@@ -44,7 +47,11 @@ def test_figures_survive_a_change_of_order_and_the_hash_a_change_of_shape():
     derived = making.done()
     assert derived.records[turned].statistics == derived.records[0].statistics
     assert derived.records[turned].hash == ""
-    assert derived.records[grown].hash == derived.records[0].hash == record(0, derived.array(grown)).hash
+    assert (
+        derived.records[grown].hash
+        == derived.records[0].hash
+        == record(0, derived.array(grown)).hash
+    )
 
 
 def test_what_does_not_fit_is_refused_when_planned():

@@ -19,24 +19,38 @@ CASES = [
     ("x.T", {"x": [X]}, X.T),
     ("b t d -> 1 (b t) d", {"x": [X]}, X.reshape(1, 6, 12)),
     ("b t (h d) -> b h t d, h=3", {"x": [X]}, X.reshape(2, 3, 3, 4).transpose(0, 2, 1, 3)),
-    ("rearrange(x, 'b t (h r two) -> b t (h two r)', h=2, two=2)", {"x": [X]}, X.reshape(2, 3, 2, 3, 2).swapaxes(-1, -2).reshape(2, 3, 12)),
+    (
+        "rearrange(x, 'b t (h r two) -> b t (h two r)', h=2, two=2)",
+        {"x": [X]},
+        X.reshape(2, 3, 2, 3, 2).swapaxes(-1, -2).reshape(2, 3, 12),
+    ),
     ("take(x, [2, 0, 1], axis=1)", {"x": [X]}, X[:, [2, 0, 1]]),
     ("cat(q, k, v, axis=-1)", {"q": [Q], "k": [K], "v": [V]}, np.concatenate([Q, K, V], -1)),
     ("cat(*ranks, axis=0)", {"ranks": [Q, Q + 1]}, np.concatenate([Q, Q + 1])),
-    ("cat(a[:, 0:2], a.T[0:4, 1:2], axis=1)", {"a": [Q]}, np.concatenate([Q[:, :2], Q.T[:4, 1:2]], 1)),
+    (
+        "cat(a[:, 0:2], a.T[0:4, 1:2], axis=1)",
+        {"a": [Q]},
+        np.concatenate([Q[:, :2], Q.T[:4, 1:2]], 1),
+    ),
     ("a + b", {"a": [Q], "b": [Q * 2]}, Q * 3),
     ("(a + b)[0]", {"a": [Q], "b": [Q * 2]}, Q[0] * 3),
     ("sum(*ranks)", {"ranks": [Q, Q, Q]}, Q * 3),
     ("pad(x, axis=1, to=5)", {"x": [X]}, np.pad(X, ((0, 0), (0, 2), (0, 0)))),
-    ("pad(x, axis=-1, to=13, value='lowest')", {"x": [X]},
-     np.pad(X, ((0, 0), (0, 0), (0, 1)), constant_values=np.finfo(np.float32).min)),
-]  # fmt: skip
+    (
+        "pad(x, axis=-1, to=13, value='lowest')",
+        {"x": [X]},
+        np.pad(X, ((0, 0), (0, 0), (0, 1)), constant_values=np.finfo(np.float32).min),
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "bound", "expected"), CASES, ids=[c[0] for c in CASES])
 def test_what_an_expression_makes_and_that_it_knows_the_shape_before(text, bound, expected):
     node = parse(text)
-    assert node.shape({name: [a.shape for a in arrays] for name, arrays in bound.items()}) == expected.shape
+    assert (
+        node.shape({name: [a.shape for a in arrays] for name, arrays in bound.items()})
+        == expected.shape
+    )
     made = node.apply(bound)
     assert made.dtype == expected.dtype
     np.testing.assert_array_equal(made, expected)
@@ -50,7 +64,9 @@ def test_partial_sums_are_rounded_once():
     rng = np.random.default_rng(0)
     parts = [rng.standard_normal(1000).astype(ml_dtypes.bfloat16) for _ in range(4)]
     made = parse("sum(*ranks)").apply({"ranks": parts})
-    np.testing.assert_array_equal(made, np.sum([p.astype(np.float64) for p in parts], axis=0).astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(
+        made, np.sum([p.astype(np.float64) for p in parts], axis=0).astype(ml_dtypes.bfloat16)
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +116,10 @@ def test_what_does_not_fit_is_said_before_any_data(text, shapes, words):
 
 
 def test_one_expression_within_another():
-    assert dims.substituted("x[..., 0:4]", {"x": "cat(a, b, axis=-1)"}) == "cat(a, b, axis=-1)[..., 0:4]"
+    assert (
+        dims.substituted("x[..., 0:4]", {"x": "cat(a, b, axis=-1)"})
+        == "cat(a, b, axis=-1)[..., 0:4]"
+    )
     assert dims.substituted("x[0]", {"x": "a + b"}) == "(a + b)[0]"
 
 

@@ -1,4 +1,6 @@
-"""Rows of a fixed length without a mask: the padding is found from the ids, or it is said that it cannot be."""
+"""Rows of a fixed length without a mask: the padding is found from the ids, or it is said that it
+cannot be.
+"""
 
 import itertools
 
@@ -16,7 +18,18 @@ LENGTH = 16
 
 def fed(ids, step=0, **how):
     rows = tuple((tuple(map(int, row)), 0, ()) for row in ids)
-    call = Call(id=step, rank=0, root="model", step=step, phase="forward", scope="", op="", op_type="Net", occurrence=0, order=step)
+    call = Call(
+        id=step,
+        rank=0,
+        root="model",
+        step=step,
+        phase="forward",
+        scope="",
+        op="",
+        op_type="Net",
+        occurrence=0,
+        order=step,
+    )
     return Fed(call, (len(ids), len(ids[0])), rows, None, False, **how)
 
 
@@ -28,7 +41,9 @@ def written(texts, token, *, behind):
 
 
 def loop(texts, new, token, *, behind):
-    """What a greedy loop gives the model, step by step, and the texts then. new: tokens of each row."""
+    """What a greedy loop gives the model, step by step, and the texts then. new: tokens of each
+    row.
+    """
     calls, real = [], []
     for k in range(len(new[0]) + 1):
         now = [text + more[:k] for text, more in zip(texts, new, strict=True)]
@@ -39,16 +54,24 @@ def loop(texts, new, token, *, behind):
 
 def found(calls, known=()):
     out, why = fixed_length.unpadded(None, [fed(ids, k) for k, ids in enumerate(calls)], known)
-    return [[row[0] for row in one.rows] for one in out], [[row[1] for row in one.rows] for one in out], why
+    return (
+        [[row[0] for row in one.rows] for one in out],
+        [[row[1] for row in one.rows] for one in out],
+        why,
+    )
 
 
 @pytest.mark.parametrize(("token", "behind"), list(itertools.product([0, 7], [True, False])))
 def test_tokens_that_grow(token, behind):
-    first, real = loop([[5, 3, 8], [4, 4, 9, 2, 6]], [[11, 12, 13], [14, 15, 16]], token, behind=behind)
+    first, real = loop(
+        [[5, 3, 8], [4, 4, 9, 2, 6]], [[11, 12, 13], [14, 15, 16]], token, behind=behind
+    )
     second, more = loop([[9, 9], [1, 2, 3, 5]], [[21], [22]], token, behind=behind)
     rows, starts, why = found([*first, *second])
     assert (rows, why) == ([*real, *more], "")
-    assert starts == [[0 if behind else LENGTH - len(text) for text in texts] for texts in (*real, *more)]
+    assert starts == [
+        [0 if behind else LENGTH - len(text) for text in texts] for texts in (*real, *more)
+    ]
 
 
 def test_a_token_that_looks_like_padding_is_real_where_the_text_goes_on():
@@ -78,7 +101,11 @@ def test_it_is_said_where_nothing_tells():
     "calls",
     [
         [np.arange(32).reshape(2, 16), np.arange(32, 64).reshape(2, 16)],
-        [np.array([[1, 2, 2]]), np.array([[1, 2, 2, 2]]), np.array([[1, 2, 2, 2, 2]])],  # a text that gets longer, given whole
+        [
+            np.array([[1, 2, 2]]),
+            np.array([[1, 2, 2, 2]]),
+            np.array([[1, 2, 2, 2, 2]]),
+        ],  # a text that gets longer, given whole
         [np.array([[1, 2, 2, 2, 2]]), np.array([[2]])],  # goes on with a cache
         [np.array([[1, 2, 3, 4, 5]]), np.array([[1, 2, 3, 4, 9]])],  # choices behind one question
     ],

@@ -1,4 +1,6 @@
-"""One run has fused what the other has apart: members are joined, n against m, both ways; what nothing faces is held against itself."""
+"""One run has fused what the other has apart: members are joined, n against m, both ways; what
+nothing faces is held against itself.
+"""
 
 import csv
 import shutil
@@ -23,7 +25,9 @@ def numbers(k, shape=(4, 4), dtype=np.float32):
 
 
 def run_of(*calls, kind="test"):
-    """calls: (scope, inputs, outputs, more). Tensors are numbers of arrays; an array of numbers stays as it is."""
+    """calls: (scope, inputs, outputs, more). Tensors are numbers of arrays; an array of numbers
+    stays as it is.
+    """
     building = Building("made", kind)
     records: dict[int, int] = {}
 
@@ -35,18 +39,27 @@ def run_of(*calls, kind="test"):
         return records[k]
 
     for scope, inputs, outputs, more in calls:
-        building.call(scope, inputs=[record(k) for k in inputs], outputs=[record(k) for k in outputs], **more)
+        building.call(
+            scope, inputs=[record(k) for k in inputs], outputs=[record(k) for k in outputs], **more
+        )
     return building.run()
 
 
 def pairs(reference, target):
     found = align(reference, target)
     left, right = found.reference.calls, found.target.calls
-    return {left[p.reference].scope: right[p.target].scope for p in found.plan.pairs if left[p.reference].scope}, found
+    return {
+        left[p.reference].scope: right[p.target].scope
+        for p in found.plan.pairs
+        if left[p.reference].scope
+    }, found
 
 
 APART = [("mul", [1, 2], [3], {}), ("cast", [3], [4], {}), ("top", [4], [5], {})]
-FUSED = [("MulCast", [1, 2], [4], {"origins": ("mul", "cast")}), ("Top", [4], [5], {"origins": ("top",)})]
+FUSED = [
+    ("MulCast", [1, 2], [4], {"origins": ("mul", "cast")}),
+    ("Top", [4], [5], {"origins": ("top",)}),
+]
 
 
 def test_members_are_one_call_with_what_goes_in_and_comes_out():
@@ -59,8 +72,12 @@ def test_members_are_one_call_with_what_goes_in_and_comes_out():
         np.testing.assert_array_equal(arrays[slot], numbers(k))
     inner = [c for c in whole.reference.calls if c.parent == call.id]
     assert [c.scope for c in inner] == ["mul", "cast"]  # what lies between stays to be seen
-    np.testing.assert_array_equal(whole.reference.array(inner[0].slots("output")[0].record), numbers(3))
-    assert whole.plan.notes == ("mul and cast of the reference are taken together: across, MulCast does it",)
+    np.testing.assert_array_equal(
+        whole.reference.array(inner[0].slots("output")[0].record), numbers(3)
+    )
+    assert whole.plan.notes == (
+        "mul and cast of the reference are taken together: across, MulCast does it",
+    )
     assert all(c.id == i for i, c in enumerate(whole.reference.calls))
 
 
@@ -73,14 +90,17 @@ def test_the_other_way_round():
 
 def test_n_against_m():
     left = run_of(("a", [1], [2], {}), ("b", [2], [3], {}), ("c", [3], [4], {}))
-    right = run_of(("X", [1], [9], {"origins": ("a", "b")}), ("Y", [9], [4], {"origins": ("b", "c")}))
+    right = run_of(
+        ("X", [1], [9], {"origins": ("a", "b")}), ("Y", [9], [4], {"origins": ("b", "c")})
+    )
     assert pairs(left, right)[0] == {"a+b+c": "X+Y"}
 
 
 def test_several_operators_of_one_node_are_joined():
     left = run_of(("softmax", [1], [4], {}), ("mm", [4], [5], {}))
     right = run_of(
-        *(("Op" + str(k), [k], [k + 1], {"origins": ("softmax",)}) for k in (1, 2, 3)), ("MatMul", [4], [5], {"origins": ("mm",)})
+        *(("Op" + str(k), [k], [k + 1], {"origins": ("softmax",)}) for k in (1, 2, 3)),
+        ("MatMul", [4], [5], {"origins": ("mm",)}),
     )
     assert pairs(left, right)[0] == {"softmax": "Op1+Op2+Op3", "mm": "MatMul"}
 
@@ -90,7 +110,9 @@ def test_names_that_are_put_together_are_cut_where_the_flow_agrees():
     right = run_of(("Add_1Mul", [1], [3], {}), ("Add", [3], [4], {}))
     assert pairs(left, right)[0] == {"Add_1+Mul": "Add_1Mul", "Add": "Add"}
     assert pairs(right, left)[0] == {"Add_1Mul": "Add_1+Mul", "Add": "Add"}
-    apart = run_of(("Add_1", [1], [2], {}), ("Mul", [7], [3], {}), ("Add", [3], [4], {}))  # nothing goes from one to the other
+    apart = run_of(
+        ("Add_1", [1], [2], {}), ("Mul", [7], [3], {}), ("Add", [3], [4], {})
+    )  # nothing goes from one to the other
     assert "Add_1+Mul" not in pairs(apart, right)[0]
 
 
@@ -101,8 +123,12 @@ def test_a_fused_graph_against_an_unfused_one_whoever_has_texts_beside_it(texts)
     def said(name, side):
         return {"origins": of[name]} if texts in ("both", side) else {}
 
-    left = run_of(*((n, [k], [k + 1], said(n, "unfused")) for k, n in enumerate(("Add_1", "Mul", "Add"))))
-    right = run_of(("Add_1Mul", [0], [2], said("Add_1Mul", "fused")), ("Add", [2], [3], said("Add", "fused")))
+    left = run_of(
+        *((n, [k], [k + 1], said(n, "unfused")) for k, n in enumerate(("Add_1", "Mul", "Add")))
+    )
+    right = run_of(
+        ("Add_1Mul", [0], [2], said("Add_1Mul", "fused")), ("Add", [2], [3], said("Add", "fused"))
+    )
     assert pairs(left, right)[0] == {"Add_1+Mul": "Add_1Mul", "Add": "Add"}
     assert pairs(right, left)[0] == {"Add_1Mul": "Add_1+Mul", "Add": "Add"}
 
@@ -167,14 +193,23 @@ def test_the_planted_fault_is_named(age, back):
     sides = [DATA / age, DATA / "ge"]
     found = whence.compare(*(sides[::-1] if back else sides))
     assert (found.status, found.unmatched, found.incomparable) == ("different", 0, 0)
-    assert [(f.name, f.op_type, f.step) for f in found.findings] == [("MatMul", "MatMulV2", 1) if back else ("mm", "aten.mm.default", 1)]
+    assert [(f.name, f.op_type, f.step) for f in found.findings] == [
+        ("MatMul", "MatMulV2", 1) if back else ("mm", "aten.mm.default", 1)
+    ]
     assert found.findings[0].worst_index == (3, 5)
-    assert abs(found.findings[0].worst_target - found.findings[0].worst_reference) == pytest.approx(8, abs=0.01)
-    assert {r.verdict for r in found.rows if r.step == 0 and r.name != "graph_1"} <= {"identical", "noise"}
+    assert abs(found.findings[0].worst_target - found.findings[0].worst_reference) == pytest.approx(
+        8, abs=0.01
+    )
+    assert {r.verdict for r in found.rows if r.step == 0 and r.name != "graph_1"} <= {
+        "identical",
+        "noise",
+    }
 
 
 def test_rows_are_those_of_the_vendors_report():
-    """The pairs of the vendor's own matcher, in its order. It holds a TransData against its own input, which is here its partner's."""
+    """The pairs of the vendor's own matcher, in its order. It holds a TransData against its own
+    input, which is here its partner's.
+    """
 
     def name(path):
         return path.removeprefix("fx_new/").removeprefix("ge/")
@@ -190,11 +225,15 @@ def test_rows_are_those_of_the_vendors_report():
             for slot in pair.slots:
                 files = [
                     call.files.get(s) or run.records[r].file
-                    for call, run, s, r in ((one, found.reference, slot.reference_slot, slot.reference_record),
-                                            (other, found.target, slot.target_slot, slot.target_record))
-                ]  # fmt: skip
+                    for call, run, s, r in (
+                        (one, found.reference, slot.reference_slot, slot.reference_record),
+                        (other, found.target, slot.target_slot, slot.target_record),
+                    )
+                ]
                 rows.append((str(one.step), *files))
-    assert rows == [(r["token_id"], name(r["golden_data_path"]), name(r["my_data_path"])) for r in report]
+    assert rows == [
+        (r["token_id"], name(r["golden_data_path"]), name(r["my_data_path"])) for r in report
+    ]
 
 
 def test_clean_dumps_are_the_same(tmp_path):
@@ -204,18 +243,32 @@ def test_clean_dumps_are_the_same(tmp_path):
     shutil.rmtree(next((tmp_path / "ge").rglob("graph_1_0")) / "1" / "1")
     for sides in (("fx_new", "ge"), ("ge", "fx_new")):
         found = whence.compare(*(tmp_path / s for s in sides))
-        assert (found.status, found.unmatched, found.coverage.measured) == ("same", 0, found.coverage.calls)
+        assert (found.status, found.unmatched, found.coverage.measured) == (
+            "same",
+            0,
+            found.coverage.calls,
+        )
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    assert cli.execute(["compare", str(DATA / "fx_old"), str(DATA / "ge"), "-o", str(tmp_path / "cmp")]) == 1
+    assert (
+        cli.execute(
+            ["compare", str(DATA / "fx_old"), str(DATA / "ge"), "-o", str(tmp_path / "cmp")]
+        )
+        == 1
+    )
     said = capsys.readouterr().out.splitlines()
     assert said[0].split()[:3] == ["FAULT", "mm", "aten.mm.default"]
-    assert any("mul and _to_copy of the reference are taken together: across, MulCast_9 does it" in line for line in said)
+    assert any(
+        "mul and _to_copy of the reference are taken together: across, MulCast_9 does it" in line
+        for line in said
+    )
 
 
 def test_a_fused_graph_against_an_unfused_one(tmp_path):
-    """Both GE; the unfused run has no texts beside it, and its operators the names that the fused one's is made of."""
+    """Both GE; the unfused run has no texts beside it, and its operators the names that the fused
+    one's is made of.
+    """
     run = open_run(DATA / "ge")
     calls, arrays = [], {}
     for call in run.calls:
@@ -226,8 +279,9 @@ def test_a_fused_graph_against_an_unfused_one(tmp_path):
     calls = [
         ("Add_2", [add["input.0"], add["input.1"]], [add["output.0"]], {}),
         ("MatMul", [mm["input.0"], mm["input.1"]], [mm["output.0"]], {}),
-        ("Mul", [both["input.0"], both["input.1"]], [product], {}), ("Cast_9", [product], [both["output.0"]], {}),
-    ]  # fmt: skip
+        ("Mul", [both["input.0"], both["input.1"]], [product], {}),
+        ("Cast_9", [product], [both["output.0"]], {}),
+    ]
     fused = [*calls[:2], ("MulCast_9", [both["input.0"], both["input.1"]], [both["output.0"]], {})]
     found = whence.compare(Opened(run_of(*calls), "test"), Opened(run_of(*fused), "test"))
     assert (found.status, found.unmatched) == ("same", 0)
@@ -238,7 +292,10 @@ def test_a_repetition_is_no_fusion():
     right = run_of(("mm", [1], [2], {}), ("top", [2], [4], {"origins": ("top",)}))
     assert {c.scope for c in joined(left, right).reference.calls} == {"", "mm", "top"}
     twice = run_of(*(("MatMul", [k], [k + 1], {"origins": ("mm",)}) for k in (1, 1)))
-    assert {c.scope for c in joined(run_of(("mm", [1], [2], {})), twice).target.calls} == {"", "MatMul"}
+    assert {c.scope for c in joined(run_of(("mm", [1], [2], {})), twice).target.calls} == {
+        "",
+        "MatMul",
+    }
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -246,15 +303,28 @@ def test_steps_that_count_from_another_number(first):
     """Moved by one, where what comes in says so; never where it does not."""
 
     def steps(base, at):
-        return run_of(*((n, [base + 10 * t], [base + 10 * t + 1], {"step": t + at}) for t in range(3) for n in ("mm",)))
+        return run_of(
+            *(
+                (n, [base + 10 * t], [base + 10 * t + 1], {"step": t + at})
+                for t in range(3)
+                for n in ("mm",)
+            )
+        )
 
     left, right = (described(Opened(run, "test")) for run in (steps(100, 0), steps(100, first)))
     found = align(left, right)
     moved = 1 if first == 1 else 0
-    assert [n.startswith("steps of model of the target are moved by -1") for n in found.plan.notes] == [True] * moved
+    assert [
+        n.startswith("steps of model of the target are moved by -1") for n in found.plan.notes
+    ] == [True] * moved
     one, other = found.reference, found.target
     inputs = {
-        (one.calls[p.reference].step, bool(np.array_equal(one.array(s.reference_record), other.array(s.target_record))))
-        for p in found.plan.pairs for s in p.slots if s.reference_slot.startswith("input")
-    }  # fmt: skip
+        (
+            one.calls[p.reference].step,
+            bool(np.array_equal(one.array(s.reference_record), other.array(s.target_record))),
+        )
+        for p in found.plan.pairs
+        for s in p.slots
+        if s.reference_slot.startswith("input")
+    }
     assert inputs == ({(t, True) for t in range(3)} if first < 2 else {(2, False)})

@@ -1,4 +1,6 @@
-"""Layouts on made-up tensors: a change of axes or channels is undone with the same bits; what is only wrong is left alone."""
+"""Layouts on made-up tensors: a change of axes or channels is undone with the same bits; what is
+only wrong is left alone.
+"""
 
 import math
 
@@ -26,7 +28,9 @@ def floats(*shape):
 
 @st.composite
 def moved(draw):
-    """(tensor, the same with axes in another order, neighbours merged, axes of extent one put in)."""
+    """(tensor, the same with axes in another order, neighbours merged, axes of extent one put
+    in).
+    """
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     x = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     y = x.transpose(draw(st.permutations(range(x.ndim))))
@@ -43,7 +47,10 @@ def moved(draw):
 @given(moved())
 def test_some_way_gives_back_the_bits_in_either_direction(pair):
     for have, want in (pair, pair[::-1]):
-        found = [node.apply({"x": [have]}) for node in (*ways(have.shape, want.shape), *turned(have.shape))]
+        found = [
+            node.apply({"x": [have]})
+            for node in (*ways(have.shape, want.shape), *turned(have.shape))
+        ]
         assert any(made.shape == want.shape and np.array_equal(made, want) for made in found)
 
 
@@ -66,7 +73,9 @@ def test_ways_of_padded_and_cut_axes():
 
 @st.composite
 def orders(draw):
-    """(order of channels, extent they are in): stretches, parts of groups, turned grids, any permutation."""
+    """(order of channels, extent they are in): stretches, parts of groups, turned grids, any
+    permutation.
+    """
     a, b, c = (draw(st.integers(1, 6)) for _ in range(3))
     n = a * b * c
     kind = draw(st.sampled_from(["stretch", "groups", "turned", "any"]))
@@ -78,7 +87,9 @@ def orders(draw):
         high = draw(st.integers(low + 1, b))
         return np.arange(n).reshape(a, b, c)[:, low:high].reshape(-1), n
     if kind == "turned":
-        return np.arange(n).reshape(a, b, c).transpose(draw(st.sampled_from([(1, 0, 2), (0, 2, 1), (2, 1, 0)]))).reshape(-1), n
+        return np.arange(n).reshape(a, b, c).transpose(
+            draw(st.sampled_from([(1, 0, 2), (0, 2, 1), (2, 1, 0)]))
+        ).reshape(-1), n
     return np.array(draw(st.permutations(range(n)))), n
 
 
@@ -106,7 +117,10 @@ def test_an_order_of_channels_is_found_and_written(given_order, axis):
             np.arange(24).reshape(4, 3, 2)[:, 1].reshape(-1),
             "rearrange(rearrange(x, 'i (g j) -> i g j', g=4)[..., 2:4], 'i g j -> i (g j)')",
         ),
-        (np.arange(24).reshape(2, 2, 6).transpose(0, 2, 1).reshape(-1), "rearrange(x, 'i (h p d) -> i (h d p)', h=2, p=2)"),
+        (
+            np.arange(24).reshape(2, 2, 6).transpose(0, 2, 1).reshape(-1),
+            "rearrange(x, 'i (h p d) -> i (h d p)', h=2, p=2)",
+        ),
     ],
 )
 def test_layouts_that_people_know_are_written_as_such(order, text):
@@ -122,7 +136,9 @@ def test_a_few_rows_that_differ_do_not_hide_where_the_others_are():
     assert found[3] == -1
     np.testing.assert_array_equal(completed(found, 24), order)
     scattered = RNG.permutation(24)
-    found = located(np.where(np.arange(24)[:, None] == 5, 0.5, weight[scattered]).astype(np.float32), weight)
+    found = located(
+        np.where(np.arange(24)[:, None] == 5, 0.5, weight[scattered]).astype(np.float32), weight
+    )
     assert completed(found, 24) is None  # no rule that the others follow
     assert located(weight + 1, weight) is None
 
@@ -178,7 +194,9 @@ def test_what_a_run_keeps_otherwise_is_read_as_the_reference_has_it(axes, flat, 
     for pair in aligned.plan.pairs:
         assert pair.only_reference == pair.only_target == ()
         for slot in pair.slots:
-            np.testing.assert_array_equal(aligned.target.array(slot.target_record), reference.array(slot.reference_record))
+            np.testing.assert_array_equal(
+                aligned.target.array(slot.target_record), reference.array(slot.reference_record)
+            )
 
 
 def parts(split, *, keep_weights=True, order=(0, 1, 2), groups=1):
@@ -189,7 +207,9 @@ def parts(split, *, keep_weights=True, order=(0, 1, 2), groups=1):
     made = Builder()
     made.call("", {"input.0": x, "output.0": x}, op_type="Net")
     if not split:
-        weights = [np.concatenate([weights[i].reshape(groups, -1, 6) for i in order], 1).reshape(-1, 6)]
+        weights = [
+            np.concatenate([weights[i].reshape(groups, -1, 6) for i in order], 1).reshape(-1, 6)
+        ]
     for name, weight in zip("qkv" if split else ["qkv"], weights):
         held = {"param.weight": weight} if keep_weights else {}
         made.call(name, {**held, "input.0": x, "output.0": x @ weight.T}, parent=0)
@@ -202,7 +222,10 @@ def parts(split, *, keep_weights=True, order=(0, 1, 2), groups=1):
 @pytest.mark.parametrize("turned_round", [False, True])
 def test_fused_calls_are_taken_apart_and_put_together(keep_weights, order, groups, turned_round):
     """Told by the rows of the weights, or without weights by the outputs alone."""
-    runs = [parts(True, keep_weights=keep_weights), parts(False, keep_weights=keep_weights, order=order, groups=groups)]
+    runs = [
+        parts(True, keep_weights=keep_weights),
+        parts(False, keep_weights=keep_weights, order=order, groups=groups),
+    ]
     reference, target = runs[::-1] if turned_round else runs
     aligned = align(reference, target)
     assert aligned.plan.unmatched_reference == aligned.plan.unmatched_target == ()
@@ -226,7 +249,9 @@ def test_calls_that_are_not_what_extents_suggest_stay_apart():
 
 @pytest.mark.parametrize("turned_round", [False, True])
 def test_what_is_in_another_call_is_no_part_of_a_whole(turned_round):
-    """Half of one call's rows and half of another's, as one rank of two holds them: together as wide as one of the whole calls."""
+    """Half of one call's rows and half of another's, as one rank of two holds them: together as
+    wide as one of the whole calls.
+    """
     rng = np.random.default_rng(3)
     x = rng.standard_normal((2, 5, 6)).astype(np.float32)
     q, k = (rng.standard_normal((16, 6)).astype(np.float32) for _ in range(2))
@@ -235,7 +260,9 @@ def test_what_is_in_another_call_is_no_part_of_a_whole(turned_round):
         made = Builder()
         made.call("", {"input.0": x, "output.0": x}, op_type="Net")
         for name, weight in weights.items():
-            made.call(name, {"param.weight": weight, "input.0": x, "output.0": x @ weight.T}, parent=0)
+            made.call(
+                name, {"param.weight": weight, "input.0": x, "output.0": x @ weight.T}, parent=0
+            )
         runs.append(made.run())
     plan = align(*(runs[::-1] if turned_round else runs)).plan
     assert not [p for p in plan.pairs if p.rule == "fused calls"]
@@ -243,7 +270,11 @@ def test_what_is_in_another_call_is_no_part_of_a_whole(turned_round):
 
 def test_the_parts_of_a_joined_tensor_are_named():
     run = parts(True)
-    made = Made(7, "rearrange(cat(q, k, v, axis=0), '(p h d) i -> (h p d) i', p=3, h=2)", (("q", (1,)), ("k", (3,)), ("v", (5,))))
+    made = Made(
+        7,
+        "rearrange(cat(q, k, v, axis=0), '(p h d) i -> (h p d) i', p=3, h=2)",
+        (("q", (1,)), ("k", (3,)), ("v", (5,))),
+    )
     records = [*run.records, record(7, np.zeros((24, 6), np.float32))]
     different = np.zeros((24, 6), bool)
     different[4:6] = True  # group 0: q 0..4, k 4..8, v 8..12

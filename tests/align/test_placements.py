@@ -1,4 +1,6 @@
-"""Layouts from what a program says of its ranks: pieces that numpy cuts as DTensors are cut, put together again."""
+"""Layouts from what a program says of its ranks: pieces that numpy cuts as DTensors are cut, put
+together again.
+"""
 
 import itertools
 import math
@@ -18,7 +20,9 @@ def placed(shape, mesh, places, ranks=None, nested=()):
 
 
 def cut(whole, placement):
-    """What each rank of a mesh holds, by rank: cut dimension by dimension, in the order that `nested` says."""
+    """What each rank of a mesh holds, by rank: cut dimension by dimension, in the order that
+    `nested` says.
+    """
     order = dict(placement.nested)
     held = {}
     for number, at in enumerate(itertools.product(*map(range, placement.mesh))):
@@ -26,7 +30,9 @@ def cut(whole, placement):
         for axis in range(whole.ndim):
             dims = [d for d, place in enumerate(placement.places) if place == f"shard {axis}"]
             for dim in order.get(axis, dims):
-                step = -(-piece.shape[axis] // placement.mesh[dim])  # as torch.chunk: the last ones are shorter, or empty
+                step = -(
+                    -piece.shape[axis] // placement.mesh[dim]
+                )  # as torch.chunk: the last ones are shorter, or empty
                 keys = [slice(None)] * whole.ndim
                 keys[axis] = slice(at[dim] * step, (at[dim] + 1) * step)
                 piece = piece[tuple(keys)]
@@ -36,7 +42,10 @@ def cut(whole, placement):
         parts[-1] = whole - parts[:-1].sum(0)
         for number, at in enumerate(itertools.product(*map(range, placement.mesh))):
             own = Placement(
-                placement.shape, placement.mesh, placement.ranks, tuple(p if p != "sum" else "replicate" for p in placement.places)
+                placement.shape,
+                placement.mesh,
+                placement.ranks,
+                tuple(p if p != "sum" else "replicate" for p in placement.places),
             )
             held[placement.ranks[number]] = cut(parts[at[dim]], own)[placement.ranks[number]]
     return held
@@ -52,7 +61,9 @@ CASES = [
     placed((4, 6), (2, 3), ("replicate", "shard 1")),
     placed((4, 6), (2, 2), ("sum", "shard 0")),
     placed((7, 2), (2, 2), ("shard 0", "shard 0")),
-    placed((8, 2), (2, 2), ("shard 0", "shard 0"), nested=((0, (1, 0)),)),  # fully sharded tensor parallel weights
+    placed(
+        (8, 2), (2, 2), ("shard 0", "shard 0"), nested=((0, (1, 0)),)
+    ),  # fully sharded tensor parallel weights
     placed((12, 2), (2, 3), ("shard 0", "shard 0"), nested=((0, (1, 0)),)),
     placed((8, 2), (2, 2, 2), ("replicate", "shard 0", "shard 0"), nested=((0, (2, 1)),)),
     placed((4, 6), (2, 2), ("shard 0", "shard 1"), ranks=(0, 2, 1, 3)),  # the grid turned
@@ -68,12 +79,16 @@ def test_the_whole_comes_out(placement):
     ranks = sorted(held)
     [(layout, shape)] = layouts([placement] * len(ranks), ranks, [held[r].shape for r in ranks])
     assert shape == whole.shape
-    np.testing.assert_allclose(joined_array(layout, [held[r] for r in ranks]), whole, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        joined_array(layout, [held[r] for r in ranks]), whole, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3))])
 def test_several_meshes_leave_open_how_they_lie_to_each_other(groups):
-    """Each data parallel replica has rows of the batch of its own, cut along its channels by tensor parallelism."""
+    """Each data parallel replica has rows of the batch of its own, cut along its channels by tensor
+    parallelism.
+    """
     whole = RNG.standard_normal((4, 6))
     said, held = {}, {}
     for rows, ranks in zip(np.split(whole, 2), groups, strict=True):
@@ -82,7 +97,11 @@ def test_several_meshes_leave_open_how_they_lie_to_each_other(groups):
         said |= dict.fromkeys(ranks, placement)
     found = layouts([said[r] for r in range(4)], range(4), [held[r].shape for r in range(4)])
     assert len(found) > 1
-    joined = [joined_array(layout, [held[r] for r in range(4)]) for layout, shape in found if shape == whole.shape]
+    joined = [
+        joined_array(layout, [held[r] for r in range(4)])
+        for layout, shape in found
+        if shape == whole.shape
+    ]
     assert any(np.array_equal(made, whole) for made in joined)
 
 
@@ -90,14 +109,27 @@ def test_several_meshes_leave_open_how_they_lie_to_each_other(groups):
     ("placements", "ranks"),
     [
         ([placed((4,), (2,), ("P(avg)",))] * 2, (0, 1)),  # no sum
-        ([placed((4,), (2,), ("shard 0",)), placed((4,), (2,), ("replicate",))], (0, 1)),  # ranks that disagree
+        (
+            [placed((4,), (2,), ("shard 0",)), placed((4,), (2,), ("replicate",))],
+            (0, 1),
+        ),  # ranks that disagree
         ([placed((4,), (2,), ("shard 0",))] * 2, (0, 5)),  # a rank that the mesh does not have
-        ([placed((8,), (2, 2), ("shard 0", "shard 0"), ranks=(0, 3, 1, 2))] * 4, (0, 1, 2, 3)),  # no grid
-        ([placed((8, 2), (2, 2, 2), ("shard 0", "shard 1", "shard 0"), nested=((0, (2, 0)),))] * 8, tuple(range(8))),
+        (
+            [placed((8,), (2, 2), ("shard 0", "shard 0"), ranks=(0, 3, 1, 2))] * 4,
+            (0, 1, 2, 3),
+        ),  # no grid
+        (
+            [placed((8, 2), (2, 2, 2), ("shard 0", "shard 1", "shard 0"), nested=((0, (2, 0)),))]
+            * 8,
+            tuple(range(8)),
+        ),
     ],
 )
 def test_what_is_not_said_in_a_known_form_gives_nothing(placements, ranks):
-    assert layouts(placements, ranks, [(2,) if len(placements[0].shape) == 1 else (2, 1)] * len(ranks)) == []
+    assert (
+        layouts(placements, ranks, [(2,) if len(placements[0].shape) == 1 else (2, 1)] * len(ranks))
+        == []
+    )
 
 
 def test_a_mean_cannot_be_put_together():

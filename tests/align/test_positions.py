@@ -16,10 +16,16 @@ TABLE = RNG.standard_normal((90, 4)).astype(np.float32)
 
 
 def course(*parts, start=0):
-    """(tokens, 3) as Qwen2-VL counts them: a number is so many words, a triple a picture or film of (time, height, width)."""
+    """(tokens, 3) as Qwen2-VL counts them: a number is so many words, a triple a picture or film of
+    (time, height, width).
+    """
     out, at = [], start
     for part in parts:
-        grid = np.indices(part).reshape(3, -1).T if isinstance(part, tuple) else np.arange(part)[:, None] + np.zeros(3, int)
+        grid = (
+            np.indices(part).reshape(3, -1).T
+            if isinstance(part, tuple)
+            else np.arange(part)[:, None] + np.zeros(3, int)
+        )
         out.append(grid + at)
         at = int(out[-1].max()) + 1
     return np.concatenate(out)
@@ -32,14 +38,20 @@ def test_every_order_of_axes_gives_the_same_places():
     for form in (three, np.moveaxis(three, 2, 0), np.moveaxis(three, 2, 1)):
         np.testing.assert_array_equal(places_of(form, (batch, tokens)), three)
     np.testing.assert_array_equal(places_of(plain, (batch, tokens))[..., 0], plain)
-    np.testing.assert_array_equal(places_of(plain[0], (batch, tokens))[..., 0], [plain[0], plain[0]])
+    np.testing.assert_array_equal(
+        places_of(plain[0], (batch, tokens))[..., 0], [plain[0], plain[0]]
+    )
     np.testing.assert_array_equal(places_of(plain[:1], (batch, tokens))[1, :, 0], plain[0])
-    np.testing.assert_array_equal(places_of(np.moveaxis(three[:1], 2, 0), (batch, tokens))[1], three[0])
+    np.testing.assert_array_equal(
+        places_of(np.moveaxis(three[:1], 2, 0), (batch, tokens))[1], three[0]
+    )
 
 
 def test_the_plain_position_in_front_counts_alone():
     plain, three = np.arange(6)[None, None], np.moveaxis(course(2, (1, 2, 2))[None], 2, 0)
-    np.testing.assert_array_equal(places_of(np.concatenate([plain, three]), (1, 6))[0, :, 0], np.arange(6))
+    np.testing.assert_array_equal(
+        places_of(np.concatenate([plain, three]), (1, 6))[0, :, 0], np.arange(6)
+    )
 
 
 def test_a_flattened_batch_has_its_axes_in_front():
@@ -47,7 +59,14 @@ def test_a_flattened_batch_has_its_axes_in_front():
 
 
 @pytest.mark.parametrize(
-    "array", [np.array(3), np.zeros((2, 7), int), np.zeros((2, 5)), np.zeros((1, 2, 3, 5), int), np.zeros((4, 4), int)]
+    "array",
+    [
+        np.array(3),
+        np.zeros((2, 7), int),
+        np.zeros((2, 5)),
+        np.zeros((1, 2, 3, 5), int),
+        np.zeros((4, 4), int),
+    ],
 )
 def test_what_is_of_another_form_tells_nothing(array):
     assert places_of(array, (2, 5)) is None
@@ -57,7 +76,11 @@ PICTURES = [
     [course(4, (1, 2, 3), 5), course(2), course((1, 3, 3), 4)],
     [course((2, 2, 2), 1), course((1, 1, 4), 3)],
     [course(3, (3, 4, 4), (1, 2, 2), 6), course(1), course(1), course(9)],
-    [course(1, start=8), course(1, start=30), course(1, start=5)],  # each the next word of another request
+    [
+        course(1, start=8),
+        course(1, start=30),
+        course(1, start=5),
+    ],  # each the next word of another request
     [course(5, (1, 2, 2))[:7], course(3, (2, 4, 4), 2)],  # a chunk that ends inside a picture
 ]
 
@@ -85,14 +108,23 @@ def test_words_behind_a_picture_go_on_above_its_highest_number():
 
 
 def run(*steps):
-    """A root that turns ids into rows of a table, and its positions into cosines, which lie behind the axis of positions."""
+    """A root that turns ids into rows of a table, and its positions into cosines, which lie behind
+    the axis of positions.
+    """
     made = Builder()
     for step, inputs in enumerate(steps):
         ids, places = np.asarray(inputs["input_ids"]), np.asarray(inputs["position_ids"])
         cos = np.cos(places[..., None] * np.array([1.0, 0.3], np.float32)).astype(np.float32)
         slots = {f"input.{name}": np.array(array) for name, array in inputs.items()}
         root = made.call("", {**slots, "output.0": TABLE[ids]}, op_type="Lm", root="Lm", step=step)
-        made.call("rotary_emb", {"input.1": places, "output.0": cos}, op_type="Rotary", root="Lm", step=step, parent=root)
+        made.call(
+            "rotary_emb",
+            {"input.1": places, "output.0": cos},
+            op_type="Rotary",
+            root="Lm",
+            step=step,
+            parent=root,
+        )
     return made.run()
 
 
@@ -109,25 +141,42 @@ def batched(rows=ROWS):
     width = max(len(ids) for ids, _ in rows)
     (ids, mask), places = np.zeros((2, len(rows), width), int), np.ones((3, len(rows), width), int)
     for b, (tokens, p) in enumerate(rows):
-        ids[b, width - len(tokens) :], mask[b, width - len(tokens) :], places[:, b, width - len(tokens) :] = tokens, 1, p.T
+        (
+            ids[b, width - len(tokens) :],
+            mask[b, width - len(tokens) :],
+            places[:, b, width - len(tokens) :],
+        ) = tokens, 1, p.T
     return run({"input_ids": ids, "attention_mask": mask, "position_ids": places})
 
 
 def cached():
     """Each prompt but for its last token, then that with a cache."""
     parts = [[(ids[:-1], p[:-1]), (ids[-1:], p[-1:])] for ids, p in ROWS]
-    return run(*({"input_ids": ids[None], "position_ids": p.T[:, None]} for both in parts for ids, p in both))
+    return run(
+        *(
+            {"input_ids": ids[None], "position_ids": p.T[:, None]}
+            for both in parts
+            for ids, p in both
+        )
+    )
 
 
 def flat():
     """As engines hand it on: one axis of tokens, the axes of positions in front."""
-    return run({"input_ids": np.concatenate([i for i, _ in ROWS]), "position_ids": np.concatenate([p for _, p in ROWS]).T})
+    return run(
+        {
+            "input_ids": np.concatenate([i for i, _ in ROWS]),
+            "position_ids": np.concatenate([p for _, p in ROWS]).T,
+        }
+    )
 
 
 @pytest.mark.parametrize("made", [alone, batched, cached, flat])
 def test_the_same_sequences_however_they_are_batched(made):
     own = made()
-    assert sorted(a.tokens for a in asked(fed(own, own.calls[::2]))) == sorted(tuple(ids.tolist()) for ids, _ in ROWS)
+    assert sorted(a.tokens for a in asked(fed(own, own.calls[::2]))) == sorted(
+        tuple(ids.tolist()) for ids, _ in ROWS
+    )
 
 
 @pytest.mark.parametrize("made", [batched, cached, flat])
@@ -138,12 +187,20 @@ def test_each_row_faces_itself_with_its_positions_and_their_cosines(made):
     for index, (ids, places) in enumerate(ROWS):
         expected = {"input.1": places, "output.0": np.cos(places[..., None] * np.array([1.0, 0.3]))}
         for own in (faced.reference, faced.target):
-            root, rotary = [c for c in own.calls if (c.step, c.micro) == (own.calls[2 * index].step, own.calls[2 * index].micro)][:2]
+            root, rotary = [
+                c
+                for c in own.calls
+                if (c.step, c.micro) == (own.calls[2 * index].step, own.calls[2 * index].micro)
+            ][:2]
             scores = next(own.array(r.record) for r in root.refs if r.slot == "output.0")
             np.testing.assert_array_equal(scores.reshape(-1, 4), TABLE[ids])
             for slot, wanted in expected.items():
                 found = next(own.array(r.record) for r in rotary.refs if r.slot == slot)
-                np.testing.assert_allclose(np.moveaxis(found.reshape(3, len(ids), -1), 0, 1), wanted.reshape(len(ids), 3, -1), rtol=1e-5)
+                np.testing.assert_allclose(
+                    np.moveaxis(found.reshape(3, len(ids), -1), 0, 1),
+                    wanted.reshape(len(ids), 3, -1),
+                    rtol=1e-5,
+                )
 
 
 def test_batches_of_one_form_are_left_alone():
@@ -165,5 +222,7 @@ FRONTS = frozenset({3})
     ],
 )
 def test_an_axis_of_positions_lies_in_front(sights, expected):
-    seen = [Seen(shape, batch, width, total, fronts=FRONTS) for shape, batch, width, total in sights]
+    seen = [
+        Seen(shape, batch, width, total, fronts=FRONTS) for shape, batch, width, total in sights
+    ]
     assert axes("input.position_ids", False, seen) == expected

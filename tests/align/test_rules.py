@@ -17,7 +17,9 @@ from whence.records import Call, MemoryRun, Ref
 
 
 def chain(layers, *, root="Net", scope="layers.{}", seed=0, dtype=np.float32):
-    """A chain of calls below one root. layers: (name or None for its place, op_type, key of its weight or None, rows of its output)."""
+    """A chain of calls below one root. layers: (name or None for its place, op_type, key of its
+    weight or None, rows of its output).
+    """
     records, calls, known = [], [], {}
 
     def add(array):
@@ -39,13 +41,27 @@ def chain(layers, *, root="Net", scope="layers.{}", seed=0, dtype=np.float32):
         Call(k, path, root, 0, k + 1, op_type=kind, parent=len(calls), leaf=True, refs=tuple(refs))
         for k, (path, kind, refs) in enumerate(calls)
     ]
-    out.append(Call(len(calls), "", root, 0, 0, op_type="Net", refs=(Ref("input.0", first), Ref("output.0", at))))
+    out.append(
+        Call(
+            len(calls),
+            "",
+            root,
+            0,
+            0,
+            op_type="Net",
+            refs=(Ref("input.0", first), Ref("output.0", at)),
+        )
+    )
     return MemoryRun(out, records, {})
 
 
 def paired(left, right, **how):
     plan = align.plan(left, right, **how)
-    return {left.calls[p.reference].scope: (right.calls[p.target].scope, p.rule) for p in plan.pairs if left.calls[p.reference].scope}
+    return {
+        left.calls[p.reference].scope: (right.calls[p.target].scope, p.rule)
+        for p in plan.pairs
+        if left.calls[p.reference].scope
+    }
 
 
 def linear(*weights):
@@ -58,7 +74,11 @@ def linear(*weights):
 @pytest.mark.parametrize(
     ("one", "other", "rule"),
     [
-        ("mlp.linear_fc1.ColumnParallelLinear.0", "mlp.linear_fc1.ColumnParalleLinear", "normalised name"),
+        (
+            "mlp.linear_fc1.ColumnParallelLinear.0",
+            "mlp.linear_fc1.ColumnParalleLinear",
+            "normalised name",
+        ),
         ("layers.0.qkv.QKVParallelLinear.0", "layers[0].qkv", "normalised name"),
         ("decoder.self_attn.q_proj", "decoder.self_atn.q_proj", "similar name"),
         ("h.0.attention.q", "h.0.attention.q_proj", "similar name"),
@@ -78,16 +98,27 @@ def test_numbers_are_never_a_typo():
 
 def test_a_prefix_that_one_side_has():
     tail = ["embed", "blocks.0.q", "blocks.0.k", "blocks.1.q", "blocks.1.k"]
-    left = chain([(f"model.{n}", "Linear", k, 2) for k, n in enumerate(tail)] + [("head", "Linear", 9, 2)])
-    right = chain([(n, "Linear", k + 50, 2) for k, n in enumerate(tail)] + [("head", "Linear", 99, 2)], seed=5)
+    left = chain(
+        [(f"model.{n}", "Linear", k, 2) for k, n in enumerate(tail)] + [("head", "Linear", 9, 2)]
+    )
+    right = chain(
+        [(n, "Linear", k + 50, 2) for k, n in enumerate(tail)] + [("head", "Linear", 99, 2)], seed=5
+    )
     found = paired(left, right, match="names")
-    assert {a: b for a, (b, _) in found.items()} == {**{f"model.{n}": n for n in tail}, "head": "head"}
+    assert {a: b for a, (b, _) in found.items()} == {
+        **{f"model.{n}": n for n in tail},
+        "head": "head",
+    }
 
 
 def test_families_of_classes():
     assert module_names.family("QKVParallelLinear") == module_names.family("Linear") == "linear"
     assert module_names.family("LlamaRMSNorm") == module_names.family("nn.LayerNorm") == "norm"
-    assert module_names.family("VocabParallelEmbedding") == module_names.family("Embedding") == "embedding"
+    assert (
+        module_names.family("VocabParallelEmbedding")
+        == module_names.family("Embedding")
+        == "embedding"
+    )
     assert module_names.family("Net") == ""
 
 
@@ -131,18 +162,27 @@ def test_the_parts_of_long_sequences_are_found_without_a_table():
 def test_parallel_siblings_in_another_order_are_told_by_their_parameters():
     def attention(order, scope):
         run = chain([(scope[k], "Linear", ord(k), 2) for k in order])
-        calls = [msgspec.structs.replace(c, refs=(Ref("input.0", 0), *c.refs[1:])) if c.scope else c for c in run.calls]
+        calls = [
+            msgspec.structs.replace(c, refs=(Ref("input.0", 0), *c.refs[1:])) if c.scope else c
+            for c in run.calls
+        ]
         return MemoryRun(calls, run.records, {})
 
     left = attention("qkv", {"q": "a.one", "k": "a.two", "v": "a.three"})
     right = attention("vqk", {"q": "z.alpha", "k": "z.beta", "v": "z.gamma"})
-    assert {a: b for a, (b, _) in paired(left, right).items()} == {"a.one": "z.alpha", "a.two": "z.beta", "a.three": "z.gamma"}
+    assert {a: b for a, (b, _) in paired(left, right).items()} == {
+        "a.one": "z.alpha",
+        "a.two": "z.beta",
+        "a.three": "z.gamma",
+    }
 
 
 def test_exchanged_weights_of_a_chain_do_not_cross_the_pairs():
     """Where one layer feeds the next, weights in another place are the fault, not another order."""
     left, right = chain(linear(1, 2, 3, 4)), chain(linear(1, 3, 2, 4), scope="stack.{}", seed=9)
-    assert {a: b for a, (b, _) in paired(left, right).items()} == {f"layers.{k}": f"stack.{k}" for k in range(4)}
+    assert {a: b for a, (b, _) in paired(left, right).items()} == {
+        f"layers.{k}": f"stack.{k}" for k in range(4)
+    }
 
 
 # ---- numbers that mean something else
@@ -152,8 +192,12 @@ def test_a_layer_inserted_moves_the_numbers_behind_it():
     left, right = chain(linear(1, 2, 3, 4, 5)), chain(linear(1, 2, 77, 3, 4, 5), seed=9)
     found = paired(left, right)
     assert {a: b for a, (b, _) in found.items()} == {
-        "layers.0": "layers.0", "layers.1": "layers.1", "layers.2": "layers.3", "layers.3": "layers.4", "layers.4": "layers.5",
-    }  # fmt: skip
+        "layers.0": "layers.0",
+        "layers.1": "layers.1",
+        "layers.2": "layers.3",
+        "layers.3": "layers.4",
+        "layers.4": "layers.5",
+    }
     assert found["layers.0"][1] == "exact key"
     assert found["layers.2"][1] == "order"
     assert paired(left, right, match="names")["layers.2"] == ("layers.2", "exact key")
@@ -165,15 +209,36 @@ def test_as_many_layers_keep_their_numbers_whatever_their_weights():
 
 
 def test_a_sequential_with_one_more_entry():
-    kinds = [(None, "Linear", 1, 2), (None, "ReLU", None, 2), (None, "Linear", 2, 2), (None, "ReLU", None, 2), (None, "Linear", 3, 2)]
-    left, right = chain(kinds, scope="{}"), chain([kinds[0], (None, "Dropout", None, 2), *kinds[1:]], scope="{}", seed=9)
-    assert {a: b for a, (b, _) in paired(left, right).items()} == {"0": "0", "1": "2", "2": "3", "3": "4", "4": "5"}
+    kinds = [
+        (None, "Linear", 1, 2),
+        (None, "ReLU", None, 2),
+        (None, "Linear", 2, 2),
+        (None, "ReLU", None, 2),
+        (None, "Linear", 3, 2),
+    ]
+    left, right = (
+        chain(kinds, scope="{}"),
+        chain([kinds[0], (None, "Dropout", None, 2), *kinds[1:]], scope="{}", seed=9),
+    )
+    assert {a: b for a, (b, _) in paired(left, right).items()} == {
+        "0": "0",
+        "1": "2",
+        "2": "3",
+        "3": "4",
+        "4": "5",
+    }
 
 
 def test_another_class_alone_keeps_its_name():
     """A fault: the activation was replaced. The pair stays, and is judged."""
-    left = chain([(None, "Linear", 1, 2), (None, "ReLU", None, 2), (None, "Linear", 2, 2)], scope="{}")
-    right = chain([(None, "Linear", 1, 2), (None, "Dropout", None, 2), (None, "Linear", 2, 2)], scope="{}", seed=9)
+    left = chain(
+        [(None, "Linear", 1, 2), (None, "ReLU", None, 2), (None, "Linear", 2, 2)], scope="{}"
+    )
+    right = chain(
+        [(None, "Linear", 1, 2), (None, "Dropout", None, 2), (None, "Linear", 2, 2)],
+        scope="{}",
+        seed=9,
+    )
     assert {a: b for a, (b, _) in paired(left, right).items()} == {"0": "0", "1": "1", "2": "2"}
 
 
@@ -206,10 +271,17 @@ def test_parameters_under_another_name_and_outputs_by_content():
     a = net()
     calls = []
     for c in a.calls:
-        slots = [r.slot.replace("param.weight", "param.kernel").replace("output.0", "output.last") for r in c.refs]
+        slots = [
+            r.slot.replace("param.weight", "param.kernel").replace("output.0", "output.last")
+            for r in c.refs
+        ]
         refs = tuple(msgspec.structs.replace(r, slot=slot) for r, slot in zip(c.refs, slots))
         kind = c.op_type.replace("Linear", "Dense")
-        calls.append(msgspec.structs.replace(c, scope=c.scope.replace("fc", "dense"), op_type=kind, refs=refs))
+        calls.append(
+            msgspec.structs.replace(
+                c, scope=c.scope.replace("fc", "dense"), op_type=kind, refs=refs
+            )
+        )
     plan = align.plan(a, MemoryRun(calls, a.records, a._arrays))
     slots = {(s.reference_slot, s.target_slot) for p in plan.pairs for s in p.slots}
     assert {("param.weight", "param.kernel"), ("output.0", "output.last")} <= slots
@@ -217,7 +289,9 @@ def test_parameters_under_another_name_and_outputs_by_content():
 
 
 @pytest.mark.parametrize(("op_type", "crossed"), [("Same", False), ("Other", True)])
-def test_exchanged_arguments_are_a_fault_in_one_class_and_another_signature_in_two(op_type, crossed):
+def test_exchanged_arguments_are_a_fault_in_one_class_and_another_signature_in_two(
+    op_type, crossed
+):
     rng = np.random.default_rng(0)
     records = [record(k, rng.standard_normal((3, 4)).astype(np.float32)) for k in range(3)]
 
@@ -252,12 +326,19 @@ def test_match_order_is_line_by_line():
 def test_match_order_names_the_first_line_that_disagrees():
     left = chain([*linear(1, 2), (None, "Linear", 3, 5), *linear(4)])
     right = chain([*linear(1), (None, "Linear", 3, 5), *linear(2, 4)], scope="b{}")
-    with pytest.raises(UsageError, match=r"line 2 disagrees: reference layers\.1 \(Linear\) \[2, 8\], target b1 \(Linear\) \[5, 8\]"):
+    with pytest.raises(
+        UsageError,
+        match=r"line 2 disagrees: reference layers\.1 \(Linear\) \[2, 8\], target b1 \(Linear\) "
+        r"\[5, 8\]",
+    ):
         align.plan(left, right, match="order")
 
 
 def test_match_order_wants_as_many_calls():
-    with pytest.raises(UsageError, match=r"4 calls against 3; only reference has layers\.2 \(Linear\) \[2, 8\] at line 3"):
+    with pytest.raises(
+        UsageError,
+        match=r"4 calls against 3; only reference has layers\.2 \(Linear\) \[2, 8\] at line 3",
+    ):
         align.plan(chain(linear(1, 2, 3)), chain(linear(1, 2), scope="b{}"), match="order")
 
 
@@ -274,7 +355,9 @@ def test_the_nearest_candidate_says_why():
     plan = align.plan(left, right, match="exact")
     found = align.nearest(left, right, plan, plan.unmatched_reference)
     assert ("layers.1", "b1") in [(n.name, n.candidate) for n in found]
-    assert all("parameters equal (64 elements)" in n.why for n in found if n.name.startswith("layers"))
+    assert all(
+        "parameters equal (64 elements)" in n.why for n in found if n.name.startswith("layers")
+    )
 
 
 # ---- laws
@@ -286,8 +369,10 @@ NAMES = st.lists(
         st.sampled_from([None, 1, 2]),
         st.sampled_from([2, 3]),
     ),
-    min_size=1, max_size=7, unique_by=lambda x: x[0],
-)  # fmt: skip
+    min_size=1,
+    max_size=7,
+    unique_by=lambda x: x[0],
+)
 
 
 @settings(max_examples=150)
@@ -295,12 +380,18 @@ NAMES = st.lists(
 def test_every_call_of_either_side_ends_in_exactly_one_place(one, two, match):
     left, right = chain(one), chain(two, root="Other", seed=3)
     plan = align.plan(left, right, match)
-    mine = [p.reference for p in plan.pairs] + list(plan.unmatched_reference) + [a for a, _ in plan.ambiguous]
+    mine = (
+        [p.reference for p in plan.pairs]
+        + list(plan.unmatched_reference)
+        + [a for a, _ in plan.ambiguous]
+    )
     paired_right = [p.target for p in plan.pairs]
     doubtful = {b for _, others in plan.ambiguous for b in others}
     assert sorted(mine) == list(range(len(left.calls)))
     assert len(set(paired_right)) == len(paired_right)
-    assert sorted([*paired_right, *plan.unmatched_target, *doubtful]) == list(range(len(right.calls)))
+    assert sorted([*paired_right, *plan.unmatched_target, *doubtful]) == list(
+        range(len(right.calls))
+    )
 
 
 @settings(max_examples=50)
@@ -308,17 +399,28 @@ def test_every_call_of_either_side_ends_in_exactly_one_place(one, two, match):
 def test_a_run_faces_itself_by_exact_keys(layers):
     run = chain(layers)
     plan = align.plan(run, run)
-    assert {(p.reference, p.target, p.rule) for p in plan.pairs} == {(c.id, c.id, "exact key") for c in run.calls}
+    assert {(p.reference, p.target, p.rule) for p in plan.pairs} == {
+        (c.id, c.id, "exact key") for c in run.calls
+    }
 
 
 def test_a_layer_inserted_below_another_prefix_moves_the_numbers_too():
     def deep(weights, prefix):
-        return [(f"{prefix}.{k}.{name}", "Linear", 10 * w + i, 2) for k, w in enumerate(weights) for i, name in enumerate(("up", "down"))]
+        return [
+            (f"{prefix}.{k}.{name}", "Linear", 10 * w + i, 2)
+            for k, w in enumerate(weights)
+            for i, name in enumerate(("up", "down"))
+        ]
 
-    left, right = chain(deep((1, 2, 3, 4), "h")), chain(deep((1, 7, 2, 3, 4), "model.layers"), seed=9)
+    left, right = (
+        chain(deep((1, 2, 3, 4), "h")),
+        chain(deep((1, 7, 2, 3, 4), "model.layers"), seed=9),
+    )
     found = {a: b for a, (b, _) in paired(left, right).items()}
     place = {0: 0, 1: 2, 2: 3, 3: 4}
-    assert found == {f"h.{k}.{n}": f"model.layers.{j}.{n}" for k, j in place.items() for n in ("up", "down")}
+    assert found == {
+        f"h.{k}.{n}": f"model.layers.{j}.{n}" for k, j in place.items() for n in ("up", "down")
+    }
 
 
 def test_parts_of_a_fused_call_are_left_for_expressions():
@@ -329,11 +431,30 @@ def test_parts_of_a_fused_call_are_left_for_expressions():
         records = [record(0, rng.standard_normal((2, 8)).astype(np.float32))]
         calls = []
         for name, rows in parts:
-            weight, out = np.random.default_rng(rows).standard_normal((rows, 8)), rng.standard_normal((2, rows))
-            records += [record(len(records) + k, a.astype(np.float32)) for k, a in enumerate((weight, out))]
-            refs = (Ref("input.0", 0), Ref("param.weight", len(records) - 2), Ref("output.0", len(records) - 1))
+            weight, out = (
+                np.random.default_rng(rows).standard_normal((rows, 8)),
+                rng.standard_normal((2, rows)),
+            )
+            records += [
+                record(len(records) + k, a.astype(np.float32)) for k, a in enumerate((weight, out))
+            ]
+            refs = (
+                Ref("input.0", 0),
+                Ref("param.weight", len(records) - 2),
+                Ref("output.0", len(records) - 1),
+            )
             calls.append(
-                Call(len(calls), f"mlp.{name}", "Net", 0, len(calls) + 1, op_type="Linear", parent=len(parts), leaf=True, refs=refs)
+                Call(
+                    len(calls),
+                    f"mlp.{name}",
+                    "Net",
+                    0,
+                    len(calls) + 1,
+                    op_type="Linear",
+                    parent=len(parts),
+                    leaf=True,
+                    refs=refs,
+                )
             )
         calls.append(Call(len(calls), "", "Net", 0, 0, op_type="Net", refs=(Ref("input.0", 0),)))
         return MemoryRun(calls, records, {})
@@ -341,6 +462,12 @@ def test_parts_of_a_fused_call_are_left_for_expressions():
     left = block([("gate_proj", 12), ("up_proj", 12), ("down_proj", 5)])
     right = block([("gate_up_proj", 24), ("down", 5)])
     plan = align.plan(left, right)
-    assert {left.calls[p.reference].scope: right.calls[p.target].scope for p in plan.pairs} == {"": "", "mlp.down_proj": "mlp.down"}
-    assert [left.calls[i].scope for i in plan.unmatched_reference] == ["mlp.gate_proj", "mlp.up_proj"]
+    assert {left.calls[p.reference].scope: right.calls[p.target].scope for p in plan.pairs} == {
+        "": "",
+        "mlp.down_proj": "mlp.down",
+    }
+    assert [left.calls[i].scope for i in plan.unmatched_reference] == [
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    ]
     assert plan.ambiguous == ()

@@ -14,7 +14,9 @@ TABLE = RNG.standard_normal((50, 4)).astype(np.float32)
 
 
 def run(*steps, root="Lm"):
-    """A root that turns ids into rows of a table, once per step; each step is a dict of its inputs, ids first."""
+    """A root that turns ids into rows of a table, once per step; each step is a dict of its inputs,
+    ids first.
+    """
     made = Builder()
     for step, inputs in enumerate(steps):
         out = TABLE[np.asarray(next(iter(inputs.values())))]
@@ -34,16 +36,25 @@ def cache(tokens):
 
 
 IDS = np.array([[5, 6, 7, 8]])
-PAD = {"input_ids": np.array([[0, 0, 3, 4], [5, 6, 7, 8]]), "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]])}
+PAD = {
+    "input_ids": np.array([[0, 0, 3, 4], [5, 6, 7, 8]]),
+    "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]]),
+}
 
 
 def test_separate_prompts_are_sequences_of_their_own():
-    assert sequences(run({"input_ids": IDS}, {"input_ids": IDS})) == [((5, 6, 7, 8), [(0, 0, 0, 4)]), ((5, 6, 7, 8), [(1, 0, 0, 4)])]
+    assert sequences(run({"input_ids": IDS}, {"input_ids": IDS})) == [
+        ((5, 6, 7, 8), [(0, 0, 0, 4)]),
+        ((5, 6, 7, 8), [(1, 0, 0, 4)]),
+    ]
 
 
 def test_padding_is_no_part_of_a_sequence_on_either_side():
     assert sequences(run(PAD)) == [((3, 4), [(0, 0, 2, 4)]), ((5, 6, 7, 8), [(0, 1, 0, 4)])]
-    right = {"input_ids": PAD["input_ids"][:, ::-1], "attention_mask": PAD["attention_mask"][:, ::-1]}
+    right = {
+        "input_ids": PAD["input_ids"][:, ::-1],
+        "attention_mask": PAD["attention_mask"][:, ::-1],
+    }
     assert sequences(run(right))[0] == ((4, 3), [(0, 0, 0, 2)])
 
 
@@ -57,12 +68,17 @@ def test_padding_is_no_part_of_a_sequence_on_either_side():
     ids=["cache", "positions", "mask"],
 )
 def test_a_step_that_goes_on_with_a_cache_joins_the_sequence(second):
-    steps = {"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])}, {"input_ids": IDS[:, 2:3], **second}
+    steps = (
+        {"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])},
+        {"input_ids": IDS[:, 2:3], **second},
+    )
     assert sequences(run(*steps)) == [((5, 6, 7), [(0, 0, 0, 2), (1, 0, 0, 1)])]
 
 
 def test_the_whole_prompt_again_adds_its_last_token():
-    assert sequences(run({"input_ids": IDS[:, :2]}, {"input_ids": IDS[:, :3]})) == [((5, 6, 7), [(0, 0, 0, 2), (1, 0, 2, 3)])]
+    assert sequences(run({"input_ids": IDS[:, :2]}, {"input_ids": IDS[:, :3]})) == [
+        ((5, 6, 7), [(0, 0, 0, 2), (1, 0, 2, 3)])
+    ]
 
 
 @pytest.mark.parametrize("names", [("input_ids", "positions"), ("0", "1")])
@@ -71,7 +87,10 @@ def test_rows_of_a_flattened_batch_are_told_by_their_positions(names):
         dict(zip(names, (np.array([1, 2, 3, 9]), np.array([0, 1, 2, 0])), strict=True)),
         dict(zip(names, (np.array([4, 8]), np.array([3, 1])), strict=True)),
     )
-    assert sequences(run(*steps)) == [((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]), ((9, 8), [(0, 1, 3, 4), (1, 1, 1, 2)])]
+    assert sequences(run(*steps)) == [
+        ((1, 2, 3, 4), [(0, 0, 0, 3), (1, 0, 0, 1)]),
+        ((9, 8), [(0, 1, 3, 4), (1, 1, 1, 2)]),
+    ]
 
 
 def test_positions_that_follow_on_each_other_by_chance_are_two_rows():
@@ -98,15 +117,23 @@ def test_sequences_match_whole_or_by_a_common_start():
         own = run(*({"input_ids": np.array([row])} for row in rows))
         return asked(fed(own, own.calls))
 
-    left, right = of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]), of([5, 6, 7], [1, 2, 3, 8], [1, 2, 3, 4], [40, 41])
+    left, right = (
+        of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]),
+        of([5, 6, 7], [1, 2, 3, 8], [1, 2, 3, 4], [40, 41]),
+    )
     found = [(left.index(a), right.index(b), n) for a, b, n, _ in matched(left, right)]
     assert found == [(0, 2, 4), (1, 0, 3), (2, 1, 3)]
 
 
 def test_what_the_other_run_asked_tells_rows_of_one_length_apart():
-    """Request 0 is done after two tokens; what comes at position 2 goes on with request 1, as long, not with the first."""
+    """Request 0 is done after two tokens; what comes at position 2 goes on with request 1, as long,
+    not with the first.
+    """
     steps = [([1, 2, 3, 4], [0, 1, 0, 1]), ([5], [2])]
-    found = fed(own := run(*({"input_ids": np.array(i), "positions": np.array(p)} for i, p in steps)), own.calls)
+    found = fed(
+        own := run(*({"input_ids": np.array(i), "positions": np.array(p)} for i, p in steps)),
+        own.calls,
+    )
     assert [a.tokens for a in asked(found)] == [(1, 2, 5), (3, 4)]
     for known in ([(1, 2), (3, 4, 5)], [(1, 2), (3, 4, 9)]):
         assert [a.tokens for a in asked(found, known)] == [(1, 2), (3, 4, 5)]
@@ -128,7 +155,11 @@ def test_what_the_other_run_asked_tells_rows_of_one_length_apart():
         ("output.0", [((20, 4), 4, 5, 5)], Axes(flat=0)),
         ("output.0", [((1, 4, 5, 5), 4, 5, 5)], Axes(None, 2)),
         ("output.0", [((1, 4, 1, 1), 4, 1, 1)], Axes(None, 0)),
-        ("output.past_key_values.layers.0.keys", [((1, 2, 3, 8), 1, 5, 5), ((1, 2, 3, 8), 1, 1, 6)], None),
+        (
+            "output.past_key_values.layers.0.keys",
+            [((1, 2, 3, 8), 1, 5, 5), ((1, 2, 3, 8), 1, 1, 6)],
+            None,
+        ),
         ("output.0", [((16,), 1, 5, 5), ((16,), 1, 1, 6)], Axes()),
         ("output.0", [((1, 5, 8), 1, 5, 5), ((1, 7, 8), 1, 1, 6)], None),
         ("output.0", [((1, 5, 8), 1, 5, 5), ((5, 8), 1, 5, 5)], None),
@@ -150,7 +181,10 @@ def test_both_runs_come_to_one_form_with_the_same_bits(swap):
     left, right, joined = faced.reference, faced.target, faced.joined
     assert faced.notes[0].startswith("2 of 2 sequences")
     assert {j.side for j in joined} == ({"target"} if not swap else {"reference", "target"})
-    one, other = ({(c.step, c.micro): a for c, a in zip(r.calls, outputs(r), strict=True)} for r in (left, right))
+    one, other = (
+        {(c.step, c.micro): a for c, a in zip(r.calls, outputs(r), strict=True)}
+        for r in (left, right)
+    )
     assert one.keys() == other.keys()
     for key, array in one.items():
         np.testing.assert_array_equal(array, other[key])
@@ -159,7 +193,10 @@ def test_both_runs_come_to_one_form_with_the_same_bits(swap):
 
 def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
     whole = run({"input_ids": IDS}, {"input_ids": np.array([[30, 31]])})
-    steps = run({"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])}, {"input_ids": IDS[:, 2:3], "position_ids": np.array([[2]])})
+    steps = run(
+        {"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])},
+        {"input_ids": IDS[:, 2:3], "position_ids": np.array([[2]])},
+    )
     faced = align.facing(whole, steps)
     left, right = faced.reference, faced.target
     np.testing.assert_array_equal(outputs(right)[0], TABLE[IDS[:, :3]])

@@ -1,4 +1,6 @@
-"""The scoring of the backend matrix: what counts as right, what a comparison is reduced to, which regions count as usable."""
+"""The scoring of the backend matrix: what counts as right, what a comparison is reduced to, which
+regions count as usable.
+"""
 
 import importlib.util
 import sys
@@ -20,7 +22,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def backends():
     sys.path.insert(0, str(FOLDER))
     try:
-        spec = importlib.util.spec_from_file_location("whence_benchmark_backends", FOLDER / "backends.py")
+        spec = importlib.util.spec_from_file_location(
+            "whence_benchmark_backends", FOLDER / "backends.py"
+        )
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -76,17 +80,30 @@ def captured(model, path, dtype=torch.float32):
 
 def test_an_answer_in_plain_values(backends, tmp_path):
     faulty = Net().eval()
-    faulty.two.forward = lambda x: nn.functional.linear(x, faulty.two.weight, faulty.two.bias) * 1.05
+    faulty.two.forward = lambda x: (
+        nn.functional.linear(x, faulty.two.weight, faulty.two.bias) * 1.05
+    )
     reference = captured(Net().eval(), tmp_path / "0")
     row = backends.answer(whence.compare(reference, captured(faulty, tmp_path / "1")))
-    assert (row["status"], row["findings"], row["calls"], row["replayed"]) == ("different", ["two"], 4, 1.0)
+    assert (row["status"], row["findings"], row["calls"], row["replayed"]) == (
+        "different",
+        ["two"],
+        4,
+        1.0,
+    )
     assert row["where"] == "two" and row["score"] > 1
 
 
 def test_regions_with_a_usable_program(backends, tmp_path):
     def usable(model, name):
-        runs = [captured(model(), tmp_path / f"{name}{k}", d) for k, d in enumerate((torch.float32, torch.bfloat16))]
-        return {(r.call, r.stretch): why for r, why in backends._usable(*(whence.open_run(str(run)) for run in runs))}
+        runs = [
+            captured(model(), tmp_path / f"{name}{k}", d)
+            for k, d in enumerate((torch.float32, torch.bfloat16))
+        ]
+        return {
+            (r.call, r.stretch): why
+            for r, why in backends._usable(*(whence.open_run(str(run)) for run in runs))
+        }
 
     found = usable(lambda: Net().eval(), "eval")
     assert len(found) == 5 and not any(found.values())  # one, tanh, the idle dropout, two, the sum

@@ -1,4 +1,6 @@
-"""The scoring of faultbench: what reaches whence, what is counted how, and a few cases of the bench beside the checkout."""
+"""The scoring of faultbench: what reaches whence, what is counted how, and a few cases of the bench
+beside the checkout.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,33 @@ def bench(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def told(**changes: Any) -> Any:
-    """A planted module fault that was found and named first, with its class clear, but for `changes`."""
-    given = {"kind": "module", "culprits": frozenset({"a"}), "effect": "clear", "flagged": True, "ranked": ("a",),
-             "named": frozenset({"a"}), "cause": "semantic", "capture_s": 1.0, "compare_s": 2.0}  # fmt: skip
+    """A planted module fault that was found and named first, with its class clear, but for
+    `changes`.
+    """
+    given = {
+        "kind": "module",
+        "culprits": frozenset({"a"}),
+        "effect": "clear",
+        "flagged": True,
+        "ranked": ("a",),
+        "named": frozenset({"a"}),
+        "cause": "semantic",
+        "capture_s": 1.0,
+        "compare_s": 2.0,
+    }
     return faultbench.Told(**(given | changes))
 
 
 def quiet(**changes: Any) -> Any:
     """A benign pair about which nothing was said."""
-    nothing = {"kind": "benign", "culprits": frozenset(), "flagged": False, "ranked": (), "named": frozenset(), "cause": None}
+    nothing = {
+        "kind": "benign",
+        "culprits": frozenset(),
+        "flagged": False,
+        "ranked": (),
+        "named": frozenset(),
+        "cause": None,
+    }
     return told(**(nothing | changes))
 
 
@@ -67,9 +87,17 @@ def quiet(**changes: Any) -> Any:
 def test_scores_of_hand_made_cases():
     cases = [
         told(),
-        told(effect="near", ranked=("b", "c", "a"), named=frozenset({"a", "b", "c"}), cause="kernel"),
+        told(
+            effect="near", ranked=("b", "c", "a"), named=frozenset({"a", "b", "c"}), cause="kernel"
+        ),
         told(effect="sub", flagged=False, ranked=(), named=frozenset(), cause=None),
-        told(effect="clear", kind="param", ranked=("x", "y", "z", "a"), named=frozenset("xyza"), cause="parameter"),
+        told(
+            effect="clear",
+            kind="param",
+            ranked=("x", "y", "z", "a"),
+            named=frozenset("xyza"),
+            cause="parameter",
+        ),
         quiet(),
         quiet(flagged=True, ranked=("b",), named=frozenset({"b"}), cause=""),
         quiet(undecided=True),
@@ -84,8 +112,15 @@ def test_scores_of_hand_made_cases():
     assert scores["seconds_per_case"] == {"capture": 1.0, "compare": 2.0}
     assert scores["counts"]["benign_undecided"] == 1
     assert set(scores) == {
-        "false_alarm_rate", "recall", "top1", "top3", "innocents_per_case", "cause_right", "seconds_per_case", "counts",
-    }  # fmt: skip
+        "false_alarm_rate",
+        "recall",
+        "top1",
+        "top3",
+        "innocents_per_case",
+        "cause_right",
+        "seconds_per_case",
+        "counts",
+    }
 
 
 def test_shares_of_nothing_are_none():
@@ -97,16 +132,39 @@ def test_shares_of_nothing_are_none():
 
 
 def answer(*found: tuple[str, str, tuple[str, ...]], status: str = "different") -> dict[str, Any]:
-    findings = [{"name": n, "also": also, "cause": "kernel", "confidence": c, "sentence": "s"} for n, c, also in found]
-    return {"status": status, "headline": "", "found": findings, "differing": 4, "replayed": 3, "compare_s": 1.0, "error": "Boom"}
+    findings = [
+        {"name": n, "also": also, "cause": "kernel", "confidence": c, "sentence": "s"}
+        for n, c, also in found
+    ]
+    return {
+        "status": status,
+        "headline": "",
+        "found": findings,
+        "differing": 4,
+        "replayed": 3,
+        "compare_s": 1.0,
+        "error": "Boom",
+    }
 
 
-def row(said: dict[str, Any], culprits: tuple[str, ...] = ("a",), kind: str = "kernel") -> dict[str, Any]:
-    return {"id": "s/b/m/x/bg/s1", "kind": kind, "culprits": culprits, "capture_s": 1.0, "rules": {"replay": said}}
+def row(
+    said: dict[str, Any], culprits: tuple[str, ...] = ("a",), kind: str = "kernel"
+) -> dict[str, Any]:
+    return {
+        "id": "s/b/m/x/bg/s1",
+        "kind": kind,
+        "culprits": culprits,
+        "capture_s": 1.0,
+        "rules": {"replay": said},
+    }
 
 
 def test_names_count_once_and_also_counts_as_named():
-    case = faultbench.told_by_whence(row(answer(("b", "certain", ("c",)), ("b", "certain", ()), ("a", "certain", ()))), "replay", "clear")
+    case = faultbench.told_by_whence(
+        row(answer(("b", "certain", ("c",)), ("b", "certain", ()), ("a", "certain", ()))),
+        "replay",
+        "clear",
+    )
     assert case.ranked == ("b", "a")
     assert case.named == {"a", "b", "c"}
     assert not case.first(1)
@@ -134,7 +192,11 @@ def test_an_error_of_whence_counts_against_it():
 
 def test_complaints_name_false_alarms_clear_misses_innocents_and_causes():
     def complaints(said: dict[str, Any], culprits: tuple[str, ...], effect: float) -> str:
-        return "\n".join(faultbench.complaints([row(said, culprits)], {"s/b/m/x/bg/s1": {"effect": effect}}, "replay"))
+        return "\n".join(
+            faultbench.complaints(
+                [row(said, culprits)], {"s/b/m/x/bg/s1": {"effect": effect}}, "replay"
+            )
+        )
 
     assert "FALSE ALARM" in complaints(answer(("a", "likely", ())), (), 0.0)
     assert "MISS effect 7" in complaints(answer(status="same"), ("a",), 7.0)
@@ -166,7 +228,9 @@ def test_results_survive_a_torn_line_and_are_put_together(tmp_path: Path):
     assert faultbench.Results(tmp_path / "results.jsonl", fresh=True).rows == {}
 
 
-@pytest.mark.parametrize("words", [["--part", "2/2"], ["--rule", "replays"], ["--rule", ""], ["--peers", "--no-effects"]])
+@pytest.mark.parametrize(
+    "words", [["--part", "2/2"], ["--rule", "replays"], ["--rule", ""], ["--peers", "--no-effects"]]
+)
 def test_what_cannot_be_meant_fails_at_once(words: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         faultbench.main(["--bench", "x", "--split", "y", *words])
@@ -196,53 +260,93 @@ def test_a_clear_bug_of_each_kind_is_named_with_its_cause(bench: Any, case_id: s
 @pytest.mark.parametrize("case_id", BENIGN)
 def test_benign_pairs_are_silent(bench: Any, case_id: str, tmp_path: Path):
     found = faultbench.run_case(bench, case_id, faultbench.RULES, tmp_path / "0")
-    assert {rule: (said["status"], said["found"]) for rule, said in found["rules"].items()} == dict.fromkeys(faultbench.RULES, ("same", []))
+    assert {
+        rule: (said["status"], said["found"]) for rule, said in found["rules"].items()
+    } == dict.fromkeys(faultbench.RULES, ("same", []))
 
 
 @pytest.mark.torch
 @pytest.mark.shared
-@pytest.mark.parametrize("case_id", [DECODER, "public/k_tf32/vit/7bit@mid/f32~/s1", "public/benign/dec_s/none/bf16~/s101"])
+@pytest.mark.parametrize(
+    "case_id",
+    [DECODER, "public/k_tf32/vit/7bit@mid/f32~/s1", "public/benign/dec_s/none/bf16~/s101"],
+)
 def test_other_module_names_change_nothing_but_the_names(bench: Any, case_id: str, tmp_path: Path):
     truth = faultbench.capture(bench, case_id, tmp_path / "0", tmp_path / "1")
     other = faultbench.capture(bench, case_id, tmp_path / "2", tmp_path / "3", shuffle=3)
-    plain, renamed = whence.compare(tmp_path / "0", tmp_path / "1"), whence.compare(tmp_path / "2", tmp_path / "3")
+    plain, renamed = (
+        whence.compare(tmp_path / "0", tmp_path / "1"),
+        whence.compare(tmp_path / "2", tmp_path / "3"),
+    )
     assert other.culprits == tuple(other.names[name] for name in truth.culprits)
-    assert not {part for name in other.names.values() for part in name.split(".")} & {"blocks", "attn", "mask", "fc1", "norm1"}
+    assert not {part for name in other.names.values() for part in name.split(".")} & {
+        "blocks",
+        "attn",
+        "mask",
+        "fc1",
+        "norm1",
+    }
     assert renamed.status == plain.status == ("different" if truth.culprits else "same")
     assert [f.name for f in renamed.findings] == [other.names[f.name] for f in plain.findings]
-    assert [(f.cause, f.confidence, f.numbers) for f in renamed.findings] == [(f.cause, f.confidence, f.numbers) for f in plain.findings]
+    assert [(f.cause, f.confidence, f.numbers) for f in renamed.findings] == [
+        (f.cause, f.confidence, f.numbers) for f in plain.findings
+    ]
     assert renamed.counts == plain.counts
     # Leaves are judged module by module, by name; the order of verdicts is no statement.
-    scores = [sorted((v.pair, v.stretch, v.verdict, v.score or 0.0) for v in result.verdicts) for result in (plain, renamed)]
+    scores = [
+        sorted((v.pair, v.stretch, v.verdict, v.score or 0.0) for v in result.verdicts)
+        for result in (plain, renamed)
+    ]
     assert scores[0] == scores[1]
 
 
 @pytest.mark.torch
 @pytest.mark.shared
-def test_nothing_of_the_truth_lies_in_the_captures(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_of_the_truth_lies_in_the_captures(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "argv", ["faultbench.py", "--only", DECODER])
     faultbench.capture(bench, DECODER, tmp_path / "0", tmp_path / "1")
     assert sys.argv[-1] == DECODER
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert files
-    found = [file.name for file in files for word in ("mask_one_head", "1head", DECODER, "f32~") if word.encode() in file.read_bytes()]
+    found = [
+        file.name
+        for file in files
+        for word in ("mask_one_head", "1head", DECODER, "f32~")
+        if word.encode() in file.read_bytes()
+    ]
     assert found == []
 
 
 def _without_places(run: Any) -> list[Any]:
-    """Calls with their records, as a comparison reads them, without where something lies and in which words a program is missing."""
+    """Calls with their records, as a comparison reads them, without where something lies and in
+    which words a program is missing.
+    """
     told = []
     for call in run.calls:
         records = [run.records[ref.record] for ref in call.refs]
-        facts = [(r.dtype, r.shape, r.stride, r.hash, r.statistics, r.sketch, r.elements, r.why) for r in records]
+        facts = [
+            (r.dtype, r.shape, r.stride, r.hash, r.statistics, r.sketch, r.elements, r.why)
+            for r in records
+        ]
         slots = [(ref.slot, ref.edge) for ref in call.refs]
-        told.append((msgspec.structs.replace(call, refs=(), no_program="why" if call.no_program else ""), slots, facts))
+        told.append(
+            (
+                msgspec.structs.replace(call, refs=(), no_program="why" if call.no_program else ""),
+                slots,
+                facts,
+            )
+        )
     return told
 
 
 def _without_words(judged: Any) -> list[Any]:
     """Verdicts or findings, without the reason why there was no replay."""
-    return [msgspec.structs.replace(item, sentence=item.sentence.partition("; no replay")[0]) for item in judged]
+    return [
+        msgspec.structs.replace(item, sentence=item.sentence.partition("; no replay")[0])
+        for item in judged
+    ]
 
 
 @pytest.mark.torch
@@ -262,16 +366,38 @@ def test_withheld_elements_are_a_capture_of_statistics(bench: Any, case_id: str,
     assert _without_words(ours.findings) == _without_words(theirs.findings)
     assert _without_words(ours.verdicts) == _without_words(theirs.verdicts)
     assert (ours.status, ours.evidence) == (theirs.status, theirs.evidence)
-    assert (ours.headline, ours.counts, ours.coverage) == (theirs.headline, theirs.counts, theirs.coverage)
+    assert (ours.headline, ours.counts, ours.coverage) == (
+        theirs.headline,
+        theirs.counts,
+        theirs.coverage,
+    )
 
 
 @pytest.mark.torch
 @pytest.mark.shared
 def test_the_command_scores_and_goes_on_where_it_ended(
-    bench: Any, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Any,
+    shared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    words = ["--bench", str(shared / "faultbench"), "--split", "public", "--only", r"(lstm_gate_order|benign)/lstm/[^/]*/f32~/s1(01)?$"]
-    words += ["--work", str(tmp_path / "work"), "--json", str(tmp_path / "scores.json"), "--peers", "--verbose"]
+    words = [
+        "--bench",
+        str(shared / "faultbench"),
+        "--split",
+        "public",
+        "--only",
+        r"(lstm_gate_order|benign)/lstm/[^/]*/f32~/s1(01)?$",
+    ]
+    words += [
+        "--work",
+        str(tmp_path / "work"),
+        "--json",
+        str(tmp_path / "scores.json"),
+        "--peers",
+        "--verbose",
+    ]
     assert faultbench.main([*words, "--rule", "replay,statistics"]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert list(scores)[:3] == ["replay", "statistics", "cos<0.99"]
@@ -279,8 +405,17 @@ def test_the_command_scores_and_goes_on_where_it_ended(
     assert scores["replay"]["false_alarm_rate"] == 0.0
     assert scores["replay"]["cause_right"] == 1.0
     assert scores["torch.testing.assert_close default"]["cause_right"] is None
-    monkeypatch.setattr(faultbench, "capture", lambda *a, **k: pytest.fail("a case that is done was captured again"))
-    monkeypatch.setattr(bench.__class__, "judged_by_oracle", lambda *a: pytest.fail("an effect that is known was taken again"))
+    monkeypatch.setattr(
+        faultbench, "capture", lambda *a, **k: pytest.fail("a case that is done was captured again")
+    )
+    monkeypatch.setattr(
+        bench.__class__,
+        "judged_by_oracle",
+        lambda *a: pytest.fail("an effect that is known was taken again"),
+    )
     assert faultbench.main([*words, "--rule", "statistics"]) == 0
-    assert list(json.loads((tmp_path / "scores.json").read_text()))[:2] == ["statistics", "cos<0.99"]
+    assert list(json.loads((tmp_path / "scores.json").read_text()))[:2] == [
+        "statistics",
+        "cos<0.99",
+    ]
     assert "compared 3 of 3" in capsys.readouterr().err

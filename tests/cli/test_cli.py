@@ -1,4 +1,6 @@
-"""The command line as a user meets it: help is cheap, mistakes say what to do, every ending has its exit code."""
+"""The command line as a user meets it: help is cheap, mistakes say what to do, every ending has its
+exit code.
+"""
 
 import json
 import os
@@ -40,7 +42,20 @@ def stored(tmp_path_factory):
     figures = Statistics(6, 0.0, 5.0, 2.5, 1.707825127659933, float(np.linalg.norm(array)), 0, 0, 1)
     record = writer.record("float32", (2, 3), array.view(np.uint8), b"\0" * 16, figures, None)
     writer.call(Call(0, "", "model", 0, 0, op_type="Tiny", refs=(Ref("output.0", record),)))
-    writer.call(Call(1, "head", "model", 0, 1, op_type="Linear", parent=0, number="1", leaf=True, refs=(Ref("output.0", record),)))
+    writer.call(
+        Call(
+            1,
+            "head",
+            "model",
+            0,
+            1,
+            op_type="Linear",
+            parent=0,
+            number="1",
+            leaf=True,
+            refs=(Ref("output.0", record),),
+        )
+    )
     writer.step(Step("model", 0, 24, True))
     writer.close()
     return path
@@ -49,18 +64,27 @@ def stored(tmp_path_factory):
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["-h"], ["run", "--help"], ["show", "--help"], ["scrub", "-h"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["-h"], ["run", "--help"], ["show", "--help"], ["scrub", "-h"]],
+)
 def test_help_loads_nothing_heavy(words):
-    check = f"import sys; from whence import cli; code = cli.execute({words!r}); print([m for m in {HEAVY!r} if m in sys.modules], code)"
+    check = (
+        f"import sys; from whence import cli; code = cli.execute({words!r}); print([m for m "
+        f"in {HEAVY!r} if m in sys.modules], code)"
+    )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
 def started(*words):
-    """What the command imports and opens in a process of its own: (modules, files opened, exit code)."""
+    """What the command imports and opens in a process of its own: (modules, files opened, exit
+    code).
+    """
     check = (
         "import sys; opened = []\n"
-        "sys.addaudithook(lambda event, given: opened.append(given[0]) if event == 'open' else None)\n"
+        "sys.addaudithook(lambda event, given: opened.append(given[0]) if event == 'open' else "
+        "None)\n"
         f"from whence import cli; code = cli.execute({[*map(str, words)]!r})\n"
         "import json; print(json.dumps([sorted(sys.modules), len(opened), code]))"
     )
@@ -71,8 +95,15 @@ def started(*words):
 
 def test_help_costs_little():
     modules, opened, code = started("--help")
-    assert [m for m in modules if m.partition(".")[0] == "whence"] == ["whence", "whence.cli", "whence.errors"]
-    assert (len(modules) < 250, opened < 400, code) == (True, True, 0), (len(modules), opened)  # measured: 170 and 240
+    assert [m for m in modules if m.partition(".")[0] == "whence"] == [
+        "whence",
+        "whence.cli",
+        "whence.errors",
+    ]
+    assert (len(modules) < 250, opened < 400, code) == (True, True, 0), (
+        len(modules),
+        opened,
+    )  # measured: 170 and 240
 
 
 def test_every_command_is_listed_with_its_own_first_line():
@@ -190,7 +221,9 @@ def test_the_number_a_command_returns_is_the_exit_code(monkeypatch, value):
 
 
 def test_a_closed_pipe_is_quiet(stored):
-    command = f"{sys.executable} -m whence show {stored} --format json | true; echo ${{PIPESTATUS[0]}}"
+    command = (
+        f"{sys.executable} -m whence show {stored} --format json | true; echo ${{PIPESTATUS[0]}}"
+    )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")
@@ -216,7 +249,10 @@ def test_commands_of_other_packages(monkeypatch, capsys):
 def test_show_starts_without_a_framework(stored):
     modules, opened, code = started("show", stored)
     assert [m for m in ("torch", "numba", "paddle", "rich") if m in modules] == []
-    assert (len(modules) < 650, opened < 700, code) == (True, True, 0), (len(modules), opened)  # measured: 440 and 450
+    assert (len(modules) < 650, opened < 700, code) == (True, True, 0), (
+        len(modules),
+        opened,
+    )  # measured: 440 and 450
 
 
 def test_show_views(stored, tmp_path):
@@ -225,11 +261,21 @@ def test_show_views(stored, tmp_path):
     assert "python x.py" in text.stdout
     assert "head   Linear" in text.stdout
     assert "head" in whence("show", stored, "--tree").stdout
-    assert whence("show", stored, "--format", "table", "--name", "head").stdout.splitlines()[1].split()[3] == "head:output.0"
-    assert len(json.loads(whence("show", stored, "--format", "json", "--ids", "1").stdout)["calls"]) == 1
+    assert (
+        whence("show", stored, "--format", "table", "--name", "head")
+        .stdout.splitlines()[1]
+        .split()[3]
+        == "head:output.0"
+    )
+    assert (
+        len(json.loads(whence("show", stored, "--format", "json", "--ids", "1").stdout)["calls"])
+        == 1
+    )
     one = whence("show", stored, "head")
     assert "histogram" in one.stdout
-    assert json.loads(whence("show", stored, "head", "--format", "json").stdout)["slot"] == "output.0"
+    assert (
+        json.loads(whence("show", stored, "head", "--format", "json").stdout)["slot"] == "output.0"
+    )
     assert whence("show", stored, "--format", "csv").stdout.startswith("index,rank,root,")
 
 
@@ -282,7 +328,18 @@ def test_names_that_the_terminal_cannot_show_or_should_not_obey(tmp_path):
 
 
 def test_run_through_the_command_line(tmp_path):
-    done = whence("run", "-o", tmp_path / "run", "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--", "-o", "--help")
+    done = whence(
+        "run",
+        "-o",
+        tmp_path / "run",
+        "--",
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1:])",
+        "--",
+        "-o",
+        "--help",
+    )
     assert done.stdout == "['--', '-o', '--help']\n"
     assert done.returncode == 3
     assert "neither torch nor paddle was ever imported" in done.stderr

@@ -47,7 +47,8 @@ def call(capsys, *args):
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "bisect"), [("ref", 0, 0), ("bf16", 0, 0), ("bad", 1, 1), ("part", 2, 125), ("nowhere", 3, 125)]
+    ("target", "code", "bisect"),
+    [("ref", 0, 0), ("bf16", 0, 0), ("bad", 1, 1), ("part", 2, 125), ("nowhere", 3, 125)],
 )
 def test_exit_codes(runs, capsys, target, code, bisect):
     assert call(capsys, "ref", target)[0] == code
@@ -57,9 +58,16 @@ def test_exit_codes(runs, capsys, target, code, bisect):
 def test_the_answer_is_on_stdout_and_files_are_written_where_they_are_asked_for(runs, capsys):
     before = sorted(runs.rglob("*"))
     code, out, err = call(capsys, "ref", "bad")
-    assert (code, out.startswith("FAULT              fc1 "), "written to" in out, err) == (1, True, False, "")
+    assert (code, out.startswith("FAULT              fc1 "), "written to" in out, err) == (
+        1,
+        True,
+        False,
+        "",
+    )
     assert sorted(runs.rglob("*")) == before
-    assert call(capsys, "ref", "bad", "-o", "cmp")[1].endswith("written to cmp: summary.json, report.csv, report.json\n")
+    assert call(capsys, "ref", "bad", "-o", "cmp")[1].endswith(
+        "written to cmp: summary.json, report.csv, report.json\n"
+    )
     assert json.loads((runs / "cmp" / "summary.json").read_text())["status"] == "different"
     assert api.load_comparison(runs / "cmp").findings[0].name == "fc1"
     assert call(capsys, "ref", "bad", "--view", "msit")[0] == 3
@@ -111,13 +119,31 @@ def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatc
 
     monkeypatch.setattr("whence.caches.private", lambda folder: False)
     code, out, err = call(capsys, "ref", "bad")
-    assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith("note: not kept for whence report")
+    assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith(
+        "note: not kept for whence report"
+    )
     monkeypatch.setattr(Path, "write_text", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     for form, start in (("text", "FAULT"), ("json", "{")):
-        code, out, err = call(capsys, "ref", "bad", "-o", "cmp", "--format", form, "--junit", "j/x.xml", "--html", "x.html")
+        code, out, err = call(
+            capsys,
+            "ref",
+            "bad",
+            "-o",
+            "cmp",
+            "--format",
+            form,
+            "--junit",
+            "j/x.xml",
+            "--html",
+            "x.html",
+        )
         assert (code, out.startswith(start), "written to" in out) == (3, True, False)
-        assert "cannot write the comparison to cmp: No space left on device" in err and "j/x.xml" in err and "x.html" in err
+        assert (
+            "cannot write the comparison to cmp: No space left on device" in err
+            and "j/x.xml" in err
+            and "x.html" in err
+        )
         assert "the answer above stands" in err
 
 
@@ -128,7 +154,10 @@ def test_stdout_that_takes_nothing_is_said(runs, monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "stdout", Full())
     assert execute(["compare", "ref", "bad"]) == 3
-    assert capsys.readouterr().err == "whence: the answer cannot be written to stdout: No space left on device\n"
+    assert (
+        capsys.readouterr().err
+        == "whence: the answer cannot be written to stdout: No space left on device\n"
+    )
 
 
 def test_json_and_csv(runs, capsys):
@@ -138,8 +167,12 @@ def test_json_and_csv(runs, capsys):
 
 
 def test_what_build_machines_read(runs, capsys):
-    assert call(capsys, "ref", "bad", "--format", "markdown")[1].startswith("### whence: DIFFERENT\n\nfc1 (Linear), ")
-    assert call(capsys, "ref", "bad", "--format", "github")[1].startswith("::error title=whence%3A fc1::fc1 (Linear) ")
+    assert call(capsys, "ref", "bad", "--format", "markdown")[1].startswith(
+        "### whence: DIFFERENT\n\nfc1 (Linear), "
+    )
+    assert call(capsys, "ref", "bad", "--format", "github")[1].startswith(
+        "::error title=whence%3A fc1::fc1 (Linear) "
+    )
     code, out, _ = call(capsys, "ref", "bad", "--annotations", "--junit", "out/whence.xml")
     assert (code, out.splitlines()[-1][:8]) == (1, "::error ")
     assert ElementTree.parse(runs / "out" / "whence.xml").getroot().get("failures") == "2"
@@ -167,7 +200,10 @@ def test_plots_from_what_was_written(runs, capsys):
     pytest.importorskip("matplotlib", reason="plots need whence[plots]")
     call(capsys, "ref", "bad", "-o", "cmp")
     assert execute(["report", "cmp", "--plots", "plots"]) == 0
-    assert {path.name for path in (runs / "plots").iterdir()} == {"error-along-the-run.png", "error-along-the-run.svg"}
+    assert {path.name for path in (runs / "plots").iterdir()} == {
+        "error-along-the-run.png",
+        "error-along-the-run.svg",
+    }
     out, err = capsys.readouterr()
     assert out == "written to plots: 2 files\n"
     assert err.startswith("note: the runs could not be read again"), "runs made by hand lie nowhere"
@@ -221,6 +257,18 @@ def test_unreadable_input_is_one_line(runs, capsys):
 
 
 def test_help_lists_every_option():
-    text = CliRunner().invoke(__import__("whence.cli.compare", fromlist=["command"]).command, ["--help"]).output
-    for option in ("--no-replay", "--strict", "--bisect", "--min-coverage", "--format", "--force", "-o"):
+    text = (
+        CliRunner()
+        .invoke(__import__("whence.cli.compare", fromlist=["command"]).command, ["--help"])
+        .output
+    )
+    for option in (
+        "--no-replay",
+        "--strict",
+        "--bisect",
+        "--min-coverage",
+        "--format",
+        "--force",
+        "-o",
+    ):
         assert option in text

@@ -1,4 +1,6 @@
-"""`whence ladder` from outside: exit codes, what it keeps, JSON, and programs that it can say nothing of."""
+"""`whence ladder` from outside: exit codes, what it keeps, JSON, and programs that it can say
+nothing of.
+"""
 
 import json
 import subprocess
@@ -52,7 +54,9 @@ SCRIPT = """
 
 def whence(place, *words):
     line = [sys.executable, "-m", "whence", "ladder", *map(str, words)]
-    return subprocess.run(line, cwd=place, capture_output=True, text=True, timeout=1800, check=False)
+    return subprocess.run(
+        line, cwd=place, capture_output=True, text=True, timeout=1800, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +79,17 @@ def test_a_clean_program_and_what_is_kept(place):
     assert done.stdout.endswith("kept in clean\n")
     kept = {path.name for path in (place / "clean").iterdir()}
     assert kept == {
-        "aot_eager", "aot_eager_decomp_partition", "cmp-aot_eager", "cmp-aot_eager_decomp_partition", "cmp-eager-again", "cmp-inductor",
-        "eager", "eager-again", "inductor", "ladder.json",
-    }  # fmt: skip
+        "aot_eager",
+        "aot_eager_decomp_partition",
+        "cmp-aot_eager",
+        "cmp-aot_eager_decomp_partition",
+        "cmp-eager-again",
+        "cmp-inductor",
+        "eager",
+        "eager-again",
+        "inductor",
+        "ladder.json",
+    }
     run = json.loads((place / "clean" / "aot_eager" / "run.json").read_text())
     assert run["options"]["rung"] == "aot_eager"
     refused = climb(place, "clean", "never")
@@ -85,7 +97,9 @@ def test_a_clean_program_and_what_is_kept(place):
     assert "already holds a ladder; --force replaces it" in refused.stderr
     replaced = climb(place, "clean", "never", before=["--force"])
     assert replaced.returncode == 2, replaced.stderr
-    assert "the program never compiles (torch.compile is never asked for anything)" in replaced.stdout
+    assert (
+        "the program never compiles (torch.compile is never asked for anything)" in replaced.stdout
+    )
     assert not (place / "clean" / "inductor").exists()
 
 
@@ -115,7 +129,9 @@ def test_a_rung_that_fails(place):
 def test_a_program_that_draws_lots(place):
     done = climb(place, "unseeded", "unseeded")
     assert done.returncode == 2, done.stderr
-    assert done.stdout.startswith("UNDECIDED          the eager program does not do the same twice: ")
+    assert done.stdout.startswith(
+        "UNDECIDED          the eager program does not do the same twice: "
+    )
     assert "--seed N" in done.stdout
 
 
@@ -128,7 +144,10 @@ def test_a_compiled_function_without_a_module(place):
 
 def test_what_cannot_be_run(place):
     done = whence(place, "-o", "none")
-    assert (done.returncode, "no command given:  whence ladder -o DIR -- python infer.py" in done.stderr) == (3, True)
+    assert (
+        done.returncode,
+        "no command given:  whence ladder -o DIR -- python infer.py" in done.stderr,
+    ) == (3, True)
     done = whence(place, "-o", "none", "--", sys.executable, "-c", "raise SystemExit(7)")
     assert done.returncode == 3
     assert "ended with exit code 7" in done.stderr

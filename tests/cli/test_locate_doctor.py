@@ -31,7 +31,12 @@ SCRIPT = """
 
 def whence(place, *words, **more):
     return subprocess.run(
-        [sys.executable, "-m", "whence", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=300, **more
+        [sys.executable, "-m", "whence", *map(str, words)],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **more,
     )
 
 
@@ -53,10 +58,14 @@ def test_locate(place):
     assert "before, 0 after: explains 100% of the squared error" in done.stdout
     assert lines[-1] == "kept in kept"
     assert "own words" not in done.stdout
-    again = whence(place, "locate", "ref", "kept/target", "--patch", "2:output.0", "--format", "json")
+    again = whence(
+        place, "locate", "ref", "kept/target", "--patch", "2:output.0", "--format", "json"
+    )
     assert again.returncode == 1, again.stderr
     found = json.loads(again.stdout)
-    assert [(r["name"], r["calls"], round(r["share"], 6)) for r in found["rounds"]] == [("2:output.0", 1, 1.0)]
+    assert [(r["name"], r["calls"], round(r["share"], 6)) for r in found["rounds"]] == [
+        ("2:output.0", 1, 1.0)
+    ]
     assert found["runs"] == 1
 
 
@@ -66,12 +75,37 @@ def test_locate_between_equal_runs(place):
 
 
 def test_run_with_a_patch(place):
-    done = whence(place, "run", "-o", "patched", "--patch", "2", "--patch-from", "ref", "--", sys.executable, "infer.py", "bad")
+    done = whence(
+        place,
+        "run",
+        "-o",
+        "patched",
+        "--patch",
+        "2",
+        "--patch-from",
+        "ref",
+        "--",
+        sys.executable,
+        "infer.py",
+        "bad",
+    )
     assert done.returncode == 0, done.stderr
     compared = whence(place, "compare", "ref", "patched", "--format", "json", "-o", "cmp")
     assert compared.returncode == 0
     assert any("patched with outputs of" in n for n in json.loads(compared.stdout)["notes"])
-    wrong = whence(place, "run", "-o", "new", "--patch", "9", "--patch-from", "ref", "--", sys.executable, "infer.py")
+    wrong = whence(
+        place,
+        "run",
+        "-o",
+        "new",
+        "--patch",
+        "9",
+        "--patch-from",
+        "ref",
+        "--",
+        sys.executable,
+        "infer.py",
+    )
     assert (wrong.returncode, wrong.stdout) == (3, "")
     assert "no output of a call 9" in wrong.stderr
     assert not (place / "new").exists()
@@ -98,24 +132,61 @@ def test_usage_errors(place, words, said):
 
 @pytest.mark.slow
 def test_doctor(place):
-    done = whence(place, "doctor", "--faults", "2", "--seed", "3", "--keep", "healthy", "--", sys.executable, "infer.py")
+    done = whence(
+        place,
+        "doctor",
+        "--faults",
+        "2",
+        "--seed",
+        "3",
+        "--keep",
+        "healthy",
+        "--",
+        sys.executable,
+        "infer.py",
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("HEALTHY            0 of 2 clean runs flagged; 2 of 2 clear faults named first")
+    assert done.stdout.startswith(
+        "HEALTHY            0 of 2 clean runs flagged; 2 of 2 clear faults named first"
+    )
     assert "own words" not in done.stdout
     unseeded = "import torch; m = torch.nn.Linear(8, 8); m(torch.ones(1, 8))"
-    done = whence(place, "doctor", "--faults", "0", "--format", "json", "--", sys.executable, "-c", unseeded)
+    done = whence(
+        place, "doctor", "--faults", "0", "--format", "json", "--", sys.executable, "-c", unseeded
+    )
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["clean"][0]["status"] == "different"
-    done = whence(place, "doctor", "--faults", "0", "--seed", "1", "--", sys.executable, "-c", unseeded)
+    done = whence(
+        place, "doctor", "--faults", "0", "--seed", "1", "--", sys.executable, "-c", unseeded
+    )
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("command", ["doctor", "locate"])
 def test_an_interrupt_leaves_nothing_half(place, tmp_path, command):
     words = ["ref"] if command == "locate" else []
-    line = [sys.executable, "-m", "whence", command, *words, "--keep", "stopped-" + command, "--", sys.executable, "infer.py", "slow"]
+    line = [
+        sys.executable,
+        "-m",
+        "whence",
+        command,
+        *words,
+        "--keep",
+        "stopped-" + command,
+        "--",
+        sys.executable,
+        "infer.py",
+        "slow",
+    ]
     (place / "started").unlink(missing_ok=True)
-    process = subprocess.Popen(line, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        line,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     until = time.monotonic() + 120
     while not (place / "started").exists():
         assert time.monotonic() < until and process.poll() is None

@@ -15,15 +15,30 @@ import whence
 from stories import shown_in_order
 
 if importlib.util.find_spec("paddle") is None:
-    pytest.skip("paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True)
+    pytest.skip(
+        "paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True
+    )
 pytestmark = pytest.mark.paddle
 
 ROOT = Path(__file__).parents[2]
-CODES = {"tokens": 1, "run": 0, "compare": 1, "trace": 0, "locate": 1}  # those that end otherwise stand in the test
+CODES = {
+    "tokens": 1,
+    "run": 0,
+    "compare": 1,
+    "trace": 0,
+    "locate": 1,
+}  # those that end otherwise stand in the test
 
 
 def ran(folder, *words):
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        words,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +56,9 @@ def project(tmp_path_factory):
 
 
 def test_the_story(project):
-    counts = whence.tokens(before=pair(project, "a"), after=pair(project, "b"))  # `locate` asks the prompts anew
+    counts = whence.tokens(
+        before=pair(project, "a"), after=pair(project, "b")
+    )  # `locate` asks the prompts anew
     page = (ROOT / "docs" / "paddle.md").read_text()
     story = page[page.index("## Two commits, one story") : page.index("## Static diff")]
     said, names = "", []
@@ -53,17 +70,30 @@ def test_the_story(project):
         for line in body.splitlines():
             words = [sys.executable if w == "python" else w for w in shlex.split(line)]
             done = ran(project, sys.executable, "-m", "whence", *words[1:])
-            expected = {"runs/b": 1, "margins": 0, "runs/ref": 0, "runs/a": 0}.get(words[words.index("-o") + 1] if "-o" in words else "")
-            assert done.returncode == (CODES[words[1]] if expected is None else expected), (line, done.stdout[-2000:], done.stderr[-2000:])
+            expected = {"runs/b": 1, "margins": 0, "runs/ref": 0, "runs/a": 0}.get(
+                words[words.index("-o") + 1] if "-o" in words else ""
+            )
+            assert done.returncode == (CODES[words[1]] if expected is None else expected), (
+                line,
+                done.stdout[-2000:],
+                done.stderr[-2000:],
+            )
             said += done.stdout
             names.append(words[1])
     assert names == ["tokens", "run", "run", "compare", "run", "compare", "trace", "locate"]
     assert (counts.before.full_count, counts.full_count, counts.count) == (17, 10, 20)
-    margins, fault = (whence.load_comparison(project / name).generation for name in ("margins", "cmp"))
+    margins, fault = (
+        whence.load_comparison(project / name).generation for name in ("margins", "cmp")
+    )
     tied = {p.ids for p in margins.prompts if p.outcome == "explained"}
     wrong = {p.ids for p in fault.prompts if p.outcome == "unexplained"}
-    failing = {tuple(map(int, re.findall(r"\d+", p.prompt))) for p in counts.prompts if p.verdict == "FAIL"}
-    newly = {tuple(map(int, re.findall(r"\d+", counts.prompts[n - 1].prompt))) for n in counts.newly_failing}
+    failing = {
+        tuple(map(int, re.findall(r"\d+", p.prompt))) for p in counts.prompts if p.verdict == "FAIL"
+    }
+    newly = {
+        tuple(map(int, re.findall(r"\d+", counts.prompts[n - 1].prompt)))
+        for n in counts.newly_failing
+    }
     assert failing == tied | newly
     assert newly <= wrong
     assert len(tied) == 3

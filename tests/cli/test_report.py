@@ -53,7 +53,10 @@ def test_the_answer_of_tokens_is_a_page_and_goes_onto_one(folder, capsys):
     assert told(folder / "both.html")["texts"] == found["texts"]
 
 
-@pytest.mark.parametrize(("words", "said"), [(["report", "nothing"], "whence compare"), (["report", "cmp", "-o", "ref"], "is a folder")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["report", "nothing"], "whence compare"), (["report", "cmp", "-o", "ref"], "is a folder")],
+)
 def test_refusals(folder, capsys, words, said):
     assert cli.execute(words) == 3
     assert said in capsys.readouterr().err
@@ -62,7 +65,17 @@ def test_refusals(folder, capsys, words, said):
 def test_programs_without_values_have_a_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = Path(__file__).parent.parent / "data" / "paddle"
-    cli.execute(["compare", str(data / "tiny_legacy.pdmodel"), str(data / "tiny_legacy_bug.pdmodel"), "-o", "cmp", "--html", "page.html"])
+    cli.execute(
+        [
+            "compare",
+            str(data / "tiny_legacy.pdmodel"),
+            str(data / "tiny_legacy_bug.pdmodel"),
+            "-o",
+            "cmp",
+            "--html",
+            "page.html",
+        ]
+    )
     found = told(tmp_path / "page.html")
     assert found["head"]["sentence"] == "The structure differs at scale_4.tmp_0 (scale)."
     assert "no tensor" in found["missing"][0]
@@ -70,5 +83,15 @@ def test_programs_without_values_have_a_page(tmp_path, monkeypatch):
 
 def test_a_root_that_only_stands_for_a_dump_is_no_call_that_was_not_replayed(tmp_path, capsys):
     data = Path(__file__).parent.parent / "data" / "msprobe"
-    cli.execute(["compare", str(data / "L1_md5"), str(data / "L1_xor"), "-o", str(tmp_path / "cmp"), "--format", "json"])
+    cli.execute(
+        [
+            "compare",
+            str(data / "L1_md5"),
+            str(data / "L1_xor"),
+            "-o",
+            str(tmp_path / "cmp"),
+            "--format",
+            "json",
+        ]
+    )
     assert json.loads(capsys.readouterr().out)["coverage"]["replayed"] >= 0

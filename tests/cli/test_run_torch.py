@@ -1,4 +1,6 @@
-"""`whence run` on programs that use the real torch: what they compute stays, what they called is in the run."""
+"""`whence run` on programs that use the real torch: what they compute stays, what they called is in
+the run.
+"""
 
 import json
 import re
@@ -30,7 +32,13 @@ def script(tmp_path):
 
 
 def whence(tmp_path, *words):
-    return subprocess.run([sys.executable, "-m", "whence", *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "whence", *map(str, words)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_a_model_is_captured_and_computes_the_same(tmp_path, script):
@@ -46,18 +54,37 @@ def test_a_model_is_captured_and_computes_the_same(tmp_path, script):
     assert {call.scope for call in run.calls} == {"", "0", "1", "2"}
     assert "torch" in run.info.versions
     tree = whence(tmp_path, "show", "ref", "--tree")
-    assert [line.split()[:2] for line in tree.stdout.splitlines()[1:5]] == [["0", "Sequential"], ["1", "0"], ["2", "1"], ["3", "2"]]
+    assert [line.split()[:2] for line in tree.stdout.splitlines()[1:5]] == [
+        ["0", "Sequential"],
+        ["1", "0"],
+        ["2", "1"],
+        ["3", "2"],
+    ]
     one = whence(tmp_path, "show", "ref", "2:output.0", "--step", "1")
     assert "float32 [2, 2]" in one.stdout
 
 
 @pytest.mark.slow
 def test_seed_and_deterministic(tmp_path, script):
-    text = script.read_text() + "print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)\n"
+    text = (
+        script.read_text() + "print(torch.are_deterministic_algorithms_enabled(), "
+        "torch.backends.cudnn.deterministic)\n"
+    )
     script.write_text(text)
     outputs = []
     for name in ("one", "two"):
-        done = whence(tmp_path, "run", "-o", name, "--seed", "5", "--deterministic", "--", sys.executable, "infer.py")
+        done = whence(
+            tmp_path,
+            "run",
+            "-o",
+            name,
+            "--seed",
+            "5",
+            "--deterministic",
+            "--",
+            sys.executable,
+            "infer.py",
+        )
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
@@ -65,7 +92,21 @@ def test_seed_and_deterministic(tmp_path, script):
 
 
 def test_selection_from_the_command_line(tmp_path, script):
-    done = whence(tmp_path, "run", "-o", "some", "--ids", "2,3", "--steps", "1:2", "--keep", "stats", "--", sys.executable, "infer.py")
+    done = whence(
+        tmp_path,
+        "run",
+        "-o",
+        "some",
+        "--ids",
+        "2,3",
+        "--steps",
+        "1:2",
+        "--keep",
+        "stats",
+        "--",
+        sys.executable,
+        "infer.py",
+    )
     assert done.returncode == 0, done.stderr
     shown = json.loads(whence(tmp_path, "show", "some", "--format", "json").stdout)
     captured = {(call["scope"], call["step"]) for call in shown["calls"] if call["refs"]}
@@ -75,14 +116,25 @@ def test_selection_from_the_command_line(tmp_path, script):
 
 
 def test_a_selection_that_matches_nothing(tmp_path, script):
-    done = whence(tmp_path, "run", "-o", "none", "--include", "layers.*", "--", sys.executable, "infer.py")
+    done = whence(
+        tmp_path, "run", "-o", "none", "--include", "layers.*", "--", sys.executable, "infer.py"
+    )
     assert done.returncode == 3
     assert "nothing was captured" in done.stderr
     assert "include" in done.stderr.splitlines()[-1]
 
 
 def test_torch_imported_but_no_module_called(tmp_path):
-    done = whence(tmp_path, "run", "-o", "none", "--", sys.executable, "-c", "import torch; print(torch.ones(2).sum().item())")
+    done = whence(
+        tmp_path,
+        "run",
+        "-o",
+        "none",
+        "--",
+        sys.executable,
+        "-c",
+        "import torch; print(torch.ones(2).sum().item())",
+    )
     assert (done.returncode, done.stdout) == (3, "2.0\n")
     assert "no module was called" in done.stderr
 
@@ -98,7 +150,15 @@ def test_torchrun_ranks(tmp_path):
             dist.destroy_process_group()
         """)
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+    ]
     done = whence(tmp_path, "run", "-o", "all", "--", *command)
     assert done.returncode == 0, done.stderr
     assert {call.rank for call in open_run(tmp_path / "all").calls} == {0, 1}

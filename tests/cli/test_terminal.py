@@ -1,4 +1,6 @@
-"""What stands on a terminal and not in a pipe: progress that comes late and goes again, and tables of its width."""
+"""What stands on a terminal and not in a pipe: progress that comes late and goes again, and tables
+of its width.
+"""
 
 import os
 import pty
@@ -29,7 +31,9 @@ def on_a_terminal(words, width=100):
     """Everything that a program wrote to a terminal of its own."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(width), "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, stdin=follower, stdout=follower, stderr=follower, env=environment)
+    process = subprocess.Popen(
+        words, stdin=follower, stdout=follower, stderr=follower, env=environment
+    )
     os.close(follower)
     said = b""
     while True:
@@ -114,13 +118,19 @@ def test_tables_are_as_wide_as_the_terminal(tmp_path):
         inner = torch.nn.Sequential(inner)
     with whence.capture(inner, tmp_path / "run", level="op"), torch.no_grad():
         inner(torch.ones(2, 4))
-    for words in (["show", str(tmp_path / "run"), "--format", "table"], ["ops", "list", str(tmp_path / "run")]):
+    for words in (
+        ["show", str(tmp_path / "run"), "--format", "table"],
+        ["ops", "list", str(tmp_path / "run")],
+    ):
         command = [sys.executable, "-m", "whence", *words]
         lines = [line.rstrip("\r") for line in on_a_terminal(command, 90).split("\n")]
         assert max(map(len, lines)) <= 90
         assert any("…" in line for line in lines)
     piped = subprocess.run(
-        [sys.executable, "-m", "whence", "show", str(tmp_path / "run"), "--format", "table"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "whence", "show", str(tmp_path / "run"), "--format", "table"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ".".join("0" * 13) in piped.stdout
     assert "…" not in piped.stdout

@@ -63,17 +63,29 @@ def test_text(place):
     lines = whence(place, "ref.json", "three.json").stdout.splitlines()
     assert lines[0] == "FAIL               full match below the threshold"
     assert lines[1] == (
-        "  full match       5 of 8 = 0.625, 95 % interval 0.306 to 0.863; threshold 0.75: not reached; too few prompts to be sure"
+        "  full match       5 of 8 = 0.625, 95 % interval 0.306 to 0.863; threshold 0.75: not "
+        "reached; too few prompts to be sure"
     )
-    at = lines.index("no  verdict  half  char  token  prefix  ref  tgt  prompt      first difference")
-    assert lines[at + 1] == ' 1  FAIL     no       0      0       0   27    2  "prompt 1"  after "": "the answer numbe" | "no"'
+    at = lines.index(
+        "no  verdict  half  char  token  prefix  ref  tgt  prompt      first difference"
+    )
+    assert (
+        lines[at + 1]
+        == ' 1  FAIL     no       0      0       0   27    2  "prompt 1"  after "": "the answer '
+        'numbe" | "no"'
+    )
     assert lines[at + 4] == ' 4  PASS     yes      -      -      27   27   27  "prompt 4"'
     assert len(lines) == at + 9
 
 
 def test_two_commits_in_text(place):
-    out = whence(place, "--before", "ref.json", "same.json", "--after", "ref.json", "three.json").stdout
-    assert out.startswith("FAIL               full match below the threshold; 3 newly failing, 0 newly passing, p = 0.25\n")
+    out = whence(
+        place, "--before", "ref.json", "same.json", "--after", "ref.json", "three.json"
+    ).stdout
+    assert out.startswith(
+        "FAIL               full match below the threshold; 3 newly failing, 0 newly passing, p "
+        "= 0.25\n"
+    )
     assert "prompts            5 pass at both, 3 only before, 0 only after, 0 at neither" in out
     assert '  newly failing    1 "prompt 1", 2 "prompt 2", 3 "prompt 3"\n' in out
     assert " 1  FAIL     PASS    no " in out
@@ -90,12 +102,15 @@ def test_what_a_terminal_would_obey_is_shown_as_codes(place):
 
 def test_columns_are_straight_for_wide_letters(place):
     (place / "wideref.json").write_text(
-        json.dumps({"src": "\u6771\u4eac", "output": "a"}) + "\n" + json.dumps({"src": "four", "output": "b"})
+        json.dumps({"src": "\u6771\u4eac", "output": "a"})
+        + "\n"
+        + json.dumps({"src": "four", "output": "b"})
     )
     rows = whence(place, "wideref.json", "wideref.json").stdout.splitlines()
     assert [r for r in rows if r.endswith(('"\u6771\u4eac"', '"four"'))] == [
-        ' 1  PASS     yes      -      -       1    1    1  "\u6771\u4eac"', ' 2  PASS     yes      -      -       1    1    1  "four"',
-    ]  # fmt: skip
+        ' 1  PASS     yes      -      -       1    1    1  "\u6771\u4eac"',
+        ' 2  PASS     yes      -      -       1    1    1  "four"',
+    ]
 
 
 def test_rows_that_pass_are_left_out_first(place):
@@ -109,21 +124,53 @@ def test_rows_that_pass_are_left_out_first(place):
 
 
 def test_json(place):
-    done = whence(place, "--before", "ref.json", "same.json", "--after", "ref.json", "nasty.json", "--format", "json")
+    done = whence(
+        place,
+        "--before",
+        "ref.json",
+        "same.json",
+        "--after",
+        "ref.json",
+        "nasty.json",
+        "--format",
+        "json",
+    )
     data = json.loads(done.stdout)
     assert done.stdout.isascii()
-    assert {k: data[k] for k in ("full_match", "half_match", "p_value")} == {"full_match": 5 / 8, "half_match": 5 / 8, "p_value": 0.25}
+    assert {k: data[k] for k in ("full_match", "half_match", "p_value")} == {
+        "full_match": 5 / 8,
+        "half_match": 5 / 8,
+        "p_value": 0.25,
+    }
     assert data["table"] == {"both": 5, "only_before": 3, "only_after": 0, "neither": 0}
     assert data["prompts"][0]["target_at"] == "\x1b[31m=1+1\u202e"
     assert data["before"]["full_match"] == 1.0
     alone = json.loads(whence(place, "ref.json", "same.json", "--format", "json").stdout)
-    assert (alone["status"], alone["table"], alone["p_value"], alone["before"]) == ("pass", None, None, None)
+    assert (alone["status"], alone["table"], alone["p_value"], alone["before"]) == (
+        "pass",
+        None,
+        None,
+        None,
+    )
 
 
 def test_csv(place):
     (place / "formula.json").write_text(json.dumps({"src": "=1+1", "output": "a=b\nc"}))
     (place / "other.json").write_text(json.dumps({"src": "=1+1", "output": "a+b"}))
-    rows = list(csv.DictReader(io.StringIO(whence(place, "formula.json", "other.json", "--format", "csv").stdout)))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(whence(place, "formula.json", "other.json", "--format", "csv").stdout)
+        )
+    )
     assert len(rows) == 1
-    assert (rows[0]["verdict"], rows[0]["half"], rows[0]["first_character"], rows[0]["longer"]) == ("FAIL", "yes", "1", "")
-    assert (rows[0]["prompt"], rows[0]["reference_at"], rows[0]["target_at"]) == ("'=1+1", "'=b\\nc", "'+b")
+    assert (rows[0]["verdict"], rows[0]["half"], rows[0]["first_character"], rows[0]["longer"]) == (
+        "FAIL",
+        "yes",
+        "1",
+        "",
+    )
+    assert (rows[0]["prompt"], rows[0]["reference_at"], rows[0]["target_at"]) == (
+        "'=1+1",
+        "'=b\\nc",
+        "'+b",
+    )

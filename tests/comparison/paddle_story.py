@@ -1,7 +1,9 @@
-"""A small project as a user of Paddle has it: `python paddle_story.py FOLDER` writes `ref`, `a` and `b` there, three states of it.
+"""A small project as a user of Paddle has it: `python paddle_story.py FOLDER` writes `ref`, `a` and
+`b` there, three states of it.
 
-Each holds a language model that generates, exported, and a test that asks it 20 prompts and counts how many answers are as `expected.json`
-says: those of `ref`, whose weights are float32. `a` and `b` hold them in int8, and `b` has one attribute that `a` has not.
+Each holds a language model that generates, exported, and a test that asks it 20 prompts and counts
+how many answers are as `expected.json` says: those of `ref`, whose weights are float32. `a` and `b`
+hold them in int8, and `b` has one attribute that `a` has not.
 """
 
 import json
@@ -54,7 +56,9 @@ def test_answers():
 
 
 def model(kinds):
-    """A model like Llama: rotated positions, norms by root mean square, gated layers; without a cache. kinds: makes its matrices."""
+    """A model like Llama: rotated positions, norms by root mean square, gated layers; without a
+    cache. kinds: makes its matrices.
+    """
     import numpy as np
     import paddle
     import paddle.nn.functional as F
@@ -66,7 +70,9 @@ def model(kinds):
     class Norm(nn.Layer):
         def __init__(self):
             super().__init__()
-            self.weight = self.create_parameter([SIZE], default_initializer=nn.initializer.Constant(1.0))
+            self.weight = self.create_parameter(
+                [SIZE], default_initializer=nn.initializer.Constant(1.0)
+            )
 
         def forward(self, x):
             return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.weight
@@ -85,16 +91,29 @@ def model(kinds):
 
         def forward(self, x):
             n = paddle.shape(x)[1]
-            q, k, v = (made(x).reshape([0, 0, HEADS, SIZE // HEADS]).transpose([0, 2, 1, 3]) for made in (self.q, self.k, self.v))
-            scores = paddle.matmul(self.rotated(q, n), self.rotated(k, n), transpose_y=True) * float(SCALE)
+            q, k, v = (
+                made(x).reshape([0, 0, HEADS, SIZE // HEADS]).transpose([0, 2, 1, 3])
+                for made in (self.q, self.k, self.v)
+            )
+            scores = paddle.matmul(
+                self.rotated(q, n), self.rotated(k, n), transpose_y=True
+            ) * float(SCALE)
             scores = scores + paddle.triu(paddle.full([n, n], -1e9, "float32"), 1)
-            return self.o(paddle.matmul(F.softmax(scores, -1), v).transpose([0, 2, 1, 3]).reshape([0, 0, SIZE]))
+            return self.o(
+                paddle.matmul(F.softmax(scores, -1), v)
+                .transpose([0, 2, 1, 3])
+                .reshape([0, 0, SIZE])
+            )
 
     class Block(nn.Layer):
         def __init__(self):
             super().__init__()
             self.n1, self.attention, self.n2 = Norm(), Attention(), Norm()
-            self.gate, self.up, self.down = kinds(SIZE, 2 * SIZE), kinds(SIZE, 2 * SIZE), kinds(2 * SIZE, SIZE)
+            self.gate, self.up, self.down = (
+                kinds(SIZE, 2 * SIZE),
+                kinds(SIZE, 2 * SIZE),
+                kinds(2 * SIZE, SIZE),
+            )
 
         def forward(self, x):
             x = x + self.attention(self.n1(x))
@@ -118,7 +137,9 @@ def model(kinds):
 
 
 def matrices(int8):
-    """Makes the matrices of a model, in float32 or in int8 with a scale for each column. Both draw the same numbers."""
+    """Makes the matrices of a model, in float32 or in int8 with a scale for each column. Both draw
+    the same numbers.
+    """
     import numpy as np
     import paddle
     from paddle import nn
@@ -131,13 +152,17 @@ def matrices(int8):
             values = (random.standard_normal((rows, columns)) * 1.5 / rows**0.5).astype("float32")
             scale = np.abs(values).max(0) / np.float32(127)
             if int8:
-                self.register_buffer("weight", paddle.to_tensor(np.round(values / scale).astype("int8")))
+                self.register_buffer(
+                    "weight", paddle.to_tensor(np.round(values / scale).astype("int8"))
+                )
                 self.register_buffer("scale", paddle.to_tensor(scale))
             else:
                 self.register_buffer("weight", paddle.to_tensor(values))
 
         def forward(self, x):
-            return paddle.matmul(x, self.weight.astype("float32") * self.scale if int8 else self.weight)
+            return paddle.matmul(
+                x, self.weight.astype("float32") * self.scale if int8 else self.weight
+            )
 
     return Matrix
 
@@ -149,10 +174,14 @@ def export(folder, int8):
 
     folder.mkdir()
     made = model(matrices(int8))
-    made.emb.weight.set_value(np.random.default_rng(SEED + 1).standard_normal((WORDS, SIZE)).astype("float32"))
+    made.emb.weight.set_value(
+        np.random.default_rng(SEED + 1).standard_normal((WORDS, SIZE)).astype("float32")
+    )
     made.eval()
     spec = [paddle.static.InputSpec([None, None], "int64", name="ids")]
-    paddle.jit.save(paddle.jit.to_static(made, input_spec=spec, full_graph=True), str(folder / "model"))
+    paddle.jit.save(
+        paddle.jit.to_static(made, input_spec=spec, full_graph=True), str(folder / "model")
+    )
     prompts = np.random.default_rng(SEED + 2).integers(0, WORDS, (20, PROMPT))
     (folder / "prompts.json").write_text(json.dumps(prompts.tolist()))
     (folder / "test_predictor.py").write_text(TEST)
@@ -165,7 +194,9 @@ def write(folder):
     shutil.copytree(folder / "a", folder / "b")
     text = (folder / "b" / "model.json").read_text()
     second = list(re.finditer(r"0\.3535533\d*", text))[1]
-    (folder / "b" / "model.json").write_text(f"{text[: second.start()]}{WRONG}{text[second.end() :]}")
+    (folder / "b" / "model.json").write_text(
+        f"{text[: second.start()]}{WRONG}{text[second.end() :]}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A small decoder, whole or cut over ranks as Megatron cuts it, with faults of many ranks to plant. As a program: spawns its ranks."""
+"""A small decoder, whole or cut over ranks as Megatron cuts it, with faults of many ranks to plant.
+As a program: spawns its ranks.
+"""
 
 import os
 import subprocess
@@ -29,7 +31,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         scores = (q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5).softmax(-1)
         return self.o_proj((scores @ v).transpose(1, 2).flatten(2))
 
@@ -37,7 +42,11 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.act, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.act, self.down = (
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
         self.after = None
 
     def forward(self, x):
@@ -93,7 +102,10 @@ class Rows(nn.Module):
         super().__init__()
         self.tokens = tokens  # leave this rank's part of the tokens only
         n, rank = dist.get_world_size(), dist.get_rank()
-        self.weight, self.bias = nn.Parameter(whole.weight.detach().chunk(n, 1)[rank].clone()), whole.bias
+        self.weight, self.bias = (
+            nn.Parameter(whole.weight.detach().chunk(n, 1)[rank].clone()),
+            whole.bias,
+        )
         self.fault, self.summed = fault, summed
 
     def forward(self, x):
@@ -125,7 +137,11 @@ class Vocabulary(nn.Module):
     def __init__(self, whole, fault, tokens):
         super().__init__()
         n, rank = dist.get_world_size(), dist.get_rank()
-        self.weight, self.fault, self.tokens = nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()), fault, tokens
+        self.weight, self.fault, self.tokens = (
+            nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()),
+            fault,
+            tokens,
+        )
         self.first = rank * len(self.weight)
 
     def forward(self, ids):
@@ -141,13 +157,29 @@ class Gathered(nn.Module):
     def __init__(self, whole, fault):
         super().__init__()
         n, rank = dist.get_world_size(), dist.get_rank()
-        self.weight, self.fault = nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()), fault
+        self.weight, self.fault = (
+            nn.Parameter(whole.weight.detach().chunk(n, 0)[rank].clone()),
+            fault,
+        )
 
     def forward(self, x):
         return gathered(F.linear(x, self.weight), -1, backwards=self.fault == "order")
 
 
-FAULTS = ("clean", "later", "tokens", "vocabulary", "no_sum", "lost", "twice", "mean", "bias", "order", "shard", "one_rank")
+FAULTS = (
+    "clean",
+    "later",
+    "tokens",
+    "vocabulary",
+    "no_sum",
+    "lost",
+    "twice",
+    "mean",
+    "bias",
+    "order",
+    "shard",
+    "one_rank",
+)
 
 
 def cut(net, fault):
@@ -155,7 +187,12 @@ def cut(net, fault):
     n, rank = dist.get_world_size(), dist.get_rank()
     for number, layer in enumerate(net.layers):
         here = fault if number == 1 else ""
-        for name, part in [("q_proj", layer.attn), ("k_proj", layer.attn), ("v_proj", layer.attn), ("up", layer.mlp)]:
+        for name, part in [
+            ("q_proj", layer.attn),
+            ("k_proj", layer.attn),
+            ("v_proj", layer.attn),
+            ("up", layer.mlp),
+        ]:
             linear = getattr(part, name)
             mine = 0 if here == "shard" and name == "up" else rank
             linear.weight = nn.Parameter(linear.weight.detach().chunk(n, 0)[mine].clone())
@@ -164,7 +201,9 @@ def cut(net, fault):
         layer.attn.o_proj = Rows(layer.attn.o_proj, "", summed=True, tokens=fault == "tokens")
         if fault == "later":
             layer.mlp.after = total
-        layer.mlp.down = Rows(layer.mlp.down, here, summed=fault != "later", tokens=fault == "tokens")
+        layer.mlp.down = Rows(
+            layer.mlp.down, here, summed=fault != "later", tokens=fault == "tokens"
+        )
         if here == "one_rank" and rank == 1:
             layer.norm2.eps = 0.05
         if fault == "tokens":
@@ -173,7 +212,9 @@ def cut(net, fault):
     if fault == "tokens":
         net.norm.__class__ = TokenNorm
     if fault in ("tokens", "vocabulary"):
-        net.embed = Vocabulary(net.embed, "no_sum" if fault == "vocabulary" else "", fault == "tokens")
+        net.embed = Vocabulary(
+            net.embed, "no_sum" if fault == "vocabulary" else "", fault == "tokens"
+        )
     net.head = Gathered(net.head, fault)
     return net
 
@@ -195,5 +236,8 @@ if __name__ == "__main__":
         world, store = sys.argv[1:]
         # Launchers hand on an environment of their own making.
         own = dict(os.environ, PYTHONPATH=os.environ.get("PROGRAM_PATH", ""))
-        ranks = [subprocess.Popen([sys.executable, __file__, str(r), world, store], env=own) for r in range(int(world))]
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, str(r), world, store], env=own)
+            for r in range(int(world))
+        ]
         raise SystemExit(max([rank.wait(240) for rank in ranks]))

@@ -1,8 +1,9 @@
 """One language model twice: as a library has it, and as a serving engine runs it.
 
-The engine: one axis for the tokens of all requests, chunks of prompts between single tokens, keys and values in slots of a pool; q, k
-and v in one weight, gate and up in another; hidden and residual apart, added in place by the next norm; the scores of the last tokens
-in a call of their own behind the model; weights packed away.
+The engine: one axis for the tokens of all requests, chunks of prompts between single tokens, keys
+and values in slots of a pool; q, k and v in one weight, gate and up in another; hidden and residual
+apart, added in place by the next norm; the scores of the last tokens in a call of their own behind
+the model; weights packed away.
 """
 
 from __future__ import annotations
@@ -39,9 +40,15 @@ class Norm(nn.Module):
 class Rotary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("frequencies", 1e4 ** (-torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS)), persistent=False)
+        self.register_buffer(
+            "frequencies",
+            1e4 ** (-torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS)),
+            persistent=False,
+        )
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions[..., None].float() * self.frequencies
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
@@ -49,20 +56,31 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(DIM, DIM, bias=False) for _ in range(4)
+        )
 
-    def forward(self, hidden_states: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         b, t, _ = hidden_states.shape
-        q, k, v = (p(hidden_states).view(b, t, HEADS, -1) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(hidden_states).view(b, t, HEADS, -1) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = _rotated(q, *tables), _rotated(k, *tables)
-        mixed = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        )
         return self.o_proj(mixed.transpose(1, 2).reshape(b, t, DIM))
 
 
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(DIM, WIDE, bias=False), nn.Linear(DIM, WIDE, bias=False)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(DIM, WIDE, bias=False),
+            nn.Linear(DIM, WIDE, bias=False),
+        )
         self.down_proj, self.act_fn = nn.Linear(WIDE, DIM, bias=False), nn.SiLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,9 +90,16 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = Norm(), Attention(), Norm(), Mlp()
+        self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = (
+            Norm(),
+            Attention(),
+            Norm(),
+            Mlp(),
+        )
 
-    def forward(self, hidden_states: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), tables)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -100,7 +125,9 @@ class Library(nn.Module):
         torch.manual_seed(0)
         self.model, self.lm_head = Inner(), nn.Linear(DIM, WORDS, bias=False)
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         return {"logits": self.lm_head(self.model(input_ids, position_ids))}
 
 
@@ -108,7 +135,9 @@ class Library(nn.Module):
 
 
 class AddedNorm(Norm):
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             return self.scaled(x)
         residual.add_(x)
@@ -130,7 +159,9 @@ class Packed(nn.Module):
 
 
 class Pool(nn.Module):
-    """Attention over keys and values in slots; requests: (slots of all its tokens so far, tokens it has now)."""
+    """Attention over keys and values in slots; requests: (slots of all its tokens so far, tokens it
+    has now).
+    """
 
     requests: list[tuple[list[int], int]]
 
@@ -148,7 +179,9 @@ class Pool(nn.Module):
             keys, values = (pool[slots] for pool in self._pool)
             scores = q[here].transpose(0, 1) @ keys.permute(1, 2, 0) / q.shape[-1] ** 0.5
             seen = torch.ones(now, len(slots)).tril(len(slots) - now).bool()
-            out[here] = (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values.transpose(0, 1)).transpose(0, 1)
+            out[here] = (
+                scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values.transpose(0, 1)
+            ).transpose(0, 1)
             start += now
         return out.reshape(len(q), DIM)
 
@@ -156,10 +189,16 @@ class Pool(nn.Module):
 class EngineRotary(nn.Module):
     def __init__(self, base: float = 1e4) -> None:
         super().__init__()
-        angles = torch.arange(SLOTS)[:, None].float() * base ** (-torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS))
-        self.register_buffer("cos_sin_cache", torch.cat([angles.cos(), angles.sin()], -1), persistent=False)
+        angles = torch.arange(SLOTS)[:, None].float() * base ** (
+            -torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS)
+        )
+        self.register_buffer(
+            "cos_sin_cache", torch.cat([angles.cos(), angles.sin()], -1), persistent=False
+        )
 
-    def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         tables = self.cos_sin_cache[positions].chunk(2, -1)
         q, k = (_rotated(x.view(len(x), HEADS, -1), *tables).reshape(len(x), DIM) for x in (q, k))
         return q, k
@@ -168,7 +207,10 @@ class EngineRotary(nn.Module):
 class EngineAttention(nn.Module):
     def __init__(self, old: Attention, rotary: EngineRotary) -> None:
         super().__init__()
-        self.qkv_proj, self.o_proj = Packed(old.q_proj.weight, old.k_proj.weight, old.v_proj.weight), Packed(old.o_proj.weight)
+        self.qkv_proj, self.o_proj = (
+            Packed(old.q_proj.weight, old.k_proj.weight, old.v_proj.weight),
+            Packed(old.o_proj.weight),
+        )
         self.rotary_emb, self.attn = rotary, Pool()
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -186,7 +228,10 @@ class Multiplied(nn.Module):
 class EngineMlp(nn.Module):
     def __init__(self, old: Mlp) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj = Packed(old.gate_proj.weight, old.up_proj.weight), Packed(old.down_proj.weight)
+        self.gate_up_proj, self.down_proj = (
+            Packed(old.gate_proj.weight, old.up_proj.weight),
+            Packed(old.down_proj.weight),
+        )
         self.act_fn = Multiplied()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -197,7 +242,10 @@ class EngineBlock(nn.Module):
     def __init__(self, old: Block, rotary: EngineRotary) -> None:
         super().__init__()
         self.self_attn, self.mlp = EngineAttention(old.self_attn, rotary), EngineMlp(old.mlp)
-        self.input_layernorm, self.post_attention_layernorm = _norm(old.input_layernorm), _norm(old.post_attention_layernorm)
+        self.input_layernorm, self.post_attention_layernorm = (
+            _norm(old.input_layernorm),
+            _norm(old.post_attention_layernorm),
+        )
 
     def forward(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
@@ -261,7 +309,9 @@ def ask(model: Library) -> None:
 
 
 def serve(model: Engine, *, chunk: int = 6, warm_up: bool = False) -> None:
-    """All sequences together, prompts in chunks; the third comes one step later. warm_up: with a batch of dummies first."""
+    """All sequences together, prompts in chunks; the third comes one step later. warm_up: with a
+    batch of dummies first.
+    """
     pools = [layer.self_attn.attn for layer in model.model.layers]
     where = {0: [], 1: [], 2: []}
     free = iter(range(SLOTS))

@@ -12,7 +12,10 @@ NUMBERS = np.random.default_rng(0).normal(size=(8, 9)).astype(np.float32)
     ("one", "two"),
     [
         (np.zeros((8, 8), np.float32), np.ones((8, 8), np.float32)),
-        (NUMBERS * np.float32(1e-8), NUMBERS * np.where(np.arange(9) % 2, -1, 1).astype(np.float32) * np.float32(1e-8)),
+        (
+            NUMBERS * np.float32(1e-8),
+            NUMBERS * np.where(np.arange(9) % 2, -1, 1).astype(np.float32) * np.float32(1e-8),
+        ),
         (np.array([True, False] * 8), np.array([True, True] * 8)),
         (np.full(9, 2**24 + 1), np.full(9, 2**24)),
         (NUMBERS.astype(np.float64) * 1e300, NUMBERS.astype(np.float64) * 1.1e300),

@@ -1,4 +1,6 @@
-"""Attention as two implementations write it: masks as bits or as numbers, weights returned or not."""
+"""Attention as two implementations write it: masks as bits or as numbers, weights returned or
+not.
+"""
 
 import pytest
 
@@ -24,7 +26,12 @@ class Attention(nn.Module):
     def forward(self, x, mask):
         q, k, v = (p(x).unflatten(-1, (4, 8)).transpose(1, 2) for p in (self.q, self.k, self.v))
         if self.fused:
-            out, weights = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale), None
+            out, weights = (
+                nn.functional.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=self.scale
+                ),
+                None,
+            )
         else:
             weights = (q @ k.transpose(-1, -2) * self.scale + mask).softmax(-1)
             out = weights @ v
@@ -42,7 +49,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """fused: masks are bits and weights are not returned, as with scaled_dot_product_attention in transformers."""
+    """fused: masks are bits and weights are not returned, as with scaled_dot_product_attention in
+    transformers.
+    """
 
     def __init__(self, fused, *, show=False):
         super().__init__()
@@ -55,7 +64,9 @@ class Model(nn.Module):
         x = self.embed(ids)
         mask = torch.ones(10, 10, dtype=torch.bool).tril(self.shift) & padded[:, None, None].bool()
         if not self.fused:
-            mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min)
+            mask = torch.zeros(mask.shape, dtype=x.dtype).masked_fill(
+                ~mask, torch.finfo(x.dtype).min
+            )
         for block in self.blocks:
             x, weights = block(x, mask)
         return (x, weights) if self.show else x
@@ -76,7 +87,11 @@ def test_both_are_the_same(tmp_path, fused, dtype):
     assert (result.status, result.findings) == ("same", ())
     assert result.coverage.measured == result.coverage.replayed == result.coverage.calls
     assert not [v.sentence for v in result.verdicts if "no replay" in v.sentence]
-    kinds = {(r.reference_dtype, r.target_dtype) for r in result.rows if "bool" in (r.reference_dtype, r.target_dtype)}
+    kinds = {
+        (r.reference_dtype, r.target_dtype)
+        for r in result.rows
+        if "bool" in (r.reference_dtype, r.target_dtype)
+    }
     assert all(len({a, b}) == 2 for a, b in kinds - {("bool", "bool")})  # shown as each side has it
     assert len(kinds) >= 1
 

@@ -90,4 +90,6 @@ def test_a_container_that_spoils_what_its_child_made_is_named_not_those_who_hand
         spoiler.factor = 1.01
         with whence.capture(model, tmp_path / "tgt"):
             model(given)
-    assert [f.name for f in whence.compare(tmp_path / "ref", tmp_path / "tgt").findings] == ["0.inner.inner"]
+    assert [f.name for f in whence.compare(tmp_path / "ref", tmp_path / "tgt").findings] == [
+        "0.inner.inner"
+    ]

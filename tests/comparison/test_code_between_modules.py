@@ -1,4 +1,6 @@
-"""Code between modules is judged like any module: attention cores, masks, residuals, caches; and calls that show no inside."""
+"""Code between modules is judged like any module: attention cores, masks, residuals, caches; and
+calls that show no inside.
+"""
 
 import copy
 
@@ -34,11 +36,16 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x, cache=None):
-        q, k, v = (p(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+            for p in (self.q, self.k, self.v)
+        )
         if cache is not None:
             k, v = cache.update(k, v)
         scores = q @ k.transpose(-1, -2) * self.scale
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2] + self.shift)
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(
+            k.shape[-2] - q.shape[-2] + self.shift
+        )
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         out = scores.softmax(-1) @ v
         return self.o(out.transpose(1, 2).flatten(2))
@@ -47,8 +54,16 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, width=32):
         super().__init__()
-        self.norm1, self.attn, self.norm2 = nn.LayerNorm(width), Attention(width), nn.LayerNorm(width)
-        self.up, self.down, self.drop = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.Dropout(0.1)
+        self.norm1, self.attn, self.norm2 = (
+            nn.LayerNorm(width),
+            Attention(width),
+            nn.LayerNorm(width),
+        )
+        self.up, self.down, self.drop = (
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+            nn.Dropout(0.1),
+        )
         self.branch = 1.0
 
     def forward(self, x, cache=None):
@@ -116,13 +131,19 @@ def residual(model):
         (residual, "blocks.1", "after down"),
     ],
 )
-def test_a_fault_between_modules_is_a_region_of_its_container(tmp_path, fault, name, place, dtype, mode):
+def test_a_fault_between_modules_is_a_region_of_its_container(
+    tmp_path, fault, name, place, dtype, mode
+):
     target = Model().eval().to(dtype)
     fault(target)
     result = compared(tmp_path, target, mode=MODES[mode])
     assert result.status == "different"
     first = result.findings[0]
-    assert (first.name, first.cause, [f.name for f in result.findings]) == (name, "semantic", [name])
+    assert (first.name, first.cause, [f.name for f in result.findings]) == (
+        name,
+        "semantic",
+        [name],
+    )
     assert first.sentence.startswith(place)
 
 
@@ -141,7 +162,9 @@ def test_a_cache_is_an_input_of_the_call_that_reads_it(tmp_path):
     assert [(f.name, f.step) for f in result.findings] == [("blocks.1.attn", 0)]
     run = whence.open_run(tmp_path / "ref")
     steps = [c for c in run.calls if c.scope == "blocks.1.attn"]
-    assert [sorted(r.slot for r in c.slots("input")) for c in steps[1:]] == [["input.0", "input.cache.keys", "input.cache.values"]] * 4
+    assert [sorted(r.slot for r in c.slots("input")) for c in steps[1:]] == [
+        ["input.0", "input.cache.keys", "input.cache.values"]
+    ] * 4
     assert result.coverage.replayed == result.coverage.calls
 
 
@@ -153,7 +176,9 @@ def test_extents_are_known_after_a_few_recordings(tmp_path):
     run = whence.open_run(tmp_path / "run")
     spent = next(n.text for n in run.notes if n.kind == "programs")
     assert int(spent.split()[0]) < 10 * 36 / 2
-    again = whence.compare(tmp_path / "run", captured_lengths(Model().eval().bfloat16(), tmp_path / "bf16"))
+    again = whence.compare(
+        tmp_path / "run", captured_lengths(Model().eval().bfloat16(), tmp_path / "bf16")
+    )
     assert (again.status, again.coverage.replayed) == ("same", again.coverage.calls)
 
 
@@ -167,10 +192,16 @@ def captured_lengths(model, path):
 def test_the_shares_of_an_error_say_whose_it_is(tmp_path):
     captured(Model().eval(), tmp_path / "exact")
     captured(Model().eval().bfloat16(), tmp_path / "rounded")
-    for reference, target, none, some in (("exact", "rounded", "reference", "target"), ("rounded", "exact", "target", "reference")):
+    for reference, target, none, some in (
+        ("exact", "rounded", "reference", "target"),
+        ("rounded", "exact", "target", "reference"),
+    ):
         result = whence.compare(tmp_path / reference, tmp_path / target)
         assert result.status == "same"
-        shares = [{k[6:]: v for k, v in verdict.numbers.items() if k.startswith("share_")} for verdict in result.verdicts]
+        shares = [
+            {k[6:]: v for k, v in verdict.numbers.items() if k.startswith("share_")}
+            for verdict in result.verdicts
+        ]
         shares = [s for s in shares if s]
         assert len(shares) > 20
         assert all(sum(s.values()) == pytest.approx(1) for s in shares)
@@ -201,7 +232,11 @@ class Device(TorchDispatchMode):
 def test_a_broken_kernel_is_named_on_the_side_where_it_is(tmp_path, broken):
     model = Model().eval()
     for name in ("ref", "tgt"):
-        with torch.no_grad(), Device(8 if name == broken else 0), whence.capture(model, tmp_path / name):
+        with (
+            torch.no_grad(),
+            Device(8 if name == broken else 0),
+            whence.capture(model, tmp_path / name),
+        ):
             model(IDS)
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert [(f.name, f.cause, f.side) for f in result.findings] == [
@@ -226,7 +261,10 @@ def test_a_flagged_region_is_drilled_down_to_its_operator(tmp_path):
     residual(target)
     (tmp_path / "2").mkdir()
     finding = compared(tmp_path / "2", target).findings[0]
-    assert (finding.operator, "runs only in the target" in finding.sentence) == ("aten.mul.Tensor", True)
+    assert (finding.operator, "runs only in the target" in finding.sentence) == (
+        "aten.mul.Tensor",
+        True,
+    )
 
 
 # ---- calls that show no inside
@@ -240,12 +278,19 @@ def compiled(model):
 def test_a_target_that_shows_no_inside_is_replayed_as_a_whole(tmp_path):
     result = compared(tmp_path, compiled(Model().eval()))
     assert (result.status, result.findings) == ("same", ())
-    assert (result.coverage.calls, result.coverage.paired, result.coverage.inside, result.coverage.replayed) == (36, 1, 35, 36)
+    assert (
+        result.coverage.calls,
+        result.coverage.paired,
+        result.coverage.inside,
+        result.coverage.replayed,
+    ) == (36, 1, 35, 36)
     assert result.unmatched == 0
 
 
 class Headed(nn.Module):
-    """A model in a model, as transformers has it: the outer one's own operators never see the cache."""
+    """A model in a model, as transformers has it: the outer one's own operators never see the
+    cache.
+    """
 
     def __init__(self):
         super().__init__()
@@ -260,13 +305,19 @@ class Headed(nn.Module):
 
 
 def test_decode_steps_with_a_cache_are_replayed_as_a_whole(tmp_path):
-    """Only calls inside read the cache; what hangs in it comes from the step before, as the target had it."""
+    """Only calls inside read the cache; what hangs in it comes from the step before, as the target
+    had it.
+    """
     reference = captured(Headed().eval(), tmp_path / "ref", decode=3)
     target = captured(compiled(Headed().eval().bfloat16()), tmp_path / "tgt", decode=3)
     result = whence.compare(reference, target)
     assert (result.status, result.findings) == ("same", ())
     assert [v.evidence for v in result.verdicts] == ["replay"] * 4
-    assert (result.coverage.calls, result.coverage.paired, result.coverage.replayed) == (4 * 38, 4, 4 * 38)
+    assert (result.coverage.calls, result.coverage.paired, result.coverage.replayed) == (
+        4 * 38,
+        4,
+        4 * 38,
+    )
 
 
 def test_a_fault_inside_is_seen_at_the_ends(tmp_path):
@@ -324,7 +375,11 @@ def test_of_many_steps_three_are_replayed_and_what_stands_out(tmp_path):
     assert any("steps 0, 10, 19 of 20" in note for note in result.notes)
     assert any("not among the sampled steps (0, 10, 19)" in v.sentence for v in result.verdicts)
     everything = whence.compare(reference, target, sample="all")
-    assert (everything.status, everything.coverage.replayed, everything.notes) == ("same", 20 * 36, ())
+    assert (everything.status, everything.coverage.replayed, everything.notes) == (
+        "same",
+        20 * 36,
+        (),
+    )
 
 
 def test_a_fault_in_a_step_that_is_not_sampled_stands_out(tmp_path):

@@ -1,4 +1,6 @@
-"""Compiled graphs compared: clean ones are silent, faults of the compiler are found at their node, roundings left out are no fault."""
+"""Compiled graphs compared: clean ones are silent, faults of the compiler are found at their node,
+roundings left out are no fault.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 class Block(nn.Module):
     def __init__(self, width=16):
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(width), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, width)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 32),
+            nn.ReLU(),
+            nn.Linear(32, width),
+        )
 
     def forward(self, x):
         return x + self.down(self.act(self.up(self.norm(x))))
@@ -44,7 +51,9 @@ def tensor(dtype=torch.float32):
 
 
 def captured(path, mode, dtype=torch.float32, run=None, **options):
-    """A run of the net, compiled ("exact", "fx") or not ("eager"), with torch as fresh as a test can have it."""
+    """A run of the net, compiled ("exact", "fx") or not ("eager"), with torch as fresh as a test
+    can have it.
+    """
     run = run or (lambda model: model(tensor(dtype)))
     torch._dynamo.reset()
     model = net(dtype)
@@ -70,12 +79,17 @@ def runs(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("graphs")
     made = {mode: captured(folder / mode, mode) for mode in ("eager", "fx", "exact")}
-    made |= {f"{mode}16": captured(folder / f"{mode}16", mode, torch.bfloat16) for mode in ("eager", "fx", "exact")}
+    made |= {
+        f"{mode}16": captured(folder / f"{mode}16", mode, torch.bfloat16)
+        for mode in ("eager", "fx", "exact")
+    }
     with config.patch("cpp.inject_relu_bug_TESTING_ONLY", "accuracy"):
         made["relu"] = captured(folder / "relu", "exact")
     with config.patch("cpp.inject_log1p_bug_TESTING_ONLY", "accuracy"):
         made["log1p"] = captured(folder / "log1p", "exact")
-    made["pass"] = captured(folder / "pass", "exact", options={"pre_grad_custom_pass": pre_grad_fault})
+    made["pass"] = captured(
+        folder / "pass", "exact", options={"pre_grad_custom_pass": pre_grad_fault}
+    )
     return made
 
 
@@ -86,7 +100,16 @@ def compared(runs, reference, target):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["", "16"])
 @pytest.mark.parametrize(
-    "pair", [("fx", "exact"), ("exact", "fx"), ("exact", "exact"), ("eager", "exact"), ("exact", "eager"), ("eager", "fx"), ("fx", "eager")]
+    "pair",
+    [
+        ("fx", "exact"),
+        ("exact", "fx"),
+        ("exact", "exact"),
+        ("eager", "exact"),
+        ("exact", "eager"),
+        ("eager", "fx"),
+        ("fx", "eager"),
+    ],
 )
 def test_clean_pairs_are_silent(runs, pair, dtype):
     found = compared(runs, *(side + dtype for side in pair))
@@ -113,7 +136,9 @@ def test_a_broken_kernel_is_named_with_its_node_from_one_run(runs, reference):
     assert found.status == "different"
     (finding,) = found.findings
     assert finding.name == "blocks.0.act"
-    assert finding.also == ("blocks.1.act",)  # downstream of the first, and judged on what it was given
+    assert finding.also == (
+        "blocks.1.act",
+    )  # downstream of the first, and judged on what it was given
     assert finding.evidence == "replay"
     assert "node relu, kernel cpp_fused_relu" in finding.sentence
     if reference != "eager":
@@ -171,7 +196,9 @@ def test_shapes_that_change_and_a_step_of_training(tmp_path):
             model(tensor()).square().mean().backward()
 
     for name, run in (("shapes", shapes), ("training", training)):
-        made = {mode: captured(tmp_path / f"{name}-{mode}", mode, run=run) for mode in ("fx", "exact")}
+        made = {
+            mode: captured(tmp_path / f"{name}-{mode}", mode, run=run) for mode in ("fx", "exact")
+        }
         found = compared(made, "fx", "exact")
         assert (found.status, found.unmatched) == ("same", 0)
         judged = {c.phase for c in (whence.open_run(made["fx"]).calls) if c.kind == "operator"}
@@ -183,35 +210,80 @@ def test_shapes_that_change_and_a_step_of_training(tmp_path):
 
 
 def elided(kept, fault=0.0):
-    """bf16 x, y: s = x + y; r = s * x. kept: s stays in float32 inside the kernel. Returns (reference, target)."""
+    """bf16 x, y: s = x + y; r = s * x. kept: s stays in float32 inside the kernel. Returns
+    (reference, target).
+    """
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(64, 64)).astype(bfloat16) for _ in range(2))
     exact = x.astype(np.float32) + y.astype(np.float32)
     rounded = (exact.astype(bfloat16).astype(np.float32) * x.astype(np.float32)).astype(bfloat16)
     other = (exact * x.astype(np.float32) * (1 + fault)).astype(bfloat16) if kept else rounded
-    operations = Operation("aten.add.Tensor", ({"in": 0}, {"in": 1})), Operation("aten.mul.Tensor", ({"op": [0, 0]}, {"in": 0}))
+    operations = (
+        Operation("aten.add.Tensor", ({"in": 0}, {"in": 1})),
+        Operation("aten.mul.Tensor", ({"op": [0, 0]}, {"in": 0})),
+    )
     program = Program(
-        "p", operations, ("input.0", "input.1"), (("output.0", {"op": [1, 0]}),), base="bfloat16", input_dtypes=("bfloat16",) * 2,
-        names=("add", "mul"), scopes=("", ""),
-    )  # fmt: skip
+        "p",
+        operations,
+        ("input.0", "input.1"),
+        (("output.0", {"op": [1, 0]}),),
+        base="bfloat16",
+        input_dtypes=("bfloat16",) * 2,
+        names=("add", "mul"),
+        scopes=("", ""),
+    )
 
     def run(result, mode, more):
         arrays = dict(enumerate((x, y, result)))
         refs = Ref("input.0", 0), Ref("input.1", 1), Ref("output.0", 2)
         calls = [
-            Call(0, "", "Net", 0, 2, op="mul", op_type="mul", kind="operator", leaf=True, parent=1, refs=(Ref("output.0", 2),), **more),
-            Call(1, "", "Net", 0, 1, op="0/0", op_type="graph", kind="graph", parent=2, program="p", arguments={"mode": mode}, refs=refs),
+            Call(
+                0,
+                "",
+                "Net",
+                0,
+                2,
+                op="mul",
+                op_type="mul",
+                kind="operator",
+                leaf=True,
+                parent=1,
+                refs=(Ref("output.0", 2),),
+                **more,
+            ),
+            Call(
+                1,
+                "",
+                "Net",
+                0,
+                1,
+                op="0/0",
+                op_type="graph",
+                kind="graph",
+                parent=2,
+                program="p",
+                arguments={"mode": mode},
+                refs=refs,
+            ),
             Call(2, "", "Net", 0, 0, op_type="Net", refs=refs),
         ]
-        return MemoryRun(calls, [record(i, a) for i, a in arrays.items()], arrays, programs={"p": program})
+        return MemoryRun(
+            calls, [record(i, a) for i, a in arrays.items()], arrays, programs={"p": program}
+        )
 
-    return run(rounded, "fx", {}), run(other, "exact", {"arguments": {"kernel": "k"}, "origins": ("add", "mul")})
+    return run(rounded, "fx", {}), run(
+        other, "exact", {"arguments": {"kernel": "k"}, "origins": ("add", "mul")}
+    )
 
 
 def test_a_rounding_that_a_kernel_leaves_out_is_stated_and_no_fault():
     found = compare_runs(*elided(kept=True), CompareOptions(threads=1))
     assert found.status == "same"
-    (said,) = [n for n in found.notes if n.startswith("a rounding was left out in 1 of 1 tensors of fused kernels (mul)")]
+    (said,) = [
+        n
+        for n in found.notes
+        if n.startswith("a rounding was left out in 1 of 1 tensors of fused kernels (mul)")
+    ]
     assert said.endswith("no fault")
 
 

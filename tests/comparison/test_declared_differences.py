@@ -18,7 +18,9 @@ pytestmark = pytest.mark.torch
 
 
 class Int8Linear(nn.Module):
-    """Weights in int8, one scale a row; the product in the activation's dtype, as written by hand a thousand times."""
+    """Weights in int8, one scale a row; the product in the activation's dtype, as written by hand a
+    thousand times.
+    """
 
     def __init__(self, linear, bits=8):
         super().__init__()
@@ -38,7 +40,10 @@ class Dynamic(Int8Linear):
     def forward(self, x):
         scale = x.abs().amax(-1, keepdim=True) / 127
         codes = torch.round(x / scale).clamp(-128, 127)
-        return nn.functional.linear(codes, self.weight.to(x.dtype)) * scale * self.weight_scale[:, 0] + self.bias
+        return (
+            nn.functional.linear(codes, self.weight.to(x.dtype)) * scale * self.weight_scale[:, 0]
+            + self.bias
+        )
 
 
 def model():
@@ -73,7 +78,9 @@ def compared(reference, tmp_path):
 
     def compare(target, policy=None, **given):
         place = run(target, tmp_path / f"tgt{next(number)}")
-        return whence.compare(reference, place, policy=parse(policy) if isinstance(policy, dict) else policy, **given)
+        return whence.compare(
+            reference, place, policy=parse(policy) if isinstance(policy, dict) else policy, **given
+        )
 
     return compare
 
@@ -110,7 +117,10 @@ def test_declared_and_right_is_silent_with_its_sqnr(compared, reference):
     first = next(v for v in result.verdicts if v.verdict == "declared")
     assert first.numbers["sqnr_db"] == pytest.approx(float(by_hand), abs=0.01)
     text = report.answer(result)
-    assert f"DECLARED           3 Linear calls, quantisation (weights int8 per channel): SQNR from {said.sqnr_db:.1f} dB" in text
+    assert (
+        "DECLARED           3 Linear calls, quantisation (weights int8 per channel): SQNR from "
+        f"{said.sqnr_db:.1f} dB" in text
+    )
 
 
 def test_undeclared_is_one_statement_and_its_snippet_declares_it(compared, tmp_path):
@@ -124,7 +134,11 @@ def test_undeclared_is_one_statement_and_its_snippet_declares_it(compared, tmp_p
     policy = tmp_path / "policy.yaml"
     policy.write_text(said.snippet)
     again = whence.compare(result.reference, result.target, policy=policy)
-    assert (again.status, again.counts["declared"], again.declared[0].sqnr_db) == ("same", 3, said.sqnr_db)
+    assert (again.status, again.counts["declared"], again.declared[0].sqnr_db) == (
+        "same",
+        3,
+        said.sqnr_db,
+    )
     assert whence.compare(result.reference, result.target, strict=True).status == "different"
 
 
@@ -139,13 +153,19 @@ def test_undeclared_is_one_statement_and_its_snippet_declares_it(compared, tmp_p
 )
 def test_a_wrong_scale_is_named(compared, policy, fault, words):
     result = compared(change(quantised(model()), "3.weight_scale", fault), policy)
-    assert (result.status, result.findings[0].name, result.findings[0].verdict) == ("different", "3", "param-diff")
+    assert (result.status, result.findings[0].name, result.findings[0].verdict) == (
+        "different",
+        "3",
+        "param-diff",
+    )
     assert words in result.findings[0].sentence
     assert len(result.findings) == 1
 
 
 def test_a_wrong_code_is_named(compared):
-    result = compared(change(quantised(model()), "4.weight", lambda w: w[3, 5].add_(2)), allow(INT8))
+    result = compared(
+        change(quantised(model()), "4.weight", lambda w: w[3, 5].add_(2)), allow(INT8)
+    )
     assert result.findings[0].name == "4"
     assert "1 of 1536 codes" in result.findings[0].sentence
     assert "[3, 5]" in result.findings[0].sentence
@@ -155,7 +175,11 @@ def test_faults_of_other_operators_are_still_named(compared):
     target = quantised(model(), Dynamic)
     target[2].eps = 1e-2
     result = compared(target, allow(W8A8))
-    assert (result.status, [f.name for f in result.findings], result.counts["declared"]) == ("different", ["2"], 3)
+    assert (result.status, [f.name for f in result.findings], result.counts["declared"]) == (
+        "different",
+        ["2"],
+        3,
+    )
 
 
 def test_a_wrong_kernel_under_right_weights_is_named(compared):
@@ -167,13 +191,18 @@ def test_a_wrong_kernel_under_right_weights_is_named(compared):
     target[3] = Off(model()[3])
     result = compared(target, allow(INT8))
     assert (result.findings[0].name, result.findings[0].verdict) == ("3", "introduced")
-    assert "beyond what is declared (quantisation (weights int8 per channel))" in result.findings[0].sentence
+    assert (
+        "beyond what is declared (quantisation (weights int8 per channel))"
+        in result.findings[0].sentence
+    )
 
 
 def test_another_scheme_than_the_declared_one_is_a_difference(compared):
     result = compared(quantised(model()), allow({**INT8, "weights": {"bits": 4}}))
     assert "has codes of 8 bits, declared are 4" in result.findings[0].sentence
-    result = compared(quantised(model(), bits=4), allow({**INT8, "weights": {"per": "group", "group": 16}}))
+    result = compared(
+        quantised(model(), bits=4), allow({**INT8, "weights": {"per": "group", "group": 16}})
+    )
     assert "declared are scales per group of 16" in result.findings[0].sentence
 
 
@@ -184,14 +213,18 @@ def test_undeclared_activations_are_not_explained_by_declared_weights(compared):
 
 
 def test_weights_that_only_lie_on_a_grid(compared):
-    """Fake quantisation: the target keeps floats. Silent when declared, one statement when not, a 2 % scale is named."""
+    """Fake quantisation: the target keeps floats. Silent when declared, one statement when not, a 2
+    % scale is named.
+    """
 
     def target(factor=1.0):
         m = model()
         for layer in (m[0], m[3], m[4]):
             with torch.no_grad():
                 scale = layer.weight.abs().amax(1, keepdim=True) / 127
-                layer.weight.copy_(torch.round(layer.weight / scale) * scale * (factor if layer is m[3] else 1.0))
+                layer.weight.copy_(
+                    torch.round(layer.weight / scale) * scale * (factor if layer is m[3] else 1.0)
+                )
         return m
 
     assert compared(target(), allow(INT8)).counts["declared"] == 3
@@ -221,7 +254,11 @@ def test_weights_that_the_target_does_not_show(compared):
     entry = {**INT8, "module": "3"}
     assert compared(target(1.0), allow(entry)).counts["declared"] == 1
     wrong = compared(target(1.02), allow(entry))
-    assert (wrong.status, wrong.findings[0].name, wrong.findings[0].verdict) == ("different", "3", "introduced")
+    assert (wrong.status, wrong.findings[0].name, wrong.findings[0].verdict) == (
+        "different",
+        "3",
+        "introduced",
+    )
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -235,7 +272,9 @@ def test_static_activations(compared, shown):
 
         def forward(self, x):
             codes = torch.round(x / 0.03).clamp(-128, 127)
-            return nn.functional.linear(codes * (0.03 * self.factor), self.weight.to(x.dtype) * self.weight_scale, self.bias)
+            return nn.functional.linear(
+                codes * (0.03 * self.factor), self.weight.to(x.dtype) * self.weight_scale, self.bias
+            )
 
     activations = {"mode": "static"} if shown else {"mode": "static", "scale": 0.03}
     entry = {**INT8, "module": "4", "activations": activations}
@@ -250,12 +289,18 @@ def test_a_least_sqnr_is_held(compared):
     result = compared(target, allow({**INT8, "weights": {"bits": 4}, "min_sqnr": 40}))
     assert result.status == "different"
     assert "with an SQNR of at least 40 dB; it is" in result.findings[0].sentence
-    assert compared(target, allow({**INT8, "weights": {"bits": 4}, "min_sqnr": 10})).status == "same"
+    assert (
+        compared(target, allow({**INT8, "weights": {"bits": 4}, "min_sqnr": 10})).status == "same"
+    )
 
 
 def test_without_replay_the_weights_are_checked_and_the_loss_is_the_band(compared):
     assert compared(quantised(model()), allow(INT8), replay=False).status == "same"
-    wrong = compared(change(quantised(model()), "3.weight_scale", lambda s: s.mul_(1.02)), allow(INT8), replay=False)
+    wrong = compared(
+        change(quantised(model()), "3.weight_scale", lambda s: s.mul_(1.02)),
+        allow(INT8),
+        replay=False,
+    )
     assert "scale x1.02" in wrong.findings[0].sentence
 
 
@@ -263,10 +308,17 @@ def test_without_replay_the_weights_are_checked_and_the_loss_is_the_band(compare
 def test_bfloat16(tmp_path, same_precision):
     class Half(Int8Linear):
         def forward(self, x):
-            return nn.functional.linear(x, self.weight.to(x.dtype)) * self.weight_scale[:, 0] + self.bias
+            return (
+                nn.functional.linear(x, self.weight.to(x.dtype)) * self.weight_scale[:, 0]
+                + self.bias
+            )
 
     x = torch.randn(3, 16, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
-    reference = run(model().bfloat16(), tmp_path / "a", x) if same_precision else run(model(), tmp_path / "a", x.float())
+    reference = (
+        run(model().bfloat16(), tmp_path / "a", x)
+        if same_precision
+        else run(model(), tmp_path / "a", x.float())
+    )
     target = run(quantised(model().bfloat16(), Half), tmp_path / "b", x)
     result = whence.compare(reference, target, policy=parse(allow(INT8)))
     assert (result.status, result.counts["declared"]) == ("same", 3)
@@ -282,10 +334,18 @@ def test_bfloat16(tmp_path, same_precision):
     ("config", "what"),
     [
         (lambda q: q.Int8WeightOnlyConfig(), "weights int8 per channel"),
-        (lambda q: q.Int8DynamicActivationInt8WeightConfig(), "weights int8 per channel, activations dynamic int8 per token"),
-        (lambda q: q.IntxWeightOnlyConfig(torch.int4, q.PerGroup(16)), "weights int4 per group of 16"),
         (
-            lambda q: q.Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=q.PerGroup(16)),
+            lambda q: q.Int8DynamicActivationInt8WeightConfig(),
+            "weights int8 per channel, activations dynamic int8 per token",
+        ),
+        (
+            lambda q: q.IntxWeightOnlyConfig(torch.int4, q.PerGroup(16)),
+            "weights int4 per group of 16",
+        ),
+        (
+            lambda q: q.Int8DynamicActivationIntxWeightConfig(
+                weight_dtype=torch.int4, weight_granularity=q.PerGroup(16)
+            ),
             "weights int4 per group of 16, activations dynamic int8 per token asymmetric",
         ),
         (lambda q: q.Float8WeightOnlyConfig(), "weights float8 e4m3 per channel"),
@@ -310,12 +370,18 @@ def test_torchao(compared, config, what, tmp_path):
     assert "scale x1.02 in the whole tensor" in found[0].sentence
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("optimum") or not importlib.util.find_spec("optimum.quanto"), reason="no quanto")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("optimum") or not importlib.util.find_spec("optimum.quanto"),
+    reason="no quanto",
+)
 @pytest.mark.filterwarnings("ignore")
 def test_quanto(compared):
     from optimum.quanto import freeze, qint4, qint8, quantize
 
-    for kind, what in ((qint8, "weights int8 per channel"), (qint4, "weights int4 per channel asymmetric")):
+    for kind, what in (
+        (qint8, "weights int8 per channel"),
+        (qint4, "weights int4 per channel asymmetric"),
+    ):
         target = model()
         quantize(target, weights=kind)
         freeze(target)
@@ -360,7 +426,12 @@ def test_fast_gelu_the_reverse_and_written_out(tmp_path):
     assert whence.compare(reference, exact).status == "different"
     assert whence.compare(reference, exact, policy=parse(allow(entry))).counts["declared"] == 1
     assert whence.compare(reference, quick, policy=parse(allow(entry))).status == "different"
-    assert whence.compare(reference, quick, policy=parse(allow({**entry, "form": "sigmoid"}))).counts["declared"] == 1
+    assert (
+        whence.compare(reference, quick, policy=parse(allow({**entry, "form": "sigmoid"}))).counts[
+            "declared"
+        ]
+        == 1
+    )
 
 
 def to_tf32(x, how):
@@ -376,13 +447,18 @@ class TF32Linear(nn.Linear):
     how, gain = "even", 1.0
 
     def forward(self, x):
-        return nn.functional.linear(to_tf32(x, self.how), to_tf32(self.weight, self.how), self.bias) * self.gain
+        return (
+            nn.functional.linear(to_tf32(x, self.how), to_tf32(self.weight, self.how), self.bias)
+            * self.gain
+        )
 
 
 def tf32(how, gain=1.0):
     m = model()
     for layer in (m[0], m[3], m[4]):
-        layer.__class__ = type("Linear", (TF32Linear,), {"how": how, "gain": gain if layer is m[3] else 1.0})
+        layer.__class__ = type(
+            "Linear", (TF32Linear,), {"how": how, "gain": gain if layer is m[3] else 1.0}
+        )
     return m
 
 
@@ -430,7 +506,11 @@ def test_tf32_between_modules(tmp_path):
     policy = parse(allow({"op": "Core", "declare": "tf32"}))
     assert whence.compare(reference, target).status == "different"
     result = whence.compare(reference, target, policy=policy)
-    assert (result.status, result.counts["declared"], result.declared[0].names) == ("same", 1, ("Core",))
+    assert (result.status, result.counts["declared"], result.declared[0].names) == (
+        "same",
+        1,
+        ("Core",),
+    )
     assert 40 < result.declared[0].sqnr_db < 90
     assert [f.name for f in whence.compare(reference, wrong, policy=policy).findings] == ["Core"]
 
@@ -441,11 +521,20 @@ def test_fused_rounding(tmp_path, low_is_target):
 
     def made(name, low, gain=1.0):
         torch.manual_seed(0)
-        return run(nn.Sequential(nn.Linear(48, 64), nn.Tanh(), Norm(low, gain), nn.Linear(64, 8)).bfloat16().eval(), tmp_path / name, x)
+        return run(
+            nn.Sequential(nn.Linear(48, 64), nn.Tanh(), Norm(low, gain), nn.Linear(64, 8))
+            .bfloat16()
+            .eval(),
+            tmp_path / name,
+            x,
+        )
 
     reference, target = made("a", not low_is_target), made("b", low_is_target)
     policy = parse(allow({"op": "Norm", "declare": "fused-rounding"}))
-    plain, declared = whence.compare(reference, target), whence.compare(reference, target, policy=policy)
+    plain, declared = (
+        whence.compare(reference, target),
+        whence.compare(reference, target, policy=policy),
+    )
     assert plain.status == ("different" if low_is_target else "same")
     assert (declared.status, declared.counts.get("declared", 0)) == ("same", int(low_is_target))
     wrong = whence.compare(reference, made("c", low_is_target, 1.02), policy=policy)
@@ -454,7 +543,12 @@ def test_fused_rounding(tmp_path, low_is_target):
 
 @pytest.mark.parametrize(
     ("bound", "status"),
-    [({"rel_l2": 2e-2}, "same"), ({"rel_l2": 2e-3}, "different"), ({"rtol": 1.01e-2}, "same"), ({"rtol": 1e-3, "atol": 1e-4}, "different")],
+    [
+        ({"rel_l2": 2e-2}, "same"),
+        ({"rel_l2": 2e-3}, "different"),
+        ({"rtol": 1.01e-2}, "same"),
+        ({"rtol": 1e-3, "atol": 1e-4}, "different"),
+    ],
 )
 def test_tolerance_bounds_the_error_on_the_same_inputs(compared, bound, status):
     class Off(nn.Linear):
@@ -471,7 +565,9 @@ def test_tolerance_bounds_the_error_on_the_same_inputs(compared, bound, status):
 def test_what_is_ignored_is_listed(compared):
     target = model()
     target[3].weight.data.mul_(1.3)
-    result = compared(target, allow({"module": "3", "declare": "tolerance", "ignore": True, "why": "retrained"}))
+    result = compared(
+        target, allow({"module": "3", "declare": "tolerance", "ignore": True, "why": "retrained"})
+    )
     assert (result.status, result.counts["declared"]) == ("same", 1)
     text = report.answer(result)
     assert "IGNORED            1 Linear call, as declared: 3" in text
@@ -527,20 +623,31 @@ def test_on_the_command_line(reference, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     target = run(quantised(model()), tmp_path / "tgt")
     policy = tmp_path / "policy.toml"
-    policy.write_text('[[allow]]\nop = "Linear"\ndeclare = "quantisation"\nweights = { bits = 8, per = "channel" }\n')
-    assert execute(["compare", str(reference), str(target), "--policy", str(policy), "-o", "cmp"]) == 0
+    policy.write_text(
+        '[[allow]]\nop = "Linear"\ndeclare = "quantisation"\nweights = { bits = 8, per = '
+        '"channel" }\n'
+    )
+    assert (
+        execute(["compare", str(reference), str(target), "--policy", str(policy), "-o", "cmp"]) == 0
+    )
     assert "DECLARED" in capsys.readouterr().out
     assert json.loads((tmp_path / "cmp" / "summary.json").read_text())["declared"][0]["calls"] == 3
     assert whence.load_comparison(tmp_path / "cmp").declared[0].calls == 3
     policy.write_text(policy.read_text().replace("Linear", "Linaer"))
-    assert execute(["compare", str(reference), str(target), "--policy", str(policy), "-o", "cmp2"]) == 3
+    assert (
+        execute(["compare", str(reference), str(target), "--policy", str(policy), "-o", "cmp2"])
+        == 3
+    )
     assert "matches no call" in (err := capsys.readouterr().err)
     assert "did you mean Linear?" in err
 
 
 def test_an_entry_that_concerns_none_of_its_calls_is_a_note(compared):
     result = compared(quantised(model()), allow(INT8, {"op": "Linear", "declare": "fast-gelu"}))
-    assert any("policy entry 2 (fast-gelu): none of the 3 differing calls it selects computes a GELU" in n for n in result.notes)
+    assert any(
+        "policy entry 2 (fast-gelu): none of the 3 differing calls it selects computes a GELU" in n
+        for n in result.notes
+    )
 
 
 def test_an_entry_that_selects_nothing_is_an_error(compared):

@@ -1,4 +1,6 @@
-"""Tensor parallelism, sequence parallelism and FSDP of torch itself, on two real processes, against the same model on one."""
+"""Tensor parallelism, sequence parallelism and FSDP of torch itself, on two real processes, against
+the same model on one.
+"""
 
 from __future__ import annotations
 
@@ -124,14 +126,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     command = [sys.executable, "rank.py", str(folder / "store")]
     started = [
-        subprocess.Popen(command, cwd=folder, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**env, "RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for r in (0, 1)
     ]
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     assert "capture stopped" not in "".join(said)
-    for name in ("tp", "sequence", "fsdp", "wrong"):  # what `whence run` does of itself: the ranks in one folder
-        shutil.move(next((folder / f"{name}.1").glob("rank00001-*")), (folder / f"{name}.0").rename(folder / name))
+    for name in (
+        "tp",
+        "sequence",
+        "fsdp",
+        "wrong",
+    ):  # what `whence run` does of itself: the ranks in one folder
+        shutil.move(
+            next((folder / f"{name}.1").glob("rank00001-*")),
+            (folder / f"{name}.0").rename(folder / name),
+        )
     room = runpy.run_path(str(folder / "net.py"))
     with torch.no_grad(), whence.capture(net := room["Net"](), folder / "reference"):
         net(room["IDS"])
@@ -148,7 +165,12 @@ def test_the_ranks_are_the_same_as_one_process(runs, name):
 def test_a_fault_in_the_piece_of_one_rank_is_named(runs):
     found = whence.compare(runs / "reference", runs / "wrong")
     first = found.findings[0]
-    assert (found.status, first.name, first.slot, first.cause) == ("different", "layers.1.up", "param.weight", "parameter")
+    assert (found.status, first.name, first.slot, first.cause) == (
+        "different",
+        "layers.1.up",
+        "param.weight",
+        "parameter",
+    )
     assert "rank 1" in first.sentence or "row 8" in first.sentence
 
 
@@ -158,12 +180,24 @@ def test_a_piece_is_recorded_with_its_place(runs):
     records = {r.slot: own.records[r.record] for r in head.refs}
     assert (records["param.weight"].shape, records["param.weight"].subclass) == ((10, 8), "DTensor")
     weight, out = head.placements["param.weight"], head.placements["output.0"]
-    assert (weight.shape, weight.mesh, weight.ranks, weight.places, weight.names) == ((20, 8), (2,), (0, 1), ("shard 0",), ("tp",))
-    assert (out.shape, out.places, records["output.0"].shape) == ((2, 6, 20), ("shard 2",), (2, 6, 10))
+    assert (weight.shape, weight.mesh, weight.ranks, weight.places, weight.names) == (
+        (20, 8),
+        (2,),
+        (0, 1),
+        ("shard 0",),
+        ("tp",),
+    )
+    assert (out.shape, out.places, records["output.0"].shape) == (
+        (2, 6, 20),
+        ("shard 2",),
+        (2, 6, 10),
+    )
 
 
 def test_what_the_program_says_is_not_guessed(runs, monkeypatch):
-    """Without the placements, how the pieces lie must be found out from their elements: with them, no element is needed for it."""
+    """Without the placements, how the pieces lie must be found out from their elements: with them,
+    no element is needed for it.
+    """
     from whence.align.ranks import placement
 
     asked: list[str] = []

@@ -17,10 +17,31 @@ def chain(n=4, *, scopes=None, steps=1):
         children = []
         for i in range(n):
             scope = scopes[i] if scopes else f"c{i}"
-            children.append(Call(root + 1 + i, scope, "M", step, root + 1 + i, op_type="Linear", parent=root, leaf=True,
-                                 refs=(Ref("input.0", record), Ref("output.0", record + 1))))  # fmt: skip
+            children.append(
+                Call(
+                    root + 1 + i,
+                    scope,
+                    "M",
+                    step,
+                    root + 1 + i,
+                    op_type="Linear",
+                    parent=root,
+                    leaf=True,
+                    refs=(Ref("input.0", record), Ref("output.0", record + 1)),
+                )
+            )
             record += 1
-        calls.append(Call(root, "", "M", step, root, op_type="M", refs=(Ref("input.0", first), Ref("output.0", record))))
+        calls.append(
+            Call(
+                root,
+                "",
+                "M",
+                step,
+                root,
+                op_type="M",
+                refs=(Ref("input.0", first), Ref("output.0", record)),
+            )
+        )
         calls += children
         record += 1
     return calls
@@ -37,7 +58,10 @@ def introduced(evidence="replay", score=9.0, confidence="certain", stretch=-1, c
 
 def test_the_first_is_named_and_its_consequences_are_not():
     calls = chain()
-    verdicts = {(2, -1): introduced("two dumps", 3.0, "likely"), (3, -1): introduced("two dumps", 2.0, "likely")}
+    verdicts = {
+        (2, -1): introduced("two dumps", 3.0, "likely"),
+        (3, -1): introduced("two dumps", 2.0, "likely"),
+    }
     assert [f.name for f in found(calls, verdicts)] == ["c1"]
 
 
@@ -50,31 +74,79 @@ def test_a_later_one_that_replay_convicts_on_its_own_inputs_is_named_second():
 def test_siblings_are_one_finding():
     calls = chain(scopes=[f"layers.{i}.norm" for i in range(4)])
     result = found(calls, {(i, -1): introduced() for i in range(1, 5)})
-    assert [(f.name, f.also) for f in result] == [("layers.0.norm", ("layers.1.norm", "layers.2.norm", "layers.3.norm"))]
+    assert [(f.name, f.also) for f in result] == [
+        ("layers.0.norm", ("layers.1.norm", "layers.2.norm", "layers.3.norm"))
+    ]
 
 
 def test_from_two_dumps_the_largest_growth_is_the_answer():
     # Two branches from one input: neither depends on the other.
     calls = [
         Call(0, "", "M", 0, 0, refs=(Ref("input.0", 0), Ref("output.0", 1), Ref("output.1", 2))),
-        Call(1, "a", "M", 0, 1, op_type="A", parent=0, leaf=True, refs=(Ref("input.0", 0), Ref("output.0", 1))),
-        Call(2, "b", "M", 0, 2, op_type="B", parent=0, leaf=True, refs=(Ref("input.0", 0), Ref("output.0", 2))),
+        Call(
+            1,
+            "a",
+            "M",
+            0,
+            1,
+            op_type="A",
+            parent=0,
+            leaf=True,
+            refs=(Ref("input.0", 0), Ref("output.0", 1)),
+        ),
+        Call(
+            2,
+            "b",
+            "M",
+            0,
+            2,
+            op_type="B",
+            parent=0,
+            leaf=True,
+            refs=(Ref("input.0", 0), Ref("output.0", 2)),
+        ),
     ]
-    verdicts = {(1, -1): introduced("two dumps", 2.0, "likely"), (2, -1): introduced("two dumps", 30.0, "likely")}
+    verdicts = {
+        (1, -1): introduced("two dumps", 2.0, "likely"),
+        (2, -1): introduced("two dumps", 30.0, "likely"),
+    }
     assert [f.name for f in found(calls, verdicts)] == ["b", "a"]
 
 
 def test_the_next_step_depends_on_the_outputs_of_the_one_before():
     calls = chain(2, steps=2)
-    verdicts = {(1, -1): introduced("two dumps", 3.0, "likely"), (5, -1): introduced("two dumps", 3.0, "likely")}
+    verdicts = {
+        (1, -1): introduced("two dumps", 3.0, "likely"),
+        (5, -1): introduced("two dumps", 3.0, "likely"),
+    }
     assert [(f.name, f.step) for f in found(calls, verdicts)] == [("c0", 0)]
 
 
 def test_a_stretch_is_named_by_its_container_and_its_neighbours():
     calls = [
         Call(0, "", "M", 0, 0, refs=(Ref("input.0", 0), Ref("output.0", 4))),
-        Call(1, "attn", "M", 0, 1, op_type="A", parent=0, leaf=True, refs=(Ref("input.0", 0), Ref("output.0", 1))),
-        Call(2, "mlp", "M", 0, 2, op_type="B", parent=0, leaf=True, refs=(Ref("input.0", 2), Ref("output.0", 3))),
+        Call(
+            1,
+            "attn",
+            "M",
+            0,
+            1,
+            op_type="A",
+            parent=0,
+            leaf=True,
+            refs=(Ref("input.0", 0), Ref("output.0", 1)),
+        ),
+        Call(
+            2,
+            "mlp",
+            "M",
+            0,
+            2,
+            op_type="B",
+            parent=0,
+            leaf=True,
+            refs=(Ref("input.0", 2), Ref("output.0", 3)),
+        ),
     ]
     result = found(calls, {(0, 1): introduced("two dumps", 3.0, "likely", stretch=1)})
     assert result[0].name == "M"
@@ -82,7 +154,14 @@ def test_a_stretch_is_named_by_its_container_and_its_neighbours():
 
 
 def coverage(**changes):
-    base = {"calls": 10, "paired": 10, "measured": 10, "replayed": 0, "replayable": 0, "root_outputs_measured": True}
+    base = {
+        "calls": 10,
+        "paired": 10,
+        "measured": 10,
+        "replayed": 0,
+        "replayable": 0,
+        "root_outputs_measured": True,
+    }
     return Coverage(**{**base, **changes})
 
 
@@ -94,13 +173,26 @@ def test_status_table():
     assert decide([], [], coverage(), inputs_differ=False)[0] == "same"
     assert decide([finding("likely")], [], coverage(), inputs_differ=True)[0] == "different"
     assert decide([finding("suspect")], [], coverage(), inputs_differ=False)[0] == "undecided"
-    assert decide([finding("suspect")], [], coverage(), inputs_differ=False, strict=True)[0] == "different"
+    assert (
+        decide([finding("suspect")], [], coverage(), inputs_differ=False, strict=True)[0]
+        == "different"
+    )
     assert decide([], [], coverage(paired=0), inputs_differ=False)[0] == "undecided"
     assert decide([], [], coverage(), inputs_differ=True)[0] == "undecided"
-    assert decide([], [], coverage(root_outputs_measured=False), inputs_differ=False)[0] == "undecided"
+    assert (
+        decide([], [], coverage(root_outputs_measured=False), inputs_differ=False)[0] == "undecided"
+    )
     assert decide([], [], coverage(measured=8), inputs_differ=False)[0] == "undecided"
     assert decide([], [], coverage(measured=8), inputs_differ=False, min_coverage=0.7)[0] == "same"
     precision = Verdict(0, "precision")
     assert decide([], [precision], coverage(), inputs_differ=False)[0] == "same"
     assert decide([], [precision], coverage(), inputs_differ=False, strict=True)[0] == "different"
-    assert decide([], [Verdict(0, "undetermined", numbers={"e_out": 0.1})], coverage(), inputs_differ=False)[0] == "undecided"
+    assert (
+        decide(
+            [],
+            [Verdict(0, "undetermined", numbers={"e_out": 0.1})],
+            coverage(),
+            inputs_differ=False,
+        )[0]
+        == "undecided"
+    )

@@ -1,4 +1,6 @@
-"""What two runs generated, token by token: coin flips are explained, faults are not, and what was not compared is no pass."""
+"""What two runs generated, token by token: coin flips are explained, faults are not, and what was
+not compared is no pass.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +48,34 @@ def test_the_table_holds_the_prompts_and_the_tokens_that_were_generated(referenc
     made = found.generation
     assert (found.status, set(found.counts)) == ("same", {"identical"})
     assert [p.ids for p in made.prompts] == list(PROMPTS)
-    assert [(p.step, p.row, p.outcome, p.compared, p.of) for p in made.prompts] == [(0, n, "equal", NEW, NEW) for n in range(len(PROMPTS))]
-    table = [[t.reference for t in sorted(made.tokens, key=lambda t: t.index) if t.prompt == n + 1] for n in range(len(PROMPTS))]
+    assert [(p.step, p.row, p.outcome, p.compared, p.of) for p in made.prompts] == [
+        (0, n, "equal", NEW, NEW) for n in range(len(PROMPTS))
+    ]
+    table = [
+        [t.reference for t in sorted(made.tokens, key=lambda t: t.index) if t.prompt == n + 1]
+        for n in range(len(PROMPTS))
+    ]
     assert table == tokens
 
 
-@pytest.mark.parametrize("way", [_one_by_one, _again_and_again, lambda net: [row for p in PROMPTS for row in generate(net, [p])]])
+@pytest.mark.parametrize(
+    "way",
+    [
+        _one_by_one,
+        _again_and_again,
+        lambda net: [row for p in PROMPTS for row in generate(net, [p])],
+    ],
+)
 def test_a_batch_against_loops_with_and_without_a_cache(reference, tmp_path, way):
     assert _captured(tmp_path / "tgt", model(), way) == reference[1]
     found = whence.compare(reference[0], tmp_path / "tgt")
     made = found.generation
     assert (found.status, found.findings) == ("same", ())
-    assert (made.compared, made.of, {p.outcome for p in made.prompts}) == (NEW * len(PROMPTS), NEW * len(PROMPTS), {"equal"})
+    assert (made.compared, made.of, {p.outcome for p in made.prompts}) == (
+        NEW * len(PROMPTS),
+        NEW * len(PROMPTS),
+        {"equal"},
+    )
     assert [p.target_step for p in made.prompts] == [NEW * n for n in range(len(PROMPTS))]
     assert 0 < made.noise < 1e-5
 
@@ -67,10 +85,15 @@ def test_flips_of_bf16_are_explained_and_the_rest_is_not_counted_as_compared(ref
     others = _captured(tmp_path / "tgt", model(torch.bfloat16))
     found = whence.compare(path, tmp_path / "tgt")
     made = found.generation
-    parted = [next((k for k, (a, b) in enumerate(zip(x, y)) if a != b), NEW) for x, y in zip(tokens, others)]
+    parted = [
+        next((k for k, (a, b) in enumerate(zip(x, y)) if a != b), NEW)
+        for x, y in zip(tokens, others)
+    ]
     assert any(k < NEW for k in parted), "the test needs a flip"
     assert [p.compared for p in made.prompts] == [min(k + 1, NEW) for k in parted]
-    assert [p.outcome for p in made.prompts] == ["explained" if k < NEW else "equal" for k in parted]
+    assert [p.outcome for p in made.prompts] == [
+        "explained" if k < NEW else "equal" for k in parted
+    ]
     assert found.findings == ()
     enough = made.compared >= 0.9 * made.of
     assert found.status == ("same" if enough else "undecided")
@@ -83,12 +106,19 @@ def test_forced_tokens_keep_every_token_comparable(reference, tmp_path):
     assert _captured(tmp_path / "tgt", model(torch.bfloat16), force_tokens=path) == tokens
     found = whence.compare(path, tmp_path / "tgt")
     made = found.generation
-    assert (found.status, made.compared, made.of, made.forced) == ("same", NEW * len(PROMPTS), NEW * len(PROMPTS), True)
+    assert (found.status, made.compared, made.of, made.forced) == (
+        "same",
+        NEW * len(PROMPTS),
+        NEW * len(PROMPTS),
+        True,
+    )
     assert sum(p.flips[0] for p in made.prompts) > 0
     assert sum(p.flips[1] for p in made.prompts) == 0
 
 
-@pytest.mark.parametrize(("dtype", "forced"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
+@pytest.mark.parametrize(
+    ("dtype", "forced"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)]
+)
 def test_a_fault_from_step_3_on(reference, tmp_path, dtype, forced):
     path = reference[0]
     net = model(dtype)
@@ -129,14 +159,24 @@ def test_a_fault_without_effect_on_tokens_is_said_to_have_none(tmp_path):
     found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert found.status == "different"
     assert {p.passes for p in found.generation.prompts} == {True}
-    assert all(any("model.layers.1.mlp.down_proj" in n for n in p.no_effect) for p in found.generation.prompts)
-    assert "  no effect        on the tokens of prompts 1, 2: model.layers.1.mlp.down_proj (introduced)" in report.answer(found)
+    assert all(
+        any("model.layers.1.mlp.down_proj" in n for n in p.no_effect)
+        for p in found.generation.prompts
+    )
+    assert (
+        "  no effect        on the tokens of prompts 1, 2: model.layers.1.mlp.down_proj "
+        "(introduced)" in report.answer(found)
+    )
 
 
 def test_logits_against_a_full_capture(reference, tmp_path):
     _captured(tmp_path / "tgt", model(), logits=False)
     found = whence.compare(reference[0], tmp_path / "tgt")
-    assert (found.status, found.generation.logits_only, set(found.counts)) == ("same", True, {"identical"})
+    assert (found.status, found.generation.logits_only, set(found.counts)) == (
+        "same",
+        True,
+        {"identical"},
+    )
 
 
 def test_a_fault_from_the_first_token_on_has_no_noise_to_hide_in(reference, tmp_path):
@@ -177,9 +217,10 @@ def test_beams_are_compared_up_to_the_first_row_that_parts(tmp_path):
     _captured(tmp_path / "bf16", model(torch.bfloat16), beams)
     found = whence.compare(tmp_path / "ref", tmp_path / "bf16")
     assert found.findings == ()
-    with pytest.raises(whence.errors.UsageError, match="several times in one call"), whence.capture(
-        model(), tmp_path / "forced", logits=True, force_tokens=tmp_path / "ref"
-    ):  # fmt: skip
+    with (
+        pytest.raises(whence.errors.UsageError, match="several times in one call"),
+        whence.capture(model(), tmp_path / "forced", logits=True, force_tokens=tmp_path / "ref"),
+    ):
         pass
     assert not (tmp_path / "forced").exists()
 
@@ -195,7 +236,11 @@ def test_a_target_that_stops_early_is_no_pass(reference, tmp_path):
 def test_other_prompts_are_undecided(reference, tmp_path):
     _captured(tmp_path / "tgt", model(), lambda net: generate(net, [(1, 1, 1, 1)]))
     found = whence.compare(reference[0], tmp_path / "tgt")
-    assert (found.status, found.generation.alone_reference, found.generation.alone_target) == ("undecided", len(PROMPTS), 1)
+    assert (found.status, found.generation.alone_reference, found.generation.alone_target) == (
+        "undecided",
+        len(PROMPTS),
+        1,
+    )
 
 
 def test_rows_that_end_before_others_are_filled_up_and_end_there(tmp_path):
@@ -236,7 +281,9 @@ def test_the_files(reference, tmp_path):
     left, right = open_run(reference[0]), open_run(tmp_path / "tgt")
     for row in rows[::17]:
         x, y = (_logits(run, int(row["step"]), int(row["row"])) for run in (left, right))
-        assert float(row["cosine_similarity"]) == pytest.approx(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+        assert float(row["cosine_similarity"]) == pytest.approx(
+            x @ y / np.linalg.norm(x) / np.linalg.norm(y)
+        )
         assert float(row["margin"]) == pytest.approx(np.sort(x)[-1] - np.sort(x)[-2])
         assert int(row["reference"]) == x.argmax()
         assert float(row["rank"]) == (y > y[x.argmax()]).sum()
@@ -250,23 +297,33 @@ def _logits(run: Any, step: int, row: int) -> Any:
 
 @pytest.mark.parametrize("level", ["logits", "modules"])
 def test_a_serving_engine_that_scores_its_last_tokens_behind_the_model(tmp_path, level):
-    """Against one forward for each text: only its last token has logits of its own; in full captures all of them."""
+    """Against one forward for each text: only its last token has logits of its own; in full
+    captures all of them.
+    """
     from served_net import Engine, Library, ask, serve
 
     library, engine = Library().eval(), Engine(Library()).eval()
     with torch.no_grad():
         _captured(tmp_path / "ref", library, ask, logits=level == "logits")
         _captured(tmp_path / "tgt", engine, serve, logits=level == "logits")
-        engine.logits_processor.register_forward_hook(lambda module, given, out: out * torch.linspace(1, 2, out.shape[-1]))
+        engine.logits_processor.register_forward_hook(
+            lambda module, given, out: out * torch.linspace(1, 2, out.shape[-1])
+        )
         _captured(tmp_path / "wrong", engine, serve, logits=level == "logits")
     found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     made = found.generation
-    assert (found.status, [p.outcome for p in made.prompts], made.compared) == ("same", ["equal"] * 3, 3 if level == "logits" else 13)
+    assert (found.status, [p.outcome for p in made.prompts], made.compared) == (
+        "same",
+        ["equal"] * 3,
+        3 if level == "logits" else 13,
+    )
     assert whence.compare(tmp_path / "ref", tmp_path / "wrong").generation.suspect == 0
 
 
 def test_again_says_how_far_the_reference_is_from_itself(reference, tmp_path):
-    """A small change of the weights: noise for whoever takes it as a repetition of the reference, a fault for who does not."""
+    """A small change of the weights: noise for whoever takes it as a repetition of the reference, a
+    fault for who does not.
+    """
     nets = [model(), model()]
     for net, by in zip(nets, (1.001, 0.999)):
         with torch.no_grad():
@@ -274,4 +331,6 @@ def test_again_says_how_far_the_reference_is_from_itself(reference, tmp_path):
     for name, net in zip(("again", "tgt"), nets):
         _captured(tmp_path / name, net, force_tokens=reference[0])
     assert whence.compare(reference[0], tmp_path / "tgt").status != "same"
-    assert whence.compare(reference[0], tmp_path / "tgt", again=[tmp_path / "again"]).status == "same"
+    assert (
+        whence.compare(reference[0], tmp_path / "tgt", again=[tmp_path / "again"]).status == "same"
+    )

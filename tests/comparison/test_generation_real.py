@@ -1,4 +1,6 @@
-"""SmolLM2-135M with its own weights: 8 prompts, 32 tokens each, float32 against bfloat16, and a fault that acts from step 3 on."""
+"""SmolLM2-135M with its own weights: 8 prompts, 32 tokens each, float32 against bfloat16, and a
+fault that acts from step 3 on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,16 @@ torch = pytest.importorskip("torch")
 
 from generating import from_step  # noqa: E402
 
-PROMPTS = ["The capital of France is", "Once upon a time", "def add(a, b):\n    ", "Water boils at", "The best way to learn",
-           "In 1969, the first", "A list of fruits:", "My name is"]  # fmt: skip
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time",
+    "def add(a, b):\n    ",
+    "Water boils at",
+    "The best way to learn",
+    "In 1969, the first",
+    "A list of fruits:",
+    "My name is",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +40,9 @@ def load() -> Any:
     return torch_smollm2.load
 
 
-def _captured(path: Path, loaded: Any, new: int = 32, prompts: list[str] = PROMPTS, **options: Any) -> list[list[int]]:
+def _captured(
+    path: Path, loaded: Any, new: int = 32, prompts: list[str] = PROMPTS, **options: Any
+) -> list[list[int]]:
     net, tokenizer = loaded
     tokenizer.padding_side = "left"
     given = tokenizer(prompts, return_tensors="pt", padding=True)
@@ -51,7 +63,10 @@ def test_bf16_parts_only_where_rounding_explains_it(reference, load, tmp_path):
     found = whence.compare(path, tmp_path / "own", min_coverage=0.0)
     assert (found.status, found.findings) == ("same", ())
     assert {p.outcome for p in found.generation.prompts} == {"equal", "explained"}
-    assert _captured(tmp_path / "forced", load(torch.bfloat16), logits=True, force_tokens=path) == tokens
+    assert (
+        _captured(tmp_path / "forced", load(torch.bfloat16), logits=True, force_tokens=path)
+        == tokens
+    )
     found = whence.compare(path, tmp_path / "forced")
     assert (found.status, found.coverage.share) == ("same", 1.0)
     assert 0.005 < found.generation.noise < 0.05
@@ -64,7 +79,11 @@ def test_a_fault_from_step_3_on_is_told_at_step_3(reference, load, tmp_path, dty
     _captured(tmp_path / "tgt", (net, tokenizer), logits=True, force_tokens=reference[0])
     found = whence.compare(reference[0], tmp_path / "tgt")
     assert (found.status, found.findings[0].step) == ("different", 3)
-    assert {t.verdict for t in found.generation.tokens if t.step < 3} <= {"identical", "noise", "explained"}
+    assert {t.verdict for t in found.generation.tokens if t.step < 3} <= {
+        "identical",
+        "noise",
+        "explained",
+    }
 
 
 def test_full_captures_lead_to_its_module(load, tmp_path):
@@ -73,5 +92,9 @@ def test_full_captures_lead_to_its_module(load, tmp_path):
     from_step(net, "model.layers.20.mlp", 3)
     _captured(tmp_path / "tgt", (net, tokenizer), 6, PROMPTS[:3])
     found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
-    assert (found.status, found.findings[0].name, found.findings[0].step) == ("different", "model.layers.20.mlp", 3)
+    assert (found.status, found.findings[0].name, found.findings[0].step) == (
+        "different",
+        "model.layers.20.mlp",
+        3,
+    )
     assert found.generation.led_to == "model.layers.20.mlp"

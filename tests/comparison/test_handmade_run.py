@@ -56,7 +56,12 @@ def test_one_changed_weight_is_a_parameter_finding():
 
     result = api.compare(net(), net(change=plant("w2", change)))
     finding = result.findings[0]
-    assert (result.status, finding.name, finding.cause, finding.confidence) == ("different", "fc2", "parameter", "certain")
+    assert (result.status, finding.name, finding.cause, finding.confidence) == (
+        "different",
+        "fc2",
+        "parameter",
+        "certain",
+    )
     assert "[3, 5]" in finding.sentence
     assert "1 of 256" in finding.sentence
 
@@ -138,7 +143,10 @@ def test_no_torch_is_loaded():
         "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=str(__import__("pathlib").Path(__file__).parents[2])
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=str(__import__("pathlib").Path(__file__).parents[2]),
     )
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 

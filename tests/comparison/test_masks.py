@@ -11,7 +11,9 @@ FORMS = {
     "bool": LOOK,
     "look away": ~LOOK,
     "float32": np.where(LOOK, 0, np.finfo(np.float32).min).astype(np.float32),
-    "bfloat16": np.where(LOOK, 0, float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)).astype(ml_dtypes.bfloat16),
+    "bfloat16": np.where(LOOK, 0, float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)).astype(
+        ml_dtypes.bfloat16
+    ),
     "infinite": np.where(LOOK, 0, -np.inf).astype(np.float16),
     "ones": LOOK.astype(np.float32),
     "int64": LOOK.astype(np.int64),
@@ -37,11 +39,17 @@ def test_another_mask_stays_another_mask(one, other):
 
 
 def test_a_mask_that_blocks_nothing():
-    np.testing.assert_array_equal(in_form_of(np.zeros((2, 3), np.float32), np.ones((2, 3), bool)), np.zeros((2, 3)))
-    np.testing.assert_array_equal(in_form_of(np.ones((2, 3), bool), np.zeros((2, 3), np.float32)), np.ones((2, 3), bool))
+    np.testing.assert_array_equal(
+        in_form_of(np.zeros((2, 3), np.float32), np.ones((2, 3), bool)), np.zeros((2, 3))
+    )
+    np.testing.assert_array_equal(
+        in_form_of(np.ones((2, 3), bool), np.zeros((2, 3), np.float32)), np.ones((2, 3), bool)
+    )
 
 
-@pytest.mark.parametrize("numbers", [np.linspace(-1, 1, 25), np.full(25, 0.5), np.array([np.nan] * 25), np.arange(25)])
+@pytest.mark.parametrize(
+    "numbers", [np.linspace(-1, 1, 25), np.full(25, 0.5), np.array([np.nan] * 25), np.arange(25)]
+)
 def test_numbers_are_no_mask(numbers):
     numbers = numbers.astype(np.float32).reshape(LOOK.shape)
     assert in_form_of(LOOK, numbers) is None

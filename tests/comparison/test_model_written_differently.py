@@ -1,4 +1,6 @@
-"""One model written in several ways: fused, rearranged, folded, with the residual apart. Clean pairs are silent, faults are named."""
+"""One model written in several ways: fused, rearranged, folded, with the residual apart. Clean
+pairs are silent, faults are named.
+"""
 
 import copy
 
@@ -26,7 +28,7 @@ from layout_models import (  # noqa: E402
     nn,
     paired,
     turned,
-)  # fmt: skip
+)
 
 import whence  # noqa: E402
 
@@ -38,10 +40,14 @@ def ways(tmp_path_factory):
     """Captures of every way to write the decoder, made when asked for."""
     folder, known = tmp_path_factory.mktemp("ways"), {}
     made = {
-        "split": Decoder, "fused": lambda: fused(Decoder()), "heads": lambda: fused(Decoder(), "heads", turned=True),
-        "conv1d fused": lambda: fused(Decoder(), "heads", Conv1D), "paired": lambda: paired(Decoder()),
-        "conv1d": lambda: conv1d(Decoder()), "served": lambda: Served(Decoder()),
-    }  # fmt: skip
+        "split": Decoder,
+        "fused": lambda: fused(Decoder()),
+        "heads": lambda: fused(Decoder(), "heads", turned=True),
+        "conv1d fused": lambda: fused(Decoder(), "heads", Conv1D),
+        "paired": lambda: paired(Decoder()),
+        "conv1d": lambda: conv1d(Decoder()),
+        "served": lambda: Served(Decoder()),
+    }
 
     def captured(name, change=None, ids=None):
         ids = (IDS[0] if name == "served" else IDS) if ids is None else ids
@@ -82,7 +88,11 @@ def test_another_way_to_write_it_is_the_same_in_both_directions(ways, name, turn
 def test_the_plan_says_how_every_part_is_made(ways):
     result = whence.compare(ways("split"), ways("fused"))
     found, pair = dims(result, ways("split"), "layers.1.self_attn.k_proj")
-    assert found == {"param.weight": "qkv_proj[32:64]", "param.bias": "qkv_proj[32:64]", "output.0": "qkv_proj[..., 32:64]"}
+    assert found == {
+        "param.weight": "qkv_proj[32:64]",
+        "param.bias": "qkv_proj[32:64]",
+        "output.0": "qkv_proj[..., 32:64]",
+    }
     assert pair.rule == "fused calls"
     assert "96 of 96 rows" in pair.evidence
     assert result.unmatched == 0
@@ -162,7 +172,10 @@ def test_a_part_that_is_wrong_in_all_layers_is_still_that_part(ways):
     assert result.findings[0].also == ("layers.1.self_attn.q_proj", "layers.2.self_attn.q_proj")
 
 
-@pytest.mark.parametrize("change", [rows("layers.1.self_attn.k_proj", 3), spoilt("layers.1.self_attn.k_proj", slice(None))])
+@pytest.mark.parametrize(
+    "change",
+    [rows("layers.1.self_attn.k_proj", 3), spoilt("layers.1.self_attn.k_proj", slice(None))],
+)
 def test_a_fault_of_one_of_several_that_are_one_in_the_reference_says_which(ways, change):
     result = whence.compare(ways("heads"), ways("split", change))
     assert [f.name for f in result.findings] == ["layers.1.self_attn.qkv_proj"]
@@ -181,8 +194,12 @@ def swapped(layers):
 @pytest.mark.parametrize("layers", [(1,), range(DEPTH)])
 @pytest.mark.parametrize("name", ["fused", "served"])
 def test_halves_that_are_swapped_are_not_explained_away(ways, name, layers):
-    """gate and up in the wrong order: in one layer its weights differ from those of its siblings; in all, what is computed from them."""
-    result = whence.compare(ways("split", ids=IDS[:1] if name == "served" else IDS), ways(name, swapped(layers)))
+    """gate and up in the wrong order: in one layer its weights differ from those of its siblings;
+    in all, what is computed from them.
+    """
+    result = whence.compare(
+        ways("split", ids=IDS[:1] if name == "served" else IDS), ways(name, swapped(layers))
+    )
     assert result.status == "different"
     assert all(f.name.startswith(f"layers.{layers[0]}.mlp") for f in result.findings)
 
@@ -212,13 +229,18 @@ def test_a_wrong_order_that_the_code_does_not_know_of_is_a_fault(ways, wrong, na
     """The same change of order as in the clean pairs above, without the code that goes with it."""
     result = whence.compare(ways("split"), ways("split", wrong(layers)))
     assert result.status == "different"
-    assert (result.findings[0].name, result.findings[0].verdict) == (f"layers.{layers[0]}.self_attn.{name}", "param-diff")
+    assert (result.findings[0].name, result.findings[0].verdict) == (
+        f"layers.{layers[0]}.self_attn.{name}",
+        "param-diff",
+    )
 
 
 @pytest.mark.parametrize("name", ["paired", "conv1d"])
 def test_a_fault_behind_another_order_is_still_found(ways, name):
     result = whence.compare(ways("split"), ways(name, rows("layers.1.self_attn.k_proj", 3)))
-    assert [(f.name, f.verdict) for f in result.findings] == [("layers.1.self_attn.k_proj", "param-diff")]
+    assert [(f.name, f.verdict) for f in result.findings] == [
+        ("layers.1.self_attn.k_proj", "param-diff")
+    ]
 
 
 class Gelu(SiluAndMul):
@@ -244,14 +266,22 @@ def test_faults_of_what_only_the_serving_engine_has(ways, change, name):
 
 def more_words(model, value=0.3):
     for module in (model.embed, model.lm_head):
-        module.weight = nn.Parameter(torch.cat([module.weight.detach(), torch.full((64 - WORDS, WIDTH), value)]))
+        module.weight = nn.Parameter(
+            torch.cat([module.weight.detach(), torch.full((64 - WORDS, WIDTH), value)])
+        )
 
 
 def test_a_padded_vocabulary_is_cut_and_told(ways):
     result = whence.compare(ways("split"), ways("split", more_words))
     assert result.status == "same"
-    assert dims(result, ways("split"), "lm_head")[0] == {"param.weight": "x[0:50]", "output.0": "x[..., 0:50]"}
-    assert "lm_head.weight of the target is [64, 32], of the reference [50, 32]: the rest was left out" in result.plan.notes
+    assert dims(result, ways("split"), "lm_head")[0] == {
+        "param.weight": "x[0:50]",
+        "output.0": "x[..., 0:50]",
+    }
+    assert (
+        "lm_head.weight of the target is [64, 32], of the reference [50, 32]: the rest was left out"
+        in result.plan.notes
+    )
 
 
 # ---- convolutions
@@ -262,10 +292,17 @@ class Hwio(nn.Module):
 
     def __init__(self, old):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(old.weight.detach().permute(2, 3, 1, 0).contiguous()), old.bias
+        self.weight, self.bias = (
+            nn.Parameter(old.weight.detach().permute(2, 3, 1, 0).contiguous()),
+            old.bias,
+        )
 
     def forward(self, x):
-        return F.conv2d(x.permute(0, 3, 1, 2), self.weight.permute(3, 2, 0, 1), self.bias).permute(0, 2, 3, 1).contiguous()
+        return (
+            F.conv2d(x.permute(0, 3, 1, 2), self.weight.permute(3, 2, 0, 1), self.bias)
+            .permute(0, 2, 3, 1)
+            .contiguous()
+        )
 
 
 class Stack(nn.Module):
@@ -291,10 +328,14 @@ def test_channels_last_faces_channels_first(tmp_path):
     reference = captured(Stack(), tmp_path / "ref", x)
     clean, bad = Stack(True), Stack(True)
     bad.two.weight.data[..., 3] *= 1.1
-    result = whence.compare(reference, captured(clean, tmp_path / "tgt", x.permute(0, 2, 3, 1).contiguous()))
+    result = whence.compare(
+        reference, captured(clean, tmp_path / "tgt", x.permute(0, 2, 3, 1).contiguous())
+    )
     assert result.status == "same"
     assert dims(result, reference, "two")[0]["param.weight"] == "rearrange(x, 'a b c d -> d c a b')"
-    result = whence.compare(reference, captured(bad, tmp_path / "bad", x.permute(0, 2, 3, 1).contiguous()))
+    result = whence.compare(
+        reference, captured(bad, tmp_path / "bad", x.permute(0, 2, 3, 1).contiguous())
+    )
     assert [(f.name, f.verdict) for f in result.findings] == [("two", "param-diff")]
     assert "in row 3" in result.findings[0].sentence
 
@@ -304,7 +345,9 @@ def test_batch_norms_folded_into_convolutions(tmp_path):
     model = Pictures().eval()
     reference = captured(model, tmp_path / "ref", x)
     for gone in (True, False):
-        result = whence.compare(reference, captured(folded(model, gone), tmp_path / f"folded{gone}", x))
+        result = whence.compare(
+            reference, captured(folded(model, gone), tmp_path / f"folded{gone}", x)
+        )
         assert (result.status, result.coverage.share, result.unmatched) == ("same", 1.0, 0)
         assert "2 batch norms of the reference are folded" in result.plan.notes[0]
     bad = folded(model)
@@ -325,7 +368,11 @@ class Core(nn.Module):
     def forward(self, q, k, v):
         if self.heads_first:
             return F.scaled_dot_product_attention(q, k, v)
-        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2).contiguous()
+        return (
+            F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+            .transpose(1, 2)
+            .contiguous()
+        )
 
 
 class Heads(nn.Module):
@@ -350,7 +397,9 @@ def test_heads_before_or_after_tokens(tmp_path, tokens):
     reference = captured(Heads(True), tmp_path / "ref", x)
     result = whence.compare(reference, captured(Heads(False), tmp_path / "tgt", x))
     assert result.status == "same"
-    assert set(dims(result, reference, "core")[0].values()) == {"rearrange(x, 'a b c d -> a c b d')"}
+    assert set(dims(result, reference, "core")[0].values()) == {
+        "rearrange(x, 'a b c d -> a c b d')"
+    }
 
 
 def test_a_forgotten_transposition_is_not_undone(tmp_path):
@@ -372,7 +421,9 @@ def test_a_forgotten_transposition_is_not_undone(tmp_path):
     ],
 )
 def test_a_serving_engine_as_the_reference(ways, change, named):
-    """Its residual is apart, so that what it is given faces tensors of several calls of the target."""
+    """Its residual is apart, so that what it is given faces tensors of several calls of the
+    target.
+    """
     result = whence.compare(ways("served"), ways("split", change, ids=IDS[:1]))
     assert result.status == ("different" if named else "same")
     assert [f.name for f in result.findings] == named
@@ -383,7 +434,10 @@ def test_low_precision_of_another_form(ways):
     reference = ways("split", ids=IDS[:1])
     result = whence.compare(reference, ways("served", lambda model: model.bfloat16()))
     assert (result.status, result.findings) == ("same", ())
-    result = whence.compare(reference, ways("served", lambda model: rows(QKV, slice(WIDTH, 2 * WIDTH))(model.bfloat16())))
+    result = whence.compare(
+        reference,
+        ways("served", lambda model: rows(QKV, slice(WIDTH, 2 * WIDTH))(model.bfloat16())),
+    )
     assert [f.name for f in result.findings] == ["layers.1.self_attn.k_proj"]
 
 
@@ -396,12 +450,16 @@ def shuffled(model):
     for i, layer in enumerate(model.layers):
         order = torch.randperm(HIDDEN, generator=torch.Generator().manual_seed(i))
         for name in ("gate_proj", "up_proj"):
-            layer.mlp.get_submodule(name).weight.data = layer.mlp.get_submodule(name).weight.data[order]
+            layer.mlp.get_submodule(name).weight.data = layer.mlp.get_submodule(name).weight.data[
+                order
+            ]
         layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data[:, order].contiguous()
         for name in ("q_proj", "k_proj", "v_proj"):
             for p in layer.self_attn.get_submodule(name).parameters():
                 p.data = p.data[heads]
-        layer.self_attn.o_proj.weight.data = layer.self_attn.o_proj.weight.data[:, heads].contiguous()
+        layer.self_attn.o_proj.weight.data = layer.self_attn.o_proj.weight.data[
+            :, heads
+        ].contiguous()
 
 
 def test_neurons_and_heads_in_another_order(ways):
@@ -410,7 +468,11 @@ def test_neurons_and_heads_in_another_order(ways):
 
 
 @pytest.mark.parametrize(
-    ("module", "named"), [("mlp.down_proj", "layers.1.mlp.down_proj"), ("self_attn.o_proj", "layers.1.self_attn.o_proj")]
+    ("module", "named"),
+    [
+        ("mlp.down_proj", "layers.1.mlp.down_proj"),
+        ("self_attn.o_proj", "layers.1.self_attn.o_proj"),
+    ],
 )
 def test_an_order_that_one_weight_does_not_share_is_a_fault(ways, module, named):
     """All others of the model are shuffled: this one reads its inputs in the old order."""
@@ -432,7 +494,11 @@ class Encoder(nn.Module):
     def __init__(self, apart=False):
         super().__init__()
         torch.manual_seed(0)
-        self.norm, self.attn, self.out = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.attn, self.out = (
+            nn.LayerNorm(WIDTH),
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+            nn.Linear(WIDTH, WIDTH),
+        )
         nn.init.normal_(self.attn.in_proj_bias)
         if apart:
             self.attn = ThreeProjections(self.attn)
@@ -450,8 +516,13 @@ class ThreeProjections(nn.Module):
         self.out_proj = linear(old.out_proj.weight, old.out_proj.bias)
 
     def forward(self, q, k, v, need_weights=False):
-        q, k, v = (p(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for p, x in ((self.q, q), (self.k, k), (self.v, v)))
-        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)), None
+        q, k, v = (
+            p(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2)
+            for p, x in ((self.q, q), (self.k, k), (self.v, v))
+        )
+        return self.out_proj(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        ), None
 
 
 @pytest.mark.parametrize("apart", [True, False])
@@ -470,7 +541,9 @@ def test_projections_that_are_parameters_of_a_call_itself(tmp_path, apart):
 
 
 class Square(nn.Module):
-    """Images as high as wide, a residual: turned ones look much like turned ones for many layers on."""
+    """Images as high as wide, a residual: turned ones look much like turned ones for many layers
+    on.
+    """
 
     def __init__(self, turn):
         super().__init__()
@@ -500,7 +573,9 @@ class Pool(nn.Module):
 def test_a_turned_image_is_a_fault_where_it_is_turned(tmp_path, dtype):
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     reference = captured(Square(False), tmp_path / "ref", x)
-    result = whence.compare(reference, captured(Square(True).to(dtype), tmp_path / "tgt", x.to(dtype)))
+    result = whence.compare(
+        reference, captured(Square(True).to(dtype), tmp_path / "tgt", x.to(dtype))
+    )
     assert (result.status, [f.name for f in result.findings]) == ("different", ["pool"])
 
 
@@ -508,7 +583,10 @@ class Cells(nn.Module):
     def __init__(self, swap):
         super().__init__()
         torch.manual_seed(0)
-        self.cells, self.head = nn.ModuleList(nn.LSTMCell(12, 12) for _ in range(2)), nn.Linear(12, 5)
+        self.cells, self.head = (
+            nn.ModuleList(nn.LSTMCell(12, 12) for _ in range(2)),
+            nn.Linear(12, 5),
+        )
         if swap:
             cell = self.cells[0]
             for p in cell.parameters():
@@ -526,7 +604,9 @@ class Cells(nn.Module):
 
 def test_gates_in_another_order_are_a_fault_of_the_parameters(tmp_path):
     x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(0))
-    result = whence.compare(captured(Cells(False), tmp_path / "ref", x), captured(Cells(True), tmp_path / "tgt", x))
+    result = whence.compare(
+        captured(Cells(False), tmp_path / "ref", x), captured(Cells(True), tmp_path / "tgt", x)
+    )
     assert result.status == "different"
     assert (result.findings[0].name, result.findings[0].verdict) == ("cells.0", "param-diff")
     assert "another order" in result.findings[0].sentence

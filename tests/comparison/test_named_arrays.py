@@ -1,4 +1,6 @@
-"""Targets that are nothing but named arrays: a numpy port of a small torch model, its tensors paired and its faults named."""
+"""Targets that are nothing but named arrays: a numpy port of a small torch model, its tensors
+paired and its faults named.
+"""
 
 import numpy as np
 import pytest
@@ -33,10 +35,14 @@ class Layer(torch.nn.Module):
 
     def forward(self, h):
         x = self.norm1(h)
-        split = [m(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for m in (self.q, self.k, self.v)]
+        split = [
+            m(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for m in (self.q, self.k, self.v)
+        ]
         turn = torch.arange(TOKENS)[:, None] * 100.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
-        q, k = (torch.cat([a * turn.cos() - b * turn.sin(), b * turn.cos() + a * turn.sin()], -1)
-                for a, b in (x.chunk(2, -1) for x in split[:2]))  # fmt: skip
+        q, k = (
+            torch.cat([a * turn.cos() - b * turn.sin(), b * turn.cos() + a * turn.sin()], -1)
+            for a, b in (x.chunk(2, -1) for x in split[:2])
+        )
         hidden = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
         seen = torch.softmax(q @ k.mT / WIDTH**0.5 + hidden, -1) @ split[2]
         h = h + self.o(seen.transpose(1, 2).flatten(2))
@@ -69,34 +75,48 @@ def case(tmp_path_factory):
 
 
 def port(w, ids, change=lambda name, layer, value: value, through=lambda x: x):
-    """The model again in numpy, float32, (b, q, h, d) attention, other names. change: plants a fault. through: what products are given."""
+    """The model again in numpy, float32, (b, q, h, d) attention, other names. change: plants a
+    fault. through: what products are given.
+    """
 
     def norm(x, g):
-        return (x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-5)) * g).astype(np.float32)
+        return (x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-5)) * g).astype(
+            np.float32
+        )
 
     def product(x, name):
         return through(x) @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.float32(0))
 
     taps = {}
     h = w["embed.weight"][ids]
-    turn = (np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(np.float32)
+    turn = (np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)).astype(
+        np.float32
+    )
     cos, sin = (f(turn)[None, :, None] for f in (np.cos, np.sin))
     for i in range(LAYERS):
         taps[f"h{i}"] = h = change("h", i, h)
         p = f"layers.{i}."
         x = norm(h, change("norm1", i, w[p + "norm1.weight"]))
         q, k, v = (product(x, p + n).reshape(2, TOKENS, HEADS, WIDTH) for n in "qkv")
-        q, k = (np.concatenate([a * cos - b * sin, b * cos + a * sin], -1) for a, b in (np.split(z, 2, -1) for z in (q, k)))
+        q, k = (
+            np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+            for a, b in (np.split(z, 2, -1) for z in (q, k))
+        )
         taps[f"q{i}"] = q = change("q", i, q)
         scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.float32(WIDTH) ** np.float32(0.5)
-        scores = change("mask", i, scores + np.triu(np.full((TOKENS, TOKENS), -np.inf, np.float32), 1))
+        scores = change(
+            "mask", i, scores + np.triu(np.full((TOKENS, TOKENS), -np.inf, np.float32), 1)
+        )
         e = np.exp(scores - scores.max(-1, keepdims=True))
         seen = np.einsum("bhqk,bkhd->bqhd", e / e.sum(-1, keepdims=True), v).reshape(2, TOKENS, DIM)
         h = h + product(seen, p + "o")
         up = product(norm(h, w[p + "norm2.weight"]), p + "up")
         h = h + change("mlp", i, product(up / (1 + np.exp(-up)), p + "down"))
     # An order that is not that of execution, as a dict that a compiler sorted.
-    return {"logits": product(norm(h, w["norm.weight"]), "head"), **dict(sorted(taps.items(), reverse=True))}
+    return {
+        "logits": product(norm(h, w["norm.weight"]), "head"),
+        **dict(sorted(taps.items(), reverse=True)),
+    }
 
 
 def test_all_tensors_are_paired_and_the_port_is_the_same(case):
@@ -108,9 +128,19 @@ def test_all_tensors_are_paired_and_the_port_is_the_same(case):
     assert result.without_partner == {}
     assert result.coverage.share == 1.0
     assert any("shows no parameters" in n for n in result.notes)
-    outputs = {(r.name, r.reference_slot.partition(".")[0]): r for r in result.rows if not r.reference_slot.startswith("input")}
-    assert {("embed", "output"), ("head", "output"), *((f"layers.{i}", "output") for i in range(LAYERS - 1))} <= set(outputs)
-    assert [i for i in range(LAYERS) if (f"layers.{i}", "inside") not in outputs] == []  # q is no module's output
+    outputs = {
+        (r.name, r.reference_slot.partition(".")[0]): r
+        for r in result.rows
+        if not r.reference_slot.startswith("input")
+    }
+    assert {
+        ("embed", "output"),
+        ("head", "output"),
+        *((f"layers.{i}", "output") for i in range(LAYERS - 1)),
+    } <= set(outputs)
+    assert [
+        i for i in range(LAYERS) if (f"layers.{i}", "inside") not in outputs
+    ] == []  # q is no module's output
     assert all(r.measured.values["rel_l2"] < 1e-5 for r in result.rows if not r.measured.identical)
 
 
@@ -122,18 +152,33 @@ def test_all_tensors_are_paired_and_the_port_is_the_same(case):
         ("q", lambda v: v * np.float32(1.02), "layers.2"),
         ("mask", lambda v: np.where(np.isfinite(v), v, 0).astype(np.float32), "layers.2"),
         ("mlp", lambda v: v * np.float32(1.005), "layers.2"),
-        ("mlp", lambda v: v * np.float32([[[1.3 if t == 4 else 1]] for t in range(TOKENS)]).reshape(1, TOKENS, 1), "layers.2"),
+        (
+            "mlp",
+            lambda v: (
+                v
+                * np.float32([[[1.3 if t == 4 else 1]] for t in range(TOKENS)]).reshape(
+                    1, TOKENS, 1
+                )
+            ),
+            "layers.2",
+        ),
     ],
 )
-def test_a_fault_in_one_layer_is_named_and_its_tensors_keep_their_partners(case, name, fault, expected):
+def test_a_fault_in_one_layer_is_named_and_its_tensors_keep_their_partners(
+    case, name, fault, expected
+):
     path, w, ids = case
-    result = whence.compare(path, port(w, ids, lambda n, i, v: fault(v) if (n, i) == (name, 2) else v))
+    result = whence.compare(
+        path, port(w, ids, lambda n, i, v: fault(v) if (n, i) == (name, 2) else v)
+    )
     assert result.status == "different"
     assert result.findings[0].name.split("..")[0].startswith(expected), result.findings
     assert len(result.findings) == 1
     rows = {r.reference_record: r.target_record for r in result.rows}
     assert len(set(rows.values())) == len(rows)
-    assert {r.name for r in result.rows if r.reference_slot == "output.0"} >= {f"layers.{i}" for i in range(LAYERS - 1)}
+    assert {r.name for r in result.rows if r.reference_slot == "output.0"} >= {
+        f"layers.{i}" for i in range(LAYERS - 1)
+    }
     assert result.without_partner == {}
 
 
@@ -166,7 +211,9 @@ def test_a_layer_left_out_does_not_shift_the_names_behind_it(case):
 
 def test_the_same_fault_in_all_layers_is_no_coarser_arithmetic(case):
     path, w, ids = case
-    result = whence.compare(path, port(w, ids, lambda n, i, v: v * np.float32(1.01) if n == "mlp" else v))
+    result = whence.compare(
+        path, port(w, ids, lambda n, i, v: v * np.float32(1.01) if n == "mlp" else v)
+    )
     assert result.status == "different"
     assert result.findings[0].name == "layers.0"
 
@@ -180,7 +227,15 @@ def test_activations_of_eight_bits_are_recognised_and_a_fault_beside_them_is_nam
     assert result.status in ("same", "undecided"), result.findings
     assert result.findings == ()
     assert any("8 bits by row" in n for n in result.notes)
-    broken = whence.compare(path, port(w, ids, lambda n, i, v: v * np.float32(1.5) if (n, i) == ("mlp", 1) else v, through=coarse))
+    broken = whence.compare(
+        path,
+        port(
+            w,
+            ids,
+            lambda n, i, v: v * np.float32(1.5) if (n, i) == ("mlp", 1) else v,
+            through=coarse,
+        ),
+    )
     assert broken.status == "different"
     assert {f.name for f in broken.findings} == {"layers.1"}
 
@@ -205,14 +260,27 @@ def test_names_repeat_steps_count_and_tensors_of_torch_keep_their_dtype(tmp_path
         run.add("q", 3.5, step=1)
     calls = whence.open_run(str(tmp_path / "run"))
     assert [(c.scope, c.occurrence, c.step, c.op_type, c.kind) for c in calls.calls] == [
-        ("q", 0, 0, "MUL_MAT", "label"), ("q", 1, 0, "ROPE", "label"), ("q", 0, 1, "", "label"),
-    ]  # fmt: skip
+        ("q", 0, 0, "MUL_MAT", "label"),
+        ("q", 1, 0, "ROPE", "label"),
+        ("q", 0, 1, "", "label"),
+    ]
     assert [r.dtype for r in calls.records] == ["bfloat16", "float16", "float64"]
     with pytest.raises(StoreFailed, match="closed"):
         run.add("late", np.ones(1))
 
 
-@pytest.mark.parametrize("bad", ["text", np.ones(3), [("a",)], [(1, np.ones(2))], {"a": "words"}, {"": np.ones(1)}, {"a": [object()]}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "text",
+        np.ones(3),
+        [("a",)],
+        [(1, np.ones(2))],
+        {"a": "words"},
+        {"": np.ones(1)},
+        {"a": [object()]},
+    ],
+)
 def test_what_is_no_run_of_arrays_is_refused(tmp_path, bad):
     with pytest.raises(UsageError):
         whence.record(tmp_path / "run", bad)
@@ -223,7 +291,10 @@ def test_arrays_against_arrays_are_judged_by_their_order():
     reference = {f"h{i}": rng.standard_normal((4, 64)).astype(np.float32) for i in range(5)}
 
     def target(fault=()):
-        return {n: (a * np.float32(1 + 1e-7) * (2 if n in fault else 1)).astype(np.float32) for n, a in reference.items()}
+        return {
+            n: (a * np.float32(1 + 1e-7) * (2 if n in fault else 1)).astype(np.float32)
+            for n, a in reference.items()
+        }
 
     assert whence.compare(reference, target()).status == "same"
     broken = whence.compare(reference, target(("h2", "h3", "h4")))
@@ -232,19 +303,29 @@ def test_arrays_against_arrays_are_judged_by_their_order():
     assert broken.findings[0].confidence == "likely"
     first = whence.compare(reference, target(tuple(reference)))
     assert first.status == "undecided"  # nothing before it is seen
-    assert whence.compare(reference, {n: a for n, a in target().items() if n != "h4"}).status == "undecided"
+    assert (
+        whence.compare(reference, {n: a for n, a in target().items() if n != "h4"}).status
+        == "undecided"
+    )
 
 
 @pytest.mark.parametrize("fault", [False, True])
 def test_arrays_of_float32_handed_over_as_float64_are_judged_as_float32(case, fault, tmp_path):
     path, w, ids = case
-    taps = port(w, ids, lambda n, i, v: v * np.float32(1.005) if fault and (n, i) == ("mlp", 2) else v)
+    taps = port(
+        w, ids, lambda n, i, v: v * np.float32(1.005) if fault and (n, i) == ("mlp", 2) else v
+    )
     whence.record(tmp_path / "wide", {n: a.astype(np.float64) for n, a in taps.items()})
     for wide in (tmp_path / "wide", {n: a.tolist() for n, a in taps.items()}):
         result = whence.compare(path, wide)
         assert result.status == ("different" if fault else "same"), result.findings
-        assert [f.name.split("..")[0][:8] for f in result.findings] == (["layers.2"] if fault else [])
-        assert any(f"{len(taps)} tensors stored in float64 hold numbers of float32" in n for n in result.notes)
+        assert [f.name.split("..")[0][:8] for f in result.findings] == (
+            ["layers.2"] if fault else []
+        )
+        assert any(
+            f"{len(taps)} tensors stored in float64 hold numbers of float32" in n
+            for n in result.notes
+        )
 
 
 def test_arrays_of_float32_on_both_sides_handed_over_as_float64(tmp_path):
@@ -254,7 +335,9 @@ def test_arrays_of_float32_on_both_sides_handed_over_as_float64(tmp_path):
     two = {n: (a * np.float32(1 + 1e-7)).astype(np.float32) for n, a in one.items()}
     wide = [{n: a.astype(np.float64) for n, a in arrays.items()} for arrays in (one, two)]
     assert whence.compare(*wide).status == whence.compare(one, two).status == "same"
-    fine = whence.compare({n: a + 1e-12 for n, a in wide[0].items()}, {n: a + 1e-12 for n, a in wide[1].items()})
+    fine = whence.compare(
+        {n: a + 1e-12 for n, a in wide[0].items()}, {n: a + 1e-12 for n, a in wide[1].items()}
+    )
     assert fine.status == "undecided"  # numbers of float64, 1e-7 apart
 
 
@@ -265,15 +348,22 @@ def allow(**entry):
 @pytest.mark.parametrize(
     ("entry", "status"),
     [
-        ({"module": "h3", "rel_l2": 1e-2}, "same"), ({"module": "h*", "rtol": 1e-2, "atol": 1e-2}, "same"),
-        ({"module": "h3", "ignore": True}, "same"), ({"module": "layers.2", "rel_l2": 1e-2}, "same"),
-        ({"module": "h3", "rel_l2": 1e-5}, "different"), ({"module": "h2", "rel_l2": 1}, "different"),
+        ({"module": "h3", "rel_l2": 1e-2}, "same"),
+        ({"module": "h*", "rtol": 1e-2, "atol": 1e-2}, "same"),
+        ({"module": "h3", "ignore": True}, "same"),
+        ({"module": "layers.2", "rel_l2": 1e-2}, "same"),
+        ({"module": "h3", "rel_l2": 1e-5}, "different"),
+        ({"module": "h2", "rel_l2": 1}, "different"),
         ({"module": "h3", "rel_l2": 1, "slot": "input.*"}, "different"),
     ],
-)  # fmt: skip
+)
 def test_a_policy_selects_a_tensor_by_its_name_or_by_what_it_faces(case, entry, status):
     path, w, ids = case
-    result = whence.compare(path, port(w, ids, lambda n, i, v: v * np.float32(1.005) if (n, i) == ("mlp", 2) else v), policy=allow(**entry))
+    result = whence.compare(
+        path,
+        port(w, ids, lambda n, i, v: v * np.float32(1.005) if (n, i) == ("mlp", 2) else v),
+        policy=allow(**entry),
+    )
     assert result.status == status, result.findings
     if status == "same":
         assert [(d.calls, d.ignored) for d in result.declared] == [(1, "ignore" in entry)]
@@ -292,7 +382,9 @@ def test_a_policy_selects_an_array_of_both_sides_and_an_unknown_name_is_an_error
     with pytest.raises(UsageError, match="matches no call that both runs have"):
         whence.compare(one, two, policy=allow(module="h9", ignore=True))
     with pytest.raises(UsageError, match="matches no call that both runs have"):
-        whence.compare(case[0], {"h0": port(*case[1:])["h0"]}, policy=allow(module="h9", ignore=True))
+        whence.compare(
+            case[0], {"h0": port(*case[1:])["h0"]}, policy=allow(module="h9", ignore=True)
+        )
 
 
 def test_arrays_as_the_reference_of_a_captured_run(case):
@@ -311,7 +403,9 @@ def test_arrays_as_the_reference_of_a_captured_run(case):
 
 def test_arrays_that_resemble_nothing_are_undecided_and_said(case):
     path = case[0]
-    result = whence.compare(path, {"a": np.ones(7, np.float32), "b": np.ones((2, TOKENS, DIM), np.float32)})
+    result = whence.compare(
+        path, {"a": np.ones(7, np.float32), "b": np.ones((2, TOKENS, DIM), np.float32)}
+    )
     assert result.status == "undecided"
     assert result.coverage.paired == 0
     assert any("no tensor of the labels resembles" in n for n in result.plan.notes)
@@ -320,7 +414,9 @@ def test_arrays_that_resemble_nothing_are_undecided_and_said(case):
 def test_a_map_says_which_label_a_module_faces(case, tmp_path):
     path, w, ids = case
     taps = {n: a for n, a in port(w, ids).items() if n in ("h0", "h1", "h3", "logits")}
-    taps["other"] = np.ascontiguousarray(port(w, ids)["h2"].transpose(1, 0, 2)) * np.float32(3)  # not to be known by its elements
+    taps["other"] = np.ascontiguousarray(port(w, ids)["h2"].transpose(1, 0, 2)) * np.float32(
+        3
+    )  # not to be known by its elements
     chart = tmp_path / "map.yaml"
     chart.write_text("pairs:\n- {reference: layers.1, target: other}\n")
     result = whence.compare(path, taps, mapping=chart)

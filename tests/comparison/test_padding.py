@@ -47,7 +47,10 @@ def test_a_fault_beside_the_padding_is_found(tmp_path):
     def norm(model):
         model.layers[1].norm1.eps = model.layers[1].norm2.eps = 3e-2  # both, or torch does not fuse
 
-    result = whence.compare(captured(tmp_path / "plain", fast=False), captured(tmp_path / "fused", fast=True, change=norm))
+    result = whence.compare(
+        captured(tmp_path / "plain", fast=False),
+        captured(tmp_path / "fused", fast=True, change=norm),
+    )
     assert result.status == "different"
     assert result.findings[0].name == "layers.1"
 
@@ -55,7 +58,10 @@ def test_a_fault_beside_the_padding_is_found(tmp_path):
 def test_padding_that_was_looked_at_is_no_padding(tmp_path):
     other = MASK.clone()
     other[1, 7] = False
-    result = whence.compare(captured(tmp_path / "plain", fast=False), captured(tmp_path / "fused", fast=True, mask=other))
+    result = whence.compare(
+        captured(tmp_path / "plain", fast=False),
+        captured(tmp_path / "fused", fast=True, mask=other),
+    )
     assert result.status != "same"
     assert not any("left out" in note for note in result.plan.notes)
     assert any("src_key_padding_mask" in sentence for sentence in result.inputs_differ)
@@ -63,12 +69,20 @@ def test_padding_that_was_looked_at_is_no_padding(tmp_path):
 
 def test_a_nested_tensor_is_written_out_with_padding():
     rows = [np.arange(n * 3, dtype=np.float32).reshape(n, 3) + n for n in (2, 4, 1)]
-    arrays = {0: np.concatenate([r.ravel() for r in rows]), 1: np.array([r.shape for r in rows]), 2: np.zeros((3, 5), bool)}
+    arrays = {
+        0: np.concatenate([r.ravel() for r in rows]),
+        1: np.array([r.shape for r in rows]),
+        2: np.zeros((3, 5), bool),
+    }
     refs = (Ref("input.mask", 2), Ref("output.0.values", 0), Ref("output.0.sizes", 1))
-    nested = MemoryRun([Call(0, "", "Net", 0, 0, refs=refs)], [record(i, a) for i, a in arrays.items()], arrays)
+    nested = MemoryRun(
+        [Call(0, "", "Net", 0, 0, refs=refs)], [record(i, a) for i, a in arrays.items()], arrays
+    )
     plain = MemoryRun([Call(0, "", "Net", 0, 0)], [], {})
     out = padding.dense(nested, plain)
     (made,) = [r.record for r in out.calls[0].refs if r.slot == "output.0"]
-    np.testing.assert_array_equal(out.array(made), np.stack([np.pad(r, ((0, 5 - len(r)), (0, 0))) for r in rows]))
+    np.testing.assert_array_equal(
+        out.array(made), np.stack([np.pad(r, ((0, 5 - len(r)), (0, 0))) for r in rows])
+    )
     # Where the other run has such tensors too, they face each other as they are.
     assert padding.dense(nested, nested) is nested

@@ -1,4 +1,6 @@
-"""A text that leaves elements out, against the tensor itself: not compared as if it were all, and no fault of shape."""
+"""A text that leaves elements out, against the tensor itself: not compared as if it were all, and
+no fault of shape.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,10 @@ def run(shown, *, whole=(), name="linear_0", wrong=0):
     return building.run()
 
 
-@pytest.mark.parametrize(("one", "two"), [({"shown": 6, "whole": (-1,)}, {"shown": 20}), ({"shown": 20}, {"shown": 6, "whole": (-1,)})])
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [({"shown": 6, "whole": (-1,)}, {"shown": 20}), ({"shown": 20}, {"shown": 6, "whole": (-1,)})],
+)
 def test_no_fault_of_shape(one, two):
     result = whence.compare(run(**one, name="fc_0"), run(**two, name="linear_7"))
     assert (result.status, result.findings) == ("undecided", ())

@@ -1,4 +1,6 @@
-"""The longest common subsequence that lays two programs beside each other, against the plain table of its length."""
+"""The longest common subsequence that lays two programs beside each other, against the plain table
+of its length.
+"""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,6 @@
-"""One process against two that share a model: clean ones agree, and each fault of many ranks is named where it is, in words."""
+"""One process against two that share a model: clean ones agree, and each fault of many ranks is
+named where it is, in words.
+"""
 
 import os
 import subprocess
@@ -45,7 +47,12 @@ def runs(tmp_path_factory):
         folder / "store",
     ]
     source = str(Path(whence.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": source, "PROGRAM_PATH": source, "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": source,
+        "PROGRAM_PATH": source,
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return open_run(folder / "one"), open_run(folder / "two")
@@ -54,19 +61,36 @@ def runs(tmp_path_factory):
 def only(run, root):
     calls = [c for c in run.calls if c.root == root]
     place = {c.id: i for i, c in enumerate(calls)}
-    return Derived(run, (), (), [msgspec.structs.replace(c, id=i, parent=place.get(c.parent, -1)) for i, c in enumerate(calls)])
+    return Derived(
+        run,
+        (),
+        (),
+        [
+            msgspec.structs.replace(c, id=i, parent=place.get(c.parent, -1))
+            for i, c in enumerate(calls)
+        ],
+    )
 
 
 OTHER_NAMES = {
-    "embed": "tok", "layers": "blk", "norm1": "ln_a", "attn": "mixer", "q_proj": "alpha", "k_proj": "beta", "v_proj": "gamma",
-    "o_proj": "out", "norm2": "ln_b", "mlp": "ff", "up": "wide", "down": "narrow", "norm": "fin", "head": "unembed",
+    "embed": "tok", "layers": "blk", "norm1": "ln_a", "attn": "mixer", "q_proj": "alpha",
+    "k_proj": "beta", "v_proj": "gamma", "o_proj": "out", "norm2": "ln_b", "mlp": "ff",
+    "up": "wide", "down": "narrow", "norm": "fin", "head": "unembed",
 }  # fmt: skip
 
 
 def renamed(run):
     """The run with every module under another name."""
     return Derived(
-        run, (), (), [msgspec.structs.replace(c, scope=".".join(OTHER_NAMES.get(p, p) for p in c.scope.split("."))) for c in run.calls]
+        run,
+        (),
+        (),
+        [
+            msgspec.structs.replace(
+                c, scope=".".join(OTHER_NAMES.get(p, p) for p in c.scope.split("."))
+            )
+            for c in run.calls
+        ],
     )
 
 
@@ -80,7 +104,10 @@ def compared(runs, fault, *, swap=False, rename=False):
 def test_processes_are_recorded_under_the_rank_of_their_group(runs):
     assert {c.rank for c in runs[1].calls} == {0, 1}
     settings = [msgspec.json.decode(n.text) for n in runs[1].notes if n.kind == "settings"]
-    assert {(s["rank"], s["world_size"], s["backend"]) for s in settings} == {(0, 2, "gloo"), (1, 2, "gloo")}
+    assert {(s["rank"], s["world_size"], s["backend"]) for s in settings} == {
+        (0, 2, "gloo"),
+        (1, 2, "gloo"),
+    }
 
 
 @pytest.mark.parametrize("fault", ["clean", "later", "tokens"])
@@ -96,10 +123,25 @@ def test_a_clean_pair_is_the_same(runs, fault, swap, rename):
 @pytest.mark.parametrize(
     ("fault", "name", "cause", "says"),
     [
-        ("no_sum", "layers.1.mlp.down", "semantic", "the sum over ranks is missing: rank 1's part is not in it"),
-        ("vocabulary", "embed", "semantic", "the sum over ranks is missing: rank 1's part is not in it"),
+        (
+            "no_sum",
+            "layers.1.mlp.down",
+            "semantic",
+            "the sum over ranks is missing: rank 1's part is not in it",
+        ),
+        (
+            "vocabulary",
+            "embed",
+            "semantic",
+            "the sum over ranks is missing: rank 1's part is not in it",
+        ),
         ("lost", "layers.1.mlp.down", "semantic", "output equals 2 x the part of rank 0"),
-        ("twice", "layers.1.mlp.down", "semantic", "summed over ranks twice: output equals 2 x the sum"),
+        (
+            "twice",
+            "layers.1.mlp.down",
+            "semantic",
+            "summed over ranks twice: output equals 2 x the sum",
+        ),
         ("mean", "layers.1.mlp.down", "semantic", "the mean over ranks in the place of the sum"),
         ("bias", "layers.1.mlp.down", "semantic", "the bias is added on every rank (2 times)"),
         ("order", "head", "semantic", "the ranks' pieces lie in the order 1, 0 along axis 2"),
@@ -121,7 +163,12 @@ def test_faults_of_many_ranks(runs, fault, name, cause, says, rename):
     ("factors", "bias", "words"),
     [
         ([1, 1, 0, 1], None, "the sum over ranks is not whole: rank 2's part is not in it"),
-        ([0, 3, 0], None, "the sum over ranks is missing: the parts of ranks 0, 2 are not in it; output equals 3 x the part of rank 1"),
+        (
+            [0, 3, 0],
+            None,
+            "the sum over ranks is missing: the parts of ranks 0, 2 are not in it; output equals "
+            "3 x the part of rank 1",
+        ),
         ([1, 2], None, "2 x the part of rank 1"),
         ([4, 4, 4, 4], 4, "summed over ranks twice: output equals 4 x the sum"),
         ([3, 3], None, "output equals 3 x the sum over ranks"),

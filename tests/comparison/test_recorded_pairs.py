@@ -1,4 +1,6 @@
-"""Pairs of which only recorded tensors exist: numpy networks in several precisions, with and without faults; codes; statistics."""
+"""Pairs of which only recorded tensors exist: numpy networks in several precisions, with and
+without faults; codes; statistics.
+"""
 
 import json
 
@@ -17,13 +19,17 @@ X = RNG.normal(size=(ROWS, WIDTH)).astype(np.float32)
 
 
 def network(dtype=np.float32, *, blocked=False, fault=None, at=LAYERS - 1):
-    """Inputs, every layer, the output. blocked: sums in another order. fault: done to the result of layer `at`."""
+    """Inputs, every layer, the output. blocked: sums in another order. fault: done to the result of
+    layer `at`.
+    """
     x = X.astype(dtype)
     tensors = {"x": X}
     for i, weight in enumerate(WEIGHTS):
         w = weight.astype(np.float32).astype(dtype).astype(np.float32)
         y = x.astype(np.float32)
-        product = sum(y[:, k : k + 4] @ w[k : k + 4] for k in range(0, WIDTH, 4)) if blocked else y @ w
+        product = (
+            sum(y[:, k : k + 4] @ w[k : k + 4] for k in range(0, WIDTH, 4)) if blocked else y @ w
+        )
         x = (y + np.tanh(product)).astype(dtype)
         if fault is not None and i == at:
             x = fault(x.astype(np.float32)).astype(dtype)
@@ -33,7 +39,11 @@ def network(dtype=np.float32, *, blocked=False, fault=None, at=LAYERS - 1):
 
 
 def chosen(tensors, how):
-    names = ["x", *(f"layer {i}" for i in range(1, LAYERS, 3)), "result"] if how == "third" else ["x", "result"]
+    names = (
+        ["x", *(f"layer {i}" for i in range(1, LAYERS, 3)), "result"]
+        if how == "third"
+        else ["x", "result"]
+    )
     return {name: tensors[name] for name in names}
 
 
@@ -83,7 +93,9 @@ def test_a_clear_fault_is_never_the_same(tmp_path, name, dtype, how):
     whence.record(tmp_path / "b", chosen(network(dtype, fault=fault), how))
     result = whence.compare(tmp_path / "a", tmp_path / "b")
     # In float32 throughout, seven parts in a hundred are too many for any rounding.
-    assert result.status == ("different" if name == "without shape" and dtype is np.float32 else expected)
+    assert result.status == (
+        "different" if name == "without shape" and dtype is np.float32 else expected
+    )
     if result.status == "undecided":
         assert "to decide it, capture both runs" in result.headline
 
@@ -95,11 +107,20 @@ def test_a_fault_early_on_is_not_lost_in_what_follows(tmp_path):
 
 
 def test_of_statistics_alone_nothing_is_the_same_but_equal_digests(tmp_path):
-    for name, tensors in (("a", network()), ("b", network(blocked=True)), ("c", network(fault=lambda x: x[::-1])), ("d", network())):
+    for name, tensors in (
+        ("a", network()),
+        ("b", network(blocked=True)),
+        ("c", network(fault=lambda x: x[::-1])),
+        ("d", network()),
+    ):
         whence.record(tmp_path / name, chosen(tensors, "io"))
         store.scrub(str(tmp_path / name), None, force=True)
     answers = {name: whence.compare(tmp_path / "a", tmp_path / name) for name in "bcd"}
-    assert {name: r.status for name, r in answers.items()} == {"b": "undecided", "c": "undecided", "d": "same"}
+    assert {name: r.status for name, r in answers.items()} == {
+        "b": "undecided",
+        "c": "undecided",
+        "d": "same",
+    }
     assert "record the elements" in answers["c"].headline
 
 
@@ -125,7 +146,12 @@ def test_codes_at_both_ends_of_their_range_are_compared(tmp_path, zero, dtype):
     assert {int(right.min()), int(right.max())} == {ends.min, ends.max}
     step = right.astype(np.int64)
     step[0, 0] += 1 if step[0, 0] < ends.max else -1
-    for side, codes in (("a", right), ("b", step.astype(dtype)), ("c", quantised(X, 0.02, **how)), ("d", quantised(-X, 0.01, **how))):
+    for side, codes in (
+        ("a", right),
+        ("b", step.astype(dtype)),
+        ("c", quantised(X, 0.02, **how)),
+        ("d", quantised(-X, 0.01, **how)),
+    ):
         whence.record(tmp_path / side, {"x": X, "codes": codes})
     statuses = {side: whence.compare(tmp_path / "a", tmp_path / side).status for side in "abcd"}
     assert (statuses["a"], statuses["b"]) == ("same", "same")
@@ -148,6 +174,21 @@ def test_pixels_are_no_mask(tmp_path):
 def test_on_the_command_line(tmp_path, capsys):
     whence.record(tmp_path / "a", chosen(network(), "io"))
     whence.record(tmp_path / "b", chosen(network(fault=FAULTS["factor"][0]), "io"))
-    assert execute(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json", "-o", str(tmp_path / "out")]) == 1
+    assert (
+        execute(
+            [
+                "compare",
+                str(tmp_path / "a"),
+                str(tmp_path / "b"),
+                "--format",
+                "json",
+                "-o",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 1
+    )
     finding = json.loads(capsys.readouterr().out)["findings"][0]
-    assert "everything is multiplied by 1.3, which rounding at no depth makes" in finding["sentence"]
+    assert (
+        "everything is multiplied by 1.3, which rounding at no depth makes" in finding["sentence"]
+    )

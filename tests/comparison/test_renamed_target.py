@@ -18,7 +18,12 @@ pytestmark = pytest.mark.torch
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.GELU(),
+            nn.Linear(32, 16),
+        )
 
     def forward(self, x):
         return x + self.down(self.act(self.up(self.norm(x))))
@@ -118,7 +123,19 @@ def test_exact_pairs_nothing_here_and_says_what_comes_nearest(reference, tmp_pat
     assert near["layers.2.down"][0] == "zweige.2.runter"
     assert "parameters equal (528 elements)" in near["layers.2.down"][1]
     assert "nearest" in report.answer(result)
-    code = execute(["compare", ref, target, "--match", "exact", "--format", "json", "-o", str(tmp_path / "cmp")])
+    code = execute(
+        [
+            "compare",
+            ref,
+            target,
+            "--match",
+            "exact",
+            "--format",
+            "json",
+            "-o",
+            str(tmp_path / "cmp"),
+        ]
+    )
     out = capsys.readouterr().out
     assert code == 2
     assert json.loads(out)["nearest"][0]["side"] == "reference"
@@ -130,7 +147,20 @@ def test_line_by_line_from_the_command_line(reference, tmp_path, capsys):
     assert execute(["compare", ref, target, "--match", "order", "-o", str(tmp_path / "cmp")]) == 0
     short = copy.deepcopy(model)
     del short.layers[5]
-    assert execute(["compare", ref, captured(short, tmp_path / "short"), "--match", "order", "-o", str(tmp_path / "cmp2")]) == 3
+    assert (
+        execute(
+            [
+                "compare",
+                ref,
+                captured(short, tmp_path / "short"),
+                "--match",
+                "order",
+                "-o",
+                str(tmp_path / "cmp2"),
+            ]
+        )
+        == 3
+    )
     assert "line 26 disagrees (32 calls against 27)" in capsys.readouterr().err
 
 
@@ -140,7 +170,9 @@ def test_another_word_is_refused(reference):
 
 
 class Attention(torch.nn.Module):
-    """Three projections of one input, square. other: under other names, and run the other way round."""
+    """Three projections of one input, square. other: under other names, and run the other way
+    round.
+    """
 
     def __init__(self, other):
         super().__init__()
@@ -163,7 +195,10 @@ class Attention(torch.nn.Module):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_siblings_in_another_order_and_dtype_are_told_by_their_parameters(tmp_path, dtype):
     x = torch.randn(6, 32, generator=torch.Generator().manual_seed(1))
-    for name, model, given in (("a", Attention(False), x), ("b", Attention(True).to(dtype), x.to(dtype))):
+    for name, model, given in (
+        ("a", Attention(False), x),
+        ("b", Attention(True).to(dtype), x.to(dtype)),
+    ):
         with torch.no_grad(), whence.capture(model, tmp_path / name):
             model(given)
     result = whence.compare(tmp_path / "a", tmp_path / "b")

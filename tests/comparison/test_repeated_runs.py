@@ -1,4 +1,6 @@
-"""Further runs of the reference: what does not repeat itself there is no fault of the target, what lies beyond it is."""
+"""Further runs of the reference: what does not repeat itself there is no fault of the target, what
+lies beyond it is.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.torch
 
 
 class AnyOrder(nn.Module):
-    """Sums its input's rows in an order nobody fixes, as atomic additions do; `grain` makes the order matter as much as wished."""
+    """Sums its input's rows in an order nobody fixes, as atomic additions do; `grain` makes the
+    order matter as much as wished.
+    """
 
     def __init__(self, grain=1e4):
         super().__init__()
@@ -27,7 +31,9 @@ class AnyOrder(nn.Module):
 
     def forward(self, x):
         # Large numbers that cancel: what is left of the small ones depends on the order.
-        large = self.grain * torch.cos(torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], -1, 1) * 2.39996)
+        large = self.grain * torch.cos(
+            torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], -1, 1) * 2.39996
+        )
         terms = torch.cat([large.expand_as(x), x, -large.expand_as(x)], 1)
         total = torch.zeros_like(x[:, 0])
         for i in torch.randperm(terms.shape[1], generator=self.order):
@@ -147,7 +153,9 @@ def test_a_fault_above_the_spread_is_named(runs):
 def test_a_fault_below_the_spread_is_not_blamed(runs):
     reference, again, target = runs
     own = whence.compare(reference, target(), again=again).repetition.own
-    result = whence.compare(reference, target(scaled("middle", 1 + 0.5 * min(own, 1)), draw=5), again=again)
+    result = whence.compare(
+        reference, target(scaled("middle", 1 + 0.5 * min(own, 1)), draw=5), again=again
+    )
     assert (result.status, result.findings) == ("same", ())
 
 
@@ -172,7 +180,9 @@ def test_between_modules_the_spread_that_came_in_is_no_fault_and_more_is(runs):
 
 
 class Drawn(nn.Module):
-    """Draws outside torch, so the program holds what its recording drew, and replay believes in it."""
+    """Draws outside torch, so the program holds what its recording drew, and replay believes in
+    it.
+    """
 
     def __init__(self, draw):
         super().__init__()
@@ -187,7 +197,9 @@ def test_where_inputs_part_too_the_further_runs_are_replayed_on_their_own(tmp_pa
         torch.set_num_threads(1)
         torch.manual_seed(0)
         rng = np.random.default_rng(draw)
-        model = nn.Sequential(nn.Linear(64, 64), Drawn(rng), nn.Tanh(), Drawn(rng), nn.Tanh()).eval()
+        model = nn.Sequential(
+            nn.Linear(64, 64), Drawn(rng), nn.Tanh(), Drawn(rng), nn.Tanh()
+        ).eval()
         x = torch.randn(40, 64)
         if change:
             change(model)
@@ -208,7 +220,9 @@ def test_where_inputs_part_too_the_further_runs_are_replayed_on_their_own(tmp_pa
 
 def test_a_reference_that_repeats_itself_is_said_to_and_excuses_nothing(tmp_path):
     reference, again = (captured(tmp_path / name, nn.Identity, 1) for name in ("r", "a"))
-    result = whence.compare(reference, captured(tmp_path / "t", nn.Identity, 1, scaled("last", 1.001)), again=[again])
+    result = whence.compare(
+        reference, captured(tmp_path / "t", nn.Identity, 1, scaled("last", 1.001)), again=[again]
+    )
     assert (result.status, result.findings[0].name) == ("different", "last")
     assert result.repetition.calls == 0
     assert "bitwise equal to the reference" in report.answer(result)
@@ -218,7 +232,9 @@ def test_other_inputs_are_an_error():
     def other(name, value):
         return value[::-1] if name == "ids" else value
 
-    with pytest.raises(UsageError, match=r"--again did not get the same inputs: Net step 0: 0 of <Net>"):
+    with pytest.raises(
+        UsageError, match=r"--again did not get the same inputs: Net step 0: 0 of <Net>"
+    ):
         api.compare(net(), net(), again=[net(change=other)])
 
 
@@ -231,16 +247,24 @@ def test_another_program_is_an_error_or_noted():
     with pytest.raises(UsageError, match="no call of it faces"):
         api.compare(net(), net(), again=[MemoryRun([], [], {})])
     result = api.compare(net(), net(), again=[net(drop=("fc1",))])
-    assert any("1 calls have no partner between it and the reference" in n and "fc1" in n for n in result.notes)
+    assert any(
+        "1 calls have no partner between it and the reference" in n and "fc1" in n
+        for n in result.notes
+    )
 
 
 def test_from_the_step_where_tokens_part_there_is_no_spread():
     other = near_tie(1e-6)
     other[7] += 3e-6
-    reference, again = generation(4, logits={1: near_tie(1e-6)}), generation(4, noise=1e-7, logits={1: other})
+    reference, again = (
+        generation(4, logits={1: near_tie(1e-6)}),
+        generation(4, noise=1e-7, logits={1: other}),
+    )
     assert reference.array(4)[0, 0] != again.array(4)[0, 0], "the runs must part at step 2"
     scores = {3: np.linspace(0, 1, VOCABULARY)}
-    result = api.compare(reference, generation(4, logits={1: near_tie(1e-6), **scores}), again=[again])
+    result = api.compare(
+        reference, generation(4, logits={1: near_tie(1e-6), **scores}), again=[again]
+    )
     assert any("goes another way from step 2 on" in note for note in result.notes)
     assert result.repetition.largest < 1e-4
     assert [f.step for f in result.findings] == [3]

@@ -1,4 +1,6 @@
-"""--level op: code that one side has otherwise is judged by its module; a fault in it is named, with its line; nothing else is."""
+"""--level op: code that one side has otherwise is judged by its module; a fault in it is named,
+with its line; nothing else is.
+"""
 
 import re
 
@@ -26,7 +28,10 @@ class Experts(nn.Module):
     def __init__(self, way, act=F.silu):
         super().__init__()
         self.way, self.act = way, act
-        self.up, self.down = nn.Parameter(torch.randn(3, 12, 8) * 0.3), nn.Parameter(torch.randn(3, 8, 12) * 0.3)
+        self.up, self.down = (
+            nn.Parameter(torch.randn(3, 12, 8) * 0.3),
+            nn.Parameter(torch.randn(3, 8, 12) * 0.3),
+        )
 
     def one(self, x, e):
         return F.linear(self.act(F.linear(x, self.up[e])), self.down[e])
@@ -140,12 +145,16 @@ def compared(folder, one, other, x, train=False):
     return whence.compare(ran(folder / "ref", one, x, train), ran(folder / "tgt", other, x, train))
 
 
-@pytest.mark.parametrize("ways", [("loop", "sorted"), ("sorted", "loop"), ("loop", "batched"), ("batched", "sorted")])
+@pytest.mark.parametrize(
+    "ways", [("loop", "sorted"), ("sorted", "loop"), ("loop", "batched"), ("batched", "sorted")]
+)
 def test_experts_written_otherwise_are_the_same(tmp_path, ways):
     result = compared(tmp_path, sparse(ways[0]), sparse(ways[1]), TOKENS)
     assert (result.status, result.findings) == ("same", ())
     assert result.coverage.share == 1.0
-    assert any("experts: both runs have other operators there" in note for note in result.plan.notes)
+    assert any(
+        "experts: both runs have other operators there" in note for note in result.plan.notes
+    )
 
 
 def test_a_wrong_function_in_rewritten_experts_is_named_with_its_line(tmp_path):
@@ -164,7 +173,9 @@ def test_fused_attention_and_norms_are_the_same(tmp_path, train):
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize(("changed", "where"), [({"scale": 0.55}, "attention"), ({"eps": 1e-2}, "norm")])
+@pytest.mark.parametrize(
+    ("changed", "where"), [({"scale": 0.55}, "attention"), ({"eps": 1e-2}, "norm")]
+)
 def test_a_fault_in_rewritten_code_is_the_only_one(tmp_path, changed, where, train):
     result = compared(tmp_path, layers(False), layers(True, **changed), TEXT, train)
     assert {f.name.rpartition(".")[2] for f in result.findings} == {where}
@@ -173,7 +184,10 @@ def test_a_fault_in_rewritten_code_is_the_only_one(tmp_path, changed, where, tra
 
 def test_a_further_run_of_the_reference_is_brought_to_the_same_form(tmp_path):
     again = ran(tmp_path / "again", sparse("loop"), TOKENS)
-    ref, tgt = ran(tmp_path / "ref", sparse("loop"), TOKENS), ran(tmp_path / "tgt", sparse("batched"), TOKENS)
+    ref, tgt = (
+        ran(tmp_path / "ref", sparse("loop"), TOKENS),
+        ran(tmp_path / "tgt", sparse("batched"), TOKENS),
+    )
     result = whence.compare(ref, tgt, again=[again])
     assert (result.status, result.repetition.calls) == ("same", 0)
 
@@ -213,15 +227,35 @@ def test_a_wrong_gradient_in_a_rewritten_module_is_a_fault(tmp_path):
 
 
 def operator(number, op, given, made, program="", **more):
-    refs = tuple(Ref(f"input.{k}", r) for k, r in enumerate(given)) + tuple(Ref(f"output.{k}", r) for k, r in enumerate(made))
-    return Call(number, "m", "Net", 0, number, op=op, kind="operator", op_type=op, refs=refs, program=program, parent=9, **more)
+    refs = tuple(Ref(f"input.{k}", r) for k, r in enumerate(given)) + tuple(
+        Ref(f"output.{k}", r) for k, r in enumerate(made)
+    )
+    return Call(
+        number,
+        "m",
+        "Net",
+        0,
+        number,
+        op=op,
+        kind="operator",
+        op_type=op,
+        refs=refs,
+        program=program,
+        parent=9,
+        **more,
+    )
 
 
 def test_what_cannot_be_run_again_is_not_composed():
     records = [Record(i, "float32", (2,), why="not kept") for i in range(3)]
     module = Call(9, "m", "Net", 0, 9, refs=(Ref("input.0", 0), Ref("output.0", 1)))
     with pytest.raises(ReplayRefused, match=r"aten\.rand\.default: draws random numbers"):
-        compose(module, [operator(0, "aten.rand.default", [0], [1], no_program="draws random numbers")], {}, records)
+        compose(
+            module,
+            [operator(0, "aten.rand.default", [0], [1], no_program="draws random numbers")],
+            {},
+            records,
+        )
     with pytest.raises(ReplayRefused, match="made where no operator was recorded"):
         compose(module, [], {}, records)
 
@@ -240,9 +274,13 @@ def test_code_that_writes_parts_of_a_tensor_is_the_same_as_code_that_joins_them(
         def forward(self, x):
             return torch.cat((x[:2] * 2, x[2:4] + 1)).sum(0) if x.shape[0] else x
 
-    result = compared(tmp_path, lambda: nn.Sequential(Filled()), lambda: nn.Sequential(Joined()), TOKENS)
+    result = compared(
+        tmp_path, lambda: nn.Sequential(Filled()), lambda: nn.Sequential(Joined()), TOKENS
+    )
     assert (result.status, result.findings) == ("same", ())
-    other = compared(tmp_path / "b", lambda: nn.Sequential(Filled()), lambda: nn.Sequential(Shifted()), TOKENS)
+    other = compared(
+        tmp_path / "b", lambda: nn.Sequential(Filled()), lambda: nn.Sequential(Shifted()), TOKENS
+    )
     (found,) = other.findings
     assert found.name == "0"
     right = np.concatenate((TOKENS[:2].numpy() * 2, TOKENS[2:4].numpy() + 1)).sum(0)

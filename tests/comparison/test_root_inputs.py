@@ -1,4 +1,6 @@
-"""Were both runs asked the same? Tokens that part by a near tie are inherited; others are the headline."""
+"""Were both runs asked the same? Tokens that part by a near tie are inherited; others are the
+headline.
+"""
 
 import numpy as np
 
@@ -10,23 +12,42 @@ VOCABULARY = 12
 
 
 def generation(steps, *, noise=0.0, seed=0, logits=None, first=3, settings=None):
-    """A run that turns ids into logits once per step; the next id is the argmax. logits: step -> array to put in place."""
+    """A run that turns ids into logits once per step; the next id is the argmax. logits: step ->
+    array to put in place.
+    """
     rng = np.random.default_rng(seed)
     calls, records, arrays = [], [], {}
     ids = np.array([[first]])
     for step in range(steps):
-        scores = np.random.default_rng(100 + step).standard_normal((1, 1, VOCABULARY)).astype(np.float32)
+        scores = (
+            np.random.default_rng(100 + step).standard_normal((1, 1, VOCABULARY)).astype(np.float32)
+        )
         if logits and step in logits:
             scores = logits[step].astype(np.float32).reshape(1, 1, -1)
         scores = scores + np.float32(noise) * rng.standard_normal(scores.shape).astype(np.float32)
         for array in (ids, scores):
             arrays[len(records)] = array
             records.append(record(len(records), array))
-        calls.append(Call(len(calls), "", "Lm", step, len(calls), op_type="Lm", leaf=True,
-                          refs=(Ref("input.input_ids", len(records) - 2), Ref("output.logits", len(records) - 1))))  # fmt: skip
+        calls.append(
+            Call(
+                len(calls),
+                "",
+                "Lm",
+                step,
+                len(calls),
+                op_type="Lm",
+                leaf=True,
+                refs=(
+                    Ref("input.input_ids", len(records) - 2),
+                    Ref("output.logits", len(records) - 1),
+                ),
+            )
+        )
         ids = scores.argmax(-1)
     notes = [Note("settings", settings, "Lm")] if settings else []
-    return MemoryRun(calls, records, arrays, steps=[Step("Lm", s, 0, True) for s in range(steps)], notes=notes)
+    return MemoryRun(
+        calls, records, arrays, steps=[Step("Lm", s, 0, True) for s in range(steps)], notes=notes
+    )
 
 
 def near_tie(gap):
@@ -72,31 +93,55 @@ def test_conditions_that_differ_are_told():
 
 
 def test_settings_that_are_not_json_are_passed_over():
-    assert api.compare(generation(1, settings="{nonsense"), generation(1, settings="[1]")).status == "same"
+    assert (
+        api.compare(generation(1, settings="{nonsense"), generation(1, settings="[1]")).status
+        == "same"
+    )
 
 
 def layered(ids, factor=1.0):
-    """Scores of a table and what a product makes of them, two calls of a root that was given ids; as float32, without programs."""
+    """Scores of a table and what a product makes of them, two calls of a root that was given ids;
+    as float32, without programs.
+    """
     draw = np.random.default_rng(7)
-    table, weight = draw.standard_normal((VOCABULARY, 8)).astype(np.float32), np.diag(np.float32([4, 1, 1, 1, 1, 1, 1, 1]))
+    table, weight = (
+        draw.standard_normal((VOCABULARY, 8)).astype(np.float32),
+        np.diag(np.float32([4, 1, 1, 1, 1, 1, 1, 1])),
+    )
     table[9], table[:, 0] = table[3], 0.1
     table[9, 0] = 0.6  # what the product makes largest
     ids = np.array([ids])
     x = table[ids]
     arrays = dict(enumerate((ids, x, x @ weight * np.float32(factor))))
     calls = [
-        Call(0, "embed", "Lm", 0, 1, parent=2, refs=(Ref("input.0", 0), Ref("output.0", 1)), leaf=True),
-        Call(1, "head", "Lm", 0, 2, parent=2, refs=(Ref("input.0", 1), Ref("output.0", 2)), leaf=True),
+        Call(
+            0,
+            "embed",
+            "Lm",
+            0,
+            1,
+            parent=2,
+            refs=(Ref("input.0", 0), Ref("output.0", 1)),
+            leaf=True,
+        ),
+        Call(
+            1, "head", "Lm", 0, 2, parent=2, refs=(Ref("input.0", 1), Ref("output.0", 2)), leaf=True
+        ),
         Call(2, "", "Lm", 0, 0, refs=(Ref("input.ids", 0), Ref("output.0", 2))),
     ]
-    return MemoryRun(calls, [record(i, a) for i, a in arrays.items()], arrays, steps=[Step("Lm", 0, 0, True)])
+    return MemoryRun(
+        calls, [record(i, a) for i, a in arrays.items()], arrays, steps=[Step("Lm", 0, 0, True)]
+    )
 
 
 def test_what_figures_say_is_suspected_only_where_the_root_was_given_something_else():
     other = api.compare(layered([1, 2, 3, 4, 5]), layered([1, 2, 9, 4, 5]))
     assert other.inputs_differ
     assert other.status == "undecided"
-    assert all(f.confidence == "suspect" and f.sentence.endswith("; the root inputs differ") for f in other.findings)
+    assert all(
+        f.confidence == "suspect" and f.sentence.endswith("; the root inputs differ")
+        for f in other.findings
+    )
     assert any(v.confidence == "suspect" for v in other.verdicts)
     wrong = api.compare(layered([1, 2, 3, 4, 5]), layered([1, 2, 3, 4, 5], factor=1.5))
     assert (wrong.status, [f.name for f in wrong.findings]) == ("different", ["head"])

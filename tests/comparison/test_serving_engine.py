@@ -1,4 +1,6 @@
-"""A serving engine against the library that its model comes from: no map, no fault of its own; one that is planted is named."""
+"""A serving engine against the library that its model comes from: no map, no fault of its own; one
+that is planted is named.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,13 @@ def test_the_engine_computes_what_the_library_does() -> None:
     with torch.no_grad():
         ask(library)
         serve(engine)
-    assert [len(s) for s in seen] == [2, 3, 3, 3, 2]  # rows of the steps: 0 has two chunks of its prompt, 2 comes later
+    assert [len(s) for s in seen] == [
+        2,
+        3,
+        3,
+        3,
+        2,
+    ]  # rows of the steps: 0 has two chunks of its prompt, 2 comes later
     np.testing.assert_allclose(seen[1][0], wanted[0][8], rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(seen[-1][-1], wanted[2][7], rtol=1e-3, atol=1e-5)
 
@@ -79,8 +87,13 @@ def test_the_map_that_is_proposed_says_what_was_found(asked: Path, tmp_path: Pat
     assert "rearrange(qkv_proj[..., 48:96], 'a b -> 1 a b')" in chart.read_text()
     found, plain = whence.compare(asked, target, mapping=chart), whence.compare(asked, target)
     assert (found.status, found.coverage, found.counts) == ("same", plain.coverage, plain.counts)
-    faulty = _run(tmp_path / "faulty", lambda m: m.model.layers[1].mlp.down_proj.register_forward_hook(_scaled(_all)))
-    names = [[f.name for f in whence.compare(asked, faulty, mapping=m).findings] for m in (None, chart)]
+    faulty = _run(
+        tmp_path / "faulty",
+        lambda m: m.model.layers[1].mlp.down_proj.register_forward_hook(_scaled(_all)),
+    )
+    names = [
+        [f.name for f in whence.compare(asked, faulty, mapping=m).findings] for m in (None, chart)
+    ]
     assert names == [["model.layers.1.mlp.down_proj"]] * 2
 
 
@@ -90,7 +103,10 @@ def _pairs(reference: Path, target: Path, found: Any) -> list[tuple[Any, Any]]:
 
     aligned = align.align(open_run(reference), open_run(target))
     assert len(aligned.plan.pairs) == len(found.plan.pairs)
-    return [(aligned.reference.calls[p.reference], aligned.target.calls[p.target]) for p in aligned.plan.pairs]
+    return [
+        (aligned.reference.calls[p.reference], aligned.target.calls[p.target])
+        for p in aligned.plan.pairs
+    ]
 
 
 def test_clean_with_a_warm_up_and_other_chunks(asked: Path, tmp_path: Path) -> None:
@@ -106,11 +122,17 @@ def test_one_engine_twice(tmp_path: Path) -> None:
 
 def test_the_other_way_round(asked: Path, tmp_path: Path) -> None:
     found = whence.compare(_run(tmp_path / "ref"), asked)
-    assert (found.status in ("same", "undecided"), found.findings, found.inputs_differ) == (True, (), ())
+    assert (found.status in ("same", "undecided"), found.findings, found.inputs_differ) == (
+        True,
+        (),
+        (),
+    )
     assert found.coverage.root_outputs_measured
 
 
-def _scaled(rows: Callable[[int], slice | None], by: float = 1.01, channels: slice = slice(None)) -> Any:
+def _scaled(
+    rows: Callable[[int], slice | None], by: float = 1.01, channels: slice = slice(None)
+) -> Any:
     def hook(module: Any, given: Any, out: Any) -> Any:
         at = rows(len(out))
         if at is None:
@@ -135,21 +157,32 @@ def _eps(model: Engine) -> None:
 
 
 FAULTS: dict[str, tuple[Plant, str]] = {
-    "all tokens": (lambda m: m.model.layers[2].mlp.down_proj.register_forward_hook(_scaled(_all)), "model.layers.2.mlp.down_proj"),
+    "all tokens": (
+        lambda m: m.model.layers[2].mlp.down_proj.register_forward_hook(_scaled(_all)),
+        "model.layers.2.mlp.down_proj",
+    ),
     "prefill": (
-        lambda m: m.model.layers[1].mlp.down_proj.register_forward_hook(_scaled(lambda n: slice(None) if n > 3 else None)),
+        lambda m: m.model.layers[1].mlp.down_proj.register_forward_hook(
+            _scaled(lambda n: slice(None) if n > 3 else None)
+        ),
         "model.layers.1.mlp.down_proj",
     ),
     "decode": (
-        lambda m: m.model.layers[1].self_attn.attn.register_forward_hook(_scaled(lambda n: slice(None) if n <= 3 else None)),
+        lambda m: m.model.layers[1].self_attn.attn.register_forward_hook(
+            _scaled(lambda n: slice(None) if n <= 3 else None)
+        ),
         "model.layers.1.self_attn",
     ),
     "one request": (
-        lambda m: m.model.layers[1].self_attn.o_proj.register_forward_hook(_scaled(lambda n: slice(0, 6) if n == 9 else None)),
+        lambda m: m.model.layers[1].self_attn.o_proj.register_forward_hook(
+            _scaled(lambda n: slice(0, 6) if n == 9 else None)
+        ),
         "model.layers.1.self_attn.o_proj",
     ),
     "q": (
-        lambda m: m.model.layers[1].self_attn.qkv_proj.register_forward_hook(_scaled(_all, channels=slice(0, 48))),
+        lambda m: m.model.layers[1].self_attn.qkv_proj.register_forward_hook(
+            _scaled(_all, channels=slice(0, 48))
+        ),
         "model.layers.1.self_attn.q_proj",
     ),
     "eps": (_eps, "model.layers.1.post_attention_layernorm"),
@@ -166,12 +199,25 @@ def test_a_fault_is_named(asked: Path, tmp_path: Path, fault: str) -> None:
 
 
 def test_the_kernels_are_loaded_with_the_first_call(tmp_path: Path) -> None:
-    """An engine that starts walks through all modules there are, and stumbles over some that whence would bring."""
+    """An engine that starts walks through all modules there are, and stumbles over some that whence
+    would bring.
+    """
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, torch\nbefore = 'numba' in sys.modules\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
+        "import sys, torch\nbefore = 'numba' in sys.modules\ntorch.nn.Linear(2, 2)(torch.ones(1, "
+        "2))\n"
         "print(before, 'numba' in sys.modules)\n"
     )
-    command = [sys.executable, "-m", "whence", "run", "-o", str(tmp_path / "run"), "--", sys.executable, str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]

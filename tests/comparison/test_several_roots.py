@@ -1,4 +1,6 @@
-"""A target of named tensors against a reference whose parts are called one after the other, with no call around them."""
+"""A target of named tensors against a reference whose parts are called one after the other, with no
+call around them.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,11 @@ WIDTH = 12
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.act, self.down = torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, WIDTH)
+        self.up, self.act, self.down = (
+            torch.nn.Linear(WIDTH, WIDTH),
+            torch.nn.GELU(),
+            torch.nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x):
         return x + self.down(self.act(self.up(x)))
@@ -39,7 +45,12 @@ def reference(tmp_path_factory):
         decoded = parts.decoder(encoded)
         scores = parts.head(decoded)
     assert len({c.id for c in whence.open_run(path).calls if c.parent == -1}) == 3
-    return path, {"x": x.numpy(), "encoded": encoded.numpy(), "decoded": decoded.numpy(), "scores": scores.numpy()}
+    return path, {
+        "x": x.numpy(),
+        "encoded": encoded.numpy(),
+        "decoded": decoded.numpy(),
+        "scores": scores.numpy(),
+    }
 
 
 def shown(arrays, names, wrong=""):
@@ -81,7 +92,9 @@ def test_the_output_of_one_root_is_not_judged_as_the_input_of_the_next(reference
     assert "encoder" in finding.name or finding.name == "Block"
 
 
-@pytest.mark.parametrize("names", [("scores",), ("encoded",), ("x", "scores"), ("x", "encoded", "decoded", "scores")])
+@pytest.mark.parametrize(
+    "names", [("scores",), ("encoded",), ("x", "scores"), ("x", "encoded", "decoded", "scores")]
+)
 @pytest.mark.parametrize("replay", [True, False])
 def test_right_tensors_are_no_fault(reference, names, replay):
     path, arrays = reference

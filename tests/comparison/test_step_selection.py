@@ -24,6 +24,9 @@ def test_steps_that_were_left_out_count_nowhere(tmp_path):
     found = whence.compare(tmp_path / "a", tmp_path / "b", occurrences=True)
     assert found.status == "different"
     table = found.occurrences
-    assert {(row.name, row.count, row.compared) for row in table.rows if row.by == "type"} == {("Linear", 6, 6), ("Tanh", 3, 3)}
+    assert {(row.name, row.count, row.compared) for row in table.rows if row.by == "type"} == {
+        ("Linear", 6, 6),
+        ("Tanh", 3, 3),
+    }
     assert not [note for note in found.notes if "were replayed" in note]
     assert found.coverage.replayed == found.coverage.paired

@@ -1,4 +1,6 @@
-"""A third run in higher precision: numbers for every differing call, a yardstick where nothing can be replayed."""
+"""A third run in higher precision: numbers for every differing call, a yardstick where nothing can
+be replayed.
+"""
 
 import csv
 import io
@@ -15,7 +17,9 @@ U = 2.0**-8
 
 
 def noisy(seed, *, fault=1.0, noise=0.05):
-    """A bf16 net whose layers round badly inside: h is off by `noise` in every run, and the growth rule alone would blame it."""
+    """A bf16 net whose layers round badly inside: h is off by `noise` in every run, and the growth
+    rule alone would blame it.
+    """
     rng = np.random.default_rng(seed)
 
     def change(name, value):
@@ -40,7 +44,9 @@ def test_what_the_reference_is_off_by_too_is_noise():
     found = verdicts(result)["fc1"]
     assert (found.verdict, found.evidence) == ("noise", "three-way")
     g, t, h = (run.array(3).astype(np.float64) for run in (reference, target, net(np.float32)))
-    assert found.numbers["third_ratio"] == pytest.approx(np.linalg.norm(t - h) / np.linalg.norm(g - h))
+    assert found.numbers["third_ratio"] == pytest.approx(
+        np.linalg.norm(t - h) / np.linalg.norm(g - h)
+    )
     assert "could not have seen errors below 5 times the reference's own" in report.answer(result)
 
 
@@ -49,7 +55,9 @@ def test_what_only_the_target_is_off_by_is_introduced_and_at_most_likely():
     alone = api.compare(reference, target)
     assert alone.status == "same", "growth alone must not see it"
     result = api.compare(reference, target, third=net(np.float32))
-    assert [(f.name, f.verdict, f.confidence, f.evidence) for f in result.findings] == [("fc2", "introduced", "likely", "three-way")]
+    assert [(f.name, f.verdict, f.confidence, f.evidence) for f in result.findings] == [
+        ("fc2", "introduced", "likely", "three-way")
+    ]
     assert "three-way        target is off by rel_l2" in report.answer(result)
 
 
@@ -57,7 +65,9 @@ def test_the_answer_says_who_is_closer():
     coarse, fine = noisy(1, noise=0.05), noisy(2, noise=0.001)
     text = report.answer(api.compare(coarse, fine, third=net(np.float32)))
     assert "the target is closer to <Net> than the reference" in text
-    assert "the target is further from <Net> than the reference" in report.answer(api.compare(fine, coarse, third=net(np.float32)))
+    assert "the target is further from <Net> than the reference" in report.answer(
+        api.compare(fine, coarse, third=net(np.float32))
+    )
     third = api.compare(coarse, fine, third=net(np.float32)).third
     g, t, h = (run.array(5).astype(np.float64) for run in (coarse, fine, net(np.float32)))
     assert third.reference_err == pytest.approx(np.linalg.norm(g - h) / np.linalg.norm(h))
@@ -69,7 +79,9 @@ def test_the_numbers_are_in_every_format(tmp_path):
     result = api.compare(noisy(1), noisy(2), third=net(np.float32), output=tmp_path / "cmp")
     rows = list(csv.DictReader(io.StringIO(report.table_csv(result))))
     ratios = {(r["name"], r["reference_slot"]): r["third_ratio"] for r in rows}
-    assert float(ratios["fc1", "output.0"]) == pytest.approx(verdicts(result)["fc1"].numbers["third_ratio"])
+    assert float(ratios["fc1", "output.0"]) == pytest.approx(
+        verdicts(result)["fc1"].numbers["third_ratio"]
+    )
     assert report.summary_data(result)["third"]["calls"] == 2
     assert api.load_comparison(tmp_path / "cmp").third == result.third
 
@@ -78,7 +90,8 @@ def test_a_call_the_third_run_lacks_is_judged_as_without():
     reference, target = noisy(1), noisy(2)
     result = api.compare(reference, target, third=net(np.float32, drop=("fc1",)))
     alone = verdicts(api.compare(reference, target))["fc1"]
-    # Its output is still known as the input of the next call; a run without that either knows nothing of it.
+    # Its output is still known as the input of the next call; a run without that either knows
+    # nothing of it.
     assert verdicts(result)["fc1"].verdict == "noise"
     both = api.compare(reference, target, third=net(np.float32, drop=("fc1", "fc2")))
     assert verdicts(both)["fc1"] == alone
@@ -86,7 +99,10 @@ def test_a_call_the_third_run_lacks_is_judged_as_without():
 
 
 def test_a_run_of_the_same_precision_is_an_error():
-    with pytest.raises(UsageError, match=r"nowhere of higher precision than <Net>; give the same program in float32 for 16-bit"):
+    with pytest.raises(
+        UsageError,
+        match=r"nowhere of higher precision than <Net>; give the same program in float32 for 16-bit",
+    ):
         api.compare(noisy(1), noisy(2), third=net(bfloat16))
 
 
@@ -96,8 +112,15 @@ def test_other_inputs_or_weights_are_an_error():
 
     with pytest.raises(UsageError, match=r"--third did not get the same inputs: Net step 0: 0"):
         api.compare(noisy(1), noisy(2), third=net(np.float32, change=other))
-    with pytest.raises(UsageError, match=r"--third <Net>: it has other parameters than <Net> \(Net.fc1 step 0: weight\)"):
-        api.compare(noisy(1), noisy(2), third=net(np.float32, change=lambda n, v: v * 1.1 if n == "w1" else v))
+    with pytest.raises(
+        UsageError,
+        match=r"--third <Net>: it has other parameters than <Net> \(Net.fc1 step 0: weight\)",
+    ):
+        api.compare(
+            noisy(1),
+            noisy(2),
+            third=net(np.float32, change=lambda n, v: v * 1.1 if n == "w1" else v),
+        )
 
 
 def test_elements_that_were_not_kept_leave_the_answer_as_it_was():
@@ -114,7 +137,11 @@ def test_real_runs_with_a_fault_between_modules(tmp_path):
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.up, self.down = torch.nn.LayerNorm(64), torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
+            self.norm, self.up, self.down = (
+                torch.nn.LayerNorm(64),
+                torch.nn.Linear(64, 128),
+                torch.nn.Linear(128, 64),
+            )
             self.residual = 1.0
 
         def forward(self, x):
@@ -144,16 +171,22 @@ def test_real_runs_with_a_fault_between_modules(tmp_path):
 
     def rounds_once_more(model):
         for block in model.blocks:
-            block.norm.register_forward_hook(lambda mod, args, out: (out.float() * 1.003).to(out.dtype))
+            block.norm.register_forward_hook(
+                lambda mod, args, out: (out.float() * 1.003).to(out.dtype)
+            )
 
     def broken(model):
         model.blocks[3].residual = 1.02
 
     reference, third = run("ref", torch.bfloat16), run("fp32", torch.float32)
-    benign = whence.compare(reference, run("benign", torch.bfloat16, rounds_once_more), third=third, replay=False)
+    benign = whence.compare(
+        reference, run("benign", torch.bfloat16, rounds_once_more), third=third, replay=False
+    )
     assert (benign.status, benign.findings) == ("same", ())
     faulty = run("broken", torch.bfloat16, broken)
-    assert whence.compare(reference, faulty, replay=False).status == "same", "two dumps must not see it"
+    assert whence.compare(reference, faulty, replay=False).status == "same", (
+        "two dumps must not see it"
+    )
     result = whence.compare(reference, faulty, third=third, replay=False)
     assert result.findings[0].name == "blocks.3"
     assert result.findings[0].evidence == "three-way"

@@ -1,4 +1,6 @@
-"""Another choice among tied scores is no fault, and what follows it is compared knowing it; a wrong choice is one, with the gap."""
+"""Another choice among tied scores is no fault, and what follows it is compared knowing it; a wrong
+choice is one, with the gap.
+"""
 
 import pytest
 
@@ -17,7 +19,9 @@ def picked(scores, k, how):
         i = scores.shape[-1] - 1 - i
         if how == "one token":
             i[3, -1] = scores[3].argmin()
-        return scores.gather(-1, (i + (how == "one expert further")) % scores.shape[-1]), (i + (how == "one expert further")) % E
+        return scores.gather(-1, (i + (how == "one expert further")) % scores.shape[-1]), (
+            i + (how == "one expert further")
+        ) % E
     return torch.topk(scores, k, -1)
 
 
@@ -56,7 +60,11 @@ class Whole(torch.nn.Module):
     def __init__(self, how):
         super().__init__()
         gate = Gate()
-        self.weight, self.how, self.experts = gate.weight, how, torch.nn.Parameter(torch.randn(E, D))
+        self.weight, self.how, self.experts = (
+            gate.weight,
+            how,
+            torch.nn.Parameter(torch.randn(E, D)),
+        )
 
     def forward(self, x):
         v, i = picked(Gate.forward(self, x), K, self.how)
@@ -64,7 +72,9 @@ class Whole(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """kind: where the choice is made. A loop hands every expert its tokens, as Mixtral did for years."""
+    """kind: where the choice is made. A loop hands every expert its tokens, as Mixtral did for
+    years.
+    """
 
     def __init__(self, kind, how="torch"):
         super().__init__()
@@ -72,7 +82,9 @@ class Model(torch.nn.Module):
         self.kind, self.how = kind, how
         self.up, self.gate, self.down = torch.nn.Linear(D, D), Gate(), torch.nn.Linear(D, D)
         self.pick = {"values": Pick, "indices": Indices, "whole": Whole}.get(kind, Pick)(how)
-        self.experts = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(E)) if kind == "loop" else None
+        self.experts = (
+            torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(E)) if kind == "loop" else None
+        )
         self.table = torch.nn.Embedding(E, D)
 
     def forward(self, x):
@@ -88,7 +100,9 @@ class Model(torch.nn.Module):
         else:
             v, i = picked(scores, K, self.how)
         if self.experts is None:
-            return self.down(h + (torch.softmax(v.float(), -1)[..., None].to(h.dtype) * self.table(i)).sum(-2))
+            return self.down(
+                h + (torch.softmax(v.float(), -1)[..., None].to(h.dtype) * self.table(i)).sum(-2)
+            )
         out = torch.zeros_like(h)
         mask = torch.nn.functional.one_hot(i, E).permute(2, 1, 0)
         for n, expert in enumerate(self.experts):
@@ -115,7 +129,10 @@ def test_another_of_equal_scores_is_no_fault(tmp_path, kind, dtype):
     assert [note for note in result.notes if "chose otherwise among scores that tie" in note]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("values", "pick"), ("indices", "pick"), ("container", "Model"), ("whole", "pick")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("values", "pick"), ("indices", "pick"), ("container", "Model"), ("whole", "pick")],
+)
 @pytest.mark.parametrize("how", ["one token", "one expert further"])
 def test_a_wrong_choice_is_named_with_the_gap(tmp_path, kind, name, how):
     result = compared(tmp_path, kind, how)
@@ -128,7 +145,10 @@ def test_experts_that_are_given_too_many_rows_are_counted(tmp_path):
     """More than there are ties: all scores differ here, and every token goes one expert further."""
     gate = Gate.__init__
     try:
-        Gate.__init__ = lambda self: (torch.nn.Module.__init__(self), setattr(self, "weight", torch.nn.Parameter(torch.randn(E, D))))[0]
+        Gate.__init__ = lambda self: (
+            torch.nn.Module.__init__(self),
+            setattr(self, "weight", torch.nn.Parameter(torch.randn(E, D))),
+        )[0]
         result = compared(tmp_path, "loop", "one expert further")
     finally:
         Gate.__init__ = gate
@@ -139,7 +159,11 @@ def test_experts_that_are_given_too_many_rows_are_counted(tmp_path):
 def test_rows_are_named_and_counted(tmp_path):
     result = compared(tmp_path, "values", "ties")
     verdict = next(v for v in result.verdicts if v.numbers.get("tied_rows"))
-    assert verdict.verdict == "noise" and "topk chooses otherwise in" in verdict.sentence and "among scores that tie" in verdict.sentence
+    assert (
+        verdict.verdict == "noise"
+        and "topk chooses otherwise in" in verdict.sentence
+        and "among scores that tie" in verdict.sentence
+    )
     model = Model("values")
     torch.manual_seed(0)
     scores = model.gate(model.up(torch.randn(T, D)))
@@ -152,7 +176,10 @@ def test_without_replay_the_scores_beside_the_indices_tell(tmp_path, kind):
     assert compared(tmp_path / "same", kind, "ties", replay=False).status == "same"
     wrong = compared(tmp_path / "wrong", kind, "one token", replay=False)
     assert (wrong.status, wrong.findings[0].name) == ("different", "pick")
-    assert "does not have its rank" in wrong.findings[0].sentence and "rounding explains" in wrong.findings[0].sentence
+    assert (
+        "does not have its rank" in wrong.findings[0].sentence
+        and "rounding explains" in wrong.findings[0].sentence
+    )
 
 
 def test_without_replay_and_scores_nothing_is_claimed(tmp_path):

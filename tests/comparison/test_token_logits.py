@@ -1,4 +1,6 @@
-"""`-cl token`: the one tensor of each token in two dumps, whatever their names, layouts and depth."""
+"""`-cl token`: the one tensor of each token in two dumps, whatever their names, layouts and
+depth.
+"""
 
 import csv
 
@@ -13,7 +15,11 @@ VOCABULARY = 40
 
 
 def logits(seed, tokens, batch=1, positions=1):
-    return np.random.default_rng(seed).standard_normal((tokens, batch, positions, VOCABULARY)).astype(np.float32)
+    return (
+        np.random.default_rng(seed)
+        .standard_normal((tokens, batch, positions, VOCABULARY))
+        .astype(np.float32)
+    )
 
 
 def torch_dump(folder, steps, name="root.lm_head"):
@@ -31,7 +37,9 @@ def library_dump(folder, steps, operation="30_LmHeadOperation", tokens=None):
         place.mkdir(parents=True)
         data, dims = array.tobytes(), ",".join(map(str, array.shape))
         head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={code[array.dtype.name]}\ndims={dims}\n"
-        (place / "outtensor0.bin").write_bytes(f"{head}$Object.data=0,{len(data)}\n$End=1\n".encode() + data)
+        (place / "outtensor0.bin").write_bytes(
+            f"{head}$Object.data=0,{len(data)}\n$End=1\n".encode() + data
+        )
     return str(folder / "ait_dump" / "tensors" / "0_77")
 
 
@@ -41,30 +49,47 @@ def compared(tmp_path, golden, mine, level="token"):
 
 
 def noisy(array, seed=9, size=1e-6):
-    return (array + size * np.random.default_rng(seed).standard_normal(array.shape)).astype(np.float32)
+    return (array + size * np.random.default_rng(seed).standard_normal(array.shape)).astype(
+        np.float32
+    )
 
 
 @pytest.mark.parametrize("level", ["token", "logits"])
-@pytest.mark.parametrize("deep", ["30_LmHeadOperation", "0_LlamaModel/30_ParallelLmHead/2_LinearOperation"])
+@pytest.mark.parametrize(
+    "deep", ["30_LmHeadOperation", "0_LlamaModel/30_ParallelLmHead/2_LinearOperation"]
+)
 def test_a_torch_dump_against_the_last_layer_of_a_library(tmp_path, level, deep):
     golden = logits(0, 5)
     mine = noisy(golden[:, :, -1])
     mine[3] *= 1.02
-    result, rows = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine, deep), level)
+    result, rows = compared(
+        tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine, deep), level
+    )
     assert (result.status, result.findings[0].step, result.coverage.measured) == ("different", 3, 5)
     assert [row["token_id"] for row in rows] == list("01234")
     assert [row["whence_verdict"] for row in rows] == ["noise", "noise", "noise", "off", "noise"]
-    assert all(row["golden_data_path"].endswith("output.pth") and row["my_data_path"].endswith("outtensor0.bin") for row in rows)
+    assert all(
+        row["golden_data_path"].endswith("output.pth")
+        and row["my_data_path"].endswith("outtensor0.bin")
+        for row in rows
+    )
     for row, one, other in zip(rows, golden[:, :, -1], mine, strict=True):
         a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-        assert float(row["cosine_similarity"]) == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-9)
-        assert float(row["relative_euclidean_distance"]) == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=1e-3)
+        assert float(row["cosine_similarity"]) == pytest.approx(
+            a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-9
+        )
+        assert float(row["relative_euclidean_distance"]) == pytest.approx(
+            np.linalg.norm(a - b) / np.linalg.norm(a), rel=1e-3
+        )
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda x: x, lambda x: x[:, :, -1]),  # (batch, positions, vocabulary) against (batch, vocabulary)
+        (
+            lambda x: x,
+            lambda x: x[:, :, -1],
+        ),  # (batch, positions, vocabulary) against (batch, vocabulary)
         (lambda x: x, lambda x: x[:, :, -1:]),
         (lambda x: x[:, :, -1:], lambda x: x),
     ],
@@ -72,26 +97,44 @@ def test_a_torch_dump_against_the_last_layer_of_a_library(tmp_path, level, deep)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layouts_of_one_batch_are_the_same(tmp_path, one, other, batch):
     made = logits(1, 4, batch, 6)
-    result, rows = compared(tmp_path, torch_dump(tmp_path, one(made)), library_dump(tmp_path, other(made), "5_Head"))
+    result, rows = compared(
+        tmp_path, torch_dump(tmp_path, one(made)), library_dump(tmp_path, other(made), "5_Head")
+    )
     assert (result.status, result.coverage.measured, len(rows)) == ("same", 4 * batch, 4)
     assert {row["whence_verdict"] for row in rows} == {"identical"}
 
 
 def test_positions_without_an_axis_for_the_batch(tmp_path):
-    """The prompt has seven positions, each later token one: it is one row of the batch, and its last position counts."""
+    """The prompt has seven positions, each later token one: it is one row of the batch, and its
+    last position counts.
+    """
     made = [logits(2, 1, 1, 7)[0], *logits(3, 3)[:, :1]]
-    result, _ = compared(tmp_path, torch_dump(tmp_path, made), library_dump(tmp_path, [step[0] for step in made]))
+    result, _ = compared(
+        tmp_path, torch_dump(tmp_path, made), library_dump(tmp_path, [step[0] for step in made])
+    )
     assert (result.status, result.coverage.measured) == ("same", 4)
 
 
 def test_what_cannot_be_compared_is_no_pass(tmp_path):
     golden = logits(4, 5)
-    result, rows = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, golden[1:, :, -1], tokens=[1, 2, 3, 7]))
+    result, rows = compared(
+        tmp_path,
+        torch_dump(tmp_path, golden),
+        library_dump(tmp_path, golden[1:, :, -1], tokens=[1, 2, 3, 7]),
+    )
     assert result.status == "undecided"
-    assert [(row["token_id"], row["cmp_fail_reason"]) for row in rows if row["cmp_fail_reason"]] == [
-        ("0", "only the reference has it"), ("4", "only the reference has it"), ("7", "only the target has it"),
-    ]  # fmt: skip
-    batches = compared(tmp_path / "b", torch_dump(tmp_path / "b", logits(5, 2, 2)), library_dump(tmp_path / "b", logits(5, 2, 3)))
+    assert [
+        (row["token_id"], row["cmp_fail_reason"]) for row in rows if row["cmp_fail_reason"]
+    ] == [
+        ("0", "only the reference has it"),
+        ("4", "only the reference has it"),
+        ("7", "only the target has it"),
+    ]
+    batches = compared(
+        tmp_path / "b",
+        torch_dump(tmp_path / "b", logits(5, 2, 2)),
+        library_dump(tmp_path / "b", logits(5, 2, 3)),
+    )
     assert batches[0].status == "undecided"
     assert batches[1][0]["cmp_fail_reason"] == "2 rows against 3"
 
@@ -103,10 +146,21 @@ def test_precision_that_no_dump_tells(tmp_path):
     result, _ = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine))
     assert result.status == "undecided"
     assert "do not say in which the models computed" in result.headline
-    half = compared(tmp_path / "h", torch_dump(tmp_path / "h", golden), library_dump(tmp_path / "h", mine.astype(np.float16)))
+    half = compared(
+        tmp_path / "h",
+        torch_dump(tmp_path / "h", golden),
+        library_dump(tmp_path / "h", mine.astype(np.float16)),
+    )
     assert half[0].status == "same"
     shuffled = noisy(logits(7, 6)[:, :, -1], size=6e-3)
-    assert compared(tmp_path / "s", torch_dump(tmp_path / "s", golden), library_dump(tmp_path / "s", shuffled))[0].status == "different"
+    assert (
+        compared(
+            tmp_path / "s",
+            torch_dump(tmp_path / "s", golden),
+            library_dump(tmp_path / "s", shuffled),
+        )[0].status
+        == "different"
+    )
 
 
 def test_texts_part_at_a_token_that_rounding_explains(tmp_path):
@@ -115,14 +169,26 @@ def test_texts_part_at_a_token_that_rounding_explains(tmp_path):
     mine = noisy(golden[:, :, -1])
     mine[2, 0, :2] = 9.0 + 2e-6, 9.0
     on = compared(tmp_path, torch_dump(tmp_path, golden), library_dump(tmp_path, mine))[0]
-    assert (on.status, on.coverage.measured) == ("same", 6)  # what follows is alike: both were given the same token
+    assert (on.status, on.coverage.measured) == (
+        "same",
+        6,
+    )  # what follows is alike: both were given the same token
     mine[3:] = logits(10, 3)[:, :, -1]
-    parted = compared(tmp_path / "p", torch_dump(tmp_path / "p", golden), library_dump(tmp_path / "p", mine))[0]
-    assert (parted.status, parted.coverage.measured) == ("undecided", 3)  # two texts: the rest says nothing
+    parted = compared(
+        tmp_path / "p", torch_dump(tmp_path / "p", golden), library_dump(tmp_path / "p", mine)
+    )[0]
+    assert (parted.status, parted.coverage.measured) == (
+        "undecided",
+        3,
+    )  # two texts: the rest says nothing
 
 
 def test_no_output_at_all_is_an_error(tmp_path):
     (tmp_path / "empty" / "cpu_1" / "0" / "root.a").mkdir(parents=True)
-    encodings.write_torch(tmp_path / "empty" / "cpu_1" / "0" / "root.a" / "input_0.pth", np.ones((2, 3), np.float32))
+    encodings.write_torch(
+        tmp_path / "empty" / "cpu_1" / "0" / "root.a" / "input_0.pth", np.ones((2, 3), np.float32)
+    )
     with pytest.raises(UsageError, match="holds no output of any token"):
-        cmp_report(str(tmp_path / "empty"), library_dump(tmp_path, logits(0, 1)[:, 0]), level="token")
+        cmp_report(
+            str(tmp_path / "empty"), library_dump(tmp_path, logits(0, 1)[:, 0]), level="token"
+        )

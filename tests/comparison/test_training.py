@@ -1,4 +1,6 @@
-"""Training runs: what the optimiser did is not captured, so it is neither blamed nor passed over."""
+"""Training runs: what the optimiser did is not captured, so it is neither blamed nor passed
+over.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,14 @@ pytestmark = pytest.mark.torch
 
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Linear(16, 32),
+        nn.BatchNorm1d(32),
+        nn.GELU(),
+        nn.Linear(32, 32),
+        nn.LayerNorm(32),
+        nn.Linear(32, 4),
+    )
 
 
 def train(net, path, rate=1e-2):

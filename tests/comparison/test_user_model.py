@@ -37,7 +37,9 @@ class Norm(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A leaf that takes everything a call can: keywords, nested tensors, plain values, dtypes, None; and returns a dict and a tuple."""
+    """A leaf that takes everything a call can: keywords, nested tensors, plain values, dtypes,
+    None; and returns a dict and a tuple.
+    """
 
     def __init__(self, width):
         super().__init__()
@@ -50,7 +52,9 @@ class Mixer(nn.Module):
         assert mask is None
         a, b = pair
         self.calls += 1
-        y = torch.ops.whence_vendor.rms((x @ self.weight.to(x.dtype)).float(), self.table.float(), self.eps).to(dtype)
+        y = torch.ops.whence_vendor.rms(
+            (x @ self.weight.to(x.dtype)).float(), self.table.float(), self.eps
+        ).to(dtype)
         return {"mixed": y * factor + a, "rest": (extra["shift"] + b, None)}
 
 
@@ -61,8 +65,12 @@ class Block(nn.Module):
         self.branch = 1.0
 
     def forward(self, x):
-        made = self.mixer(self.norm(x), None, pair=(x, x * 2), extra={"shift": x}, factor=0.5, dtype=x.dtype)
-        return x + self.branch * self.out(made["mixed"] + torch.ops.whence_vendor.rms(x.float(), x.float()[0], 1e-5).to(x.dtype)), made
+        made = self.mixer(
+            self.norm(x), None, pair=(x, x * 2), extra={"shift": x}, factor=0.5, dtype=x.dtype
+        )
+        return x + self.branch * self.out(
+            made["mixed"] + torch.ops.whence_vendor.rms(x.float(), x.float()[0], 1e-5).to(x.dtype)
+        ), made
 
 
 class Model(nn.Module):
@@ -101,7 +109,11 @@ def compared(tmp_path, target, model=make, reference=None, **options):
 
 
 def reasons(result):
-    return [v.sentence.partition("no replay: ")[2] for v in result.verdicts if "no replay: " in v.sentence]
+    return [
+        v.sentence.partition("no replay: ")[2]
+        for v in result.verdicts
+        if "no replay: " in v.sentence
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -129,10 +141,14 @@ def test_a_clean_target_is_silent_and_every_call_was_replayed(tmp_path, dtype):
 
 
 def shifted():
-    """The reference with rounding of its own: every second element that a linear layer makes is one unit off."""
+    """The reference with rounding of its own: every second element that a linear layer makes is one
+    unit off.
+    """
     model = Model().eval()
     for block in model.blocks:
-        block.out.register_forward_hook(lambda m, a, y: torch.nextafter(y, y + (torch.arange(32) % 2)))
+        block.out.register_forward_hook(
+            lambda m, a, y: torch.nextafter(y, y + (torch.arange(32) % 2))
+        )
     return model
 
 
@@ -148,35 +164,60 @@ def branch(model, factor=0.97):
     model.blocks[1].branch = factor
 
 
-@pytest.mark.parametrize(("dtype", "sizes"), [(torch.float32, {}), (torch.bfloat16, {norm: 0.1, mixer: 0.5, branch: 0.9})])
-@pytest.mark.parametrize(("fault", "name"), [(mixer, "blocks.1.mixer"), (branch, "blocks.1"), (norm, "blocks.1.norm")])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.float32, {}), (torch.bfloat16, {norm: 0.1, mixer: 0.5, branch: 0.9})],
+)
+@pytest.mark.parametrize(
+    ("fault", "name"), [(mixer, "blocks.1.mixer"), (branch, "blocks.1"), (norm, "blocks.1.norm")]
+)
 def test_a_fault_where_no_program_can_be_used_is_named(tmp_path, fault, name, dtype, sizes):
     target = Model().eval().to(dtype)
     fault(target, *([sizes[fault]] if sizes else []))
     result = compared(tmp_path, target)
-    assert (result.status, result.evidence, [f.name for f in result.findings]) == ("different", "replay", [name])
+    assert (result.status, result.evidence, [f.name for f in result.findings]) == (
+        "different",
+        "replay",
+        [name],
+    )
     without = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert not any(v.evidence == "replay" and v.verdict == "introduced" for v in without.verdicts)
 
 
 def test_the_score_is_that_of_the_program(tmp_path):
-    """The same operators run, so the same figures come out, also of what calls contain between their children."""
+    """The same operators run, so the same figures come out, also of what calls contain between
+    their children.
+    """
 
     def model(eps):
         torch.manual_seed(0)
-        made = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.MultiheadAttention(32, 4), nn.LSTM(32, 8)).eval()
+        made = nn.Sequential(
+            nn.Linear(16, 32),
+            nn.LayerNorm(32),
+            nn.GELU(),
+            nn.MultiheadAttention(32, 4),
+            nn.LSTM(32, 8),
+        ).eval()
         made[1].eps = eps
         return Straight(made)
 
     for name, programs in (("with", True), ("without", False)):
         for side, eps in (("ref", 1e-5), ("tgt", 1e-3)):
             captured(
-                model(eps), tmp_path / name / side, torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(1)), programs=programs
+                model(eps),
+                tmp_path / name / side,
+                torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(1)),
+                programs=programs,
             )
     program = whence.compare(tmp_path / "with" / "ref", tmp_path / "with" / "tgt")
-    borrowed = whence.compare(tmp_path / "without" / "ref", tmp_path / "without" / "tgt", model=lambda: model(1e-5))
+    borrowed = whence.compare(
+        tmp_path / "without" / "ref", tmp_path / "without" / "tgt", model=lambda: model(1e-5)
+    )
     assert program.coverage.replayed == borrowed.coverage.replayed == 6
-    scores = [{(v.pair, v.stretch): v.score for v in r.verdicts if v.evidence == "replay"} for r in (program, borrowed)]
+    scores = [
+        {(v.pair, v.stretch): v.score for v in r.verdicts if v.evidence == "replay"}
+        for r in (program, borrowed)
+    ]
     assert len(scores[0]) >= 5
     assert max(scores[0].values()) > 100
     assert scores[1] == pytest.approx(scores[0], rel=1e-3, abs=1e-3)
@@ -203,9 +244,18 @@ def test_a_call_whose_inside_only_the_reference_shows_is_run_with_its_children(t
             self.branch, self.inner = branch, [block]
 
         def forward(self, x):
-            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)):
+            with torch._C._ExcludeDispatchKeyGuard(
+                torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+            ):
                 inner = self.inner[0]
-                made = inner.mixer.forward(inner.norm.forward(x), None, pair=(x, x * 2), extra={"shift": x}, factor=0.5, dtype=x.dtype)
+                made = inner.mixer.forward(
+                    inner.norm.forward(x),
+                    None,
+                    pair=(x, x * 2),
+                    extra={"shift": x},
+                    factor=0.5,
+                    dtype=x.dtype,
+                )
                 vendor = torch.ops.whence_vendor.rms(x.float(), x.float()[0], 1e-5).to(x.dtype)
                 return x + self.branch * inner.out.forward(made["mixed"] + vendor), made
 
@@ -215,7 +265,10 @@ def test_a_call_whose_inside_only_the_reference_shows_is_run_with_its_children(t
         target.blocks[0].out.register_forward_hook(lambda m, a, y: torch.nextafter(y, y + 1))
         folder = tmp_path / status
         result = compared(folder, target)
-        assert (result.status, [f.name for f in result.findings]) == (status, [] if factor == 1.0 else ["blocks.1"])
+        assert (result.status, [f.name for f in result.findings]) == (
+            status,
+            [] if factor == 1.0 else ["blocks.1"],
+        )
         assert result.coverage.inside == 3
 
 
@@ -224,7 +277,11 @@ def test_compiled_code_is_run_as_it_is_written(tmp_path):
         def __init__(self, eps=1e-5, how=lambda f: torch.compile(f, backend="eager")):
             super().__init__()
             torch.manual_seed(0)
-            self.first, self.weight, self.eps = nn.Linear(16, 16), nn.Parameter(torch.randn(16)), eps
+            self.first, self.weight, self.eps = (
+                nn.Linear(16, 16),
+                nn.Parameter(torch.randn(16)),
+                eps,
+            )
             self.core = how(self.plain)
 
         def plain(self, x):
@@ -234,22 +291,33 @@ def test_compiled_code_is_run_as_it_is_written(tmp_path):
             return self.core(self.first(x))
 
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-    for name, made in (("ref", Compiled()), ("tgt", Compiled(1e-2)), ("plain", Compiled(1e-2, lambda f: f))):
+    for name, made in (
+        ("ref", Compiled()),
+        ("tgt", Compiled(1e-2)),
+        ("plain", Compiled(1e-2, lambda f: f)),
+    ):
         captured(made.eval(), tmp_path / name, x)
-    assert "compiled (core): inside not seen" in reasons(whence.compare(tmp_path / "ref", tmp_path / "tgt"))[-1]
+    assert (
+        "compiled (core): inside not seen"
+        in reasons(whence.compare(tmp_path / "ref", tmp_path / "tgt"))[-1]
+    )
     # Whether the code or the kernel is at fault, the target's own program tells, where it has one.
     made = Compiled().eval()
     nn.init.ones_(made.weight)
     for target, cause in (("tgt", ""), ("plain", "semantic")):
         result = whence.compare(tmp_path / "ref", tmp_path / target, model=made)
-        assert [(f.name, f.verdict, f.cause) for f in result.findings] == [("Compiled", "introduced", cause)]
+        assert [(f.name, f.verdict, f.cause) for f in result.findings] == [
+            ("Compiled", "introduced", cause)
+        ]
         assert result.evidence == "replay"
 
 
 def test_running_statistics_are_written_in_the_copy(tmp_path):
     def model(eps=1e-5):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, eps=eps), nn.Linear(16, 8)).train()
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16, eps=eps), nn.Linear(16, 8)
+        ).train()
 
     for name, eps in (("ref", 1e-5), ("same", 1e-5), ("tgt", 1e-2)):
         made = model(eps)
@@ -295,17 +363,28 @@ def test_a_program_that_does_not_serve_the_inputs_of_the_target(tmp_path):
 def test_the_model_is_never_changed(tmp_path):
     model = Model().eval()
     before = copy.deepcopy(model.state_dict())
-    attributes = {name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()}
-    tensors = {name: t.data_ptr() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    attributes = {
+        name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()
+    }
+    tensors = {
+        name: t.data_ptr() for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
     target = Model().eval()
     mixer(target)
     state = torch.get_rng_state()
     assert compared(tmp_path, target, model=model).status == "different"
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_default_dtype() is torch.float32
-    assert all(torch.equal(before[k].view(torch.uint8), v.view(torch.uint8)) for k, v in model.state_dict().items())
-    assert attributes == {name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()}
-    assert tensors == {name: t.data_ptr() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    assert all(
+        torch.equal(before[k].view(torch.uint8), v.view(torch.uint8))
+        for k, v in model.state_dict().items()
+    )
+    assert attributes == {
+        name: {k: id(v) for k, v in vars(module).items()} for name, module in model.named_modules()
+    }
+    assert tensors == {
+        name: t.data_ptr() for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 def test_a_model_without_memory_serves_too(tmp_path):
@@ -374,7 +453,11 @@ def random(model):
         (other_width, "weight of the model's Norm has shape (8,), the recording's (32,)"),
         (further_parameter, "the model's Norm has bias, of which nothing was recorded"),
         (other_name, "the model's Norm has no weight, which the recording has"),
-        (other_code, "the model's Norm does not reproduce its own recording: output.0: replay does not reproduce the recording"),
+        (
+            other_code,
+            "the model's Norm does not reproduce its own recording: output.0: replay does not "
+            "reproduce the recording",
+        ),
         (raising, "the model's Norm failed: RuntimeError"),
         (gone, "the model has no module blocks.1.norm"),
         (closure, "it reads the model's own weights past what it holds"),
@@ -386,12 +469,16 @@ def test_another_module_is_refused_with_the_reason(tmp_path, change, words):
     norm(target)
     result = compared(tmp_path, target, model=broken(change))
     index = next(
-        i for i, p in enumerate(result.plan.pairs) if whence.open_run(tmp_path / "ref").calls[p.reference].scope == "blocks.1.norm"
+        i
+        for i, p in enumerate(result.plan.pairs)
+        if whence.open_run(tmp_path / "ref").calls[p.reference].scope == "blocks.1.norm"
     )
     verdict = next(v for v in result.verdicts if v.pair == index)
     assert verdict.evidence == "two dumps"
     assert words in verdict.sentence
-    assert "is not on the list of replayable operators" in verdict.sentence  # and why there is no program
+    assert (
+        "is not on the list of replayable operators" in verdict.sentence
+    )  # and why there is no program
 
 
 def test_a_container_that_reaches_past_its_children_is_refused(tmp_path):
@@ -410,7 +497,10 @@ def test_a_container_that_reaches_past_its_children_is_refused(tmp_path):
         with torch.no_grad(), whence.capture(model, tmp_path / name, programs=False):
             model(torch.arange(12))
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt", model=Tied)
-    assert any("uses a weight of a module below it without calling that module" in why for why in reasons(result))
+    assert any(
+        "uses a weight of a module below it without calling that module" in why
+        for why in reasons(result)
+    )
 
 
 def raises():
@@ -432,7 +522,9 @@ def raises():
 )
 def test_what_is_no_model_is_said_before_anything_is_compared(tmp_path, monkeypatch, model, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "given_model.py").write_text("NUMBER = 3\n\ndef make():\n    pass\n\ndef number():\n    return 3\n")
+    (tmp_path / "given_model.py").write_text(
+        "NUMBER = 3\n\ndef make():\n    pass\n\ndef number():\n    return 3\n"
+    )
     (tmp_path / "failing_model.py").write_text("1 / 0\n")
     (tmp_path / "leaving_model.py").write_text("import sys\nsys.exit(0)\n")
     captured(nn.Linear(32, 2), tmp_path / "run")
@@ -450,10 +542,29 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     mixer(target)
     captured(Model().eval(), tmp_path / "ref")
     captured(target, tmp_path / "tgt")
-    (tmp_path / "users_model.py").write_text("print('hello')\ndef make():\n    from tests_model import make\n    return make()\n")
+    (tmp_path / "users_model.py").write_text(
+        "print('hello')\ndef make():\n    from tests_model import make\n    return make()\n"
+    )
     monkeypatch.setitem(sys.modules, "tests_model", sys.modules[__name__])
-    assert execute(["compare", "ref", "tgt", "--model", "users_model:make", "--format", "json", "-o", "cmp"]) == 1
-    assert [f["name"] for f in json.loads(capsys.readouterr().out)["findings"]] == ["blocks.1.mixer"]
+    assert (
+        execute(
+            [
+                "compare",
+                "ref",
+                "tgt",
+                "--model",
+                "users_model:make",
+                "--format",
+                "json",
+                "-o",
+                "cmp",
+            ]
+        )
+        == 1
+    )
+    assert [f["name"] for f in json.loads(capsys.readouterr().out)["findings"]] == [
+        "blocks.1.mixer"
+    ]
     assert execute(["compare", "ref", "tgt", "--model", "users_model:nobody"]) == 3
     assert "users_model has no nobody" in capsys.readouterr().err
     assert str(tmp_path) not in sys.path

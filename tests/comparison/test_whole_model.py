@@ -1,4 +1,6 @@
-"""Roots that no dump held: a dump that ends with a layer against one that ends with the block around it."""
+"""Roots that no dump held: a dump that ends with a layer against one that ends with the block
+around it.
+"""
 
 import numpy as np
 import pytest
@@ -11,15 +13,30 @@ W = np.random.default_rng(1).standard_normal((2, 8, 8)).astype(np.float32)
 
 
 def dump(name, *, blocks=True, root=False, change=1.0):
-    """Two blocks x + fc(x). blocks: are they in the dump, or only their layers? root: is the model itself?"""
+    """Two blocks x + fc(x). blocks: are they in the dump, or only their layers? root: is the model
+    itself?
+    """
     run = Building(name, name)
     x = X
     above = run.call("", kind="module", op_type="Net", inputs=[run.array(x)]) if root else -1
     for i, weight in enumerate(W):
-        block = run.call(f"blocks.{i}", kind="module", op_type="Block", inputs=[run.array(x)], parent=above) if blocks else above
+        block = (
+            run.call(
+                f"blocks.{i}", kind="module", op_type="Block", inputs=[run.array(x)], parent=above
+            )
+            if blocks
+            else above
+        )
         y = (x @ weight * (change if i else 1)).astype(np.float32)
-        run.call(f"blocks.{i}.fc", kind="module", op_type="Linear", parent=block, inputs=[run.array(x)], outputs=[run.array(y)],
-                 params={"weight": run.array(weight)})  # fmt: skip
+        run.call(
+            f"blocks.{i}.fc",
+            kind="module",
+            op_type="Linear",
+            parent=block,
+            inputs=[run.array(x)],
+            outputs=[run.array(y)],
+            params={"weight": run.array(weight)},
+        )
         x = x + y
         if blocks:
             run.fill(block, outputs=[run.array(x)])
@@ -41,7 +58,9 @@ def test_the_last_of_one_dump_is_not_the_last_of_another(root):
 
 @pytest.mark.parametrize("root", [False, True])
 def test_a_fault_is_named_once_in_either_direction(root):
-    for pair in ((dump("layers", blocks=False), dump("whole", root=root, change=1.1)),
-                 (dump("whole", root=root), dump("layers", blocks=False, change=1.1))):  # fmt: skip
+    for pair in (
+        (dump("layers", blocks=False), dump("whole", root=root, change=1.1)),
+        (dump("whole", root=root), dump("layers", blocks=False, change=1.1)),
+    ):
         result = whence.compare(*pair)
         assert (result.status, [f.name for f in result.findings]) == ("different", ["blocks.1.fc"])

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 
-HEAD = "import sys, torch\ntorch.manual_seed(0)\ntorch.set_num_threads(1)\nBUG = 'bug' in sys.argv\n"
+HEAD = (
+    "import sys, torch\ntorch.manual_seed(0)\ntorch.set_num_threads(1)\nBUG = 'bug' in sys.argv\n"
+)
 VISION = """
 class Vision(torch.nn.Module):
     def __init__(self):
@@ -59,7 +61,15 @@ def python(folder, text, *arguments, **variables):
     (folder / "script.py").write_text(HEAD + text)
     command = [sys.executable, "script.py", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -67,6 +77,8 @@ def python(folder, text, *arguments, **variables):
 def whence(folder, *words, code=0):
     """Run a whence command in a folder; its result. The exit code is checked."""
     command = [sys.executable, "-m", "whence", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done

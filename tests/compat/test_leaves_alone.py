@@ -1,4 +1,6 @@
-"""A dump of leaf modules against a run that has the modules around them too: what lies between is neither missing nor at fault."""
+"""A dump of leaf modules against a run that has the modules around them too: what lies between is
+neither missing nor at fault.
+"""
 
 import pytest
 
@@ -17,7 +19,12 @@ pytestmark = pytest.mark.torch
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.GELU(),
+            nn.Linear(32, 16),
+        )
 
     residual = 1.0
 
@@ -28,7 +35,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks, self.norm, self.head = nn.ModuleList(Block() for _ in range(3)), nn.LayerNorm(16), nn.Linear(16, 4)
+        self.blocks, self.norm, self.head = (
+            nn.ModuleList(Block() for _ in range(3)),
+            nn.LayerNorm(16),
+            nn.Linear(16, 4),
+        )
 
     def forward(self, x):
         for block in self.blocks:
@@ -69,7 +80,10 @@ def test_tokens_that_the_target_does_not_show_blame_no_embedding(tmp_path):
     for name, ids in (("reference", [[1, 2, 3]]), ("target", [[1, 2, 4]])):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 4)).eval()
-        with torch.no_grad(), whence.capture(net, tmp_path / name, slots="both" if name == "reference" else "output"):
+        with (
+            torch.no_grad(),
+            whence.capture(net, tmp_path / name, slots="both" if name == "reference" else "output"),
+        ):
             net(torch.tensor(ids))
     result = whence.compare(tmp_path / "reference", tmp_path / "target")
     assert result.status != "same"

@@ -35,7 +35,10 @@ torch.save((kept, loss.detach(), torch.get_rng_state()), sys.argv[1] + ".pt")
 
 def config(folder, **settings):
     (folder / "config.json").write_text(
-        json.dumps({"rank": [], "step": [], "level": "L0", "task": "tensor", "async_dump": False} | settings)
+        json.dumps(
+            {"rank": [], "step": [], "level": "L0", "task": "tensor", "async_dump": False}
+            | settings
+        )
     )
 
 
@@ -54,9 +57,16 @@ def test_modules_of_chosen_steps(tmp_path):
     kept, loss, state = torch.load(tmp_path / "golden.pt")
     for call in (0, 1):  # both calls of the module in the second step
         (leaf,) = data[f"Module.1.GELU.forward.{call}"]["output"]
-        saved = torch.load(tmp_path / "golden" / "step1" / "rank0" / "dump_tensor_data" / leaf["data_name"], weights_only=True)
+        saved = torch.load(
+            tmp_path / "golden" / "step1" / "rank0" / "dump_tensor_data" / leaf["data_name"],
+            weights_only=True,
+        )
         assert torch.equal(saved, kept[2 + call])
-    plain = "".join(f"{line}\n" for line in TRAINING.splitlines() if "debugger" not in line and "save(x" not in line)
+    plain = "".join(
+        f"{line}\n"
+        for line in TRAINING.splitlines()
+        if "debugger" not in line and "save(x" not in line
+    )
     python(tmp_path, plain, "plain")
     (_, other, other_state) = torch.load(tmp_path / "plain.pt")
     assert torch.equal(loss, other)
@@ -65,8 +75,14 @@ def test_modules_of_chosen_steps(tmp_path):
     for part in ("", "step1"):
         found = compare(tmp_path / "golden" / part, tmp_path / "mine" / part)
         assert (found.status, found.findings[0].name) == ("different", "1")
-    assert any(call.kind == "label" and call.scope == "batch" for call in open_run(str(tmp_path / "golden")).calls)
-    assert any(call.kind == "label" and call.scope == "batch_grad" for call in open_run(str(tmp_path / "golden")).calls)
+    assert any(
+        call.kind == "label" and call.scope == "batch"
+        for call in open_run(str(tmp_path / "golden")).calls
+    )
+    assert any(
+        call.kind == "label" and call.scope == "batch_grad"
+        for call in open_run(str(tmp_path / "golden")).calls
+    )
 
 
 @pytest.mark.parametrize(("level", "kinds"), [("L1", {"Aten"}), ("mix", {"Aten", "Module"})])
@@ -79,15 +95,25 @@ def test_operators(tmp_path, level, kinds):
 
 
 def test_statistics_and_lists(tmp_path):
-    config(tmp_path, task="statistics", statistics={"list": ["Module.1.GELU.forward.0"], "summary_mode": "md5"})
+    config(
+        tmp_path,
+        task="statistics",
+        statistics={"list": ["Module.1.GELU.forward.0"], "summary_mode": "md5"},
+    )
     said = python(tmp_path, TRAINING, "golden").stderr
-    assert "config.json, statistics(summary_mode=...) changes nothing: statistics and a hash are always there" in said
+    assert (
+        "config.json, statistics(summary_mode=...) changes nothing: statistics and a hash are "
+        "always there" in said
+    )
     found, data = dumped(tmp_path / "golden", "step0")
     assert found["task"] == "statistics"
     assert set(data) == {"Module.1.GELU.forward.0", "Module.1.GELU.forward.1"}
     (leaf,) = data["Module.1.GELU.forward.0"]["output"]
     kept = torch.load(tmp_path / "golden.pt")[0][0]
-    assert (leaf["Max"], leaf["Min"]) == (pytest.approx(kept.max().item()), pytest.approx(kept.min().item()))
+    assert (leaf["Max"], leaf["Min"]) == (
+        pytest.approx(kept.max().item()),
+        pytest.approx(kept.min().item()),
+    )
     assert "data_name" not in leaf
 
 
@@ -104,11 +130,15 @@ def test_switched_off_and_debug_points(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"task": "acc_check"}, "task 'acc_check' is not there"), ({"level": "L2"}, "level 'L2' is not there"),
-     ({"stepp": [0]}, "no option 'stepp'; did you mean step"), ({"step": ["a"]}, "no number"),
-     ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
-     ({"tensor": {"lst": ["a"]}}, "no option 'lst'; did you mean list")],
-)  # fmt: skip
+    [
+        ({"task": "acc_check"}, "task 'acc_check' is not there"),
+        ({"level": "L2"}, "level 'L2' is not there"),
+        ({"stepp": [0]}, "no option 'stepp'; did you mean step"),
+        ({"step": ["a"]}, "no number"),
+        ({"tensor": {"data_mode": ["some"]}}, "data_mode 'some'"),
+        ({"tensor": {"lst": ["a"]}}, "no option 'lst'; did you mean list"),
+    ],
+)
 def test_what_is_not_understood_is_an_error(tmp_path, settings, said):
     from whence.compat.msprobe.pytorch import PrecisionDebugger
     from whence.errors import UsageError

@@ -1,4 +1,6 @@
-"""The guides' own lines, typed with only the name of the tool or of the import changed; what they promise is looked at."""
+"""The guides' own lines, typed with only the name of the tool or of the import changed; what they
+promise is looked at.
+"""
 
 import csv
 import re
@@ -12,33 +14,57 @@ from whence.cli import execute
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-# Each line as a guide has it. Here and in test_msquickcmp.py, test_torch_xray_names.py and test_torchair.py they are typed with
-# `whence` in front, `whence.compat.` before the import, `whence xray` before the commands of torch_xray.
-S1 = ("from msquickcmp.pta_acl_cmp.compare import set_label, gen_id", 'set_label("pta", data_id, hidden_states)',
-      'ait debug compare aclcmp --exec "bash run_performance.sh patches/models/modeling_chatglm_model.py"',
-      "export ACLTRANSFORMER_SAVE_TENSOR=1", "export ACLTRANSFORMER_SAVE_TENSOR_MAX=2",
-      "export ACLTRANSFORMER_SAVE_TENSOR_RUNNER=SelfAttentionOpsChatglm6bRunner")  # fmt: skip
+# Each line as a guide has it. Here and in test_msquickcmp.py, test_torch_xray_names.py and
+# test_torchair.py they are typed with `whence` in front, `whence.compat.` before the import,
+# `whence xray` before the commands of torch_xray.
+S1 = (
+    "from msquickcmp.pta_acl_cmp.compare import set_label, gen_id",
+    'set_label("pta", data_id, hidden_states)',
+    'ait debug compare aclcmp --exec "bash run_performance.sh '
+    'patches/models/modeling_chatglm_model.py"',
+    "export ACLTRANSFORMER_SAVE_TENSOR=1",
+    "export ACLTRANSFORMER_SAVE_TENSOR_MAX=2",
+    "export ACLTRANSFORMER_SAVE_TENSOR_RUNNER=SelfAttentionOpsChatglm6bRunner",
+)
 S2_IMPORT = "from ait_llm import DumpConfig, register_hook"
 S2_CONFIG = 'dump_config = DumpConfig(dump_last_logits=True, dump_path="./torch_dump")'
 S2_HOOK = "register_hook(model, dump_config)"
 S2_LAYER = 'ait llm dump --exec "bash run.sh" --type layer'
-S2_TENSOR = 'ait llm dump --exec "bash run.sh" --type model tensor --ids 上一步骤获取的编号 -er 0,1000 -child False -stp 1'
-S2_COMPARE = "ait llm compare -gp {DUMP_DIR}/{cuda|cpu}{device_id}_{PID}/ -mp ait_dump/tensors/{device_id}_{PID}/ -cl token"
+S2_TENSOR = (
+    'ait llm dump --exec "bash run.sh" --type model tensor --ids 上一步骤获取的编号 -er 0,1000 '
+    "-child False -stp 1"
+)
+S2_COMPARE = (
+    "ait llm compare -gp {DUMP_DIR}/{cuda|cpu}{device_id}_{PID}/ -mp "
+    "ait_dump/tensors/{device_id}_{PID}/ -cl token"
+)
 S2 = (S2_IMPORT, S2_CONFIG, S2_HOOK, S2_LAYER, S2_TENSOR, S2_COMPARE)
 S3_IMPORT = "from torch_xray import PrecisionDebugger"
 S3_DEBUGGER = (
     'debugger = PrecisionDebugger(dump_path="dump-vision", hook_name="dump", rank=[0], step=[1], '
     "model=self.model.visual, dump_torch_api=False)"
 )
-S3 = (S3_IMPORT, S3_DEBUGGER, "debugger.start()", "summary xxx.h5 sum.txt", "compare xpu.h5 gpu.h5 result.csv",
-      "from torch_xray import begin_dump, end_dump", "begin_dump(X_DEBUG=0x102, X_DEDUP=True, X_DUMP_NUM=5)",
-      "end_dump(clear_context=True)", "jprof --cpu_init --blacklist --factory=load dump.json",
-      "pytest --detail_compare_path=./xxx.csv proc_xxx/pytests/ --seed 42",
-      "summary_diff_check  ./xpu.csv ./gpu.csv ./result.csv")  # fmt: skip
-S4 = ("from msit_llm.dump import torchair_dump", "config = torchair_dump.get_ge_dump_config(dump_path=${ge_dump_path})",
-      "config = torchair_dump.get_fx_dump_config()", "npu_backend = torchair.get_npu_backend(compiler_config=config)",
-      "model = torch.compile(model, backend=npu_backend, dynamic=True)",
-      "msit llm compare --my-path ${ge_dump_path}/dump_${timestamp} --golden-path ${fx_dump_path}")  # fmt: skip
+S3 = (
+    S3_IMPORT,
+    S3_DEBUGGER,
+    "debugger.start()",
+    "summary xxx.h5 sum.txt",
+    "compare xpu.h5 gpu.h5 result.csv",
+    "from torch_xray import begin_dump, end_dump",
+    "begin_dump(X_DEBUG=0x102, X_DEDUP=True, X_DUMP_NUM=5)",
+    "end_dump(clear_context=True)",
+    "jprof --cpu_init --blacklist --factory=load dump.json",
+    "pytest --detail_compare_path=./xxx.csv proc_xxx/pytests/ --seed 42",
+    "summary_diff_check  ./xpu.csv ./gpu.csv ./result.csv",
+)
+S4 = (
+    "from msit_llm.dump import torchair_dump",
+    "config = torchair_dump.get_ge_dump_config(dump_path=${ge_dump_path})",
+    "config = torchair_dump.get_fx_dump_config()",
+    "npu_backend = torchair.get_npu_backend(compiler_config=config)",
+    "model = torch.compile(model, backend=npu_backend, dynamic=True)",
+    "msit llm compare --my-path ${ge_dump_path}/dump_${timestamp} --golden-path ${fx_dump_path}",
+)
 ELSEWHERE = (
     "msit download",
     "msit install",
@@ -47,7 +73,8 @@ ELSEWHERE = (
     "pip install",
 )  # of the tool, or a usage line
 COMMAND = re.compile(
-    r"^(?:ait|msit|summary|compare|jprof|summary_diff_check|pytest|export) .*[\w)}\"/]$|^.*(?:import|Debugger\(|_dump\(|Config\().*$"
+    r"^(?:ait|msit|summary|compare|jprof|summary_diff_check|pytest|export) "
+    r".*[\w)}\"/]$|^.*(?:import|Debugger\(|_dump\(|Config\().*$"
 )
 
 
@@ -56,9 +83,15 @@ def test_every_line_of_the_guides_is_typed_by_a_test(shared, start, lines):
     (guide,) = (shared / "seeds").glob(f"{start}_*.txt")
     text = guide.read_text(encoding="utf-8")
     assert [line for line in lines if line not in text] == []
-    blocks = [line.strip() for block in re.findall(r"```[a-z]*\s*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    blocks = [
+        line.strip()
+        for block in re.findall(r"```[a-z]*\s*\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+    ]
     known = ("import torch", "git ", "self.", "class ", "def ", "#")
-    typed = [line for line in blocks if COMMAND.match(line) and not line.startswith((*ELSEWHERE, *known))]
+    typed = [
+        line for line in blocks if COMMAND.match(line) and not line.startswith((*ELSEWHERE, *known))
+    ]
     assert [line for line in typed if not any(one in line for one in lines)] == []
 
 
@@ -80,7 +113,9 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
     (golden,) = (tmp_path / "torch_dump").glob("cpu*_*")
     assert sorted(p.name for p in golden.iterdir() if p.name.isdigit()) == list("0123")
     (tmp_path / "run.sh").write_text("python script.py\n")
-    (tmp_path / "mine.py").write_text((tmp_path / "script.py").read_text().replace(snippet, "generate(4)"))
+    (tmp_path / "mine.py").write_text(
+        (tmp_path / "script.py").read_text().replace(snippet, "generate(4)")
+    )
     (tmp_path / "run.sh").write_text('"$PYTHON" mine.py bug\n')
     import sys
 
@@ -91,18 +126,28 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
     assert f"the last layer is number {last}" in said
     whence(tmp_path, *words(S2_TENSOR.replace("上一步骤获取的编号", str(last))))
     (mine,) = (tmp_path / "ait_dump" / "tensors").iterdir()
-    assert [len(list(mine.glob(f"{token}/{last}_Linear/after/outtensor0.bin"))) for token in range(4)] == [1] * 4
+    assert [
+        len(list(mine.glob(f"{token}/{last}_Linear/after/outtensor0.bin"))) for token in range(4)
+    ] == [1] * 4
     monkeypatch.chdir(tmp_path)
-    line = S2_COMPARE.replace("{DUMP_DIR}/{cuda|cpu}{device_id}_{PID}", f"torch_dump/{golden.name}").replace("{device_id}_{PID}", mine.name)
+    line = S2_COMPARE.replace(
+        "{DUMP_DIR}/{cuda|cpu}{device_id}_{PID}", f"torch_dump/{golden.name}"
+    ).replace("{device_id}_{PID}", mine.name)
     assert execute(words(line)) == 1
     assert "not whole" not in capsys.readouterr().out
     (report,) = tmp_path.glob("ait_cmp_report_??????????????.csv")
     rows = list(csv.DictReader(report.read_text().splitlines()))
     assert [row["token_id"] for row in rows] == list("0123")
     for row in rows[:1]:
-        a = torch.load(golden / row["token_id"] / "root" / "output.pth", weights_only=True)[:, -1].double().ravel()
+        a = (
+            torch.load(golden / row["token_id"] / "root" / "output.pth", weights_only=True)[:, -1]
+            .double()
+            .ravel()
+        )
         file = mine / row["token_id"] / f"{last}_Linear" / "after" / "outtensor0.bin"
-        b = torch.frombuffer(bytearray(file.read_bytes().partition(b"$End=1\n")[2]), dtype=torch.float32)[-a.numel() :].double()
+        b = torch.frombuffer(
+            bytearray(file.read_bytes().partition(b"$End=1\n")[2]), dtype=torch.float32
+        )[-a.numel() :].double()
         similar = torch.nn.functional.cosine_similarity(a, b, dim=0)
         assert float(row["cosine_similarity"]) == pytest.approx(float(similar), abs=1e-6)
 
@@ -153,16 +198,38 @@ def test_a_vision_module_dumped_where_it_is_called(tmp_path, monkeypatch):
         (folder / "globalrank-0_localrank-0.h5").rename(dumps[side])
     with h5py.File(dumps["gpu"]) as file:
         assert list(file) == ["1"]
-        assert float(file["1"]["patch.Conv2d.0.forward_input.0"][0, 0, 0, 0]) == 0.25  # the first inference
+        assert (
+            float(file["1"]["patch.Conv2d.0.forward_input.0"][0, 0, 0, 0]) == 0.25
+        )  # the first inference
     monkeypatch.chdir(tmp_path)
     assert execute(["xray", "summary", "gpu.h5", "sum.txt"]) == 0
     rule, head, _, first, *_ = Path("sum.txt").read_text().splitlines()
     assert re.fullmatch(r"(\+-+){8}\+", rule)
-    assert [cell.strip() for cell in head.strip("|").split("|")] == ["Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std"]
-    assert [cell.strip() for cell in first.strip("|").split("|")][:4] == ["0", "1", "0", "patch.Conv2d.0.forward_params.weight"]
+    assert [cell.strip() for cell in head.strip("|").split("|")] == [
+        "Index",
+        "Step",
+        "Rank",
+        "Module",
+        "Min",
+        "Max",
+        "Mean",
+        "Std",
+    ]
+    assert [cell.strip() for cell in first.strip("|").split("|")][:4] == [
+        "0",
+        "1",
+        "0",
+        "patch.Conv2d.0.forward_params.weight",
+    ]
     assert execute(["xray", "compare", "gpu.h5", "gpu.h5", "same.csv"]) == 0
-    assert {row["Status"] for row in csv.DictReader(Path("same.csv").read_text().splitlines())} == {""}
+    assert {row["Status"] for row in csv.DictReader(Path("same.csv").read_text().splitlines())} == {
+        ""
+    }
     assert execute(["xray", *["compare", "xpu.h5", "gpu.h5", "result.csv"]]) == 1
     rows = list(csv.DictReader(Path("result.csv").read_text().splitlines()))
     assert {row["Status"] for row in rows} <= {"", "Fail"}
-    assert {row["Status"] for row in rows if row["Module (Bench/Target)"].startswith(("patch", "blocks.0"))} == {""}
+    assert {
+        row["Status"]
+        for row in rows
+        if row["Module (Bench/Target)"].startswith(("patch", "blocks.0"))
+    } == {""}

@@ -1,4 +1,6 @@
-"""docs/switching.md has every name, argument, command and option of the other tools that whence answers to."""
+"""docs/switching.md has every name, argument, command and option of the other tools that whence
+answers to.
+"""
 
 import importlib
 import inspect
@@ -16,9 +18,14 @@ COMPAT = ROOT / "src" / "whence" / "compat"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     for path in COMPAT.rglob("*.py")
-    if not path.name.startswith("_") or (path.name == "__init__.py" and "__all__" in path.read_text())
+    if not path.name.startswith("_")
+    or (path.name == "__init__.py" and "__all__" in path.read_text())
 )
-TOOLS = [name for name in ("ait", "msit", "xray", "msprobe") if (ROOT / "src" / "whence" / "cli" / f"{name}.py").exists()]
+TOOLS = [
+    name
+    for name in ("ait", "msit", "xray", "msprobe")
+    if (ROOT / "src" / "whence" / "cli" / f"{name}.py").exists()
+]
 
 
 def is_told(name: str) -> bool:
@@ -33,9 +40,17 @@ def test_every_name_and_argument(module):
     for name in found.__all__:
         made = getattr(found, name)
         missing += [] if is_told(name) else [name]
-        calls = [made] + ([v for k, v in vars(made).items() if inspect.isfunction(v) and k[0] != "_"] if inspect.isclass(made) else [])
+        calls = [made] + (
+            [v for k, v in vars(made).items() if inspect.isfunction(v) and k[0] != "_"]
+            if inspect.isclass(made)
+            else []
+        )
         parameters = {p for call in calls for p in inspect.signature(call).parameters.values()}
-        missing += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_told(p.name)]
+        missing += [
+            p.name
+            for p in parameters
+            if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_told(p.name)
+        ]
     assert sorted(set(missing)) == []
 
 
@@ -56,7 +71,11 @@ def test_every_command_and_option(tool):
             missing.append(words)
         if tool in ("ait", "msit"):
             spelt = [o for p in command.params if isinstance(p, click.Option) for o in p.opts]
-            missing += [f"{words} {o}" for o in spelt if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", PAGE)]
+            missing += [
+                f"{words} {o}"
+                for o in spelt
+                if not re.search(rf"(?<![\w-]){re.escape(o)}(?![\w-])", PAGE)
+            ]
     assert missing == []
 
 
@@ -64,5 +83,8 @@ def test_imports_load_no_framework():
     import subprocess
     import sys
 
-    code = f"import sys\n{''.join(f'import {m}{chr(10)}' for m in MODULES)}assert not {{'torch', 'paddle', 'h5py'}} & set(sys.modules)"
+    code = (
+        f"import sys\n{''.join(f'import {m}{chr(10)}' for m in MODULES)}assert not {{'torch', "
+        f"'paddle', 'h5py'}} & set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""torch_xray: module dumps and operator dumps of scripts as its guide has them, up to their reports."""
+"""torch_xray: module dumps and operator dumps of scripts as its guide has them, up to their
+reports.
+"""
 
 import csv
 import json
@@ -57,18 +59,35 @@ def test_a_vision_tower_with_start_in_every_step(dumps):
     # Leaf modules in the order in which they ran, parameters first; n counts the calls of a class.
     assert [n for n in names if n.endswith("forward_output.0")] == [
         "patch.Conv2d.0.forward_output.0",
-        *(f"blocks.{b}.{i}.{c}.{n}.forward_output.0" for b in (0, 1)
-          for i, c, n in ((0, "LayerNorm", b), (1, "Linear", 2 * b), (2, "GELU", b), (3, "Linear", 2 * b + 1))),
-    ]  # fmt: skip
-    rows = list(csv.reader((folder / "gpu" / "globalrank-0_localrank-0_summary.csv").read_text().splitlines()))
+        *(
+            f"blocks.{b}.{i}.{c}.{n}.forward_output.0"
+            for b in (0, 1)
+            for i, c, n in (
+                (0, "LayerNorm", b),
+                (1, "Linear", 2 * b),
+                (2, "GELU", b),
+                (3, "Linear", 2 * b + 1),
+            )
+        ),
+    ]
+    rows = list(
+        csv.reader(
+            (folder / "gpu" / "globalrank-0_localrank-0_summary.csv").read_text().splitlines()
+        )
+    )
     assert rows[0] == ["Step", "Rank", "Module", "Min", "Max", "Mean", "Std"]
     row = next(r for r in rows if r[:3] == ["3", "0", KEY])
-    np.testing.assert_allclose([float(v) for v in row[3:6]], [seen[2].min(), seen[2].max(), seen[2].mean()], rtol=1e-6)
+    np.testing.assert_allclose(
+        [float(v) for v in row[3:6]], [seen[2].min(), seen[2].max(), seen[2].mean()], rtol=1e-6
+    )
 
 
 def test_the_program_is_not_changed(dumps):
     folder, _ = dumps
-    (_, with_dump, state), (_, without, plain_state) = torch.load(folder / "gpu.pt"), torch.load(folder / "plain.pt")
+    (_, with_dump, state), (_, without, plain_state) = (
+        torch.load(folder / "gpu.pt"),
+        torch.load(folder / "plain.pt"),
+    )
     assert torch.equal(with_dump, without)
     assert torch.equal(state, plain_state)
 
@@ -101,7 +120,9 @@ for step in range(2):
     python(tmp_path, script, RANK="0", LOCAL_RANK="0")
     with h5py.File(tmp_path / "dump" / "globalrank-0_localrank-0.h5") as file:
         assert sorted(file) == ["1", "2"]
-        assert sum("gelu" in name and "output" in name for name in file["1"]) == 4  # two calls of two blocks, the third is not taken
+        assert (
+            sum("gelu" in name and "output" in name for name in file["1"]) == 4
+        )  # two calls of two blocks, the third is not taken
 
 
 ANEW = """
@@ -139,7 +160,9 @@ def test_a_debugger_made_anew_in_every_call_goes_on_with_the_dump(tmp_path):
     with h5py.File(tmp_path / "dump" / "globalrank-0_localrank-0.h5") as file:
         assert sorted(file) == ["1", "3"]
         for group, step in (("1", 0), ("3", 2)):
-            np.testing.assert_array_equal(file[group]["patch.Conv2d.0.forward_output.0"][()], seen[step].numpy())
+            np.testing.assert_array_equal(
+                file[group]["patch.Conv2d.0.forward_output.0"][()], seen[step].numpy()
+            )
     # Once more into the same folder, by a new process: the dump is that of the second.
     python(tmp_path, VISION + ANEW.replace("STEP", "[1]"), "dump")
     with h5py.File(tmp_path / "dump" / "globalrank-0_localrank-0.h5") as file:
@@ -149,10 +172,20 @@ def test_a_debugger_made_anew_in_every_call_goes_on_with_the_dump(tmp_path):
 @pytest.mark.slow
 def test_a_dump_that_took_nothing_says_why(tmp_path):
     said = python(tmp_path, VISION + ANEW.replace("STEP", "[7]"), "dump").stderr
-    assert "nothing was dumped into" in said and "step 7 was asked for, and 3 ran (the first is step 1)" in said
-    never = VISION + "from whence.compat.torch_xray import PrecisionDebugger\nPrecisionDebugger(sys.argv[1], model=model).start()\n"
-    assert "the Vision that it was given was never called" in python(tmp_path, never, "never").stderr
-    other = never.replace("model=model", "rank=[1], model=model") + "model(torch.ones(1, 3, 8, 8))\n"
+    assert (
+        "nothing was dumped into" in said
+        and "step 7 was asked for, and 3 ran (the first is step 1)" in said
+    )
+    never = (
+        VISION + "from whence.compat.torch_xray import "
+        "PrecisionDebugger\nPrecisionDebugger(sys.argv[1], model=model).start()\n"
+    )
+    assert (
+        "the Vision that it was given was never called" in python(tmp_path, never, "never").stderr
+    )
+    other = (
+        never.replace("model=model", "rank=[1], model=model") + "model(torch.ones(1, 3, 8, 8))\n"
+    )
     assert "rank 0 was not asked for" in python(tmp_path, other, "other").stderr
 
 
@@ -160,7 +193,13 @@ def test_what_is_not_understood_is_an_error():
     from whence.compat.torch_xray import PrecisionDebugger, begin_dump
     from whence.errors import UsageError
 
-    for wrong in ({"hook_name": "overflow"}, {"stepp": 1}, {"step": ["x"]}, {"step": [0]}, {"rank": [-1]}):
+    for wrong in (
+        {"hook_name": "overflow"},
+        {"stepp": 1},
+        {"step": ["x"]},
+        {"step": [0]},
+        {"rank": [-1]},
+    ):
         with pytest.raises(UsageError):
             PrecisionDebugger("dump", **wrong)
     with pytest.raises(UsageError, match=r"no option 'hook_nam'; did you mean hook_name\?"):
@@ -182,20 +221,33 @@ torch.ones(3).cumsum(0)
 
 @pytest.mark.slow
 def test_operators_become_tests_and_their_tables_a_diff(tmp_path):
-    python(tmp_path, OPERATORS.replace("ARGS", "begin_dump(X_DEBUG=0x102, X_DEDUP=True, X_DUMP_NUM=5)"))
+    python(
+        tmp_path, OPERATORS.replace("ARGS", "begin_dump(X_DEBUG=0x102, X_DEDUP=True, X_DUMP_NUM=5)")
+    )
     (folder,) = (tmp_path / "xray_debug").glob("proc_*")
     told = json.loads((folder / "dump.json").read_text())
     gelu = [r for r in told["records"] if r["op"] == "aten.gelu.default"]
-    assert {(*r["args"]["self"]["shape"], r["args"]["self"]["dtype"]) for r in gelu} == {(2, 8, "torch.float32")}
+    assert {(*r["args"]["self"]["shape"], r["args"]["self"]["dtype"]) for r in gelu} == {
+        (2, 8, "torch.float32")
+    }
     assert sum(r["count"] for r in gelu) == 4
     assert not any(r["op"].startswith("aten.cumsum") for r in told["records"])
     whence(folder, *JPROF, "dump.json")
     for device in ("xpu", "gpu"):
         options = [f"--detail_compare_path={device}.csv", str(folder / "pytests"), "--seed", "42"]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-        done = subprocess.run(command, cwd=tmp_path / "xray_debug", capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path / "xray_debug",
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout
-    whence(tmp_path / "xray_debug", "xray", "summary_diff_check", "xpu.csv", "gpu.csv", "result.csv")
+    whence(
+        tmp_path / "xray_debug", "xray", "summary_diff_check", "xpu.csv", "gpu.csv", "result.csv"
+    )
     rows = list(csv.DictReader((tmp_path / "xray_debug" / "result.csv").read_text().splitlines()))
     assert {"aten.gelu.default", "aten.addmm.default"} <= {r["op_name"] for r in rows}
 
@@ -205,7 +257,11 @@ JPROF = ("xray", "jprof", "--cpu_init", "--blacklist", "--factory=load")
 
 def test_the_environment_alone_begins_a_dump(tmp_path):
     python(
-        tmp_path, OPERATORS.replace("ARGS", "").replace("end_dump(", "(lambda **_: 0)("), X_DEBUG="0x102", X_DUMP_NUM="0", X_DEDUP="True"
+        tmp_path,
+        OPERATORS.replace("ARGS", "").replace("end_dump(", "(lambda **_: 0)("),
+        X_DEBUG="0x102",
+        X_DUMP_NUM="0",
+        X_DEDUP="True",
     )
     (folder,) = (tmp_path / "xray_debug").glob("proc_*")
     told = json.loads((folder / "dump.json").read_text())
@@ -235,7 +291,9 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 """
     python(tmp_path, script)
-    assert {p.name for p in (tmp_path / "dump").glob("*.h5")} == {f"globalrank-{r}_localrank-{r}.h5" for r in range(2)}
+    assert {p.name for p in (tmp_path / "dump").glob("*.h5")} == {
+        f"globalrank-{r}_localrank-{r}.h5" for r in range(2)
+    }
     assert {call.rank for call in open_run(str(tmp_path / "dump")).calls} == {0, 1}
 
 

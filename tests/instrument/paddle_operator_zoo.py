@@ -1,4 +1,5 @@
-"""A program with one operator of Paddle after the other, each with attributes that change its numbers.
+"""A program with one operator of Paddle after the other, each with attributes that change its
+numbers.
 
 `python paddle_operator_zoo.py FOLDER` writes it.
 """
@@ -9,14 +10,22 @@ import numpy as np
 
 
 def results(x, y, image, ids, flags, held):
-    """What the program computes. x, y: (2, 6, 8); image: (2, 4, 9, 9); ids: (2, 5); flags: (2, 6, 8); held: parameters by shape."""
+    """What the program computes. x, y: (2, 6, 8); image: (2, 4, 9, 9); ids: (2, 5); flags: (2, 6,
+    8); held: parameters by shape.
+    """
     import paddle
     import paddle.nn.functional as F
 
     row, positive = x[0, 0], paddle.abs(x) + 0.1
     matrix, left = x[0], x.transpose([0, 2, 1])
     kernel, table, wide = held[6, 4, 3, 3], held[10, 8], held[6, 1]
-    grouped, deep, channels, shift, spread = held[6, 2, 3, 3], held[4, 1, 3, 3], held[4], held["shift"], held["spread"]
+    grouped, deep, channels, shift, spread = (
+        held[6, 2, 3, 3],
+        held[4, 1, 3, 3],
+        held[4],
+        held["shift"],
+        held["spread"],
+    )
     yield paddle.matmul(x, y, transpose_y=True)
     yield paddle.matmul(left, y, transpose_x=False)
     yield paddle.matmul(x, y, transpose_x=True)
@@ -46,7 +55,12 @@ def results(x, y, image, ids, flags, held):
     yield paddle.floor_divide(ids - 4, paddle.full([1], 3, "int64"))
     yield paddle.remainder(ids - 4, paddle.full([1], 3, "int64"))
     yield from (x == y, x != y, x < y, x <= y, x > y, x >= y)
-    yield from (paddle.logical_and(flags, x > 0), paddle.logical_or(flags, x > 0), paddle.logical_xor(flags, x > 0), ~flags)
+    yield from (
+        paddle.logical_and(flags, x > 0),
+        paddle.logical_or(flags, x > 0),
+        paddle.logical_xor(flags, x > 0),
+        ~flags,
+    )
     yield paddle.scale(x, 1.5, 0.25, bias_after_scale=True)
     yield paddle.scale(x, 1.5, 0.25, bias_after_scale=False)
     yield paddle.pow(positive, 1.7)
@@ -61,8 +75,28 @@ def results(x, y, image, ids, flags, held):
     yield F.elu(x, 0.6)
     yield F.softplus(x * 9, beta=2, threshold=5)
     yield from (F.relu(x), F.relu6(x * 9), F.sigmoid(x), F.mish(x), F.silu(x))
-    for name in ("tanh", "exp", "square", "abs", "expm1", "erf", "floor", "ceil", "round", "sin", "cos", "tan", "reciprocal", "sign",
-                 "atan", "sinh", "cosh", "isnan", "isinf", "isfinite"):  # fmt: skip
+    for name in (
+        "tanh",
+        "exp",
+        "square",
+        "abs",
+        "expm1",
+        "erf",
+        "floor",
+        "ceil",
+        "round",
+        "sin",
+        "cos",
+        "tan",
+        "reciprocal",
+        "sign",
+        "atan",
+        "sinh",
+        "cosh",
+        "isnan",
+        "isinf",
+        "isfinite",
+    ):
         yield getattr(paddle, name)(x)
     for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p"):
         yield getattr(paddle, name)(positive)
@@ -97,7 +131,13 @@ def results(x, y, image, ids, flags, held):
     yield F.embedding(ids, table)
     yield F.embedding(ids, table, padding_idx=3)
     yield F.embedding(ids, table, padding_idx=-1)
-    yield from (x.reshape([0, -1]), x.reshape([4, 2, -1]), x.unsqueeze([0, 2]), x.unsqueeze(1).squeeze(1), x.flatten(1))
+    yield from (
+        x.reshape([0, -1]),
+        x.reshape([4, 2, -1]),
+        x.unsqueeze([0, 2]),
+        x.unsqueeze(1).squeeze(1),
+        x.flatten(1),
+    )
     yield x[:, 1:4, -3:] * 1
     yield x[:, 2] * 1
     yield x[:, 1:6:2] * 1
@@ -132,25 +172,43 @@ def write(folder):
             super().__init__()
             random, self.held = np.random.default_rng(4), {}
             shapes = {"shift": (4,), "spread": (4,), "bias": (8,)}
-            shapes |= {shape: shape for shape in ((6, 4, 3, 3), (6, 2, 3, 3), (4, 1, 3, 3), (10, 8), (6, 1))} | {4: (4,), 8: (8,)}
+            shapes |= {
+                shape: shape
+                for shape in ((6, 4, 3, 3), (6, 2, 3, 3), (4, 1, 3, 3), (10, 8), (6, 1))
+            } | {4: (4,), 8: (8,)}
             for number, (name, shape) in enumerate(shapes.items()):
                 made = self.create_parameter(list(shape))
                 made.set_value((random.random(shape) + 0.2).astype("float32"))
                 self.held[name] = made
                 self.add_parameter(f"held_{number}", made)
             nn = paddle.nn
-            self.recurrent = nn.LayerList([
-                nn.LSTM(8, 5, num_layers=2), nn.LSTM(8, 3, direction="bidirect", num_layers=2), nn.GRU(8, 5, direction="bidirect"),
-                nn.GRU(8, 4, num_layers=2, time_major=True), nn.SimpleRNN(8, 5), nn.SimpleRNN(8, 5, activation="relu", num_layers=2),
-            ])  # fmt: skip
+            self.recurrent = nn.LayerList(
+                [
+                    nn.LSTM(8, 5, num_layers=2),
+                    nn.LSTM(8, 3, direction="bidirect", num_layers=2),
+                    nn.GRU(8, 5, direction="bidirect"),
+                    nn.GRU(8, 4, num_layers=2, time_major=True),
+                    nn.SimpleRNN(8, 5),
+                    nn.SimpleRNN(8, 5, activation="relu", num_layers=2),
+                ]
+            )
             self.held["recurrent"] = self.recurrent
 
         def forward(self, x, y, image, ids, flags):
             return [paddle.assign(one) for one in results(x, y, image, ids, flags, self.held)]
 
-    shapes = {"x": [2, 6, 8], "y": [2, 6, 8], "image": [2, 4, 9, 9], "ids": [2, 5], "flags": [2, 6, 8]}
+    shapes = {
+        "x": [2, 6, 8],
+        "y": [2, 6, 8],
+        "image": [2, 4, 9, 9],
+        "ids": [2, 5],
+        "flags": [2, 6, 8],
+    }
     kinds = {"ids": "int64", "flags": "bool"}
-    spec = [paddle.static.InputSpec(shape, kinds.get(name, "float32"), name=name) for name, shape in shapes.items()]
+    spec = [
+        paddle.static.InputSpec(shape, kinds.get(name, "float32"), name=name)
+        for name, shape in shapes.items()
+    ]
     made = Zoo()
     made.eval()
     paddle.jit.save(paddle.jit.to_static(made, input_spec=spec, full_graph=True), f"{folder}/zoo")

@@ -1,4 +1,6 @@
-"""Compiled, scripted, traced and exported models: the same graphs and results with a capture around them, the boundary recorded."""
+"""Compiled, scripted, traced and exported models: the same graphs and results with a capture around
+them, the boundary recorded.
+"""
 
 import contextlib
 
@@ -33,7 +35,9 @@ class Breaks(Net):
 
 
 class BreaksInALoop(nn.Module):
-    """Dynamo gives up on a frame that breaks inside a loop: it runs eagerly, and what it calls is compiled frame by frame."""
+    """Dynamo gives up on a frame that breaks inside a loop: it runs eagerly, and what it calls is
+    compiled frame by frame.
+    """
 
     def __init__(self):
         super().__init__()
@@ -46,7 +50,9 @@ class BreaksInALoop(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Dynamo does not trace an LSTM: compiled code breaks off and calls the module, with dynamo waiting for the next frame."""
+    """Dynamo does not trace an LSTM: compiled code breaks off and calls the module, with dynamo
+    waiting for the next frame.
+    """
 
     def __init__(self):
         super().__init__()
@@ -62,7 +68,12 @@ class Outer(nn.Module):
 
     def __init__(self, child):
         super().__init__()
-        self.before, self.child, self.after, self.helped = nn.Linear(6, 6), child, nn.Linear(6, 6), Helped()
+        self.before, self.child, self.after, self.helped = (
+            nn.Linear(6, 6),
+            child,
+            nn.Linear(6, 6),
+            Helped(),
+        )
 
     def forward(self, x):
         return self.helped(self.after(self.child(self.before(x))))
@@ -135,16 +146,24 @@ def test_a_compiled_model(kind, how, tmp_path):
 
 
 def test_what_dynamo_does_not_trace_runs_unseen(tmp_path):
-    bare, with_capture, run = both(lambda: torch.compile(Recurrent().eval(), backend="eager"), lambda m, x: m(x), tmp_path / "run")
+    bare, with_capture, run = both(
+        lambda: torch.compile(Recurrent().eval(), backend="eager"),
+        lambda m, x: m(x),
+        tmp_path / "run",
+    )
     assert with_capture[0] == bare[0]
-    assert [(c.scope, c.step, c.notes) for c in run.calls] == [("", step, ("compiled: inside not seen",)) for step in (0, 1)]
+    assert [(c.scope, c.step, c.notes) for c in run.calls] == [
+        ("", step, ("compiled: inside not seen",)) for step in (0, 1)
+    ]
     assert {"input.0", "output.0"} <= set(slots(call(run, "")))
 
 
 @pytest.mark.slow
 def test_inductor(tmp_path):
     bare, with_capture, run = both(
-        lambda: torch.compile(Net().eval(), backend="inductor", fullgraph=True), lambda m, x: m(x), tmp_path / "run"
+        lambda: torch.compile(Net().eval(), backend="inductor", fullgraph=True),
+        lambda m, x: m(x),
+        tmp_path / "run",
     )
     assert with_capture == bare
     assert call(run, "").notes == ("compiled: inside not seen",)
@@ -165,7 +184,9 @@ def test_a_compiled_child(tmp_path):
 def test_a_compiled_function_that_calls_modules(tmp_path):
     def make():
         model = Net().eval()
-        model.step = torch.compile(lambda x: model.fc2(model.act(model.fc1(x))), backend="eager", fullgraph=True)
+        model.step = torch.compile(
+            lambda x: model.fc2(model.act(model.fc1(x))), backend="eager", fullgraph=True
+        )
         return model
 
     bare, with_capture, run = both(make, lambda m, x: (m.step(x), m.fc1(x)), tmp_path / "run")
@@ -174,10 +195,14 @@ def test_a_compiled_function_that_calls_modules(tmp_path):
 
 
 def test_compiled_code_is_never_put_under_a_mode(tmp_path):
-    """A leaf whose helper calls compiled code: a dispatch mode around it would make it run eagerly, unseen."""
+    """A leaf whose helper calls compiled code: a dispatch mode around it would make it run eagerly,
+    unseen.
+    """
 
     def make():
-        FUNCTIONS["scale"] = torch.compile(lambda x: x.mul(3).sin(), backend="eager", fullgraph=True)
+        FUNCTIONS["scale"] = torch.compile(
+            lambda x: x.mul(3).sin(), backend="eager", fullgraph=True
+        )
         return Outer(nn.Identity()).eval()
 
     bare, with_capture, run = both(make, lambda m, x: m(x), tmp_path / "run")
@@ -220,7 +245,9 @@ def test_training_a_compiled_model(tmp_path):
             model(x).sum().backward()
         return [p.grad for p in model.parameters()]
 
-    bare, with_capture, _ = both(lambda: torch.compile(Net(), backend="aot_eager", fullgraph=True), use, tmp_path / "run")
+    bare, with_capture, _ = both(
+        lambda: torch.compile(Net(), backend="aot_eager", fullgraph=True), use, tmp_path / "run"
+    )
     assert with_capture == bare
 
 
@@ -230,15 +257,21 @@ def test_scripted(how, tmp_path):
 
     def make():
         inner = Net().eval()
-        return Outer(torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(3, 6))).eval()
+        return Outer(
+            torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(3, 6))
+        ).eval()
 
     seeded()
     model = make()
     with torch.no_grad():
         expected = bits(model(x))
-        run = captured(model, tmp_path / "run", lambda m: [bits(m(x)) == expected or pytest.fail("changed")])
+        run = captured(
+            model, tmp_path / "run", lambda m: [bits(m(x)) == expected or pytest.fail("changed")]
+        )
     assert call(run, "child").notes == ("scripted: inside not seen",)
-    assert torch.equal(tensor(run, call(run, "child"), "input.0"), tensor(run, call(run, "before"), "output.0"))
+    assert torch.equal(
+        tensor(run, call(run, "child"), "input.0"), tensor(run, call(run, "before"), "output.0")
+    )
     alone = captured(model.child, tmp_path / "alone", lambda m: m(x))
     assert "output.0" in slots(call(alone, ""))
 
@@ -252,7 +285,9 @@ def test_tracers_work_while_a_capture_is_installed(tmp_path):
     def code():
         return (
             make_fx(model)(x).code,
-            make_fx(lambda p, v: torch.func.functional_call(model, p, (v,)), tracing_mode="fake")(dict(model.named_parameters()), x).code,
+            make_fx(lambda p, v: torch.func.functional_call(model, p, (v,)), tracing_mode="fake")(
+                dict(model.named_parameters()), x
+            ).code,
             torch.export.export(model, (x,)).graph_module.code,
             torch.fx.symbolic_trace(model).code,
             str(torch.jit.trace(model, x).graph).count("aten::"),

@@ -1,4 +1,6 @@
-"""Compiled graphs: what their code computes is captured, nothing it computes changes, and nothing of ours stays behind."""
+"""Compiled graphs: what their code computes is captured, nothing it computes changes, and nothing
+of ours stays behind.
+"""
 
 import re
 import subprocess
@@ -36,9 +38,15 @@ class Block(nn.Module):
 
     def forward(self, x):  # (batch, time, width)
         b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(b, t, 3, self.heads, d // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k = (torch.cat((-y[..., 4:], y[..., :4]), -1) for y in (q, k))  # as rotary embeddings do
-        x = x + self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d))
+        x = x + self.proj(
+            nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
+        )
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
@@ -113,19 +121,44 @@ def values(run):
 
 
 def text_of(run, name):
-    return [f.read_text() for f in sorted(Path(run.path).glob(f"dynamo_{name}_graph_*_rank_0_pid_*_ts_*.txt"))]
+    return [
+        f.read_text()
+        for f in sorted(Path(run.path).glob(f"dynamo_{name}_graph_*_rank_0_pid_*_ts_*.txt"))
+    ]
 
 
 TOKENS = torch.arange(12).reshape(2, 6)
-LINE = re.compile(r'^\s+(\w+): "(f32|bf16)\[[^"]*" = (?:torch\.ops\.(\w+)\.(\w+)\.\w+\(|(\w+)\[\d+\])', re.MULTILINE)
-VIEWS = {"permute", "view", "reshape", "expand", "split", "select", "slice", "unsqueeze", "squeeze", "t", "transpose", "alias"}
+LINE = re.compile(
+    r'^\s+(\w+): "(f32|bf16)\[[^"]*" = (?:torch\.ops\.(\w+)\.(\w+)\.\w+\(|(\w+)\[\d+\])',
+    re.MULTILINE,
+)
+VIEWS = {
+    "permute",
+    "view",
+    "reshape",
+    "expand",
+    "split",
+    "select",
+    "slice",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "transpose",
+    "alias",
+}
 
 
 # ---- exact
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"])
-def test_exact_gives_the_bits_of_an_uninstrumented_compile_and_names_what_kernels_leave(tmp_path, dtype):
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=["fp32", "bf16"],
+)
+def test_exact_gives_the_bits_of_an_uninstrumented_compile_and_names_what_kernels_leave(
+    tmp_path, dtype
+):
     model = made(Model, dtype)
     bare = uninstrumented(model, TOKENS)
     before = insides(model), process()
@@ -139,11 +172,17 @@ def test_exact_gives_the_bits_of_an_uninstrumented_compile_and_names_what_kernel
     seen = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda _, __, out, name=name: seen.__setitem__(name, out.detach()))
+            module.register_forward_hook(
+                lambda _, __, out, name=name: seen.__setitem__(name, out.detach())
+            )
     with torch.no_grad():
         model(TOKENS)
     for name, eager in seen.items():
-        (call,) = [c for c in named if c.scope == name and c.step == 1 and c.op_type in ("addmm", "mm", "bmm")]
+        (call,) = [
+            c
+            for c in named
+            if c.scope == name and c.step == 1 and c.op_type in ("addmm", "mm", "bmm")
+        ]
         assert call.source.startswith(__file__ + ":")
         assert call.op in call.origins
         assert call.arguments["kernel"].startswith("extern_kernels.")
@@ -163,7 +202,13 @@ def test_a_buffer_holds_the_value_of_the_node_it_is_named_after(tmp_path):
     assert len(found) > 20
     assert {k[3].partition("_")[0] for k in found} >= {"cat", "addmm", "neg"}
     for key, value in found.items():
-        np.testing.assert_allclose(value.reshape(reference[key].shape), reference[key], rtol=1e-5, atol=1e-5, err_msg=str(key))
+        np.testing.assert_allclose(
+            value.reshape(reference[key].shape),
+            reference[key],
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=str(key),
+        )
 
 
 def test_a_graph_is_a_call_with_its_parameters_its_program_and_its_texts(tmp_path):
@@ -171,22 +216,30 @@ def test_a_graph_is_a_call_with_its_parameters_its_program_and_its_texts(tmp_pat
     x = torch.randn(3, 6)
     out, run = graph_run(model, tmp_path / "run", x, steps=2)
     graphs = of_kind(run, "graph")
-    assert [(c.op, c.step, c.occurrence, c.phase) for c in graphs] == [(i, s, 0, "forward") for s in (0, 1) for i in ("0/0", "1/0")]
+    assert [(c.op, c.step, c.occurrence, c.phase) for c in graphs] == [
+        (i, s, 0, "forward") for s in (0, 1) for i in ("0/0", "1/0")
+    ]
     first, second = graphs[:2]
     assert run.calls[first.parent].parent == -1 and run.calls[first.parent].kind == "module"
-    assert {s for s in slots(first) if s.startswith("param.")} == {f"param.a.{n}.{p}" for n in ("fc1", "fc2") for p in ("weight", "bias")}
+    assert {s for s in slots(first) if s.startswith("param.")} == {
+        f"param.a.{n}.{p}" for n in ("fc1", "fc2") for p in ("weight", "bias")
+    }
     assert torch.equal(tensor(run, second, "output.0"), out)
     assert torch.equal(tensor(run, second, "param.b.fc1.bias"), model.b.fc1.bias.detach())
     assert first.arguments["mode"] == "exact"
     scopes = {c.scope for c in of_kind(run, "operator") if c.parent == second.id}
     assert {"b.fc1", "b.fc2"} <= scopes and not any(s.startswith("a") for s in scopes)
     assert len(text_of(run, "original")) == len(text_of(run, "optimized")) == 2
-    assert f"dynamo_optimized_graph_{first.arguments['graph']}_" in " ".join(p.name for p in Path(run.path).iterdir())
+    assert f"dynamo_optimized_graph_{first.arguments['graph']}_" in " ".join(
+        p.name for p in Path(run.path).iterdir()
+    )
     assert "torch.ops.aten.addmm.default" in text_of(run, "optimized")[0]
     assert re.search(r"# cpp_fused_\w+: .*mul", text_of(run, "optimized")[0])
     program = run.programs[first.program]
     assert len(program.names) == len(program.scopes) == len(program.operations)
-    assert [o.name for o, n in zip(program.operations, program.names) if n == "addmm"] == ["aten.addmm.default"]
+    assert [o.name for o, n in zip(program.operations, program.names) if n == "addmm"] == [
+        "aten.addmm.default"
+    ]
 
 
 def test_the_program_of_a_graph_reproduces_the_graph_run_node_by_node(tmp_path):
@@ -202,7 +255,9 @@ def test_the_program_of_a_graph_reproduces_the_graph_run_node_by_node(tmp_path):
     assert outputs
 
 
-def test_the_kernel_of_a_buffer_is_told_with_the_nodes_between_what_it_reads_and_what_it_leaves(tmp_path):
+def test_the_kernel_of_a_buffer_is_told_with_the_nodes_between_what_it_reads_and_what_it_leaves(
+    tmp_path,
+):
     _, run = graph_run(made(), tmp_path / "run", torch.randn(3, 6))
     operators = of_kind(run, "operator")
     gelu = next(c for c in operators if "gelu" in c.arguments["kernel"])
@@ -236,7 +291,11 @@ def test_one_graph_that_serves_two_modules_names_the_one_it_serves(tmp_path):
     assert graphs[0].op == graphs[1].op
     for place, graph in enumerate(graphs):
         inside = {c.scope for c in run.calls if c.parent == graph.id}
-        assert {f"parts.{place}.fc1", f"parts.{place}.fc2"} <= inside <= {f"parts.{place}{s}" for s in ("", ".fc1", ".fc2")}
+        assert (
+            {f"parts.{place}.fc1", f"parts.{place}.fc2"}
+            <= inside
+            <= {f"parts.{place}{s}" for s in ("", ".fc1", ".fc2")}
+        )
         assert f"param.parts.{place}.fc1.weight" in slots(graph)
 
 
@@ -250,10 +309,20 @@ def test_dynamic_shapes_have_a_graph_for_each_recompile_and_a_program_for_each_s
     graphs = of_kind(run, "graph")
     assert [g.op for g in graphs] == ["0/0", "0/1", "0/1"]
     assert len({g.program for g in graphs}) == 3
-    assert [[v for k, v in g.arguments.items() if k.startswith("input.")] for g in graphs] == [[], [4], [5]]
+    assert [[v for k, v in g.arguments.items() if k.startswith("input.")] for g in graphs] == [
+        [],
+        [4],
+        [5],
+    ]
     for rows, graph in zip((3, 4, 5), graphs):
-        assert {run.records[r.record].shape[0] for r in graph.refs if r.slot == "output.0"} == {rows}
-        assert any(c.op.startswith("addmm") and tensor(run, c, "output.0").shape == (rows, 8) for c in run.calls if c.parent == graph.id)
+        assert {run.records[r.record].shape[0] for r in graph.refs if r.slot == "output.0"} == {
+            rows
+        }
+        assert any(
+            c.op.startswith("addmm") and tensor(run, c, "output.0").shape == (rows, 8)
+            for c in run.calls
+            if c.parent == graph.id
+        )
 
 
 def test_values_that_no_node_has_are_left_out_and_counted(tmp_path):
@@ -262,7 +331,9 @@ def test_values_that_no_node_has_are_left_out_and_counted(tmp_path):
     unnamed = [c for c in of_kind(every, "operator") if c.notes]
     assert unnamed and all(c.scope == "" and c.op.startswith("buf") for c in unnamed)
     assert len(of_kind(few, "operator")) == len(of_kind(every, "operator")) - len(unnamed)
-    assert any(f"{len(unnamed)} not kept: no node of the graph is its value" in n.text for n in few.notes)
+    assert any(
+        f"{len(unnamed)} not kept: no node of the graph is its value" in n.text for n in few.notes
+    )
 
 
 # ---- deep, and node by node
@@ -274,7 +345,11 @@ def test_deep_takes_every_node_that_has_a_value(tmp_path):
     (text,) = text_of(run, "optimized")
     picked = {name: m for name, _, _, _, m in LINE.findall(text) if m}
     wanted = {name for name, _, space, op, _ in LINE.findall(text) if space and op not in VIEWS}
-    wanted |= {name for name, source in picked.items() if source not in VIEWS and not source.startswith("split")}
+    wanted |= {
+        name
+        for name, source in picked.items()
+        if source not in VIEWS and not source.startswith("split")
+    }
     found = {c.op for c in of_kind(run, "operator")}
     assert len(wanted) > 30
     assert len(wanted & found) >= 0.95 * len(wanted)
@@ -306,7 +381,9 @@ def test_deep_falls_back_where_it_changes_the_result(tmp_path):
     assert graph.arguments["mode"] == "exact"
     assert bits(out) == bits(bare)
     told = [n.text for n in run.notes if n.kind == "observer"]
-    assert any("mode deep changes the result" in t and "ulp" in t for t in told) and any("observer effect: none" in t for t in told)
+    assert any("mode deep changes the result" in t and "ulp" in t for t in told) and any(
+        "observer effect: none" in t for t in told
+    )
     other, anyway = graph_run(model, tmp_path / "anyway", x, mode="deep", graph_anyway=True)
     assert of_kind(anyway, "graph")[0].arguments["mode"] == "deep"
     assert not torch.equal(other, bare)
@@ -321,9 +398,20 @@ def test_node_by_node_every_node_has_a_program_that_reproduces_it(tmp_path):
         if not call.program:
             continue
         arrays = {r.slot: run.array(r.record) for r in call.refs}
-        strides = {r.slot: run.records[r.record].stride for r in call.refs if run.records[r.record].stride}
+        strides = {
+            r.slot: run.records[r.record].stride for r in call.refs if run.records[r.record].stride
+        }
         given = {s: a for s, a in arrays.items() if s.startswith("input.")}
-        assert check(Loaded(run.programs[call.program], ()), given, {}, {"output.0": arrays["output.0"]}, strides) == "", call.op
+        assert (
+            check(
+                Loaded(run.programs[call.program], ()),
+                given,
+                {},
+                {"output.0": arrays["output.0"]},
+                strides,
+            )
+            == ""
+        ), call.op
         checked += 1
     assert checked == len(of_kind(run, "operator")) > 30
 
@@ -383,10 +471,17 @@ def test_a_training_step_is_captured_with_its_backward_and_changes_nothing(tmp_p
     run = open_run(tmp_path / "run")
     assert run.ended == ""
     graphs = of_kind(run, "graph")
-    assert [(g.phase, g.step, g.op) for g in graphs] == [(p, s, "0/0") for s in (0, 1) for p in ("forward", "backward")]
+    assert [(g.phase, g.step, g.op) for g in graphs] == [
+        (p, s, "0/0") for s in (0, 1) for p in ("forward", "backward")
+    ]
     backward = graphs[1]
     region = run.calls[backward.parent]
-    assert (region.kind, region.op_type, region.phase, region.step) == ("region", "backward", "backward", 0)
+    assert (region.kind, region.op_type, region.phase, region.step) == (
+        "region",
+        "backward",
+        "backward",
+        0,
+    )
     assert {"fc", "norm"} <= {c.scope for c in run.calls if c.parent == backward.id}
     assert "mutated.norm.running_mean" in slots(graphs[0])
     assert graphs[0].no_program.startswith("draws random numbers")
@@ -414,7 +509,9 @@ def test_under_autocast_the_dtypes_are_those_of_the_compiled_graph(tmp_path):
         bare = uninstrumented(model, x)
         out, run = graph_run(model, tmp_path / "run", x)
     assert bits(out) == bits(bare)
-    assert {tensor(run, c, "output.0").dtype for c in of_kind(run, "operator") if c.op_type == "addmm"} == {torch.bfloat16}
+    assert {
+        tensor(run, c, "output.0").dtype for c in of_kind(run, "operator") if c.op_type == "addmm"
+    } == {torch.bfloat16}
 
 
 # ---- several models, errors, ends
@@ -423,7 +520,11 @@ def test_under_autocast_the_dtypes_are_those_of_the_compiled_graph(tmp_path):
 def test_two_models_go_into_two_runs(tmp_path):
     a, b, x = made(), made(Breaks), torch.randn(3, 6)
     torch._dynamo.reset()
-    with torch.no_grad(), whence.compile(a, tmp_path / "a") as one, whence.compile(b, tmp_path / "b") as two:
+    with (
+        torch.no_grad(),
+        whence.compile(a, tmp_path / "a") as one,
+        whence.compile(b, tmp_path / "b") as two,
+    ):
         one(x), two(x), one(x)
     first, second = open_run(tmp_path / "a"), open_run(tmp_path / "b")
     assert [g.op for g in of_kind(first, "graph")] == ["0/0", "0/0"]
@@ -443,7 +544,9 @@ def _(x, how):
     return torch.empty_like(x)
 
 
-@pytest.mark.parametrize(("how", "kind"), [("interrupt", KeyboardInterrupt), ("error", RuntimeError)])
+@pytest.mark.parametrize(
+    ("how", "kind"), [("interrupt", KeyboardInterrupt), ("error", RuntimeError)]
+)
 def test_what_leaves_a_graph_leaves_it_with_the_run_whole(tmp_path, how, kind):
     class Stops(Net):
         def forward(self, x):
@@ -472,11 +575,21 @@ def test_after_close_the_module_goes_on_and_nothing_of_ours_is_there(tmp_path):
     def places():
         cpp = codegen.cpp.CppScheduling
         return (
-            graph.GraphLowering.run, graph.GraphLowering.save_output_code, cpp.flush, cpp.define_kernel, cpp.codegen_template,
-            scheduler.Scheduler.codegen_extern_call, compile_fx.compile_fx, compile_fx.compile_fx_inner,
-            torch._TorchCompileInductorWrapper.__call__, config.fx_graph_cache, config.post_grad_custom_post_pass,
-            config.trace.provenance_tracking_level, torch._functorch.config.enable_autograd_cache, process(),
-        )  # fmt: skip
+            graph.GraphLowering.run,
+            graph.GraphLowering.save_output_code,
+            cpp.flush,
+            cpp.define_kernel,
+            cpp.codegen_template,
+            scheduler.Scheduler.codegen_extern_call,
+            compile_fx.compile_fx,
+            compile_fx.compile_fx_inner,
+            torch._TorchCompileInductorWrapper.__call__,
+            config.fx_graph_cache,
+            config.post_grad_custom_post_pass,
+            config.trace.provenance_tracking_level,
+            torch._functorch.config.enable_autograd_cache,
+            process(),
+        )
 
     model, x = made(), torch.randn(3, 6)
     inductor.check("exact")
@@ -533,7 +646,18 @@ def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_pat
         done = subprocess.run(python, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr.splitlines()[-1]
 
-    command = [sys.executable, "-m", "whence", "run", "--level", "graph", "-o", str(tmp_path / "run"), "--", *python]
+    command = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "--level",
+        "graph",
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+        *python,
+    ]
     first = subprocess.run(command, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     after, hits = bare()
@@ -541,7 +665,9 @@ def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_pat
     again_out, hits = bare()
     assert (again_out, hits != "0") == (after, True)
     assert first.stdout == after
-    again = subprocess.run([*command[:4], "--force", *command[4:]], capture_output=True, text=True)  # on warm caches
+    again = subprocess.run(
+        [*command[:4], "--force", *command[4:]], capture_output=True, text=True
+    )  # on warm caches
     assert again.returncode == 0, again.stderr
     assert again.stdout == after
     again_out, hits = bare()
@@ -589,13 +715,34 @@ def test_a_backend_of_ones_own_is_captured_and_its_pass_found(tmp_path, way):
     (tmp_path / "script.py").write_text(BACKEND)
     python = [sys.executable, str(tmp_path / "script.py"), *way]
     for name, how, args in (("ref", ["--graph-mode", "fx"], []), ("tgt", [], ["--bug"])):
-        command = [sys.executable, "-m", "whence", "run", "--level", "graph", *how, "-o", str(tmp_path / name), "--", *python, *args]
+        command = [
+            sys.executable,
+            "-m",
+            "whence",
+            "run",
+            "--level",
+            "graph",
+            *how,
+            "-o",
+            str(tmp_path / name),
+            "--",
+            *python,
+            *args,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         if args:
-            assert done.stdout == subprocess.run([*python, *args], capture_output=True, text=True, check=True).stdout
+            assert (
+                done.stdout
+                == subprocess.run(
+                    [*python, *args], capture_output=True, text=True, check=True
+                ).stdout
+            )
     result = whence.compare(tmp_path / "ref", tmp_path / "tgt")
-    assert (result.status, [(f.name, f.cause) for f in result.findings]) == ("different", [("1.norm", "semantic")])
+    assert (result.status, [(f.name, f.cause) for f in result.findings]) == (
+        "different",
+        [("1.norm", "semantic")],
+    )
 
 
 @pytest.mark.slow
@@ -609,11 +756,25 @@ print([p.grad.sum().item().hex() for p in model.parameters()])
 """
     )
     python = [sys.executable, str(script), "--eager"]
-    command = [sys.executable, "-m", "whence", "run", "--level", "graph", "-o", str(tmp_path / "run"), "--", *python]
+    command = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "--level",
+        "graph",
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+        *python,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == subprocess.run(python, capture_output=True, text=True, check=True).stdout
-    assert any("gradients would come from another graph" in n.text for n in open_run(tmp_path / "run").notes)
+    assert any(
+        "gradients would come from another graph" in n.text
+        for n in open_run(tmp_path / "run").notes
+    )
 
 
 # ---- refusals
@@ -623,7 +784,11 @@ def test_a_torch_without_the_places_is_refused_in_one_sentence(tmp_path, monkeyp
     from torch._inductor.codegen.cpp import CppScheduling
 
     monkeypatch.delattr(CppScheduling, "flush")
-    with pytest.raises(CaptureError, match=r"mode exact: it has no torch\._inductor\.codegen\.cpp\.CppScheduling\.flush; mode='deep'"):
+    with pytest.raises(
+        CaptureError,
+        match=r"mode exact: it has no torch\._inductor\.codegen\.cpp\.CppScheduling\.flush; "
+        r"mode='deep'",
+    ):
         whence.compile(made(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

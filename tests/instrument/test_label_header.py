@@ -1,4 +1,6 @@
-"""whence_label.h: what it writes, from many threads and forks, and that it does nothing without a run."""
+"""whence_label.h: what it writes, from many threads and forks, and that it does nothing without a
+run.
+"""
 
 import os
 import shutil
@@ -61,14 +63,44 @@ int main(int count, char** words) {
 def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("header")
     (folder / "p.cpp").write_text(PROGRAM)
-    flags = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-pthread", "-I", api.include()]
-    subprocess.run(["g++", "-std=c++11", "-g", "-fsanitize=undefined", *flags, str(folder / "p.cpp"), "-o", str(folder / "p")], check=True)
+    flags = [
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Wshadow",
+        "-Wconversion",
+        "-Werror",
+        "-pthread",
+        "-I",
+        api.include(),
+    ]
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++11",
+            "-g",
+            "-fsanitize=undefined",
+            *flags,
+            str(folder / "p.cpp"),
+            "-o",
+            str(folder / "p"),
+        ],
+        check=True,
+    )
     return folder / "p"
 
 
 def run(program, folder, *words, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WHENCE")} | variables
-    done = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [program, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0
     return done
 
@@ -86,33 +118,60 @@ def test_what_is_written(program, tmp_path):
     run(program, tmp_path, WHENCE_LABELS=str(tmp_path), WHENCE_TASK="outer", RANK="3")
     (file,) = tmp_path.glob("*.bin")
     found = atb_file.tensors(file)
-    said = [(r.attributes["whence.name"], r.attributes["whence.side"], r.attributes["whence.task"], r.attributes["whence.occurrence"])
-            for r in found]  # fmt: skip
+    said = [
+        (
+            r.attributes["whence.name"],
+            r.attributes["whence.side"],
+            r.attributes["whence.task"],
+            r.attributes["whence.occurrence"],
+        )
+        for r in found
+    ]
     assert said[0] == ("qkv pos1", "target", "outer", "0")
     assert said[1] == ("odd = %25%0Aé $End=1%0A", "reference", "outer", "0")
-    assert said[-2:] == [("qkv pos1", "target", "turn 1", "0"), ("qkv pos1", "target", "outer", "1")]
+    assert said[-2:] == [
+        ("qkv pos1", "target", "turn 1", "0"),
+        ("qkv pos1", "target", "outer", "1"),
+    ]
     assert {r.attributes["whence.rank"] for r in found} == {"3"}
     assert [(r.type.dtype, r.shape) for r in found[:6]] == [
-        ("float32", (2, 3)), ("float32", (3, 2)), ("float64", ()), ("int8", (2,)), ("float8_e4m3fn", (2,)), ("float32", (0, 3)),
-    ]  # fmt: skip
+        ("float32", (2, 3)),
+        ("float32", (3, 2)),
+        ("float64", ()),
+        ("int8", (2,)),
+        ("float8_e4m3fn", (2,)),
+        ("float32", (0, 3)),
+    ]
     x = np.arange(1, 7, dtype=np.float32)
-    for record, want in zip(found, [x.reshape(2, 3), x.reshape(3, 2), np.array(2.5), np.array([-1, 7], np.int8)]):
+    for record, want in zip(
+        found, [x.reshape(2, 3), x.reshape(3, 2), np.array(2.5), np.array([-1, 7], np.int8)]
+    ):
         assert np.array_equal(atb_file.elements(file, record), want)
     assert atb_file.elements(file, found[4]).view(np.uint8).tolist() == [255, 7]
     assert [r.why for r in found[6:10]] == [
-        "the pointer is null", "elements of int4 are not known to whence", "elements of no dtype are not known to whence",
+        "the pointer is null",
+        "elements of int4 are not known to whence",
+        "elements of no dtype are not known to whence",
         "the shape has a negative extent",
-    ]  # fmt: skip
+    ]
 
 
 def test_threads_and_forks(program, tmp_path):
     run(program, tmp_path, "threads", WHENCE_LABELS=str(tmp_path))
     files = sorted(tmp_path.glob("*.bin"), key=lambda f: f.stat().st_size)
     child, parent = map(atb_file.tensors, files)
-    assert [(r.attributes["whence.name"], r.attributes["whence.occurrence"]) for r in child] == [("qkv pos1", "0")]
-    values = [tuple(atb_file.elements(files[1], r)) for r in parent if r.attributes["whence.name"] == "thread"]
+    assert [(r.attributes["whence.name"], r.attributes["whence.occurrence"]) for r in child] == [
+        ("qkv pos1", "0")
+    ]
+    values = [
+        tuple(atb_file.elements(files[1], r))
+        for r in parent
+        if r.attributes["whence.name"] == "thread"
+    ]
     assert sorted(values) == [(t, k) for t in range(4) for k in range(200)]
-    assert [r.attributes["whence.occurrence"] for r in parent if r.attributes["whence.name"] == "thread"] == [str(i) for i in range(800)]
+    assert [
+        r.attributes["whence.occurrence"] for r in parent if r.attributes["whence.name"] == "thread"
+    ] == [str(i) for i in range(800)]
 
 
 def test_a_record_that_a_kill_tore_costs_only_itself(program, tmp_path):
@@ -133,6 +192,11 @@ def test_a_record_that_a_kill_tore_costs_only_itself(program, tmp_path):
 
 
 def test_switched_off_it_is_not_there(tmp_path):
-    (tmp_path / "off.cpp").write_text('#include <whence_label.h>\nint main() { WHENCE_LABEL("x", nothing, {1}, "f"); WHENCE_TASK("t"); }\n')
+    (tmp_path / "off.cpp").write_text(
+        '#include <whence_label.h>\nint main() { WHENCE_LABEL("x", nothing, {1}, "f"); '
+        'WHENCE_TASK("t"); }\n'
+    )
     flags = ["-std=c++11", "-DWHENCE_LABEL_OFF", "-I", api.include()]
-    subprocess.run(["g++", *flags, str(tmp_path / "off.cpp"), "-o", str(tmp_path / "off")], check=True)
+    subprocess.run(
+        ["g++", *flags, str(tmp_path / "off.cpp"), "-o", str(tmp_path / "off")], check=True
+    )

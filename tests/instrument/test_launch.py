@@ -1,4 +1,6 @@
-"""`whence run` from outside: real processes, a stand-in for torch, and an attach function that writes one call."""
+"""`whence run` from outside: real processes, a stand-in for torch, and an attach function that
+writes one call.
+"""
 
 import importlib.util
 import json
@@ -70,7 +72,9 @@ backends = types.SimpleNamespace(cudnn=types.SimpleNamespace(deterministic=False
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder with the driver, and a library folder on PYTHONPATH with a fake torch and the attach function."""
+    """A folder with the driver, and a library folder on PYTHONPATH with a fake torch and the attach
+    function.
+    """
     library = tmp_path / "library"
     (library / "torch").mkdir(parents=True)
     (library / "torch" / "__init__.py").write_text(FAKE_TORCH)
@@ -87,10 +91,21 @@ class Place:
         self.run = top / "run"
 
     def environment(self, **more):
-        return {**os.environ, "PYTHONPATH": str(self.library), "PYTHONDONTWRITEBYTECODE": "1", **more}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.library),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
+        }
 
     def argv(self, command, options):
-        return [sys.executable, str(self.top / "driver.py"), str(self.run), json.dumps(options), *map(str, command)]
+        return [
+            sys.executable,
+            str(self.top / "driver.py"),
+            str(self.run),
+            json.dumps(options),
+            *map(str, command),
+        ]
 
     def launch(self, *command, options=None, env=None, **more):
         return subprocess.run(
@@ -140,16 +155,34 @@ SUMMARY = r"whence: captured 1 step, 1 call, [\d.]+ k?B in "
         ("bash", "run.sh"),
         ("env", "A=1", sys.executable, "script.py"),
         ("./tool",),
-        (sys.executable, "-c", "import os, sys; os.chdir('/'); os.execv(sys.executable, [sys.executable, '-c', 'import torch'])"),
         (
             sys.executable,
             "-c",
-            "import importlib.util; importlib.util.find_spec('torch'); import importlib; importlib.import_module('torch')",
+            "import os, sys; os.chdir('/'); os.execv(sys.executable, [sys.executable, '-c', "
+            "'import torch'])",
+        ),
+        (
+            sys.executable,
+            "-c",
+            "import importlib.util; importlib.util.find_spec('torch'); import importlib; "
+            "importlib.import_module('torch')",
         ),
         (sys.executable, "spawn.py", "spawn"),
         (sys.executable, "spawn.py", "fork"),
     ],
-    ids=["-c", "script", "-m", "shell", "bash run.sh", "env", "console script", "chdir and exec", "find_spec first", "spawn", "fork"],
+    ids=[
+        "-c",
+        "script",
+        "-m",
+        "shell",
+        "bash run.sh",
+        "env",
+        "console script",
+        "chdir and exec",
+        "find_spec first",
+        "spawn",
+        "fork",
+    ],
 )
 def test_every_way_to_start_a_python_is_captured(place, command):
     place.script("import torch\n")
@@ -177,7 +210,9 @@ def test_every_way_to_start_a_python_is_captured(place, command):
 
 def test_pytest_runs_under_capture(place):
     place.script("def test_it():\n    import torch\n    assert torch.manual_seed\n", "test_it.py")
-    done = place.launch(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+    done = place.launch(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(SUMMARY, done.stderr)
 
@@ -190,7 +225,12 @@ def test_the_program_sees_nothing_of_it(place):
         print(sorted(type(f).__name__ for f in sys.meta_path), __name__)
     """)
     bare = subprocess.run(
-        [sys.executable, look, "-o", "x"], env=place.environment(), cwd=place.work, capture_output=True, text=True, check=True
+        [sys.executable, look, "-o", "x"],
+        env=place.environment(),
+        cwd=place.work,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     done = place.launch(sys.executable, look, "-o", "x")
     assert done.returncode == 0, done.stderr
@@ -204,7 +244,12 @@ def test_an_import_that_fails_can_be_tried_again(place):
     (place.library / "torch" / "__init__.py").write_text(
         "import os\nif os.environ.pop('FAIL', ''): raise ImportError('first')\n" + FAKE_TORCH
     )
-    done = place.launch(sys.executable, "-c", "try:\n    import torch\nexcept ImportError: import torch\n", env={"FAIL": "1"})
+    done = place.launch(
+        sys.executable,
+        "-c",
+        "try:\n    import torch\nexcept ImportError: import torch\n",
+        env={"FAIL": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(SUMMARY, done.stderr)
 
@@ -225,7 +270,10 @@ def test_stdin_stdout_stderr_and_folder_are_kept(place):
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 77, 255])
 def test_the_exit_code_is_the_commands(place, code):
-    assert place.launch(sys.executable, "-c", f"import torch, sys; sys.exit({code})").returncode == code
+    assert (
+        place.launch(sys.executable, "-c", f"import torch, sys; sys.exit({code})").returncode
+        == code
+    )
     assert place.info()["settings"]["exit_code"] == code
 
 
@@ -236,12 +284,17 @@ def test_a_program_that_raises_keeps_its_code(place):
 
 
 def test_death_by_a_signal(place):
-    assert place.launch(sys.executable, "-c", "import torch, os; os.kill(os.getpid(), 9)").returncode == 137
+    assert (
+        place.launch(sys.executable, "-c", "import torch, os; os.kill(os.getpid(), 9)").returncode
+        == 137
+    )
 
 
 def test_open_descriptors_reach_the_command(place):
     read, write = os.pipe()
-    done = place.launch(sys.executable, "-c", f"import torch, os; os.write({write}, b'here')", pass_fds=[write])
+    done = place.launch(
+        sys.executable, "-c", f"import torch, os; os.write({write}, b'here')", pass_fds=[write]
+    )
     os.close(write)
     assert done.returncode == 0, done.stderr
     assert os.read(read, 10) == b"here"
@@ -278,7 +331,9 @@ def test_a_signal_reaches_the_child_once(place, name, to):
 
 
 def test_a_child_that_dies_of_the_forwarded_signal(place):
-    script = place.script("import signal, time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    script = place.script(
+        "import signal, time, torch\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    )
     process = place.start(sys.executable, script, start_new_session=True)
     process.stdout.readline()
     process.terminate()
@@ -288,7 +343,9 @@ def test_a_child_that_dies_of_the_forwarded_signal(place):
 
 
 def in_terminal(place, script, keys=b""):
-    """Run under a pseudo terminal; `keys` are typed once the program prints "ready". Returns output and exit code."""
+    """Run under a pseudo terminal; `keys` are typed once the program prints "ready". Returns output
+    and exit code.
+    """
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(place.work)
@@ -336,9 +393,14 @@ def test_control_c_reaches_the_program_once(place):
 
 
 def test_another_sitecustomize_still_runs(place):
-    (place.library / "sitecustomize.py").write_text("import sys\nsys.flag_of_theirs = __name__, __file__\nhere = 1\n")
+    (place.library / "sitecustomize.py").write_text(
+        "import sys\nsys.flag_of_theirs = __name__, __file__\nhere = 1\n"
+    )
     (place.library / "usercustomize.py").write_text("import sys\nsys.flag_of_user = 1\n")
-    check = "import sys, sitecustomize, torch; print(sys.flag_of_theirs[0], sys.flag_of_theirs[1], sitecustomize.here)"
+    check = (
+        "import sys, sitecustomize, torch; print(sys.flag_of_theirs[0], "
+        "sys.flag_of_theirs[1], sitecustomize.here)"
+    )
     done = place.launch(sys.executable, "-c", check)
     assert done.stdout == f"sitecustomize {place.library / 'sitecustomize.py'} 1\n"
     assert re.search(SUMMARY, done.stderr)
@@ -380,10 +442,15 @@ def other_python(place, source="raise ImportError"):
     """A python that cannot import whence: the real one, given other import paths."""
     blind = place.top / "blind" / "whence"
     blind.mkdir(parents=True)
-    (blind / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'whence'\", name='whence')\n")
+    (blind / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'whence'\", name='whence')\n"
+    )
     path = place.top / "bin" / "python3"
     path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{blind.parent}"\nexport PYTHONPATH\nexec {sys.executable} "$@"\n')
+    path.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{blind.parent}"\nexport PYTHONPATH\nexec '
+        f'{sys.executable} "$@"\n'
+    )
     path.chmod(0o755)
     return path
 
@@ -434,9 +501,17 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(place):
 @pytest.mark.parametrize(
     ("command", "env", "said"),
     [
-        ((sys.executable, "-c", "1"), {}, "neither torch nor paddle was ever imported (1 Python process)"),
+        (
+            (sys.executable, "-c", "1"),
+            {},
+            "neither torch nor paddle was ever imported (1 Python process)",
+        ),
         (("true",), {}, "no Python that it started saw whence"),
-        ((sys.executable, "-c", "import torch"), {"STAND_IN": "fails"}, "RuntimeError: no listener for this torch"),
+        (
+            (sys.executable, "-c", "import torch"),
+            {"STAND_IN": "fails"},
+            "RuntimeError: no listener for this torch",
+        ),
         ((sys.executable, "-c", "import torch"), {"STAND_IN": "silent"}, "no module was called"),
         (("bash", "-c", f"env -u PYTHONPATH {sys.executable} -c 1"), {}, "was PYTHONPATH replaced"),
     ],
@@ -448,7 +523,13 @@ def test_nothing_captured_says_why(place, command, env, said):
 
 
 def test_nothing_captured_names_the_selection(place):
-    done = place.launch(sys.executable, "-c", "import torch", options={"include": "x*", "ids": "3"}, env={"STAND_IN": "silent"})
+    done = place.launch(
+        sys.executable,
+        "-c",
+        "import torch",
+        options={"include": "x*", "ids": "3"},
+        env={"STAND_IN": "silent"},
+    )
     assert "no module call matched the selection (--include, --ids)" in done.stderr
 
 
@@ -459,9 +540,14 @@ def test_nothing_captured_never_hides_the_commands_failure(place):
 
 
 def test_a_capture_that_cannot_attach_lets_the_program_run(place):
-    done = place.launch(sys.executable, "-c", "import torch; print('on')", env={"STAND_IN": "fails"})
+    done = place.launch(
+        sys.executable, "-c", "import torch; print('on')", env={"STAND_IN": "fails"}
+    )
     assert done.stdout == "on\n"
-    assert "whence: not capturing this process: RuntimeError: no listener for this torch\n" in done.stderr
+    assert (
+        "whence: not capturing this process: RuntimeError: no listener for this torch\n"
+        in done.stderr
+    )
     assert "no listener for this torch" in (place.run / launch.ERRORS).read_text()
 
 
@@ -487,7 +573,12 @@ def test_the_run_says_what_was_run(place):
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *identity, "commit", "-qm", "x"], cwd=place.work, check=True)
     place.launch(
-        sys.executable, "script.py", "--lr", "1", options={"keep": "stats", "seed": 3}, env={"OMP_NUM_THREADS": "2", "SECRET_SAUCE": "x"}
+        sys.executable,
+        "script.py",
+        "--lr",
+        "1",
+        options={"keep": "stats", "seed": 3},
+        env={"OMP_NUM_THREADS": "2", "SECRET_SAUCE": "x"},
     )
     info = place.info()
     assert info["command"] == [sys.executable, "script.py", "--lr", "1"]
@@ -512,10 +603,25 @@ def test_the_run_says_what_was_run(place):
 
 def test_secrets_are_masked_in_the_run(place):
     place.launch(
-        sys.executable, "-c", "import torch", "--token", "s3cr3t", "--api-key=s3cr3t", "HF_TOKEN=s3cr3t", "--url", "https://u:s3cr3t@host/x",
-        "--max-tokens", "8", env={"HF_TOKEN": "s3cr3t", "HF_HOME": "/hf", "NCCL_API_KEY": "s3cr3t",
-             "TF_VAR_db_pass": "s3cr3t", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        "import torch",
+        "--token",
+        "s3cr3t",
+        "--api-key=s3cr3t",
+        "HF_TOKEN=s3cr3t",
+        "--url",
+        "https://u:s3cr3t@host/x",
+        "--max-tokens",
+        "8",
+        env={
+            "HF_TOKEN": "s3cr3t",
+            "HF_HOME": "/hf",
+            "NCCL_API_KEY": "s3cr3t",
+            "TF_VAR_db_pass": "s3cr3t",
+            "HF_HUB_OFFLINE": "1",
+        },
+    )
     text = (place.run / "run.json").read_text()
     assert "s3cr3t" not in text
     info = place.info()
@@ -539,12 +645,47 @@ def test_secrets_are_masked_in_the_run(place):
         (["Authorization: Bearer abcdefghijk"], ["Authorization: Bearer ***"]),
         (["hf_abcdefghijklmnopqrst"], ["***"]),
         (["ghp_abcdefghijklmnopqrst"], ["***"]),
-        (["--db-pass", "abc", "--login=abc", "--proxyAuth", "abc"], ["--db-pass", "***", "--login=***", "--proxyAuth", "***"]),
-        (["TF_VAR_db_pass=abc", "GIT_PAT=abc", "FTP_PWD=abc"], ["TF_VAR_db_pass=***", "GIT_PAT=***", "FTP_PWD=***"]),
-        (["--client-credentials", "abc", "AUTH_TOKEN=abc"], ["--client-credentials", "***", "AUTH_TOKEN=***"]),
-        (["--tokens", "a.json", "max_new_tokens=8", "PATH=/bin", "--keep", "full", "--author", "me", "--compass", "n"], None),
         (
-            ["--eos-token-id", "2", "pad_token=0", "--num-key-value-heads", "4", "--prompt-key", "src", "--patch", "fc", "--bypass", "y"],
+            ["--db-pass", "abc", "--login=abc", "--proxyAuth", "abc"],
+            ["--db-pass", "***", "--login=***", "--proxyAuth", "***"],
+        ),
+        (
+            ["TF_VAR_db_pass=abc", "GIT_PAT=abc", "FTP_PWD=abc"],
+            ["TF_VAR_db_pass=***", "GIT_PAT=***", "FTP_PWD=***"],
+        ),
+        (
+            ["--client-credentials", "abc", "AUTH_TOKEN=abc"],
+            ["--client-credentials", "***", "AUTH_TOKEN=***"],
+        ),
+        (
+            [
+                "--tokens",
+                "a.json",
+                "max_new_tokens=8",
+                "PATH=/bin",
+                "--keep",
+                "full",
+                "--author",
+                "me",
+                "--compass",
+                "n",
+            ],
+            None,
+        ),
+        (
+            [
+                "--eos-token-id",
+                "2",
+                "pad_token=0",
+                "--num-key-value-heads",
+                "4",
+                "--prompt-key",
+                "src",
+                "--patch",
+                "fc",
+                "--bypass",
+                "y",
+            ],
             None,
         ),
         (["--tokenizer", "gpt2", "--max-new-tokens=8", "--monkey", "x", "--keyframes", "3"], None),
@@ -587,7 +728,8 @@ def test_the_programs_own_seeds_win(place):
     done = place.launch(
         sys.executable,
         "-c",
-        "import random; random.seed(5); a = random.random(); import torch; print(a, random.random())",
+        "import random; random.seed(5); a = random.random(); import torch; print(a, "
+        "random.random())",
         options={"seed": 1},
     )
     import random
@@ -639,7 +781,9 @@ def test_flags_python_would_obey(words, flags):
 def test_first_lines(tmp_path, line, options):
     script = tmp_path / "tool"
     script.write_text(line.format(python=sys.executable) + "\nimport x\n")
-    found = interpreter.of_script(script, {"PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]})
+    found = interpreter.of_script(
+        script, {"PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]}
+    )
     assert (found and found.options) == options
 
 

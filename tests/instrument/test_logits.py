@@ -1,4 +1,6 @@
-"""Capture of logits alone: what is kept of each call, and that the program goes on as if nobody looked."""
+"""Capture of logits alone: what is kept of each call, and that the program goes on as if nobody
+looked.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _run(path: Path, net: Any, do: Any, **options: Any) -> tuple[Any, Any]:
 def _scores(net: Any, do: Any) -> list[Any]:
     """What the model returned, by a hook of our own."""
     seen: list[Any] = []
-    handle = net.register_forward_hook(lambda module, given, out: seen.append(out.logits.detach().clone()))
+    handle = net.register_forward_hook(
+        lambda module, given, out: seen.append(out.logits.detach().clone())
+    )
     do(net)
     handle.remove()
     return seen
@@ -59,7 +63,11 @@ def test_generate_is_kept_call_by_call(tmp_path):
 def test_the_program_does_not_change(tmp_path):
     def sample(net: Any) -> Any:
         torch.manual_seed(3)
-        return generate(net, do_sample=True), torch.rand(3).tolist(), [len(m._forward_hooks) for m in net.modules()]
+        return (
+            generate(net, do_sample=True),
+            torch.rand(3).tolist(),
+            [len(m._forward_hooks) for m in net.modules()],
+        )
 
     assert _run(tmp_path / "run", model(), sample)[1] == sample(model())
 
@@ -75,12 +83,16 @@ def test_the_last_real_token_of_every_row_whatever_side_is_padded(tmp_path):
         run, logits = _run(tmp_path / f"{left}", model(), ask)
         at = [ids.shape[1] - 1] * len(PROMPTS) if left else [len(p) - 1 for p in PROMPTS]
         wanted = logits[torch.arange(len(PROMPTS)), torch.tensor(at)].numpy()
-        np.testing.assert_array_equal(run.array(run.calls[0].slots("output")[0].record)[:, 0], wanted)
+        np.testing.assert_array_equal(
+            run.array(run.calls[0].slots("output")[0].record)[:, 0], wanted
+        )
         found = sequences.prompts(run)
         assert [p.ids for p in found] == list(PROMPTS)
         assert all(set(p.scores) == {len(p.ids) - 1} for p in found)
         for row, prompt in enumerate(found):
-            np.testing.assert_array_equal(sequences.logits(run, prompt.scores[len(prompt.ids) - 1]), wanted[row])
+            np.testing.assert_array_equal(
+                sequences.logits(run, prompt.scores[len(prompt.ids) - 1]), wanted[row]
+            )
 
 
 def test_logits_that_come_through_the_staging_ring(tmp_path):
@@ -90,7 +102,9 @@ def test_logits_that_come_through_the_staging_ring(tmp_path):
         path = tmp_path / f"{staged}"
         chosen = options.make(logits=True)
         store.create(str(path), RunInfo(options=chosen.asdict()))
-        session = Session(lambda rank, path=path: store.Writer(str(path), rank), chosen, max_bytes=10**9)
+        session = Session(
+            lambda rank, path=path: store.Writer(str(path), rank), chosen, max_bytes=10**9
+        )
         net = model()
         listener = LogitsListener(session, net, staged=staged)
         listener.install()
@@ -101,7 +115,11 @@ def test_logits_that_come_through_the_staging_ring(tmp_path):
             session.close()
         runs.append(open_run(path))
     found = whence.compare(*runs)
-    assert (found.status, set(found.counts), found.generation.compared) == ("same", {"identical"}, NEW * len(PROMPTS))
+    assert (found.status, set(found.counts), found.generation.compared) == (
+        "same",
+        {"identical"},
+        NEW * len(PROMPTS),
+    )
 
 
 def test_all_positions(tmp_path):
@@ -120,18 +138,24 @@ def test_all_positions(tmp_path):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_plain_loop_is_one_sequence(tmp_path, cached):
-    run, tokens = _run(tmp_path / "run", model(), lambda net: [loop(net, p, cached=cached) for p in PROMPTS[:3]])
+    run, tokens = _run(
+        tmp_path / "run", model(), lambda net: [loop(net, p, cached=cached) for p in PROMPTS[:3]]
+    )
     found = sequences.prompts(run)
     assert [p.ids for p in found] == list(PROMPTS[:3])
     assert [p.tokens for p in found] == [(*p, *t[:-1]) for p, t in zip(PROMPTS, tokens)]
     for prompt, made in zip(found, tokens):
-        chosen = [int(sequences.logits(run, prompt.scores[i]).argmax()) for i in sorted(prompt.scores)]
+        chosen = [
+            int(sequences.logits(run, prompt.scores[i]).argmax()) for i in sorted(prompt.scores)
+        ]
         assert chosen == made
 
 
 @pytest.mark.parametrize(("token", "left"), [(0, False), (3, False), (3, True)])
 def test_rows_of_one_length_without_a_mask(tmp_path, token, left):
-    """The padding shows in what is written over it: each generated token is the choice of the logits that are read for it."""
+    """The padding shows in what is written over it: each generated token is the choice of the
+    logits that are read for it.
+    """
     length, texts = max(map(len, PROMPTS)) + NEW + 2, [list(prompt) for prompt in PROMPTS]
 
     def ask(net: Any) -> Any:
@@ -139,7 +163,9 @@ def test_rows_of_one_length_without_a_mask(tmp_path, token, left):
         for _ in range(NEW):
             ids = torch.full((len(rows), length), token)
             for row, text in zip(ids, rows, strict=True):
-                row[slice(length - len(text), None) if left else slice(0, len(text))] = torch.tensor(text)
+                row[slice(length - len(text), None) if left else slice(0, len(text))] = (
+                    torch.tensor(text)
+                )
             with torch.no_grad():
                 logits = net(input_ids=ids).logits
             for n, text in enumerate(rows):
@@ -150,7 +176,11 @@ def test_rows_of_one_length_without_a_mask(tmp_path, token, left):
     found = sequences.prompts(run)
     assert [p.ids for p in found] == list(PROMPTS)
     for prompt, made in zip(found, tokens, strict=True):
-        assert [int(sequences.logits(run, prompt.scores[i]).argmax()) for i in sorted(prompt.scores) if i >= prompt.prompt - 1] == made
+        assert [
+            int(sequences.logits(run, prompt.scores[i]).argmax())
+            for i in sorted(prompt.scores)
+            if i >= prompt.prompt - 1
+        ] == made
 
 
 def test_padding_of_a_single_call_is_not_guessed(tmp_path):
@@ -187,7 +217,9 @@ def test_a_model_without_an_axis_for_the_batch(tmp_path):
     assert run.records[run.calls[-1].slots("output")[0].record].shape == (1, 50)
     [found] = sequences.prompts(run)
     assert (found.ids, found.tokens) == ((3, 4), tuple(tokens[:-1]))
-    assert [int(sequences.logits(run, found.scores[i]).argmax()) for i in sorted(found.scores)] == tokens[2:]
+    assert [
+        int(sequences.logits(run, found.scores[i]).argmax()) for i in sorted(found.scores)
+    ] == tokens[2:]
 
 
 class Hidden(torch.nn.Module):
@@ -221,7 +253,9 @@ def test_a_module_is_named_where_the_model_returns_no_logits(tmp_path):
 def test_steps(tmp_path):
     run, _ = _run(tmp_path / "run", model(), generate, steps="0:5")
     assert [c.step for c in run.calls if c.slots("output")] == [0, 1, 2, 3, 4]
-    assert whence.compare(tmp_path / "run", tmp_path / "run").generation.compared == 5 * len(PROMPTS)
+    assert whence.compare(tmp_path / "run", tmp_path / "run").generation.compared == 5 * len(
+        PROMPTS
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,9 +272,10 @@ def test_steps(tmp_path):
     ],
 )
 def test_options_that_cannot_be_meant(tmp_path, given, words):
-    with pytest.raises((UsageError, whence.errors.UnreadableRun), match=words), whence.capture(
-        model(), tmp_path / "run", **({"level": "logits"} | given)
-    ):  # fmt: skip
+    with (
+        pytest.raises((UsageError, whence.errors.UnreadableRun), match=words),
+        whence.capture(model(), tmp_path / "run", **({"level": "logits"} | given)),
+    ):
         pass
     assert not (tmp_path / "run").exists()
 
@@ -249,7 +284,9 @@ def test_options_that_cannot_be_meant(tmp_path, given, words):
 
 
 def test_forced_tokens_through_every_way_of_choosing(tmp_path):
-    """Cached or not, batched otherwise, greedy or sampled: the program goes on with the reference's tokens, its own logits are kept."""
+    """Cached or not, batched otherwise, greedy or sampled: the program goes on with the reference's
+    tokens, its own logits are kept.
+    """
     _, tokens = _run(tmp_path / "ref", model(), generate)
     other = model(seed=1)
     own = generate(other)
@@ -267,7 +304,13 @@ def test_forced_tokens_through_every_way_of_choosing(tmp_path):
         run, forced = _run(tmp_path / name, other, way, force_tokens=tmp_path / "ref")
         assert forced == tokens, name
         found = {p.ids: p for p in sequences.prompts(run)}
-        chosen = [[int(sequences.logits(run, found[p].scores[i]).argmax()) for i in sorted(found[p].scores)] for p in PROMPTS]
+        chosen = [
+            [
+                int(sequences.logits(run, found[p].scores[i]).argmax())
+                for i in sorted(found[p].scores)
+            ]
+            for p in PROMPTS
+        ]
         assert chosen != tokens, name
         assert np.isfinite(sequences.logits(run, found[PROMPTS[0]].scores[3])).all()
     assert generate(other) == own
@@ -294,7 +337,12 @@ def test_forced_in_a_full_capture_too(tmp_path):
 def test_what_the_reference_does_not_have_is_left_alone_and_said(tmp_path):
     _run(tmp_path / "ref", model(), lambda net: generate(net, PROMPTS[:2]))
     net = model(seed=1)
-    run, forced = _run(tmp_path / "tgt", net, lambda net: generate(net, PROMPTS[4:6]), force_tokens=tmp_path / "ref")
+    run, forced = _run(
+        tmp_path / "tgt",
+        net,
+        lambda net: generate(net, PROMPTS[4:6]),
+        force_tokens=tmp_path / "ref",
+    )
     assert forced == generate(net, PROMPTS[4:6])
     assert any("goes another way" in n.text for n in run.notes if n.kind == "force-refused")
     assert any(n.text.startswith("0 tokens") for n in run.notes if n.kind == "forced")
@@ -314,8 +362,23 @@ def test_from_the_command_line(tmp_path):
     script.write_text(SCRIPT.format(api=str(Path(__file__).parent.parent / "comparison")))
 
     def run(name: str, seed: int, *options: str) -> str:
-        command = [sys.executable, "-m", "whence", "run", "-o", str(tmp_path / name), "--level", "logits", *options]
-        done = subprocess.run([*command, "--", sys.executable, str(script), str(seed)], capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "whence",
+            "run",
+            "-o",
+            str(tmp_path / name),
+            "--level",
+            "logits",
+            *options,
+        ]
+        done = subprocess.run(
+            [*command, "--", sys.executable, str(script), str(seed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -323,9 +386,20 @@ def test_from_the_command_line(tmp_path):
     assert run("forced", 1, "--force-tokens", str(tmp_path / "ref")) == tokens
     assert run("own", 1) != tokens
     done = subprocess.run(
-        [sys.executable, "-m", "whence", "compare", str(tmp_path / "ref"), str(tmp_path / "forced"), "-o", str(tmp_path / "cmp")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "whence",
+            "compare",
+            str(tmp_path / "ref"),
+            str(tmp_path / "forced"),
+            "-o",
+            str(tmp_path / "cmp"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "TOKENS             0 of 8 prompts pass; 96 of 96 tokens compared" in done.stdout
     assert (tmp_path / "cmp" / "generation.csv").read_text().startswith("verdict,prompt,token,")

@@ -1,4 +1,6 @@
-"""With a capture around it a program computes the same bits, draws the same random numbers, and keeps its hooks and its memory."""
+"""With a capture around it a program computes the same bits, draws the same random numbers, and
+keeps its hooks and its memory.
+"""
 
 import collections
 import contextlib
@@ -28,12 +30,18 @@ T, M = torch.Tensor, nn.Module
 
 
 class Net(nn.Module):
-    """Residual block with everything that has state: dropout, batch norm, a shared layer called twice, a hook."""
+    """Residual block with everything that has state: dropout, batch norm, a shared layer called
+    twice, a hook.
+    """
 
     def __init__(self, inplace=True):
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(6, 8), nn.Linear(8, 8)
-        self.norm, self.act, self.drop = nn.BatchNorm1d(8), nn.ReLU(inplace=inplace), nn.Dropout(0.3)
+        self.norm, self.act, self.drop = (
+            nn.BatchNorm1d(8),
+            nn.ReLU(inplace=inplace),
+            nn.Dropout(0.3),
+        )
         self.head = nn.Linear(8, 6, bias=False)
         self.head.weight = nn.Parameter(self.fc1.weight.detach().t().clone())
 
@@ -81,7 +89,9 @@ def hooked():
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.2), nn.ReLU()) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.2), nn.ReLU()) for _ in range(3)
+        )
         self.reentrant = reentrant
 
     def forward(self, x):
@@ -255,7 +265,9 @@ def encoder():
 
 def encoder_fast(model):
     with torch.no_grad():
-        return model.eval()(x(2, 5, 8), src_key_padding_mask=torch.tensor([[False] * 5, [False] * 3 + [True] * 2]))
+        return model.eval()(
+            x(2, 5, 8), src_key_padding_mask=torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        )
 
 
 def encoder_train(model):
@@ -328,7 +340,10 @@ PROGRAMS = {
     "inference_mode": (Net, inference),
     "autocast": (Net, autocast),
     "training": (Net, train),
-    "training_sgd_momentum": (Net, lambda m: train(m, optimizer=lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9))),
+    "training_sgd_momentum": (
+        Net,
+        lambda m: train(m, optimizer=lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)),
+    ),
     "training_lbfgs_free": (Net, lambda m: train(m, optimizer=torch.optim.AdamW)),
     "micro_batches": (Net, micro_batches),
     "hooks": (hooked, train),
@@ -337,15 +352,24 @@ PROGRAMS = {
     "checkpoint": (lambda: Checkpointed(False), checkpointed),
     "encoder_fast_path": (encoder, encoder_fast),
     "encoder_train": (encoder, encoder_train),
-    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda m: m(*[x(2, 5, 8)] * 3)),
-    "attention_eval": (lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), lambda m: m(*[x(2, 5, 8).detach()] * 3)),
+    "attention": (
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+        lambda m: m(*[x(2, 5, 8)] * 3),
+    ),
+    "attention_eval": (
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(),
+        lambda m: m(*[x(2, 5, 8).detach()] * 3),
+    ),
     "lstm": (lambda: nn.LSTM(6, 8, 2, batch_first=True, dropout=0.2), recurrent),
     "parametrized": (parametrized, train),
     "pruned": (pruned, train),
     "functional_call": (Net, functional),
     "transforms": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)), gradients),
     "forward_ad": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh()), forward_ad),
-    "second_order": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)), second_order),
+    "second_order": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)),
+        second_order,
+    ),
     "deepcopy": (Net, deep_copied),
     "replaced_weight": (Net, replaced_weight),
     "child_alone": (Net, child_alone),
@@ -388,7 +412,15 @@ def test_whatever_is_given(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"keep": "stats"}, {"keep": "none"}, {"programs": False}, {"slots": "input"}, {"include": "fc1"}, {"max_bytes": 0}]
+    "options",
+    [
+        {"keep": "stats"},
+        {"keep": "none"},
+        {"programs": False},
+        {"slots": "input"},
+        {"include": "fc1"},
+        {"max_bytes": 0},
+    ],
 )
 def test_with_options(options, tmp_path):
     unchanged(Net, train, tmp_path / "run", **options)
@@ -432,7 +464,10 @@ def test_benchmark_models(name, bench, tmp_path):
             out = [model.eval()(*inputs)]
         model.train()
         outputs = model(*inputs)
-        loss = sum(o.float().square().mean() for o in ([outputs] if isinstance(outputs, torch.Tensor) else outputs))
+        loss = sum(
+            o.float().square().mean()
+            for o in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)
+        )
         loss.backward()
         return [*out, outputs]
 
@@ -577,7 +612,9 @@ class Opaque(torch.Tensor):
 
 
 def test_a_wrapper_without_a_protocol_is_a_record_with_a_reason(tmp_path):
-    run = unchanged(lambda: nn.Sequential(nn.Tanh()), lambda m: bits(m(Opaque(x())).inner), tmp_path / "run")
+    run = unchanged(
+        lambda: nn.Sequential(nn.Tanh()), lambda m: bits(m(Opaque(x())).inner), tmp_path / "run"
+    )
     record = run.records[ref(call(run, "0"), "input.0").record]
     assert record.elements is None
     assert "Opaque" in record.why
@@ -640,7 +677,15 @@ class Root(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no such token"), KeyboardInterrupt(), Unprintable(), SystemExit(3), StopIteration(4), GeneratorExit()]
+    "error",
+    [
+        ValueError("no such token"),
+        KeyboardInterrupt(),
+        Unprintable(),
+        SystemExit(3),
+        StopIteration(4),
+        GeneratorExit(),
+    ],
 )
 def test_what_a_forward_raises_is_raised(error, tmp_path):
     model = Root(Fails(error))
@@ -674,7 +719,9 @@ def test_a_step_that_raised_is_followed_by_whole_ones(tmp_path):
 
 
 def test_an_error_that_the_model_handles(tmp_path):
-    run = unchanged(lambda: Root(Fails(ZeroDivisionError("fine"))), lambda m: m(x()), tmp_path / "run")
+    run = unchanged(
+        lambda: Root(Fails(ZeroDivisionError("fine"))), lambda m: m(x()), tmp_path / "run"
+    )
     assert call(run, "child").error == "ZeroDivisionError: fine"
     assert call(run, "").error == ""
 
@@ -721,7 +768,9 @@ def test_threads(tmp_path):
             got[place] = [bits(model(v)) for v in inputs]
 
     with whence.capture(root, tmp_path / "run"):
-        threads = [threading.Thread(target=work, args=(i, m)) for i, m in enumerate((one, two, one))]
+        threads = [
+            threading.Thread(target=work, args=(i, m)) for i, m in enumerate((one, two, one))
+        ]
         for t in threads:
             t.start()
         for t in threads:
@@ -768,7 +817,10 @@ def test_captures_that_overlap(tmp_path):
     net(x())
     second.__exit__(None, None, None)
     assert process() == before
-    assert [len([c for c in open_run(tmp_path / n).calls if c.parent == -1]) for n in "12"] == [1, 2]
+    assert [len([c for c in open_run(tmp_path / n).calls if c.parent == -1]) for n in "12"] == [
+        1,
+        2,
+    ]
 
 
 def test_someone_else_wraps_call_meanwhile(tmp_path):
@@ -786,7 +838,9 @@ def test_someone_else_wraps_call_meanwhile(tmp_path):
         assert nn.Module.__call__ is theirs
     finally:
         nn.Module.__call__ = original
-    assert utils.unpatched_nn_module_call is original  # else dynamo compiles our wrapper from here on
+    assert (
+        utils.unpatched_nn_module_call is original
+    )  # else dynamo compiles our wrapper from here on
 
 
 # ---- memory

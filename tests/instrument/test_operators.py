@@ -1,4 +1,6 @@
-"""--level op: the program computes the same bits, every operator is a call that can be rebuilt, compiled code stays compiled."""
+"""--level op: the program computes the same bits, every operator is a call that can be rebuilt,
+compiled code stays compiled.
+"""
 
 import contextlib
 import threading
@@ -28,7 +30,11 @@ def ended():
 class Conv(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 2)
+        self.conv, self.norm, self.fc = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x):
         return self.fc(nn.functional.relu(self.norm(self.conv(x)), inplace=True).mean((2, 3)))
@@ -37,7 +43,12 @@ class Conv(nn.Module):
 class Block(nn.Module):
     def __init__(self, again=False, drop=0.2):
         super().__init__()
-        self.norm, self.qkv, self.out, self.again = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8), again
+        self.norm, self.qkv, self.out, self.again = (
+            nn.LayerNorm(8),
+            nn.Linear(8, 24),
+            nn.Linear(8, 8),
+            again,
+        )
         self.drop = nn.Dropout(drop)
 
     def core(self, x):
@@ -71,7 +82,10 @@ def train(make_input, steps=2, optimizer=torch.optim.Adam, autocast=False):
 
 def infer(make_input, grad, autocast=False):
     def use(model):
-        with grad(), torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+        with (
+            grad(),
+            torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext(),
+        ):
             return [model(make_input()) for _ in range(2)]
 
     return use
@@ -91,13 +105,22 @@ class InPlace(nn.Module):
         buffer = torch.empty(3, 4)
         for i in range(3):
             buffer[i] = i
-        return out.t(), y.unbind(0), buffer, torch.rand(3, generator=torch.Generator().manual_seed(3)), x.new_zeros(2).bernoulli_(0.5)
+        return (
+            out.t(),
+            y.unbind(0),
+            buffer,
+            torch.rand(3, generator=torch.Generator().manual_seed(3)),
+            x.new_zeros(2).bernoulli_(0.5),
+        )
 
 
 class Lstm(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm, self.bilinear = nn.LSTM(8, 8, 2, batch_first=True, dropout=0.1), nn.Bilinear(8, 8, 4)
+        self.lstm, self.bilinear = (
+            nn.LSTM(8, 8, 2, batch_first=True, dropout=0.1),
+            nn.Bilinear(8, 8, 4),
+        )
 
     def forward(self, x):
         y, _ = self.lstm(x)
@@ -127,15 +150,24 @@ class Own(nn.Module):
 
 PROGRAMS = {
     "conv and batch norm": (Conv, train(image)),
-    "adam, foreach": (Conv, train(image, optimizer=lambda p, lr: torch.optim.AdamW(p, lr, foreach=True))),
+    "adam, foreach": (
+        Conv,
+        train(image, optimizer=lambda p, lr: torch.optim.AdamW(p, lr, foreach=True)),
+    ),
     "sgd, fused": (Conv, train(image, optimizer=lambda p, lr: torch.optim.SGD(p, lr, fused=True))),
     "attention and dropout": (Block, train(tokens)),
     "checkpoint": (lambda: nn.Sequential(Block(again=True), Block(again=True)), train(tokens)),
     "autocast": (Block, train(tokens, autocast=True)),
     "no_grad": (lambda: Block().eval(), infer(tokens, torch.no_grad)),
     "inference_mode": (lambda: Block().eval(), infer(tokens, torch.inference_mode)),
-    "inference_mode, autocast": (lambda: nn.Sequential(Block(), Lstm()).eval(), infer(tokens, torch.inference_mode, autocast=True)),
-    "autocast, no_grad": (lambda: nn.Sequential(Block(), Lstm()).eval(), infer(tokens, torch.no_grad, autocast=True)),
+    "inference_mode, autocast": (
+        lambda: nn.Sequential(Block(), Lstm()).eval(),
+        infer(tokens, torch.inference_mode, autocast=True),
+    ),
+    "autocast, no_grad": (
+        lambda: nn.Sequential(Block(), Lstm()).eval(),
+        infer(tokens, torch.no_grad, autocast=True),
+    ),
     "in place": (InPlace, infer(lambda: torch.randn(4, 4), torch.no_grad)),
     "lstm": (Lstm, train(tokens)),
     "own function": (Own, train(tokens)),
@@ -158,13 +190,23 @@ def rebuilt(run, call):
 
     def given(slot):
         record = held[slot]
-        made = torch.empty_strided(record.shape, record.stride, dtype=getattr(torch, record.dtype)) if record.stride else None
+        made = (
+            torch.empty_strided(record.shape, record.stride, dtype=getattr(torch, record.dtype))
+            if record.stride
+            else None
+        )
         if record.elements is None:
-            return made if made is not None else torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+            return (
+                made
+                if made is not None
+                else torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+            )
         elements = tensor(run, call, slot)
         if made is None:
             return elements
-        once = tuple(slice(0, 1) if s == 0 else slice(None) for s in record.stride)  # an expanded axis
+        once = tuple(
+            slice(0, 1) if s == 0 else slice(None) for s in record.stride
+        )  # an expanded axis
         made[once] = elements[once]
         return made
 
@@ -178,11 +220,20 @@ def rebuilt(run, call):
             return given(at)
         if kind == "generator":
             return torch.Generator()
-        return torch.device(at) if kind == "device" else float(at) if kind == "float" else getattr(torch, at)
+        return (
+            torch.device(at)
+            if kind == "device"
+            else float(at)
+            if kind == "float"
+            else getattr(torch, at)
+        )
 
     args, kwargs = [], {}
     for a in func._schema.arguments:
-        parts = sorted((s for s in held if s.startswith(f"input.{a.name}.")), key=lambda s: int(s.rpartition(".")[2]))
+        parts = sorted(
+            (s for s in held if s.startswith(f"input.{a.name}.")),
+            key=lambda s: int(s.rpartition(".")[2]),
+        )
         if f"input.{a.name}" in held:
             value = given(f"input.{a.name}")
         elif a.name in call.arguments:
@@ -194,14 +245,18 @@ def rebuilt(run, call):
         kwargs[a.name] = value
     state = next((tensor(run, call, s) for s in held if s.startswith("state.")), None)
     if state is not None:
-        for generator in [v for v in kwargs.values() if isinstance(v, torch.Generator)] or [torch.default_generator]:
+        for generator in [v for v in kwargs.values() if isinstance(v, torch.Generator)] or [
+            torch.default_generator
+        ]:
             generator.set_state(state)
     with torch.no_grad():
         out = func(*args, **kwargs)
     return out, kwargs
 
 
-@pytest.mark.parametrize("name", ["conv and batch norm", "adam, foreach", "attention and dropout", "in place"])
+@pytest.mark.parametrize(
+    "name", ["conv and batch norm", "adam, foreach", "attention and dropout", "in place"]
+)
 def test_every_call_can_be_rebuilt_from_the_run(name, tmp_path):
     make, use = PROGRAMS[name]
     seeded()
@@ -213,7 +268,9 @@ def test_every_call_can_be_rebuilt_from_the_run(name, tmp_path):
     run = open_run(tmp_path / "run")
     checked = set()
     for call in run.calls:
-        if call.kind != "operator" or any(a != b and b.startswith("input") for a, b in call.aliases):
+        if call.kind != "operator" or any(
+            a != b and b.startswith("input") for a, b in call.aliases
+        ):
             continue
         out, given = rebuilt(run, call)
         results = {r.slot: r for r in call.refs if r.slot.startswith(("output", "mutated"))}
@@ -236,7 +293,11 @@ def flat(out, given, results):
 
 
 def operators(run, **wanted):
-    found = [c for c in run.calls if c.kind == "operator" and all(getattr(c, k) == v for k, v in wanted.items())]
+    found = [
+        c
+        for c in run.calls
+        if c.kind == "operator" and all(getattr(c, k) == v for k, v in wanted.items())
+    ]
     return sorted(found, key=lambda c: c.order)
 
 
@@ -262,14 +323,24 @@ def test_names_phases_scopes_and_sources(tmp_path):
     text = Path(file).read_text().splitlines()[int(line) - 1]
     assert "self.conv(x)" in text
     back = operators(run, op="aten.convolution_backward.default")[0]
-    assert (back.scope, back.phase, back.forward, back.source) == ("conv", "backward", first.order, first.source)
+    assert (back.scope, back.phase, back.forward, back.source) == (
+        "conv",
+        "backward",
+        first.order,
+        first.source,
+    )
     assert run.calls[back.parent].kind == "region"
     assert run.calls[back.parent].op_type == "backward"
-    assert {c.op for c in operators(run, phase="optimizer")} >= {"aten.addcdiv_.default", "aten.lerp_.Scalar"}
+    assert {c.op for c in operators(run, phase="optimizer")} >= {
+        "aten.addcdiv_.default",
+        "aten.lerp_.Scalar",
+    }
     assert {run.calls[c.parent].op_type for c in operators(run, phase="optimizer")} == {"optimizer"}
     loss = operators(run, op="aten.pow.Tensor_Scalar", phase="forward")[0]
     assert (loss.scope, run.calls[loss.parent].op_type) == ("", "region")
-    assert "pow(2)" in Path(__file__).read_text().splitlines()[int(loss.source.rsplit(":", 1)[1]) - 1]
+    assert (
+        "pow(2)" in Path(__file__).read_text().splitlines()[int(loss.source.rsplit(":", 1)[1]) - 1]
+    )
     assert len({c.key() for c in run.calls}) == len(run.calls)
     assert all(c.seconds > 0 for c in operators(run))
 
@@ -279,7 +350,10 @@ def test_recomputed_operators_belong_to_their_modules(tmp_path):
     with whence.capture(model, tmp_path / "run", level="op"):
         train(tokens, steps=1)(model)
     run = open_run(tmp_path / "run")
-    first, again = ([c.op for c in operators(run, phase=p, scope="0.qkv") if c.op_type != "detach"] for p in ("forward", "recompute"))
+    first, again = (
+        [c.op for c in operators(run, phase=p, scope="0.qkv") if c.op_type != "detach"]
+        for p in ("forward", "recompute")
+    )
     assert first == again != []
     back = operators(run, phase="backward", scope="0.qkv", op="aten.mm.default")
     assert len(back) == 2
@@ -304,7 +378,12 @@ def test_slots_arguments_aliases_and_state(tmp_path):
 
     put = one("aten.index_put.default")
     assert put.arguments == {"indices": [None, {"slot": "input.indices.1"}]}
-    assert [r.slot for r in put.refs] == ["input.self", "input.indices.1", "input.values", "output.0"]
+    assert [r.slot for r in put.refs] == [
+        "input.self",
+        "input.indices.1",
+        "input.values",
+        "output.0",
+    ]
     assert one("aten.t.default").aliases == (("input.self", "output.0"),)
     add = one("aten.add_.Tensor")
     assert [r.slot for r in add.refs] == ["input.self", "input.other", "mutated.self", "output.0"]
@@ -313,10 +392,20 @@ def test_slots_arguments_aliases_and_state(tmp_path):
     assert tensor(run, add, "mutated.self").tolist() == [[0, 3, 6], [9, 12, 15]]
     assert tensor(run, add, "input.self").tolist() == [[0, 1, 2], [3, 4, 5]]
     into = one("aten.add.out")
-    assert [r.slot for r in into.refs] == ["input.self", "input.other", "input.out", "mutated.out", "output.0"]
+    assert [r.slot for r in into.refs] == [
+        "input.self",
+        "input.other",
+        "input.out",
+        "mutated.out",
+        "output.0",
+    ]
     assert run.records[into.refs[2].record].why == "overwritten without being read"
     assert into.aliases == (("input.self", "input.other"),)
-    assert [r.slot for r in one("aten.split_with_sizes.default").refs] == ["input.self", "output.0.0", "output.0.1"]
+    assert [r.slot for r in one("aten.split_with_sizes.default").refs] == [
+        "input.self",
+        "output.0.0",
+        "output.0.1",
+    ]
     full = one("aten.full.default").arguments
     assert full["fill_value"] == {"float": "inf"}
     assert full["dtype"] == {"dtype": "float16"}
@@ -336,7 +425,9 @@ def test_memory_that_was_not_written_is_no_value(tmp_path):
     whence.end_dump()
     run = open_run(tmp_path / "run")
     made, cut, filled, added = operators(run)
-    assert {run.records[r.record].why for r in (*made.refs, *cut.refs)} == {"memory that was not written yet"}
+    assert {run.records[r.record].why for r in (*made.refs, *cut.refs)} == {
+        "memory that was not written yet"
+    }
     assert filled.op == "aten.fill_.Scalar"
     assert tensor(run, filled, "mutated.self").tolist() == [1.0] * 500
     assert added.op == "aten.add.Tensor"
@@ -357,9 +448,19 @@ def test_samples_and_dedup(tmp_path):
         run = open_run(tmp_path / name)
         adds = operators(run, op="aten.add.Tensor")
         assert len(adds) == 40
-        kept = [c.occurrence for c in adds if run.records[c.refs[-1].record].elements is not None and whole(run, c)]
+        kept = [
+            c.occurrence
+            for c in adds
+            if run.records[c.refs[-1].record].elements is not None and whole(run, c)
+        ]
         assert 2 <= len(kept) < 20
-        assert {run.records[r.record].why for c in adds if c.occurrence not in kept for r in c.refs if not held(run, r)} == {"not sampled"}
+        assert {
+            run.records[r.record].why
+            for c in adds
+            if c.occurrence not in kept
+            for r in c.refs
+            if not held(run, r)
+        } == {"not sampled"}
         found.append(kept)
     assert found[0] == found[1]
     whence.begin_dump(tmp_path / "few", samples=0, dedup=True)
@@ -371,8 +472,14 @@ def test_samples_and_dedup(tmp_path):
     groups = {g.op: g for g in api.signatures(run) if g.op == "aten.mul.Tensor"}
     group = groups["aten.mul.Tensor"]
     assert (group.count, len(group.calls), group.with_elements) == (40, 1, [])
-    assert (group.ranges["output.0"].min, group.ranges["output.0"].max) == (2.0, 2.0 * (1 + sum(range(40))))
-    assert group.arguments == {"other": 2.0} or [t.slot for t in group.inputs] == ["input.self", "input.other"]
+    assert (group.ranges["output.0"].min, group.ranges["output.0"].max) == (
+        2.0,
+        2.0 * (1 + sum(range(40))),
+    )
+    assert group.arguments == {"other": 2.0} or [t.slot for t in group.inputs] == [
+        "input.self",
+        "input.other",
+    ]
 
 
 def held(run, ref):
@@ -435,21 +542,39 @@ def run_of(path, make, use, around=contextlib.nullcontext, **options):
     return str(path)
 
 
-@pytest.mark.parametrize("make_use", [(Conv, train(image, 2)), (lambda: Block(drop=0.0), train(tokens, 2))], ids=["conv", "attention"])
+@pytest.mark.parametrize(
+    "make_use",
+    [(Conv, train(image, 2)), (lambda: Block(drop=0.0), train(tokens, 2))],
+    ids=["conv", "attention"],
+)
 def test_a_clean_pair_is_the_same_and_a_faulty_operator_is_named(make_use, tmp_path):
     reference = run_of(tmp_path / "ref", *make_use)
     clean = whence.compare(reference, run_of(tmp_path / "clean", *make_use), output=tmp_path / "0")
     assert (clean.status, clean.findings) == ("same", ())
     assert clean.coverage.share > 0.95
-    name, scope = ("aten.addmm.default", "fc") if make_use[0] is Conv else ("aten.addmm.default", "qkv")
-    for op, at, where, phase in ((name, 1, scope, "forward"), ("aten.mm.default", 2, None, "backward")):
+    name, scope = (
+        ("aten.addmm.default", "fc") if make_use[0] is Conv else ("aten.addmm.default", "qkv")
+    )
+    for op, at, where, phase in (
+        (name, 1, scope, "forward"),
+        ("aten.mm.default", 2, None, "backward"),
+    ):
         bad = run_of(tmp_path / f"bad{at}", *make_use, around=lambda op=op, at=at: Scaled(op, at))
         result = whence.compare(reference, bad, output=tmp_path / f"{at}")
         assert result.status == "different"
         finding = result.findings[0]
         assert len(result.findings) == 1, [f.name for f in result.findings]
-        call = next(c for c in open_run(bad).calls if c.op == op and c.phase == phase and (where is None or c.scope == where))
-        assert (finding.op_type, finding.operator, finding.step, finding.evidence) == (call.op_type, op, 0, "replay")
+        call = next(
+            c
+            for c in open_run(bad).calls
+            if c.op == op and c.phase == phase and (where is None or c.scope == where)
+        )
+        assert (finding.op_type, finding.operator, finding.step, finding.evidence) == (
+            call.op_type,
+            op,
+            0,
+            "replay",
+        )
         assert finding.phase == ("" if phase == "forward" else phase)
         assert finding.name.startswith(where or call.scope)
         assert finding.source.startswith(__file__)
@@ -459,13 +584,19 @@ def test_another_dtype_is_no_fault_and_modules_are_compared_by_modules(tmp_path)
     use = infer(tokens, torch.no_grad)
     make = lambda: nn.Sequential(Block(), Block()).eval()  # noqa: E731
     reference = run_of(tmp_path / "op", make, use)
-    low = run_of(tmp_path / "low", lambda: make().bfloat16(), lambda m: infer(lambda: tokens().bfloat16(), torch.no_grad)(m))
+    low = run_of(
+        tmp_path / "low",
+        lambda: make().bfloat16(),
+        lambda m: infer(lambda: tokens().bfloat16(), torch.no_grad)(m),
+    )
     assert whence.compare(reference, low, output=tmp_path / "1").findings == ()
     seeded()
     model = make()
     with whence.capture(model, tmp_path / "modules"):
         use(model)
-    for n, pair in enumerate([(reference, tmp_path / "modules"), (tmp_path / "modules", reference)]):
+    for n, pair in enumerate(
+        [(reference, tmp_path / "modules"), (tmp_path / "modules", reference)]
+    ):
         result = whence.compare(str(pair[0]), str(pair[1]), output=tmp_path / f"m{n}")
         assert result.status == "same"
         assert result.coverage.share == 1.0
@@ -498,7 +629,10 @@ def test_compiled_code_stays_compiled(dynamo, tmp_path):
         def __init__(self):
             super().__init__()
             torch._dynamo.reset()
-            self.before, self.inner = nn.Linear(8, 8), torch.compile(Block(drop=0.0), backend=backend, fullgraph=True)
+            self.before, self.inner = (
+                nn.Linear(8, 8),
+                torch.compile(Block(drop=0.0), backend=backend, fullgraph=True),
+            )
 
         def forward(self, x):
             return self.inner(self.before(x)).sin()
@@ -531,7 +665,9 @@ def test_tracers_are_not_listened_to(tmp_path):
 
     def traced():
         made = make_fx(lambda p, v: torch.func.functional_call(model, p, (v,)), tracing_mode="fake")
-        return made(dict(model.named_parameters()), x).code, torch.export.export(model, (x,)).graph_module.code
+        return made(dict(model.named_parameters()), x).code, torch.export.export(
+            model, (x,)
+        ).graph_module.code
 
     bare = traced()
     with whence.capture(model, tmp_path / "run", level="op"):
@@ -550,7 +686,9 @@ def test_function_transforms_and_scripted_code(tmp_path):
         grads = torch.func.vmap(torch.func.grad(lambda v: model(v).sum()))(x)
         return grads, torch.func.jvp(lambda v: v.sin(), (x,), (x,)), scripted(x)
 
-    run = unchanged(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()), use, tmp_path / "run", level="op")
+    run = unchanged(
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()), use, tmp_path / "run", level="op"
+    )
     assert operators(run)
 
 
@@ -615,7 +753,10 @@ def test_a_mode_of_the_program_sees_only_the_program(tmp_path):
 def test_threads_that_call_the_model(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
     with whence.capture(model, tmp_path / "run", level="op"):
-        threads = [threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(5)]) for _ in range(3)]
+        threads = [
+            threading.Thread(target=lambda: [model(torch.ones(2, 4)) for _ in range(5)])
+            for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -641,13 +782,21 @@ def test_a_custom_operator(tmp_path):
 
 def test_statistics_only_and_topology_only(tmp_path):
     for keep in ("stats", "none"):
-        run = unchanged(lambda: Block(drop=0.0), train(tokens, 1), tmp_path / keep, level="op", keep=keep)
+        run = unchanged(
+            lambda: Block(drop=0.0), train(tokens, 1), tmp_path / keep, level="op", keep=keep
+        )
         assert all(r.elements is None for r in run.records)
         assert (run.records[0].statistics is None) == (keep == "none")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"samples": 1}, {"dedup": True}, {"level": "op", "samples": -1}, {"level": "op", "samples": 1, "keep": "stats"}]
+    "wrong",
+    [
+        {"samples": 1},
+        {"dedup": True},
+        {"level": "op", "samples": -1},
+        {"level": "op", "samples": 1, "keep": "stats"},
+    ],
 )
 def test_options_that_cannot_be_meant(wrong, tmp_path):
     with pytest.raises(UsageError), whence.capture(nn.Linear(2, 2), tmp_path / "run", **wrong):
@@ -660,7 +809,9 @@ def test_a_failing_disk_ends_the_capture_not_the_program(tmp_path, monkeypatch):
     model = nn.Linear(2, 2)
     expected = bits(model(torch.ones(1, 2)).detach())
     with whence.capture(model, tmp_path / "run", level="op"):
-        monkeypatch.setattr(Writer, "record", lambda *a, **k: (_ for _ in ()).throw(ZeroDivisionError("no more")))
+        monkeypatch.setattr(
+            Writer, "record", lambda *a, **k: (_ for _ in ()).throw(ZeroDivisionError("no more"))
+        )
         assert bits(model(torch.ones(1, 2)).detach()) == expected
         assert random_states() is not None
         assert bits(model(torch.ones(1, 2)).detach()) == expected
@@ -673,7 +824,9 @@ def _record_of(run, op, slot, nth=0):
     return run.records[next(r.record for r in made.refs if r.slot == slot)]
 
 
-@pytest.mark.parametrize("count", [30, 5000, 40000], ids=["small", "16 KiB", "more than is looked at whole"])
+@pytest.mark.parametrize(
+    "count", [30, 5000, 40000], ids=["small", "16 KiB", "more than is looked at whole"]
+)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_a_write_that_torch_does_not_count_is_seen(count, layout, tmp_path):
     x = torch.zeros(count // 10, 10)
@@ -683,14 +836,18 @@ def test_a_write_that_torch_does_not_count_is_seen(count, layout, tmp_path):
         x.numpy()[0, 0] = 7.0  # one element, where a sample looks too
         x.exp()
     run = open_run(tmp_path / "run")
-    assert [_record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)] == [0.0, 7.0]
+    assert [
+        _record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)
+    ] == [0.0, 7.0]
     if count <= 1 << 14:
         with whence.capture(nn.Identity(), tmp_path / "again", level="op", keep="stats"):
             x.exp()
             x.numpy()[1, 2] = 9.0  # anywhere
             x.exp()
         run = open_run(tmp_path / "again")
-        assert [_record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)] == [7.0, 9.0]
+        assert [
+            _record_of(run, "aten.exp.default", "input.self", n).statistics.max for n in (0, 1)
+        ] == [7.0, 9.0]
 
 
 def test_a_part_written_through_a_view_is_another_tensor(tmp_path):
@@ -701,7 +858,9 @@ def test_a_part_written_through_a_view_is_another_tensor(tmp_path):
         rows[5:9].add_(1)  # not where a sample looks
         rows.sum(), y.sum()
     run = open_run(tmp_path / "run")
-    assert [_record_of(run, "aten.sum.default", "input.self", n).statistics.zero for n in (0, 1)] == [89996, 89996]
+    assert [
+        _record_of(run, "aten.sum.default", "input.self", n).statistics.zero for n in (0, 1)
+    ] == [89996, 89996]
 
 
 def test_conjugate_and_negative_views_are_not_their_base(tmp_path):
@@ -710,7 +869,10 @@ def test_conjugate_and_negative_views_are_not_their_base(tmp_path):
         conj = z.conj()
         z.clone(), conj.clone(), z.clone(), z.imag.clone(), conj.imag.clone()
     run = open_run(tmp_path / "run")
-    held = [run.array(_record_of(run, "aten.clone.default", "input.self", n).id).tolist() for n in range(5)]
+    held = [
+        run.array(_record_of(run, "aten.clone.default", "input.self", n).id).tolist()
+        for n in range(5)
+    ]
     assert held == [[1 + 2j, 3 - 1j], [1 - 2j, 3 + 1j], [1 + 2j, 3 - 1j], [2.0, -1.0], [-2.0, 1.0]]
 
 
@@ -723,8 +885,16 @@ def test_a_view_made_again_is_the_same_record_until_its_base_changes(size, tmp_p
             if n == 2:
                 weight.mul_(2)
     run = open_run(tmp_path / "run")
-    views = [next(r for r in c.refs if r.slot == "output.0") for c in run.calls if c.op == "aten.t.default"]
+    views = [
+        next(r for r in c.refs if r.slot == "output.0")
+        for c in run.calls
+        if c.op == "aten.t.default"
+    ]
     assert len({v.record for v in views[:3]}) == 1
     assert [v.edge for v in views] == ["", "identity", "identity", ""]
-    summed = [next(r for r in c.refs if r.slot == "input.self").record for c in run.calls if c.op == "aten.sum.default"]
+    summed = [
+        next(r for r in c.refs if r.slot == "input.self").record
+        for c in run.calls
+        if c.op == "aten.sum.default"
+    ]
     assert summed == [v.record for v in views]

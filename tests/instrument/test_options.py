@@ -1,4 +1,6 @@
-"""Options: defaults keep everything, a misspelt one fails at once, JSON and back changes nothing."""
+"""Options: defaults keep everything, a misspelt one fails at once, JSON and back changes
+nothing.
+"""
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,9 @@ from whence.instrument import options
 from whence.instrument.options import CaptureOptions, decode, make
 
 NUMBERS = st.from_regex(r"(0|[1-9][0-9]?(_[1-9][0-9]?){0,3})", fullmatch=True)
-PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda p: not p.startswith("re:"))
+PATTERNS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
+    lambda p: not p.startswith("re:")
+)
 
 
 @given(
@@ -84,7 +88,10 @@ def test_what_is_no_options_is_refused(text):
         decode(text)
 
 
-@pytest.mark.parametrize(("text", "steps"), [("0:1000", (0, 1000)), ("5:", (5, None)), (":3", (0, 3)), ("7", (7, 8)), (":", (0, None))])
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("0:1000", (0, 1000)), ("5:", (5, None)), (":3", (0, 3)), ("7", (7, 8)), (":", (0, None))],
+)
 def test_steps(text, steps):
     assert options.parse_steps(text) == steps
     assert make(steps=text).steps == steps
@@ -95,12 +102,22 @@ def test_other_words():
     assert make(ranks="0,3").ranks == (0, 3)
     assert make(ranks="0-2,2").ranks == (0, 1, 2)
     assert make(steps=range(2, 5)).steps == (2, 5)
-    assert make(include="a.*", exclude=["b", "c"]) == CaptureOptions(include=("a.*",), exclude=("b", "c"))
+    assert make(include="a.*", exclude=["b", "c"]) == CaptureOptions(
+        include=("a.*",), exclude=("b", "c")
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("20GB", 20 * 10**9), ("512MiB", 512 * 2**20), ("1.5 k", 1500), ("0", 0), ("2tb", 2 * 10**12), ("1KiB", 1024)],
+    [
+        ("4096", 4096),
+        ("20GB", 20 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5 k", 1500),
+        ("0", 0),
+        ("2tb", 2 * 10**12),
+        ("1KiB", 1024),
+    ],
 )
 def test_sizes(text, size):
     assert options.parse_size(text) == size

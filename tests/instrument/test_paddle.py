@@ -1,4 +1,6 @@
-"""Paddle captured live: predictors and layers, under `whence run` and in code. Oracles: Paddle's own hooks, numpy, plain runs."""
+"""Paddle captured live: predictors and layers, under `whence run` and in code. Oracles: Paddle's
+own hooks, numpy, plain runs.
+"""
 
 import importlib.util
 import json
@@ -17,45 +19,69 @@ from whence.errors import UsageError
 from whence.store import open_run
 
 if importlib.util.find_spec("paddle") is None:
-    pytest.skip("paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True)
+    pytest.skip(
+        "paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True
+    )
 pytestmark = pytest.mark.paddle
 
 HERE = Path(__file__).parent
 PLAIN = {"disable_mkldnn": []}
 CONFIGS = {
-    "model": [{}, PLAIN, {"switch_ir_optim": [False]}, {"enable_new_executor": [], "enable_memory_optim": []}],
+    "model": [
+        {},
+        PLAIN,
+        {"switch_ir_optim": [False]},
+        {"enable_new_executor": [], "enable_memory_optim": []},
+    ],
     "loop": [{}, PLAIN],
     "legacy": [
-        {}, PLAIN, {"switch_ir_optim": [False]}, {"switch_ir_optim": [False], "enable_new_executor": []}, {"enable_memory_optim": []},
+        {},
+        PLAIN,
+        {"switch_ir_optim": [False]},
+        {"switch_ir_optim": [False], "enable_new_executor": []},
+        {"enable_memory_optim": []},
     ],
-}  # fmt: skip
+}
 
 
 def python(text, *words, cwd, whence_run=(), **environment):
     """Run a program, under `whence run` when its words are given."""
     file = cwd / "program.py"
-    file.write_text(f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport paddle_models as pm\n" + textwrap.dedent(text))
+    file.write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport paddle_models as pm\n"
+        + textwrap.dedent(text)
+    )
     before = [sys.executable, "-m", "whence", "run", *whence_run, "--"] if whence_run else []
     return subprocess.run(
-        [*before, sys.executable, str(file), *words], cwd=cwd, capture_output=True, text=True, timeout=300,
+        [*before, sys.executable, str(file), *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder with the programs, and beside each of PIR one with another scale in its second attention."""
+    """A folder with the programs, and beside each of PIR one with another scale in its second
+    attention.
+    """
     folder = tmp_path_factory.mktemp("models")
     for kind, flags in (("pir", {}), ("legacy", {"FLAGS_enable_pir_api": "0"})):
         done = subprocess.run(
             [sys.executable, str(HERE / "paddle_models.py"), kind, str(folder)],
-            env={**os.environ, **flags}, capture_output=True, text=True,
-        )  # fmt: skip
+            env={**os.environ, **flags},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
     text = (folder / "model.json").read_text()
     found = list(re.finditer(r"0\.3535533\d*", text))
     assert len(found) == 2
-    (folder / "model_fault.json").write_text(f"{text[: found[1].start()]}0.355{text[found[1].end() :]}")
+    (folder / "model_fault.json").write_text(
+        f"{text[: found[1].start()]}0.355{text[found[1].end() :]}"
+    )
     (folder / "model_fault.pdiparams").write_bytes((folder / "model.pdiparams").read_bytes())
     return folder
 
@@ -70,7 +96,15 @@ for _ in range(steps):
 
 
 def captured(models, tmp_path, name, settings, run, *options, steps=2):
-    done = python(RUNS, str(models), name, json.dumps(settings), str(steps), cwd=tmp_path, whence_run=("-o", str(tmp_path / run), *options))
+    done = python(
+        RUNS,
+        str(models),
+        name,
+        json.dumps(settings),
+        str(steps),
+        cwd=tmp_path,
+        whence_run=("-o", str(tmp_path / run), *options),
+    )
     assert done.returncode == 0, done.stderr
     return open_run(tmp_path / run), done
 
@@ -80,7 +114,10 @@ def outputs(run, step=0):
     found = {}
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.kind == "operator" and call.step == step:
-            names = [call.scope, *(n.removeprefix("writes ") for n in call.notes if n.startswith("writes "))]
+            names = [
+                call.scope,
+                *(n.removeprefix("writes ") for n in call.notes if n.startswith("writes ")),
+            ]
             found.update(zip(names, (r.record for r in call.slots("output"))))
     return {name: run.array(record) for name, record in found.items()}
 
@@ -90,10 +127,16 @@ def outputs(run, step=0):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [pytest.param(n, s, marks=[pytest.mark.slow] if i else []) for n in CONFIGS for i, s in enumerate(CONFIGS[n])],
+    [
+        pytest.param(n, s, marks=[pytest.mark.slow] if i else [])
+        for n in CONFIGS
+        for i, s in enumerate(CONFIGS[n])
+    ],
     ids=lambda v: v if isinstance(v, str) else "+".join(v) or "default",
 )
-def test_results_are_bitwise_those_of_a_plain_run_and_every_output_is_there(models, tmp_path, name, settings):
+def test_results_are_bitwise_those_of_a_plain_run_and_every_output_is_there(
+    models, tmp_path, name, settings
+):
     run, done = captured(models, tmp_path, name, settings, "run")
     plain = python(RUNS, str(models), name, json.dumps(settings), "2", cwd=tmp_path)
     assert plain.returncode == 0, plain.stderr
@@ -101,7 +144,10 @@ def test_results_are_bitwise_those_of_a_plain_run_and_every_output_is_there(mode
     assert run.ended == "" and {s.step for s in run.steps} == {0, 1}
     roots = [c for c in run.calls if c.parent == -1]
     assert [c.root for c in roots] == ["model", "model"]
-    digests = [__import__("hashlib").md5(run.array(r.record).tobytes()).hexdigest() for r in roots[0].slots("output")]
+    digests = [
+        __import__("hashlib").md5(run.array(r.record).tobytes()).hexdigest()
+        for r in roots[0].slots("output")
+    ]
     assert str(digests) == plain.stdout.splitlines()[-1]
     assert all(c.slots("output") for c in run.calls), "an operator without what it wrote"
     assert not [n for n in run.notes if n.kind in ("error", "hook-error")]
@@ -125,15 +171,23 @@ np.savez(out, **found)
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("model", PLAIN), pytest.param("loop", PLAIN, marks=pytest.mark.slow), ("legacy", {"switch_ir_optim": [False]})],
+    [
+        ("model", PLAIN),
+        pytest.param("loop", PLAIN, marks=pytest.mark.slow),
+        ("legacy", {"switch_ir_optim": [False]}),
+    ],
     ids=str,
 )
 def test_every_tensor_is_the_one_that_a_hook_of_paddle_sees(models, tmp_path, name, settings):
     run, _ = captured(models, tmp_path, name, settings, "run", steps=1)
-    done = python(HOOKED, str(models), name, json.dumps(settings), str(tmp_path / "seen.npz"), cwd=tmp_path)
+    done = python(
+        HOOKED, str(models), name, json.dumps(settings), str(tmp_path / "seen.npz"), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     seen, ours = dict(np.load(tmp_path / "seen.npz")), outputs(run)
-    seen = {n: a for n, a in seen.items() if "batch_norm2d" not in n}  # parameters that were not changed
+    seen = {
+        n: a for n, a in seen.items() if "batch_norm2d" not in n
+    }  # parameters that were not changed
     assert seen.keys() <= ours.keys()
     for key, array in seen.items():
         assert ours[key].dtype == array.dtype and ours[key].tobytes() == array.tobytes(), key
@@ -145,7 +199,9 @@ def test_onednn_blocks_are_brought_into_the_order_of_the_shape(models, tmp_path)
     plain, _ = captured(models, tmp_path, "loop", PLAIN, "plain", steps=1)
     fused = next(c for c in fast.calls if "conv" in c.op_type)
     relu = next(c for c in sorted(plain.calls, key=lambda c: c.order) if c.op_type == "relu")
-    ours, theirs = (run.array(call.slots("output")[0].record) for run, call in ((fast, fused), (plain, relu)))
+    ours, theirs = (
+        run.array(call.slots("output")[0].record) for run, call in ((fast, fused), (plain, relu))
+    )
     assert ours.shape == theirs.shape == (2, 20, 8, 8)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
@@ -163,18 +219,26 @@ def test_data_flow_follows_lists_loops_and_branches(models, tmp_path):
     calls = [c for c in sorted(run.calls, key=lambda c: c.order) if c.parent != -1]
     split = next(c for c in calls if c.op_type == "split_with_num")
     assert len(split.slots("output")) == 3
-    for reference, part in zip(split.slots("output"), np.split(run.array(split.slots("input")[0].record), 3, -1)):
+    for reference, part in zip(
+        split.slots("output"), np.split(run.array(split.slots("input")[0].record), 3, -1)
+    ):
         np.testing.assert_array_equal(run.array(reference.record), part)
     concat = next(c for c in calls if c.op_type == "concat")
     assert [made[r.record].op_type for r in concat.slots("input")] == ["slice", "slice"]
     parts = [run.array(r.record) for r in concat.slots("input")]
-    np.testing.assert_array_equal(np.concatenate(parts, 1), run.array(concat.slots("output")[0].record))
+    np.testing.assert_array_equal(
+        np.concatenate(parts, 1), run.array(concat.slots("output")[0].record)
+    )
     scores = next(c for c in calls if c.op_type == "matmul" and c.arguments.get("transpose_y"))
     q, k = (run.array(r.record).astype(np.float64) for r in scores.slots("input"))
-    np.testing.assert_allclose(run.array(scores.slots("output")[0].record), q @ k.swapaxes(-1, -2), atol=1e-5)
+    np.testing.assert_allclose(
+        run.array(scores.slots("output")[0].record), q @ k.swapaxes(-1, -2), atol=1e-5
+    )
     assert scores.source == "Block.Attention"
     fed = {r.record for c in run.calls if c.parent == -1 for r in c.slots("input")}
-    hidden = [r for c in calls for r in c.slots("input") if r.record not in made and r.record not in fed]
+    hidden = [
+        r for c in calls for r in c.slots("input") if r.record not in made and r.record not in fed
+    ]
     assert not hidden, "inputs that nobody made"
 
     run, _ = captured(models, tmp_path, "loop", PLAIN, "loop", steps=1)
@@ -184,7 +248,9 @@ def test_data_flow_follows_lists_loops_and_branches(models, tmp_path):
     relus = [c for c in inside if c.op_type == "relu"]
     assert relus[-1].slots("output")[0].record in {r.record for r in loop.slots("output")}
     matmuls = [c for c in inside if c.op_type == "matmul"]
-    assert [c.slots("input")[0].record for c in matmuls[1:]] == [c.slots("output")[0].record for c in relus[:-1]]
+    assert [c.slots("input")[0].record for c in matmuls[1:]] == [
+        c.slots("output")[0].record for c in relus[:-1]
+    ]
     assert next(c for c in run.calls if c.op_type == "if").slots("output")
 
 
@@ -196,14 +262,20 @@ def test_two_processes_pair_wholly_and_a_changed_attribute_is_named(models, tmp_
     assert result.coverage.paired == len(one.calls)
     captured(models, tmp_path, "model_fault", PLAIN, "fault")
     result = whence.compare(tmp_path / "one", tmp_path / "fault")
-    scales = [c for c in one.calls if c.op_type == "scale" and abs(c.arguments.get("input.1", 0) - 0.3536) < 1e-3]
+    scales = [
+        c
+        for c in one.calls
+        if c.op_type == "scale" and abs(c.arguments.get("input.1", 0) - 0.3536) < 1e-3
+    ]
     scale = sorted((c for c in scales if c.step == 0), key=lambda c: c.order)[1]
     assert result.status == "different" and result.unmatched == 0
     assert {f.name for f in result.findings} == {scale.scope}
     captured(models, tmp_path, "model", {}, "fused")
     captured(models, tmp_path, "model_fault", {}, "fused_fault")
     result = whence.compare(tmp_path / "fused", tmp_path / "fused_fault")
-    assert [f.op_type for f in result.findings] == ["fused_matmul"] and "0.355" in result.findings[0].sentence
+    assert [f.op_type for f in result.findings] == ["fused_matmul"] and "0.355" in result.findings[
+        0
+    ].sentence
 
 
 BIG = """
@@ -221,10 +293,17 @@ def test_weights_are_referenced_in_the_users_file(tmp_path):
     done = python(BIG, cwd=tmp_path, whence_run=("-o", "run"))
     assert done.returncode == 0, done.stderr
     run = open_run(tmp_path / "run")
-    weight = next(r.record for c in run.calls if c.op_type == "matmul" and c.root == "model" for r in c.slots("param"))
+    weight = next(
+        r.record
+        for c in run.calls
+        if c.op_type == "matmul" and c.root == "model"
+        for r in c.slots("param")
+    )
     elements = run.records[weight].elements
     assert elements is not None and elements.file == str((tmp_path / "big.pdiparams").resolve())
-    raw = (tmp_path / "big.pdiparams").read_bytes()[elements.offset : elements.offset + elements.nbytes]
+    raw = (tmp_path / "big.pdiparams").read_bytes()[
+        elements.offset : elements.offset + elements.nbytes
+    ]
     assert run.array(weight).tobytes() == raw and run.array(weight).shape == (256, 128)
 
 
@@ -236,7 +315,9 @@ def test_a_changed_weight_is_named(models, tmp_path):
     settings = {"switch_ir_optim": [False]}
     captured(big, tmp_path, "legacy", settings, "one")
     data = bytearray((big / "legacy.pdiparams").read_bytes())
-    weight = next(c for c in open_run(tmp_path / "one").calls if c.op_type == "matmul_v2").slots("param")[0]
+    weight = next(c for c in open_run(tmp_path / "one").calls if c.op_type == "matmul_v2").slots(
+        "param"
+    )[0]
     raw = open_run(tmp_path / "one").array(weight.record).tobytes()
     at = bytes(data).index(raw)
     data[at : at + 4] = np.float32(3.0).tobytes()
@@ -251,7 +332,10 @@ def test_a_file_of_weights_that_is_not_there_is_said(models, tmp_path):
     lonely.mkdir()
     (lonely / "model.json").write_bytes((models / "model.json").read_bytes())
     run, told = captured(lonely, tmp_path, "model", PLAIN, "run", steps=1)
-    assert "model.pdiparams does not exist: Paddle runs the program with whatever lies in memory" in told.stderr
+    assert (
+        "model.pdiparams does not exist: Paddle runs the program with whatever lies in memory"
+        in told.stderr
+    )
     assert any("model.pdiparams does not exist" in n.text for n in run.notes if n.kind == "error")
 
 
@@ -263,10 +347,13 @@ def test_legacy_passes_are_rounding(models, tmp_path):
 
 def test_a_live_run_faces_a_log_of_the_same_program(models, tmp_path):
     text = "import paddle\npaddle.set_printoptions(threshold=10**9)\n" + RUNS.replace(
-        "for _ in", "made.register_output_hook(lambda op, name, tensor: print(op, name, tensor))\nfor _ in"
+        "for _ in",
+        "made.register_output_hook(lambda op, name, tensor: print(op, name, tensor))\nfor _ in",
     )
     captured(models, tmp_path, "legacy", {"switch_ir_optim": [False]}, "live")
-    done = python(text, str(models), "legacy", json.dumps({"switch_ir_optim": [False]}), "2", cwd=tmp_path)
+    done = python(
+        text, str(models), "legacy", json.dumps({"switch_ir_optim": [False]}), "2", cwd=tmp_path
+    )
     (tmp_path / "run.log").write_text(done.stdout)
     result = whence.compare(tmp_path / "live", tmp_path / "run.log")
     assert result.status == "same", result.headline
@@ -278,8 +365,14 @@ def test_the_program_after_passes_is_in_the_run_and_the_weights_are_not(models, 
     saved = sorted(p.name for p in (tmp_path / "run" / "paddle").rglob("*") if p.is_file())
     assert saved == ["program.json"]
     settings = json.loads(next(n.text for n in run.notes if n.kind == "settings"))
-    assert settings["onednn"] is True and settings["pir"] is True and (tmp_path / "run" / settings["program"]).is_file()
-    assert any("fused" in c.op_type for c in whence.open_run(tmp_path / "run" / settings["program"]).calls)
+    assert (
+        settings["onednn"] is True
+        and settings["pir"] is True
+        and (tmp_path / "run" / settings["program"]).is_file()
+    )
+    assert any(
+        "fused" in c.op_type for c in whence.open_run(tmp_path / "run" / settings["program"]).calls
+    )
 
 
 def test_what_the_user_saves_stays_where_the_user_wants_it(models, tmp_path):
@@ -322,8 +415,12 @@ def test_several_predictors_clones_pools_threads_and_lists_of_tensors(models, tm
     for call in run.calls:
         if call.parent == -1:
             steps[call.root] = max(steps.get(call.root, -1), call.step)
-    assert steps == {"model": 2, "model#1": 3, "model#2": 2, "model#3": 2} or sorted(steps.values()) == [2, 2, 2, 3]
-    per = {root: sorted(c.scope for c in run.calls if c.root == root and c.step == 0) for root in steps}
+    assert steps == {"model": 2, "model#1": 3, "model#2": 2, "model#3": 2} or sorted(
+        steps.values()
+    ) == [2, 2, 2, 3]
+    per = {
+        root: sorted(c.scope for c in run.calls if c.root == root and c.step == 0) for root in steps
+    }
     assert per["model"] == per["model#2"]
     own = {c.id: c for c in run.calls}
     assert all(c.parent == -1 or own[c.parent].root == c.root for c in run.calls)
@@ -344,7 +441,11 @@ def test_weights_in_lists_are_taken_of_a_predictor_and_its_clone(models, tmp_pat
     assert sorted(c.root for c in calls) == ["model", "model#1"]
     assert len({tuple(r.record for r in c.slots("param")) for c in calls}) == 1
     weights = whence.open_run(str(models / "lstm.pdiparams"))
-    held = {f"{c.scope}.{r.slot[6:]}": weights.array(r.record) for c in weights.calls for r in c.slots("param")}
+    held = {
+        f"{c.scope}.{r.slot[6:]}": weights.array(r.record)
+        for c in weights.calls
+        for r in c.slots("param")
+    }
     for ref in calls[0].slots("param"):
         np.testing.assert_array_equal(run.array(ref.record), held[ref.slot[6:]])
     assert len(calls[0].slots("param")) == 4
@@ -371,25 +472,53 @@ def test_an_import_by_name_before_the_capture_begins_is_seen_too(models, tmp_pat
 
 
 def test_selection_budget_statistics_callbacks_and_live_lines(models, tmp_path):
-    (tmp_path / "mine.py").write_text("def f(op, name, tensor):\n    return {'first': float(tensor.numpy().reshape(-1)[0])}\n")
+    (tmp_path / "mine.py").write_text(
+        "def f(op, name, tensor):\n    return {'first': float(tensor.numpy().reshape(-1)[0])}\n"
+    )
     plain = {"switch_ir_optim": [False]}
     run, done = captured(
-        models, tmp_path, "legacy", plain, "a", "--include", "scale_1.*", "--steps", "1:3", "--print", "--on-record", "mine:f", steps=4
+        models,
+        tmp_path,
+        "legacy",
+        plain,
+        "a",
+        "--include",
+        "scale_1.*",
+        "--steps",
+        "1:3",
+        "--print",
+        "--on-record",
+        "mine:f",
+        steps=4,
     )
     taken = [c for c in run.calls if c.refs]
-    assert {(c.scope, c.step) for c in taken if c.parent != -1} == {("scale_1.tmp_0", 1), ("scale_1.tmp_0", 2)}
+    assert {(c.scope, c.step) for c in taken if c.parent != -1} == {
+        ("scale_1.tmp_0", 1),
+        ("scale_1.tmp_0", 2),
+    }
     scale = next(c for c in taken if c.scope == "scale_1.tmp_0")
     out = scale.slots("output")[0]
     assert run.records[out.record].columns["first"] == float(run.array(out.record).reshape(-1)[0])
-    np.testing.assert_allclose(run.array(out.record), run.array(scale.slots("input")[0].record) * 1.5, rtol=1e-6)
-    assert "scale_1.tmp_0:output.0  float32 [2, 4, 8]  min" in done.stderr and "relu_0" not in done.stderr
+    np.testing.assert_allclose(
+        run.array(out.record), run.array(scale.slots("input")[0].record) * 1.5, rtol=1e-6
+    )
+    assert (
+        "scale_1.tmp_0:output.0  float32 [2, 4, 8]  min" in done.stderr
+        and "relu_0" not in done.stderr
+    )
     run, _ = captured(models, tmp_path, "legacy", plain, "b", "--keep", "stats")
     assert all(r.statistics is not None and r.elements is None for r in run.records)
     run, _ = captured(models, tmp_path, "legacy", plain, "c", "--max-bytes", "1000", steps=3)
-    assert any(n.kind == "budget" for n in run.notes) and any(r.elements is None for r in run.records)
+    assert any(n.kind == "budget" for n in run.notes) and any(
+        r.elements is None for r in run.records
+    )
     run, _ = captured(models, tmp_path, "legacy", plain, "d", "--slots", "output")
-    assert not any(c.slots("input") for c in run.calls) and any(c.slots("output") for c in run.calls)
-    run, _ = captured(models, tmp_path, "model", PLAIN, "e", "--include", "Block.Attention", steps=1)
+    assert not any(c.slots("input") for c in run.calls) and any(
+        c.slots("output") for c in run.calls
+    )
+    run, _ = captured(
+        models, tmp_path, "model", PLAIN, "e", "--include", "Block.Attention", steps=1
+    )
     assert {c.source for c in run.calls if c.refs and c.parent != -1} == {"Block.Attention"}
 
 
@@ -397,10 +526,23 @@ def test_a_patch_puts_the_reference_into_the_live_predictor(models, tmp_path):
     captured(models, tmp_path, "model", PLAIN, "one")
     captured(models, tmp_path, "model_fault", PLAIN, "fault")
     culprit = whence.compare(tmp_path / "one", tmp_path / "fault").findings[0].name
-    run, _ = captured(models, tmp_path, "model_fault", PLAIN, "patched", "--patch", culprit, "--patch-from", str(tmp_path / "one"))
+    run, _ = captured(
+        models,
+        tmp_path,
+        "model_fault",
+        PLAIN,
+        "patched",
+        "--patch",
+        culprit,
+        "--patch-from",
+        str(tmp_path / "one"),
+    )
     assert [n.text for n in run.notes if n.kind == "patch"] == [f"{culprit}: 2 calls patched"]
     ours, theirs = (  # the numbers of variables may differ: another constant more
-        [(c.op_type, *(r.array(o.record).tobytes() for o in c.slots("output"))) for c in sorted(r.calls, key=lambda c: c.order)]
+        [
+            (c.op_type, *(r.array(o.record).tobytes() for o in c.slots("output")))
+            for c in sorted(r.calls, key=lambda c: c.order)
+        ]
         for r in (run, open_run(tmp_path / "one"))
     )
     assert ours == theirs
@@ -425,14 +567,28 @@ def test_what_fails_in_a_hook_of_ours_ends_the_capture_and_not_the_program(model
     plain = python(text, str(models), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-3:] == plain.stdout.splitlines()[-3:]
-    assert "capture stopped, the program goes on: whence failed: RuntimeError: planted" in done.stderr
+    assert (
+        "capture stopped, the program goes on: whence failed: RuntimeError: planted" in done.stderr
+    )
     assert any("planted" in n.text for n in open_run(tmp_path / "run").notes)
 
 
 def test_an_interrupt_inside_a_hook_is_an_interrupt_in_the_program(models, tmp_path):
     (tmp_path / "mine.py").write_text("def f(op, name, tensor):\n    raise KeyboardInterrupt\n")
-    text = RUNS.replace("for _ in", "try:\n    pm.once(made, pm.fed(name))\nexcept KeyboardInterrupt:\n    print('interrupted')\nfor _ in")
-    done = python(text, str(models), "legacy", "{}", "0", cwd=tmp_path, whence_run=("-o", "run", "--on-record", "mine:f"))
+    text = RUNS.replace(
+        "for _ in",
+        "try:\n    pm.once(made, pm.fed(name))\nexcept KeyboardInterrupt:\n    "
+        "print('interrupted')\nfor _ in",
+    )
+    done = python(
+        text,
+        str(models),
+        "legacy",
+        "{}",
+        "0",
+        cwd=tmp_path,
+        whence_run=("-o", "run", "--on-record", "mine:f"),
+    )
     assert done.stdout.splitlines()[-1] == "interrupted", done.stderr
 
 
@@ -448,7 +604,10 @@ def test_what_only_torch_models_have_is_refused(models, tmp_path):
             print(error)
     """
     done = python(text, str(models), cwd=tmp_path)
-    assert "logits_module names a module inside a torch model" in done.stdout and "inject plants faults in torch models only" in done.stdout
+    assert (
+        "logits_module names a module inside a torch model" in done.stdout
+        and "inject plants faults in torch models only" in done.stdout
+    )
     assert not (tmp_path / "run").exists()
     assert issubclass(UsageError, Exception)
 
@@ -524,20 +683,40 @@ def test_layers_are_captured_bitwise_and_traced_ones_at_their_boundary(tmp_path,
     assert first["blocks.0.attention"].arguments == {"input.scale": 0.35355338}
     linear = first["head"]
     records = {r.slot: r.record for r in linear.refs}
-    x, w, b = (run.array(records[slot]).astype(np.float64) for slot in ("input.0", "param.weight", "param.bias"))
+    x, w, b = (
+        run.array(records[slot]).astype(np.float64)
+        for slot in ("input.0", "param.weight", "param.bias")
+    )
     np.testing.assert_allclose(run.array(linear.slots("output")[0].record), x @ w + b, atol=1e-5)
-    assert (first[""].number, first["emb"].number, first["blocks.0"].number, first["blocks.0.n1"].number) == ("0", "1", "2", "2_1")
+    assert (
+        first[""].number,
+        first["emb"].number,
+        first["blocks.0"].number,
+        first["blocks.0.n1"].number,
+    ) == ("0", "1", "2", "2_1")
     up, down = first["blocks.0.up"], first["blocks.0.n2"]
     assert up.slots("input")[0].record == down.slots("output")[0].record
     norms = [c for c in sorted(run.calls, key=lambda c: c.order) if c.op_type == "BatchNorm2D"]
-    assert [sorted(r.slot for r in c.slots("mutated")) for c in norms] == [["mutated._mean", "mutated._variance"]] * 2
-    assert norms[0].training and norms[1].slots("param")[0].record != norms[0].slots("param")[0].record
-    flat = [run.array(c.slots("output")[0].record) for c in sorted(run.calls, key=lambda c: c.order) if c.op_type == "Flatten"]
+    assert [sorted(r.slot for r in c.slots("mutated")) for c in norms] == [
+        ["mutated._mean", "mutated._variance"]
+    ] * 2
+    assert (
+        norms[0].training and norms[1].slots("param")[0].record != norms[0].slots("param")[0].record
+    )
+    flat = [
+        run.array(c.slots("output")[0].record)
+        for c in sorted(run.calls, key=lambda c: c.order)
+        if c.op_type == "Flatten"
+    ]
     assert [str(a.dtype) for a in flat] == ["bfloat16", "float8_e4m3fn"]
     assert [a.astype(np.float32).reshape(-1).tolist() for a in flat] == [[0, 1, 2, 3, 4, 5]] * 2
     traced = [c for c in run.calls if c.root == "Model#1"]
-    assert [c.scope for c in traced] == ["", ""] and all("traced by to_static: inside not seen" in c.notes for c in traced)
-    assert len(traced[0].slots("param")) == len(list(first[""].slots("param"))) + sum(len(c.slots("param")) for s, c in first.items() if s)
+    assert [c.scope for c in traced] == ["", ""] and all(
+        "traced by to_static: inside not seen" in c.notes for c in traced
+    )
+    assert len(traced[0].slots("param")) == len(list(first[""].slots("param"))) + sum(
+        len(c.slots("param")) for s, c in first.items() if s
+    )
 
 
 def test_a_layer_in_code_a_fault_in_it_and_a_patch(tmp_path):

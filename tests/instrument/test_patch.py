@@ -1,4 +1,6 @@
-"""A patched call returns the reference's bits and everything after it computes on; a planted fault is taken out without a trace."""
+"""A patched call returns the reference's bits and everything after it computes on; a planted fault
+is taken out without a trace.
+"""
 
 import collections
 import dataclasses
@@ -38,9 +40,13 @@ class Many(nn.Module):
     def forward(self, x):
         x = x * self.factor
         kinds = {
-            "tensor": x, "tuple": (x, x + 1), "list": [x, None], "dict": {"a": x, "b": {"c": x + 2}}, "named": Pair(x, x + 3),
+            "tensor": x,
+            "tuple": (x, x + 1),
+            "list": [x, None],
+            "dict": {"a": x, "b": {"c": x + 2}},
+            "named": Pair(x, x + 3),
             "dataclass": Out(x),
-        }  # fmt: skip
+        }
         return kinds[self.kind]
 
 
@@ -62,7 +68,9 @@ class Net(nn.Module):
 
 def net(width=8):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 5), nn.LayerNorm(5)).eval()
+    return nn.Sequential(
+        nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 5), nn.LayerNorm(5)
+    ).eval()
 
 
 def x(*shape):
@@ -74,7 +82,9 @@ def notes(run, kind):
 
 
 def outputs(run, scope, slot="output.0"):
-    return [run.array(r.record) for c in run.calls if c.scope == scope for r in c.refs if r.slot == slot]
+    return [
+        run.array(r.record) for c in run.calls if c.scope == scope for r in c.refs if r.slot == slot
+    ]
 
 
 def test_the_call_returns_the_reference_and_the_rest_follows_from_it(tmp_path):
@@ -85,13 +95,16 @@ def test_the_call_returns_the_reference_and_the_rest_follows_from_it(tmp_path):
         model[3].eps = 0.1
         bare = model(given)
         before = process()
-        run = captured(model, tmp_path / "patched", lambda m: m(given), patch="2", patch_from=tmp_path / "ref")
+        run = captured(
+            model, tmp_path / "patched", lambda m: m(given), patch="2", patch_from=tmp_path / "ref"
+        )
         assert process() == before
         assert torch.equal(model(given), bare)
     reference = whence.open_run(str(tmp_path / "ref"))
     (patched,) = outputs(run, "2")
     assert patched.tobytes() == outputs(reference, "2")[0].tobytes()
-    # What follows, by hand in float64: the norm with the target's epsilon on the reference's tensor.
+    # What follows, by hand in float64: the norm with the target's epsilon on the reference's
+    # tensor.
     wide = patched.astype(np.float64)
     want = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 0.1)
     np.testing.assert_allclose(outputs(run, "3")[0], want, rtol=1e-5, atol=1e-6)
@@ -107,7 +120,13 @@ def test_every_container_keeps_its_class(tmp_path, kind):
         want = Net(kind)(x())
         captured(Net(kind), tmp_path / "ref", lambda m: m(x()))
         got = []
-        captured(Net(kind, 5.0), tmp_path / "patched", lambda m: got.append(m(x())), patch="inner", patch_from=tmp_path / "ref")
+        captured(
+            Net(kind, 5.0),
+            tmp_path / "patched",
+            lambda m: got.append(m(x())),
+            patch="inner",
+            patch_from=tmp_path / "ref",
+        )
     assert torch.equal(got[0], want)
 
 
@@ -138,7 +157,9 @@ def test_steps_and_occurrences(tmp_path):
         use = {"patch": "fc@1.1", "patch_from": tmp_path / "ref"}
         run = captured(model, tmp_path / "patched", lambda m: [m(x()) for _ in range(3)], **use)
     reference = whence.open_run(str(tmp_path / "ref"))
-    same = [a.tobytes() == b.tobytes() for a, b in zip(outputs(reference, "fc"), outputs(run, "fc"))]
+    same = [
+        a.tobytes() == b.tobytes() for a, b in zip(outputs(reference, "fc"), outputs(run, "fc"))
+    ]
     assert same == [False, False, False, True, False, False]
 
 
@@ -147,9 +168,17 @@ def test_another_shape_is_refused_and_the_program_goes_on(tmp_path):
         captured(net(8), tmp_path / "ref", lambda m: m(x()))
         wide = net(9)
         want, got = wide(x()), []
-        run = captured(wide, tmp_path / "patched", lambda m: got.append(m(x())), patch="1", patch_from=tmp_path / "ref")
+        run = captured(
+            wide,
+            tmp_path / "patched",
+            lambda m: got.append(m(x())),
+            patch="1",
+            patch_from=tmp_path / "ref",
+        )
     assert torch.equal(got[0], want)
-    assert notes(run, "patch-refused") == ["1 at step 0 was not patched: output.0 has shape [3, 8] in the reference and [3, 9] here"]
+    assert notes(run, "patch-refused") == [
+        "1 at step 0 was not patched: output.0 has shape [3, 8] in the reference and [3, 9] here"
+    ]
     result = whence.compare(tmp_path / "ref", tmp_path / "patched")
     assert any("was not patched" in n for n in result.notes)
 
@@ -159,9 +188,19 @@ def test_a_call_the_reference_has_not_and_elements_it_did_not_keep(tmp_path):
     with torch.no_grad():
         captured(model, tmp_path / "ref", lambda m: m(x()))
         captured(model, tmp_path / "stats", lambda m: m(x()), keep="stats")
-        run = captured(model, tmp_path / "more", lambda m: [m(x()), m(x())], patch="0", patch_from=tmp_path / "ref")
-        empty = captured(model, tmp_path / "none", lambda m: m(x()), patch="0", patch_from=tmp_path / "stats")
-    assert notes(run, "patch-refused") == ["0 at step 1 was not patched: the reference has no call of this step and occurrence"]
+        run = captured(
+            model,
+            tmp_path / "more",
+            lambda m: [m(x()), m(x())],
+            patch="0",
+            patch_from=tmp_path / "ref",
+        )
+        empty = captured(
+            model, tmp_path / "none", lambda m: m(x()), patch="0", patch_from=tmp_path / "stats"
+        )
+    assert notes(run, "patch-refused") == [
+        "0 at step 1 was not patched: the reference has no call of this step and occurrence"
+    ]
     assert "statistics only" in notes(empty, "patch-refused")[0]
 
 
@@ -170,7 +209,9 @@ def test_a_target_in_another_dtype_gets_the_rounded_reference(tmp_path):
         captured(net(), tmp_path / "ref", lambda m: m(x()))
         use = {"patch": "2", "patch_from": tmp_path / "ref"}
         run = captured(net().bfloat16(), tmp_path / "patched", lambda m: m(x().bfloat16()), **use)
-    want = torch.from_numpy(outputs(whence.open_run(str(tmp_path / "ref")), "2")[0].copy()).bfloat16()
+    want = torch.from_numpy(
+        outputs(whence.open_run(str(tmp_path / "ref")), "2")[0].copy()
+    ).bfloat16()
     assert outputs(run, "2")[0].tobytes() == want.view(torch.int16).numpy().tobytes()
 
 
@@ -179,10 +220,18 @@ def test_gradients_flow_through_a_patched_call(tmp_path):
     captured(model, tmp_path / "ref", lambda m: m(x()))
     with torch.no_grad():
         model[2].weight.mul_(1.5)
-    captured(model, tmp_path / "patched", lambda m: m(x()).square().sum().backward(), patch="0", patch_from=tmp_path / "ref")
+    captured(
+        model,
+        tmp_path / "patched",
+        lambda m: m(x()).square().sum().backward(),
+        patch="0",
+        patch_from=tmp_path / "ref",
+    )
     got = model[0].weight.grad.clone()
     model.zero_grad()
-    model(x()).square().sum().backward()  # the first layer is the reference's own, so nothing was different
+    model(
+        x()
+    ).square().sum().backward()  # the first layer is the reference's own, so nothing was different
     assert torch.equal(got, model[0].weight.grad)
 
 
@@ -206,8 +255,18 @@ def test_a_cache_is_not_replaced_and_the_run_says_so(tmp_path):
 
     with torch.no_grad():
         captured(Outer(), tmp_path / "ref", lambda m: m(x(), Cache()))
-        run = captured(Outer(), tmp_path / "patched", lambda m: m(x(), Cache()), patch="inner", patch_from=tmp_path / "ref")
-    assert notes(run, "patch")[0] == "inner: what it changes in place (a cache, a buffer) is not replaced, only what it returns"
+        run = captured(
+            Outer(),
+            tmp_path / "patched",
+            lambda m: m(x(), Cache()),
+            patch="inner",
+            patch_from=tmp_path / "ref",
+        )
+    assert (
+        notes(run, "patch")[0]
+        == "inner: what it changes in place (a cache, a buffer) is not replaced, only what it "
+        "returns"
+    )
 
 
 def test_with_a_selection_the_call_is_patched_all_the_same(tmp_path):
@@ -246,7 +305,9 @@ def test_a_patched_call_and_what_it_calls_are_declared(tmp_path):
         captured(model, tmp_path / "ref", lambda m: m(x()))
         model[0][0].weight.mul_(1.5)
         captured(model, tmp_path / "bad", lambda m: m(x()))
-        captured(model, tmp_path / "patched", lambda m: m(x()), patch="0", patch_from=tmp_path / "ref")
+        captured(
+            model, tmp_path / "patched", lambda m: m(x()), patch="0", patch_from=tmp_path / "ref"
+        )
     assert [f.name for f in whence.compare(tmp_path / "ref", tmp_path / "bad").findings] == ["0.0"]
     result = whence.compare(tmp_path / "ref", tmp_path / "patched")
     assert (result.status, result.findings) == ("same", ())
@@ -296,7 +357,9 @@ def test_what_a_fault_does_to_the_output(fault, oracle):
         clean = conv(given).double().numpy()
         with faults.planted(nn.Sequential(conv), "0", fault, None, Random(0)):
             got = conv(given).double().numpy()
-    np.testing.assert_allclose(got, oracle(clean, conv.bias.detach().double().numpy()), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got, oracle(clean, conv.bias.detach().double().numpy()), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_channel_of_a_convolution_is_axis_one():
@@ -315,12 +378,16 @@ def test_a_fault_without_a_place_is_told(tmp_path):
             ("weight@1", "weight was not planted: ReLU has no weight matrix"),
             ("scale@nowhere", "scale was not planted: no module nowhere was called"),
         ):
-            run = captured(model, tmp_path / inject.partition("@")[0], lambda m: m(x()), inject=inject)
+            run = captured(
+                model, tmp_path / inject.partition("@")[0], lambda m: m(x()), inject=inject
+            )
             assert notes(run, "fault-refused") == [said]
 
 
 def test_a_forked_child_has_the_fault_once(tmp_path):
-    """The child captures into a folder of its own and plants anew: the parent's fault must not be under it."""
+    """The child captures into a folder of its own and plants anew: the parent's fault must not be
+    under it.
+    """
     import subprocess
     import sys
 
@@ -336,6 +403,18 @@ def test_a_forked_child_has_the_fault_once(tmp_path):
         "        os._exit(0)\n"
         "    os.waitpid(pid, 0)\n"
     )
-    line = [sys.executable, "-m", "whence", "run", "-o", str(tmp_path / "run"), "--inject", "scale@0=3", "--", sys.executable, str(script)]
+    line = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "-o",
+        str(tmp_path / "run"),
+        "--inject",
+        "scale@0=3",
+        "--",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr

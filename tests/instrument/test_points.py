@@ -4,7 +4,15 @@ import pytest
 
 from whence.errors import UsageError
 from whence.instrument.options import make
-from whence.instrument.patch_points import FAULTS, Fault, Point, check_points, outputs_of, parse_fault, parse_point
+from whence.instrument.patch_points import (
+    FAULTS,
+    Fault,
+    Point,
+    check_points,
+    outputs_of,
+    parse_fault,
+    parse_point,
+)
 from whence.instrument.torch import faults
 from whence.records import Call, Ref
 
@@ -52,13 +60,17 @@ def call(scope, *slots, step=0):
 
 
 def test_state_is_no_output():
-    assert outputs_of(call("a", ("output.0", 1), ("output.cache.0", 2), ("mutated.cache.0", 2))) == ("output.0",)
+    assert outputs_of(
+        call("a", ("output.0", 1), ("output.cache.0", 2), ("mutated.cache.0", 2))
+    ) == ("output.0",)
 
 
 def test_a_point_of_no_call_is_told_with_the_nearest():
     calls = [call("layers.3.mlp", ("output.0", 1)), call("", ("output.0", 2)), call("drop")]
     check_points(["layers.3.mlp", "Net", "layers.*@0:output.0"], calls, "REF")
-    with pytest.raises(UsageError, match=r"no output of a call layers\.3\.mlq; nearest: layers\.3\.mlp"):
+    with pytest.raises(
+        UsageError, match=r"no output of a call layers\.3\.mlq; nearest: layers\.3\.mlp"
+    ):
         check_points(["layers.3.mlq"], calls, "REF")
     with pytest.raises(UsageError, match=r"layers\.3\.mlp at step 4 \(the module is there"):
         check_points(["layers.3.mlp@4"], calls, "REF")

@@ -1,4 +1,6 @@
-"""The recorder by itself: it never disturbs what it records, and a program it cannot vouch for is none."""
+"""The recorder by itself: it never disturbs what it records, and a program it cannot vouch for is
+none.
+"""
 
 import warnings
 
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.torch
 
 
 def record(forward, *inputs, params=(), outputs=None, **options):
-    recorder = tp.Recorder([(f"input.{i}", t) for i, t in enumerate(inputs)], list(params), **options)
+    recorder = tp.Recorder(
+        [(f"input.{i}", t) for i, t in enumerate(inputs)], list(params), **options
+    )
     with recorder:
         out = forward(*inputs)
     given = out if isinstance(out, tuple) else (out,)
@@ -30,20 +34,33 @@ def names(recording):
 
 def test_a_program_is_data():
     weight = torch.randn(5, 4)
-    _, recording = record(lambda x: torch.nn.functional.linear(x, weight).relu(), torch.randn(3, 4), params=[("param.weight", weight)])
+    _, recording = record(
+        lambda x: torch.nn.functional.linear(x, weight).relu(),
+        torch.randn(3, 4),
+        params=[("param.weight", weight)],
+    )
     program = recording.program
     assert names(recording) == ["aten.t.default", "aten.mm.default", "aten.relu.default"]
     assert program.operations[1].args == ({"in": 0}, {"op": [0, 0]})
-    assert (program.inputs, program.params, program.outputs) == (("input.0",), ("param.weight",), (("output.0", {"op": [2, 0]}),))
+    assert (program.inputs, program.params, program.outputs) == (
+        ("input.0",),
+        ("param.weight",),
+        (("output.0", {"op": [2, 0]}),),
+    )
     assert recording.constants == []
     assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program
 
 
 def test_equal_programs_have_equal_ids_and_constants_count():
     x = torch.randn(3, 4)
-    ids = {record(lambda t, n=n: t * torch.tensor([1.0, 2.0, 3.0, n]), x)[1].program.id for n in (4.0, 4.0, 5.0)}
+    ids = {
+        record(lambda t, n=n: t * torch.tensor([1.0, 2.0, 3.0, n]), x)[1].program.id
+        for n in (4.0, 4.0, 5.0)
+    }
     assert len(ids) == 2
-    assert record(torch.relu, x)[1].program.id == record(torch.relu, torch.randn(3, 4))[1].program.id
+    assert (
+        record(torch.relu, x)[1].program.id == record(torch.relu, torch.randn(3, 4))[1].program.id
+    )
     assert record(torch.relu, x)[1].program.id != record(torch.tanh, x)[1].program.id
 
 
@@ -59,7 +76,12 @@ def test_every_kind_of_argument():
     x, z = torch.randn(3, 4), torch.randn(2, dtype=torch.complex64)
     _, recording = record(forward, x, z)
     text = msgspec.json.encode(recording.program).decode()
-    for part in ('{"float":"-inf"}', '{"float":"nan"}', '{"complex":[1.0,2.0]}', '{"dtype":"float64"}'):
+    for part in (
+        '{"float":"-inf"}',
+        '{"float":"nan"}',
+        '{"complex":[1.0,2.0]}',
+        '{"dtype":"float64"}',
+    ):
         assert part in text, part
     assert len(recording.constants) == 1
 
@@ -70,7 +92,12 @@ def test_dead_operations_are_left_out_and_numbers_taken_are_guards():
         return x + 1 if bool((x > 0).all()) else x
 
     _, recording = record(forward, torch.rand(3) + 1)
-    assert names(recording) == ["aten.gt.Scalar", "aten.all.default", "aten._local_scalar_dense.default", "aten.add.Tensor"]
+    assert names(recording) == [
+        "aten.gt.Scalar",
+        "aten.all.default",
+        "aten._local_scalar_dense.default",
+        "aten.add.Tensor",
+    ]
     assert recording.program.operations[2].guard is True
 
 
@@ -78,7 +105,10 @@ def test_an_output_may_be_an_input_or_a_parameter():
     weight = torch.randn(3)
     x = torch.randn(3)
     _, recording = record(lambda t: (t, weight), x, params=[("param.weight", weight)])
-    assert recording.program.outputs == (("output.0", {"in": 0}), ("output.1", {"param": "param.weight"}))
+    assert recording.program.outputs == (
+        ("output.0", {"in": 0}),
+        ("output.1", {"param": "param.weight"}),
+    )
 
 
 def test_a_changed_input_is_an_output_too():
@@ -87,20 +117,36 @@ def test_a_changed_input_is_an_output_too():
     with recorder:
         y = x.mul_(2) + 1
     recording = recorder.finish([("output.0", y), ("mutated.input.0", x)])
-    assert recording.program.outputs == (("output.0", {"op": [1, 0]}), ("mutated.input.0", {"op": [0, 0]}))
+    assert recording.program.outputs == (
+        ("output.0", {"op": [1, 0]}),
+        ("mutated.input.0", {"op": [0, 0]}),
+    )
 
 
 @pytest.mark.parametrize(
     ("what", "forward", "reason"),
     [
         ("random", lambda x: x + torch.randn(3), "draws random numbers (aten.randn.default)"),
-        ("foreign", lambda x: x + FOREIGN, "reads a tensor that is neither an input, a parameter nor made inside (torch.float32 (3,))"),
+        (
+            "foreign",
+            lambda x: x + FOREIGN,
+            "reads a tensor that is neither an input, a parameter nor made inside (torch.float32 "
+            "(3,))",
+        ),
         ("returned foreign", lambda x: FOREIGN, "neither an input, a parameter nor made inside"),
         ("numpy", lambda x: x * x.numpy().sum(), "outside any operator (numpy)"),
         ("data", lambda x: setattr_data(x), "outside any operator (__set__)"),
-        ("large constant", lambda x: x.sum() + torch.tensor([[0.0] * 600] * 600), "bytes from Python data"),
+        (
+            "large constant",
+            lambda x: x.sum() + torch.tensor([[0.0] * 600] * 600),
+            "bytes from Python data",
+        ),
         ("not finite", lambda x: x * (x * float("inf")).sum().item(), "not finite"),
-        ("uninitialised", lambda x: x + torch.empty(3), "a tensor changed without an operator that wrote it"),
+        (
+            "uninitialised",
+            lambda x: x + torch.empty(3),
+            "a tensor changed without an operator that wrote it",
+        ),
         ("set_", lambda x: (x * 1).set_(FOREIGN), "replaces the memory of a tensor"),
         ("sparse", lambda x: x.to_sparse(), "sparse"),
     ],
@@ -122,7 +168,9 @@ def setattr_data(x):
 
 
 def test_a_write_that_no_operator_made_is_seen():
-    """The version of a tensor moves although nothing was recorded (a mode cannot see an operator of another thread)."""
+    """The version of a tensor moves although nothing was recorded (a mode cannot see an operator of
+    another thread).
+    """
     import threading
 
     def forward(x):
@@ -272,7 +320,9 @@ def test_autocast_casts_of_parameters_are_followed():
     x = torch.rand(2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         linear(x)  # fills the cache: the second call gets the cast weight from nowhere
-        _, recording = record(linear.forward, x, params=[("param.weight", linear.weight), ("param.bias", linear.bias)])
+        _, recording = record(
+            linear.forward, x, params=[("param.weight", linear.weight), ("param.bias", linear.bias)]
+        )
     assert "aten._to_copy.default" in names(recording)
 
 
@@ -289,7 +339,18 @@ def test_tensors_of_a_module():
             super().__init__()
             self.inner = nn.Linear(2, 2)
             self.register_buffer("table", torch.ones(2))
-            self.scale, self.parts, self.named = torch.ones(1), [torch.ones(1)], {"a": torch.ones(1)}
+            self.scale, self.parts, self.named = (
+                torch.ones(1),
+                [torch.ones(1)],
+                {"a": torch.ones(1)},
+            )
 
     slots = [slot for slot, _ in tp.tensors_of(Many())]
-    assert slots == ["param.inner.weight", "param.inner.bias", "param.table", "param.scale", "param.parts.0", "param.named.a"]
+    assert slots == [
+        "param.inner.weight",
+        "param.inner.bias",
+        "param.table",
+        "param.scale",
+        "param.parts.0",
+        "param.named.a",
+    ]

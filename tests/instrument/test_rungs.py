@@ -1,4 +1,6 @@
-"""One rung of the ladder: `torch.compile` gets another backend, keeps the program's options, and is torch's own again afterwards."""
+"""One rung of the ladder: `torch.compile` gets another backend, keeps the program's options, and is
+torch's own again afterwards.
+"""
 
 import pytest
 import torch
@@ -68,7 +70,14 @@ OPTIONS = {"guard_filter_fn": len, "max_autotune": True}
     [
         ("dynamo", {"backend": "eager", "mode": None, "options": {"guard_filter_fn": len}}),
         ("aot_eager", {"backend": "aot_eager", "mode": None, "options": {"guard_filter_fn": len}}),
-        ("aot_eager_decomp_partition", {"backend": "aot_eager_decomp_partition", "mode": None, "options": {"guard_filter_fn": len}}),
+        (
+            "aot_eager_decomp_partition",
+            {
+                "backend": "aot_eager_decomp_partition",
+                "mode": None,
+                "options": {"guard_filter_fn": len},
+            },
+        ),
         ("inductor", {"options": OPTIONS}),
     ],
 )
@@ -96,7 +105,13 @@ def test_random_numbers_are_drawn_as_eager_draws_them(seen):
     import torch._inductor.config as inductor
 
     assert not inductor.fallback_random
-    climb("inductor", lambda: (torch.compile(nn.Linear(2, 2)), pytest.fail("not set") if not inductor.fallback_random else None))
+    climb(
+        "inductor",
+        lambda: (
+            torch.compile(nn.Linear(2, 2)),
+            pytest.fail("not set") if not inductor.fallback_random else None,
+        ),
+    )
     assert not inductor.fallback_random
 
 
@@ -149,11 +164,16 @@ def test_a_graph_of_the_compiler_is_no_module_of_the_program(tmp_path):
         model(torch.ones(2, 4))
     run = open_run(tmp_path / "run")
     assert [c.scope for c in run.calls] == [""]
-    assert {"input.0", "output.0", "param._orig_mod.0.weight", "param._orig_mod.0.bias"} == set(slots(run.calls[0]))
+    assert {"input.0", "output.0", "param._orig_mod.0.weight", "param._orig_mod.0.bias"} == set(
+        slots(run.calls[0])
+    )
 
 
 def test_around_a_model_in_code_it_comes_too_late(tmp_path):
-    with pytest.raises(UsageError, match=r"whence\.ladder climbs in code"), whence.capture(nn.Linear(2, 2), tmp_path / "run", rung="eager"):
+    with (
+        pytest.raises(UsageError, match=r"whence\.ladder climbs in code"),
+        whence.capture(nn.Linear(2, 2), tmp_path / "run", rung="eager"),
+    ):
         pass
     with pytest.raises(UsageError, match=r"'aot_eagr' is not one of .*did you mean aot_eager"):
         whence.capture(nn.Linear(2, 2), tmp_path / "run", rung="aot_eagr").__enter__()

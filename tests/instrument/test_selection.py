@@ -21,7 +21,11 @@ CALLS = [
 
 def wanted(**given):
     selector = Selector(make(**given))
-    return [number for scope, op_type, depth, number in CALLS if selector.wants(scope, op_type, depth, number, 0)]
+    return [
+        number
+        for scope, op_type, depth, number in CALLS
+        if selector.wants(scope, op_type, depth, number, 0)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,14 @@ def test_which_calls(given, numbers):
 
 def test_steps_end():
     selector = Selector(make(steps="2:4"))
-    assert [selector.wants("a", "A", 1, "1", step) for step in range(6)] == [False, False, True, True, False, False]
+    assert [selector.wants("a", "A", 1, "1", step) for step in range(6)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_answer_is_asked_for_once():
@@ -68,7 +79,11 @@ def test_the_answer_is_asked_for_once():
 
 def test_one_scope_may_have_several_numbers():
     selector = Selector(make(ids="2"))
-    assert [selector.wants("shared", "Linear", 1, number, 0) for number in ("1", "2", "3")] == [False, True, False]
+    assert [selector.wants("shared", "Linear", 1, number, 0) for number in ("1", "2", "3")] == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +96,9 @@ def test_one_scope_may_have_several_numbers():
 )
 def test_slots(slots, taken):
     selector = Selector(make(slots=slots))
-    assert {kind for kind in ("param", "input", "output", "mutated", "grad") if selector.slots(kind)} == taken
+    assert {
+        kind for kind in ("param", "input", "output", "mutated", "grad") if selector.slots(kind)
+    } == taken
 
 
 def test_ranks():
@@ -103,12 +120,19 @@ def test_ranks():
 )
 def test_names_whose_elements_are_never_kept(name, kept):
     selector = Selector(make(no_inputs=name))
-    assert [selector.elements(*at) for at in (("", "input.input_ids"), ("embed", "input.0"), ("embed", "output.0"))] == kept
+    assert [
+        selector.elements(*at)
+        for at in (("", "input.input_ids"), ("embed", "input.0"), ("embed", "output.0"))
+    ] == kept
 
 
 def test_what_is_printed():
     assert not Selector(make()).prints("a")
-    assert [Selector(make(print_pattern="a*")).prints(s) for s in ("ab", "ba", "ab")] == [True, False, True]
+    assert [Selector(make(print_pattern="a*")).prints(s) for s in ("ab", "ba", "ab")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_patterns_that_matched_nothing_are_told():
@@ -120,10 +144,14 @@ def test_patterns_that_matched_nothing_are_told():
     assert told[0].startswith("include: 'layer.*' matched none of 7 modules; nearest: layers.")
     assert told[1].startswith("classes: 'Liner' matched none of 5 classes; nearest: Linear")
     assert told[2].startswith("ids: '9' matched none of 8 tree numbers; nearest: ")
-    assert Selector(make(include="a")).unmatched() == ["include: 'a' matched none of 0 modules; none was called"]
+    assert Selector(make(include="a")).unmatched() == [
+        "include: 'a' matched none of 0 modules; none was called"
+    ]
 
 
-NUMBERS = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(lambda parts: "_".join(map(str, parts)))
+NUMBERS = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(
+    lambda parts: "_".join(map(str, parts))
+)
 
 
 @given(NUMBERS, NUMBERS)

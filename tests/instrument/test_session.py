@@ -1,4 +1,6 @@
-"""What is kept and when, how failures end, and what a human is told; with a sink made by hand and no framework."""
+"""What is kept and when, how failures end, and what a human is told; with a sink made by hand and
+no framework.
+"""
 
 import threading
 
@@ -52,7 +54,13 @@ class Kept:
 
 def session(sink, *, max_bytes=10**9, on_record=None, **given):
     said = []
-    made = Session(lambda rank: sink, options.make(**given), max_bytes=max_bytes, on_record=on_record, say=said.append)
+    made = Session(
+        lambda rank: sink,
+        options.make(**given),
+        max_bytes=max_bytes,
+        on_record=on_record,
+        say=said.append,
+    )
     made.said = said
     return made
 
@@ -62,7 +70,15 @@ def give(made, slot="output.0", nbytes=1000, content=None, scope="fc"):
     give.serial += content is None
     if content is None:
         data[:4] = np.frombuffer(give.serial.to_bytes(4, "little"), np.uint8)
-    return made.record("uint8", (nbytes,), data, xxhash.xxh3_128_digest(data.tobytes()), scope=scope, slot=slot, op_type="Linear")
+    return made.record(
+        "uint8",
+        (nbytes,),
+        data,
+        xxhash.xxh3_128_digest(data.tobytes()),
+        scope=scope,
+        slot=slot,
+        op_type="Linear",
+    )
 
 
 give.serial = 0
@@ -115,7 +131,9 @@ def test_no_step_fits():
         made.over_budget("fc", 0)
         give(made)
     made.end_step("Net", 0)
-    assert made.said == ["whence: Net: no whole step fits --max-bytes 1.5 kB; statistics and hashes go on"]
+    assert made.said == [
+        "whence: Net: no whole step fits --max-bytes 1.5 kB; statistics and hashes go on"
+    ]
     assert not made.elements_on
 
 
@@ -208,7 +226,9 @@ def test_what_on_record_may_return(result, columns):
     give(made)
     (record,) = [line for line in sink.lines if line[0] == "record"]
     assert record[2]["columns"] == columns
-    assert len([line for line in sink.lines if line[0] == "note"]) == (columns is None and result is not None)
+    assert len([line for line in sink.lines if line[0] == "note"]) == (
+        columns is None and result is not None
+    )
 
 
 def test_on_record_is_not_noted_for_ever():
@@ -222,7 +242,11 @@ def test_on_record_is_not_noted_for_ever():
 
 @pytest.mark.parametrize(
     ("spec", "words"),
-    [("nowhere_at_all:f", "cannot import 'nowhere_at_all'"), ("json:nothing", "has no function 'nothing'"), ("json", "module:function")],
+    [
+        ("nowhere_at_all:f", "cannot import 'nowhere_at_all'"),
+        ("json:nothing", "has no function 'nothing'"),
+        ("json", "module:function"),
+    ],
 )
 def test_an_on_record_that_cannot_be_found(spec, words):
     with pytest.raises(UsageError, match=words):

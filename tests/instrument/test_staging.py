@@ -1,4 +1,6 @@
-"""The ring that brings device tensors to the host, with CPU tensors sent through it: order, bounds, errors, and the same run as without."""
+"""The ring that brings device tensors to the host, with CPU tensors sent through it: order, bounds,
+errors, and the same run as without.
+"""
 
 import threading
 
@@ -102,7 +104,12 @@ def test_an_error_ends_the_ring_and_frees_who_waits():
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc, self.norm, self.act, self.big = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 400)
+        self.fc, self.norm, self.act, self.big = (
+            nn.Linear(6, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, 400),
+        )
 
     def forward(self, x, cache):
         y = self.act(self.norm(self.fc(x)))
@@ -124,7 +131,12 @@ def run_of(path, use, *, staged, **more):
     store.create(path, RunInfo())
     model = Net()
     said = []
-    session = Session(lambda rank: store.Writer(path, rank), options.make(**more), max_bytes=more.get("max_bytes", 10**9), say=said.append)
+    session = Session(
+        lambda rank: store.Writer(path, rank),
+        options.make(**more),
+        max_bytes=more.get("max_bytes", 10**9),
+        say=said.append,
+    )
     listener = Listener(session, model, staged=staged)
     listener.install()
     try:
@@ -157,14 +169,18 @@ def train(model):
 
 @pytest.mark.parametrize("use", [infer, infer_inference_mode, train])
 def test_the_same_run_as_without_the_ring(use, tmp_path):
-    (one, out_one, _), (two, out_two, _) = (run_of(tmp_path / str(s), use, staged=s) for s in (False, True))
+    (one, out_one, _), (two, out_two, _) = (
+        run_of(tmp_path / str(s), use, staged=s) for s in (False, True)
+    )
     assert out_one == out_two
     assert one.ended == two.ended == ""
     assert [n.kind for n in two.notes if n.kind == "error"] == []
     assert len(one.records) == len(two.records)
     assert [c.key() for c in one.calls] == [c.key() for c in two.calls]
     for a, b in zip(one.calls, two.calls):
-        assert [(r.slot, r.record, r.edge) for r in a.refs] == [(r.slot, r.record, r.edge) for r in b.refs], a.scope
+        assert [(r.slot, r.record, r.edge) for r in a.refs] == [
+            (r.slot, r.record, r.edge) for r in b.refs
+        ], a.scope
         assert bool(a.program) == bool(b.program)
     for a, b in zip(one.records, two.records):
         for field in ("dtype", "shape", "stride", "storage_offset", "hash", "statistics", "sketch"):
@@ -181,7 +197,11 @@ def test_the_budget_never_splits_a_call(staged, tmp_path):
     assert kept[0]
     assert not kept[2]
     for c in run.calls:
-        new = {run.records[r.record].elements is not None for r in c.refs if r.edge == "" and not r.slot.startswith("param")}
+        new = {
+            run.records[r.record].elements is not None
+            for r in c.refs
+            if r.edge == "" and not r.slot.startswith("param")
+        }
         assert len(new) <= 1, c.scope
 
 
@@ -196,7 +216,11 @@ def test_on_record_gets_a_tensor(tmp_path):
         seen.append((name, tuple(value.shape)))
 
     session = Session(
-        lambda rank: store.Writer(tmp_path / "run", rank), options.make(), max_bytes=10**9, on_record=on_record, say=lambda _: None
+        lambda rank: store.Writer(tmp_path / "run", rank),
+        options.make(),
+        max_bytes=10**9,
+        on_record=on_record,
+        say=lambda _: None,
     )
     listener = Listener(session, None, staged=True)
     listener.install()
@@ -217,7 +241,9 @@ def test_a_failing_disk_ends_the_capture_not_the_program(tmp_path):
     seeded()
     store.create(tmp_path / "run", RunInfo())
     model, said = Net(), []
-    session = Session(lambda rank: Full(tmp_path / "run", rank), options.make(), max_bytes=10**9, say=said.append)
+    session = Session(
+        lambda rank: Full(tmp_path / "run", rank), options.make(), max_bytes=10**9, say=said.append
+    )
     listener = Listener(session, model, staged=True)
     listener.install()
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""What a capture of torch modules writes down: names, order, steps, slots, identity, and every element as torch holds it."""
+"""What a capture of torch modules writes down: names, order, steps, slots, identity, and every
+element as torch holds it.
+"""
 
 import itertools
 import json
@@ -63,7 +65,14 @@ def forward(model, times=1):
 def test_names_order_parents_and_tree_numbers(tmp_path):
     run = captured(net(), tmp_path / "run", forward)
     root = call(run, "")
-    assert (root.root, root.op_type, root.number, root.parent, root.leaf, root.step) == ("Net", "Net", "0", -1, False, 0)
+    assert (root.root, root.op_type, root.number, root.parent, root.leaf, root.step) == (
+        "Net",
+        "Net",
+        "0",
+        -1,
+        False,
+        0,
+    )
     got = {(c.scope, c.number, c.occurrence, c.leaf, c.parent) for c in run.calls}
     block0, block1 = call(run, "blocks.0").id, call(run, "blocks.1").id
     assert got == {
@@ -99,18 +108,33 @@ def test_slots(tmp_path):
 
 def test_what_one_call_makes_and_the_next_reads_is_one_record(tmp_path):
     run = captured(net(), tmp_path / "run", forward)
-    up, act, norm, again = call(run, "blocks.0.up"), call(run, "blocks.0.act"), call(run, "norm"), call(run, "norm", 1)
-    for made, reader in ((ref(up, "output.0"), ref(act, "input.0")), (ref(norm, "output.0"), ref(again, "input.0"))):
+    up, act, norm, again = (
+        call(run, "blocks.0.up"),
+        call(run, "blocks.0.act"),
+        call(run, "norm"),
+        call(run, "norm", 1),
+    )
+    for made, reader in (
+        (ref(up, "output.0"), ref(act, "input.0")),
+        (ref(norm, "output.0"), ref(again, "input.0")),
+    ):
         assert made.record == reader.record
         assert (made.edge, reader.edge) == ("", "identity")
-    assert ref(call(run, "embed"), "param.weight").record == ref(call(run, "head"), "param.weight").record
+    assert (
+        ref(call(run, "embed"), "param.weight").record
+        == ref(call(run, "head"), "param.weight").record
+    )
     assert ref(call(run, "head"), "output.0").record == ref(call(run, ""), "output.0").record
 
 
 def test_arrays_and_statistics_are_those_of_torch(tmp_path):
     model, seen = net(), {}
     for name, module in model.named_modules():
-        module.register_forward_hook(lambda m, a, o, name=name: seen.update({name: o["hidden"] if isinstance(o, dict) else o}))
+        module.register_forward_hook(
+            lambda m, a, o, name=name: seen.update(
+                {name: o["hidden"] if isinstance(o, dict) else o}
+            )
+        )
     run = captured(model, tmp_path / "run", forward)
     for name, value in seen.items():
         one = call(run, name, -1)
@@ -119,14 +143,24 @@ def test_arrays_and_statistics_are_those_of_torch(tmp_path):
         figures = run.records[ref(one, slot).record].statistics
         array = value.numpy().astype(np.float64)
         assert (figures.count, figures.min, figures.max) == (array.size, array.min(), array.max())
-        assert np.allclose([figures.mean, figures.std, figures.norm], [array.mean(), array.std(), np.linalg.norm(array)], rtol=1e-12)
-    assert torch.equal(tensor(run, call(run, "blocks.1.up"), "param.weight"), model.blocks[1].up.weight.detach())
+        assert np.allclose(
+            [figures.mean, figures.std, figures.norm],
+            [array.mean(), array.std(), np.linalg.norm(array)],
+            rtol=1e-12,
+        )
+    assert torch.equal(
+        tensor(run, call(run, "blocks.1.up"), "param.weight"), model.blocks[1].up.weight.detach()
+    )
 
 
 def test_a_step_is_one_forward_in_inference(tmp_path):
     run = captured(net(), tmp_path / "run", lambda m: forward(m, 3))
     assert [(c.step, c.micro) for c in run.calls if c.parent == -1] == [(0, 0), (1, 0), (2, 0)]
-    assert [(s.root, s.step, s.kept) for s in run.steps] == [("Net", 0, True), ("Net", 1, True), ("Net", 2, True)]
+    assert [(s.root, s.step, s.kept) for s in run.steps] == [
+        ("Net", 0, True),
+        ("Net", 1, True),
+        ("Net", 2, True),
+    ]
     weights = {ref(c, "param.weight").record for c in run.calls if c.scope == "head"}
     assert len(weights) == 1
     assert run.steps[1].nbytes == 0  # the same input again: nothing new
@@ -144,7 +178,15 @@ def test_a_step_is_one_optimizer_step_in_training(tmp_path):
         forward(model)
 
     run = captured(net(train=True), tmp_path / "run", use)
-    assert [(c.step, c.micro) for c in run.calls if c.parent == -1] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert [(c.step, c.micro) for c in run.calls if c.parent == -1] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+    ]
     weights = [ref(c, "param.weight").record for c in run.calls if c.scope == "head"]
     assert weights[0] == weights[1] == weights[2] != weights[3] == weights[5] != weights[6]
 
@@ -181,7 +223,9 @@ def test_recomputation_is_a_phase_of_its_own(reentrant, tmp_path):
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)])
+            self.blocks = nn.ModuleList(
+                [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)]
+            )
 
         def forward(self, x):
             for block in self.blocks:
@@ -196,13 +240,19 @@ def test_recomputation_is_a_phase_of_its_own(reentrant, tmp_path):
 
     run = captured(Checkpointed(), tmp_path / "run", use)
     again = [c for c in run.calls if c.phase == "recompute"]
-    assert {(c.scope, c.step, c.micro) for c in again if c.parent == -1} == {(f"blocks.{b}", s, 0) for b in (0, 1) for s in (0, 1)}
+    assert {(c.scope, c.step, c.micro) for c in again if c.parent == -1} == {
+        (f"blocks.{b}", s, 0) for b in (0, 1) for s in (0, 1)
+    }
     assert {c.error for c in run.calls} == {""}
     assert {c.phase for c in run.calls} == {"forward", "recompute"}
     assert len({c.key() for c in run.calls}) == len(run.calls)
     for c in again:
         if c.scope.endswith(".0") and c.scope.count(".") == 2 and "output.0" in slots(c):
-            first = next(f for f in run.calls if f.phase == "forward" and f.scope == c.scope and f.step == c.step)
+            first = next(
+                f
+                for f in run.calls
+                if f.phase == "forward" and f.scope == c.scope and f.step == c.step
+            )
             assert torch.equal(tensor(run, c, "output.0"), tensor(run, first, "output.0"))
 
 
@@ -234,7 +284,13 @@ def poke(y):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     ("between", "same"),
-    [(lambda y: y, True), (poke, False), (lambda y: y.add_(1), False), (lambda y: y.clone(), False), (lambda y: y.view(2, 2), False)],
+    [
+        (lambda y: y, True),
+        (poke, False),
+        (lambda y: y.add_(1), False),
+        (lambda y: y.clone(), False),
+        (lambda y: y.view(2, 2), False),
+    ],
     ids=["handed on", "written by numpy", "in place", "copied", "viewed"],
 )
 def test_identity(between, same, mode, tmp_path):
@@ -273,11 +329,15 @@ def test_memory_given_out_again_is_another_tensor(tmp_path):
     inputs = [ref(c, "input.0") for c in run.calls if c.scope == "leaf"]
     assert len({r.record for r in inputs}) == 20
     assert {r.edge for r in inputs} == {""}
-    assert len({run.records[r.record].elements.offset for r in inputs}) == 1  # stored once all the same
+    assert (
+        len({run.records[r.record].elements.offset for r in inputs}) == 1
+    )  # stored once all the same
 
 
 def test_empty_tensors_are_not_merged(tmp_path):
-    run = captured(Program(lambda y: torch.empty(0, 3)), tmp_path / "run", lambda m: m(torch.empty(0, 3)))
+    run = captured(
+        Program(lambda y: torch.empty(0, 3)), tmp_path / "run", lambda m: m(torch.empty(0, 3))
+    )
     assert ref(call(run, "a"), "output.0").record != ref(call(run, "b"), "input.0").record
 
 
@@ -301,7 +361,11 @@ def test_mutated_inputs(mode, tmp_path):
     leaf, root = call(run, "leaf"), call(run, "")
     assert tensor(run, leaf, "input.0").tolist() == [-1, 2]
     assert tensor(run, leaf, "mutated.0").tolist() == [0, 2]
-    assert ref(leaf, "mutated.0").record == ref(leaf, "output.0").record == ref(root, "output.0").record
+    assert (
+        ref(leaf, "mutated.0").record
+        == ref(leaf, "output.0").record
+        == ref(root, "output.0").record
+    )
     assert tensor(run, root, "input.cache.0").tolist() == [0, 0]
     assert tensor(run, root, "mutated.cache.0").tolist() == [1, 1]
     assert "mutated.0" in slots(root)
@@ -312,7 +376,9 @@ def test_running_statistics_are_mutated_parameters(tmp_path):
     model = nn.BatchNorm1d(3)
     run = captured(model, tmp_path / "run", lambda m: (m(torch.randn(4, 3)), m(torch.randn(4, 3))))
     one, two = run.calls
-    assert {"mutated.running_mean", "mutated.running_var", "mutated.num_batches_tracked"} <= set(slots(one))
+    assert {"mutated.running_mean", "mutated.running_var", "mutated.num_batches_tracked"} <= set(
+        slots(one)
+    )
     assert ref(one, "mutated.running_mean").record == ref(two, "param.running_mean").record
     assert torch.equal(tensor(run, two, "mutated.running_mean"), model.running_mean)
 
@@ -331,7 +397,9 @@ def test_a_module_at_the_address_of_a_dead_one(tmp_path):
     for c in run.calls:
         if c.parent >= 0 and c.program:
             names = {o.name for o in run.programs[c.program].operations}
-            assert any(("log_softmax" in n) == (c.op_type == "LogSoftmax") for n in names if "softmax" in n), (c.op_type, names)
+            assert any(
+                ("log_softmax" in n) == (c.op_type == "LogSoftmax") for n in names if "softmax" in n
+            ), (c.op_type, names)
 
 
 # ---- caches of transformers
@@ -342,13 +410,25 @@ def llama():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
     )
     return transformers.LlamaForCausalLM(config).eval()
 
 
 def generated(model, **more):
-    return model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None, **more)
+    return model.generate(
+        torch.tensor([[1, 5, 9]]),
+        max_new_tokens=4,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+        **more,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -362,7 +442,10 @@ def test_generation_with_a_cache_that_grows(llama, tmp_path):
     assert "output.logits" in slots(roots[0])
     assert torch.equal(tensor(run, roots[2], "output.logits")[:, -1].argmax(-1), expected[:, 5])
     attention = [c for c in run.calls if c.scope == "model.layers.1.self_attn"]
-    grown = [next(r for r in c.refs if r.slot.startswith("mutated") and r.slot.endswith("keys")) for c in attention]
+    grown = [
+        next(r for r in c.refs if r.slot.startswith("mutated") and r.slot.endswith("keys"))
+        for c in attention
+    ]
     assert [run.records[r.record].shape[2] for r in grown] == [3, 4, 5, 6]
     kinds = [type(run.records[r.record].elements).__name__ for r in grown]
     assert kinds == ["Kept", "Increment", "Increment", "Increment"]
@@ -392,11 +475,23 @@ def test_a_cache_of_fixed_size(mode, llama, tmp_path):
     run = captured(llama, tmp_path / "run", lambda m: kept.append(use(m)))
     for layer in (0, 1):
         calls = [c for c in run.calls if c.scope == f"model.layers.{layer}.self_attn"]
-        seen = [[r for r in c.refs if r.slot.startswith("mutated") and r.slot.endswith(f"layers.{layer}.keys")] for c in calls]
+        seen = [
+            [
+                r
+                for r in c.refs
+                if r.slot.startswith("mutated") and r.slot.endswith(f"layers.{layer}.keys")
+            ]
+            for c in calls
+        ]
         assert [len(s) for s in seen] == [1, 1, 1]
         assert np.array_equal(run.array(seen[-1][0].record), kept[0].layers[layer].keys.numpy())
         assert len({s[0].record for s in seen}) == 3
-        other = [r.slot for c in calls for r in c.refs if r.slot.startswith("mutated") and f"layers.{1 - layer}." in r.slot]
+        other = [
+            r.slot
+            for c in calls
+            for r in c.refs
+            if r.slot.startswith("mutated") and f"layers.{1 - layer}." in r.slot
+        ]
         assert other == []
 
 
@@ -411,10 +506,16 @@ def taken(run):
     ("options", "scopes"),
     [
         ({"include": "blocks.*.up"}, ["blocks.0.up", "blocks.1.up"]),
-        ({"include": "re:blocks\\.1.*", "exclude": ["*.act"]}, ["blocks.1", "blocks.1.down", "blocks.1.up"]),
+        (
+            {"include": "re:blocks\\.1.*", "exclude": ["*.act"]},
+            ["blocks.1", "blocks.1.down", "blocks.1.up"],
+        ),
         ({"classes": "ReLU"}, ["blocks.0.act", "blocks.1.act"]),
         ({"max_depth": 1}, ["", "blocks.0", "blocks.1", "embed", "head", "norm"]),
-        ({"ids": "2,3_1"}, ["blocks.0", "blocks.0.act", "blocks.0.down", "blocks.0.up", "blocks.1.up"]),
+        (
+            {"ids": "2,3_1"},
+            ["blocks.0", "blocks.0.act", "blocks.0.down", "blocks.0.up", "blocks.1.up"],
+        ),
         ({"ids": "2", "no_children": True}, ["blocks.0"]),
     ],
     ids=str,
@@ -434,7 +535,10 @@ def test_a_pattern_that_matches_nothing_is_a_note(tmp_path):
     assert "'9'" in told[1]
 
 
-@pytest.mark.parametrize(("which", "kinds"), [("input", {"input"}), ("output", {"output"}), ("both", {"input", "output"})])
+@pytest.mark.parametrize(
+    ("which", "kinds"),
+    [("input", {"input"}), ("output", {"output"}), ("both", {"input", "output"})],
+)
 def test_selection_by_slot(which, kinds, tmp_path):
     run = captured(net(), tmp_path / "run", forward, slots=which)
     assert {r.slot.partition(".")[0] for c in run.calls for r in c.refs} == {"param", *kinds}
@@ -447,7 +551,10 @@ def test_selection_by_step(tmp_path):
 
 def test_keep(tmp_path):
     stats = captured(net(), tmp_path / "stats", forward, keep="stats")
-    assert all(r.statistics is not None and r.elements is None and "--keep stats" in r.why for r in stats.records)
+    assert all(
+        r.statistics is not None and r.elements is None and "--keep stats" in r.why
+        for r in stats.records
+    )
     none = captured(net(), tmp_path / "none", forward, keep="none")
     assert all(r.statistics is None and r.elements is None and r.why for r in none.records)
     assert [c.scope for c in none.calls] == [c.scope for c in stats.calls]
@@ -474,7 +581,9 @@ def test_on_record_makes_columns_and_never_raises(tmp_path):
 
     run = captured(net(), tmp_path / "run", forward, on_record=on_record)
     record = run.records[ref(call(run, "head"), "output.0").record]
-    assert record.columns == {"peak": pytest.approx(max(abs(record.statistics.min), abs(record.statistics.max)))}
+    assert record.columns == {
+        "peak": pytest.approx(max(abs(record.statistics.min), abs(record.statistics.max)))
+    }
     assert ("Embedding", "embed:output.0") in seen
     notes = [n for n in run.notes if n.kind == "hook-error"]
     assert len(notes) == 2
@@ -484,8 +593,14 @@ def test_on_record_makes_columns_and_never_raises(tmp_path):
 
 def test_live_printing(tmp_path, capsys):
     captured(net(), tmp_path / "run", forward, print_pattern="blocks.0.*")
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("whence:")]
-    assert {line.partition(":")[0] for line in lines} == {"blocks.0.up", "blocks.0.act", "blocks.0.down"}
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("whence:")
+    ]
+    assert {line.partition(":")[0] for line in lines} == {
+        "blocks.0.up",
+        "blocks.0.act",
+        "blocks.0.down",
+    }
     assert any(line.startswith("blocks.0.up:output.0  float32 [1, 3, 8]  min ") for line in lines)
 
 
@@ -494,7 +609,11 @@ def test_settings_are_noted(tmp_path):
     (note,) = [n for n in run.notes if n.kind == "settings"]
     told = json.loads(note.text)
     assert note.scope == "Net"
-    assert (told["training"], told["parameter_dtypes"], told["torch"]) == (False, {"float32": 11}, str(torch.__version__))
+    assert (told["training"], told["parameter_dtypes"], told["torch"]) == (
+        False,
+        {"float32": 11},
+        str(torch.__version__),
+    )
 
 
 # ---- the byte budget
@@ -511,10 +630,17 @@ def test_whole_steps_are_kept_first_ones_first(tmp_path, capsys):
     run = captured(model, tmp_path / "run", use, max_bytes=parameters + 3 * step + step // 2)
     assert [s.kept for s in run.steps] == [True, True, True, False, False, False]
     for c in run.calls:
-        kept = {run.records[r.record].elements is not None for r in c.refs if not r.slot.startswith("param")}
+        kept = {
+            run.records[r.record].elements is not None
+            for r in c.refs
+            if not r.slot.startswith("param")
+        }
         assert kept == {c.step < 3}
     assert all(r.statistics is not None for r in run.records)
-    assert "whence: Sequential: parameters 80.8 kB once, 6.4 kB/step, 3 steps fit" in capsys.readouterr().err.splitlines()
+    assert (
+        "whence: Sequential: parameters 80.8 kB once, 6.4 kB/step, 3 steps fit"
+        in capsys.readouterr().err.splitlines()
+    )
     (note,) = [n for n in run.notes if n.kind == "budget"]
     assert "elements end here" in note.text
 
@@ -522,9 +648,16 @@ def test_whole_steps_are_kept_first_ones_first(tmp_path, capsys):
 def test_a_first_step_that_does_not_fit_stops_between_calls(tmp_path, capsys):
     model = nn.Sequential(*[nn.Linear(100, 100) for _ in range(4)]).eval()
     run = captured(model, tmp_path / "run", lambda m: m(torch.ones(1, 100)), max_bytes=60_000)
-    kept = [{run.records[r.record].elements is not None for r in c.refs} for c in run.calls if c.parent >= 0]
+    kept = [
+        {run.records[r.record].elements is not None for r in c.refs}
+        for c in run.calls
+        if c.parent >= 0
+    ]
     assert kept == [{True}, {True}, {True, False}, {True, False}] or kept[:2] == [{True}, {True}]
-    assert all(len({run.records[r.record].elements is not None for r in c.refs if r.edge == ""}) <= 1 for c in run.calls)
+    assert all(
+        len({run.records[r.record].elements is not None for r in c.refs if r.edge == ""}) <= 1
+        for c in run.calls
+    )
     assert "no whole step fits --max-bytes 60 kB" in capsys.readouterr().err
 
 
@@ -534,11 +667,19 @@ def test_several_roots_and_modules_outside(tmp_path):
         forward(model)
         nn.Linear(2, 2)(torch.ones(2))
     run = open_run(tmp_path / "run")
-    assert [(c.root, c.scope, c.number) for c in run.calls if c.parent == -1] == [("ModuleList", "0", "0"), ("ModuleList", "1", "0")]
+    assert [(c.root, c.scope, c.number) for c in run.calls if c.parent == -1] == [
+        ("ModuleList", "0", "0"),
+        ("ModuleList", "1", "0"),
+    ]
 
 
 def test_a_module_made_anew_at_every_step_is_one_root(tmp_path):
-    session = Session(lambda rank: store.Writer(str(tmp_path / "run"), rank), CaptureOptions(), max_bytes=1 << 20, say=lambda text: None)
+    session = Session(
+        lambda rank: store.Writer(str(tmp_path / "run"), rank),
+        CaptureOptions(),
+        max_bytes=1 << 20,
+        say=lambda text: None,
+    )
     store.create(str(tmp_path / "run"), RunInfo())
     listener = Listener(session)
     listener.install()
@@ -548,7 +689,11 @@ def test_a_module_made_anew_at_every_step_is_one_root(tmp_path):
     finally:
         listener.remove()
         session.close()
-    assert [(c.root, c.step) for c in open_run(str(tmp_path / "run")).calls] == [("ReLU", 0), ("ReLU", 1), ("ReLU", 2)]
+    assert [(c.root, c.step) for c in open_run(str(tmp_path / "run")).calls] == [
+        ("ReLU", 0),
+        ("ReLU", 1),
+        ("ReLU", 2),
+    ]
 
 
 class Cell(nn.Module):
@@ -597,6 +742,11 @@ def test_the_block_cache_of_an_engine_is_left_out_and_told(tmp_path):
         for _ in range(2):
             model(torch.ones(2, 4))
     run = open_run(tmp_path / "run")
-    assert {r.slot for c in run.calls for r in c.slots("param")} == {"param.scale", "param.small_cache"}
+    assert {r.slot for c in run.calls for r in c.slots("param")} == {
+        "param.scale",
+        "param.small_cache",
+    }
     told = [n for n in run.notes if n.kind == "not-captured"]
-    assert [n.text for n in told] == ["kv_cache: a cache that the module keeps, 64 MiB or more, and no parameter"]
+    assert [n.text for n in told] == [
+        "kv_cache: a cache that the module keeps, 64 MiB or more, and no parameter"
+    ]

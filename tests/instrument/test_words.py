@@ -5,7 +5,15 @@ from whence.instrument import wording
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (412_300_000, "412 MB"), (312_000_000, "312 MB"), (1.44e9, "1.44 GB"), (3e15, "3000 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (412_300_000, "412 MB"),
+        (312_000_000, "312 MB"),
+        (1.44e9, "1.44 GB"),
+        (3e15, "3000 TB"),
+    ],
 )
 def test_sizes(nbytes, text):
     assert wording.size(nbytes) == text

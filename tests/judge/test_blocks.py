@@ -41,7 +41,10 @@ def test_a_block_that_is_not_finite_has_no_codes_and_the_others_keep_theirs(bad,
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     broken = x.copy()
     broken[1, 40] = bad
-    made, right = block_quantisation.in_blocks(broken, width=width), block_quantisation.in_blocks(x, width=width)
+    made, right = (
+        block_quantisation.in_blocks(broken, width=width),
+        block_quantisation.in_blocks(x, width=width),
+    )
     lost = np.zeros(x.shape, bool)
     lost[1, 32 if width else 0 :] = True
     assert np.isnan(made[lost]).all()

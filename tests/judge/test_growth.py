@@ -46,7 +46,9 @@ def test_two_dumps_are_never_certain():
 
 def record(values, dtype="float32"):
     x = np.asarray(values, np.float64)
-    statistics = Statistics(x.size, x.min(), x.max(), x.mean(), x.std(), float(np.linalg.norm(x)), 0, 0, 0)
+    statistics = Statistics(
+        x.size, x.min(), x.max(), x.mean(), x.std(), float(np.linalg.norm(x)), 0, 0, 0
+    )
     sketch = Sketch(0, float(np.abs(x).sum()), float((x**3).sum()), float((x**4).sum()))
     return Record(0, dtype, x.shape, statistics=statistics, sketch=sketch)
 
@@ -62,7 +64,10 @@ def test_drift_is_what_numpy_says():
     assert found.moment == pytest.approx(max(norms))
     assert (np.abs(x) ** 3).sum() <= (x**4).sum() ** 0.75 * x.size**0.25
     assert found.higher == pytest.approx(
-        max(abs((x**4).sum() - (y**4).sum()) / (4 * (x**4).sum()), abs((x**3).sum() - (y**3).sum()) / ((x**4).sum() ** 0.75 * 1000**0.25))
+        max(
+            abs((x**4).sum() - (y**4).sum()) / (4 * (x**4).sum()),
+            abs((x**3).sum() - (y**3).sum()) / ((x**4).sum() ** 0.75 * 1000**0.25),
+        )
     )
 
 
@@ -78,7 +83,11 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
     rng = np.random.default_rng(1)
     x = rng.normal(size=4096)
     noise = rng.uniform(-1, 1, 4096) * 2.0**-8 * x
-    fault = {"mean": x + 0.1, "scale": 1.05 * x, "outlier": np.where(np.arange(4096) == 7, 40.0, x)}[kind]
+    fault = {
+        "mean": x + 0.1,
+        "scale": 1.05 * x,
+        "outlier": np.where(np.arange(4096) == 7, 40.0, x),
+    }[kind]
 
     def judged(y):
         moved = drift(record(x), record(y, "bfloat16"))
@@ -87,8 +96,14 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
 
     assert judged(x + noise).verdict in ("noise", "inherited")
     found = judged(fault + noise)
-    assert (found.verdict, found.confidence, found.evidence) == ("introduced", "likely", "statistics")
-    assert {"mean": "mean", "scale": "norm", "outlier": "extremes"}[kind] in found.sentence or kind == "outlier"
+    assert (found.verdict, found.confidence, found.evidence) == (
+        "introduced",
+        "likely",
+        "statistics",
+    )
+    assert {"mean": "mean", "scale": "norm", "outlier": "extremes"}[
+        kind
+    ] in found.sentence or kind == "outlier"
 
 
 def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():
@@ -106,7 +121,10 @@ def test_figures_of_what_was_made_of_quite_other_inputs_prove_nothing():
     u = 2.0**-11
 
     def found(e_in):
-        one, two = Error(e_in, u=u, drift=Drift(0.0, 0.0, 0.0, 0.0)), Error(e_in, u=u, drift=Drift(0.0, 0.0, 20.0, 0.0))
+        one, two = (
+            Error(e_in, u=u, drift=Drift(0.0, 0.0, 0.0, 0.0)),
+            Error(e_in, u=u, drift=Drift(0.0, 0.0, 20.0, 0.0)),
+        )
         return grow([one], [two], u).verdict
 
     assert (found(0.01), found(1.2)) == ("introduced", "inherited")
@@ -124,13 +142,18 @@ def test_sentinels_of_each_sides_dtype_match():
     x = rng.normal(size=(4, 6)).astype(np.float32)
     y = x.astype(np.float16)
     x[0, :3], y[0, :3] = np.finfo(np.float32).min, np.finfo(np.float16).min
-    expected = np.linalg.norm(x[1:] - y[1:].astype(np.float64)) ** 2 + np.linalg.norm(x[0, 3:] - y[0, 3:].astype(np.float64)) ** 2
+    expected = (
+        np.linalg.norm(x[1:] - y[1:].astype(np.float64)) ** 2
+        + np.linalg.norm(x[0, 3:] - y[0, 3:].astype(np.float64)) ** 2
+    )
     size = np.linalg.norm(np.concatenate([x[1:].ravel(), x[0, 3:]]))
     assert between(x, y, U).value == pytest.approx(np.sqrt(expected) / size)
     y[0, 3] = np.finfo(np.float16).min
     assert between(x, y, U).value > 1
     mask = np.where(np.arange(6) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
-    assert between(mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U).exact
+    assert between(
+        mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U
+    ).exact
 
 
 def test_what_a_mask_is_written_over_is_measured_without_it():

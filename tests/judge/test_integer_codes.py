@@ -1,4 +1,6 @@
-"""Integers of 8 bits that were rounded from something: how far the values were apart, and what lies at a boundary."""
+"""Integers of 8 bits that were rounded from something: how far the values were apart, and what lies
+at a boundary.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def codes(values, scale=0.02, zero=0, dtype=np.int8, rounded=np.rint):
 def test_the_error_is_that_of_the_values_before_rounding(size, zero, dtype):
     x = RNG.normal(size=200_000) * 0.7
     y = x + RNG.normal(size=x.size) * 0.7 * size
-    found = error_of_codes(metrics.measure(codes(x, zero=zero, dtype=dtype), codes(y, zero=zero, dtype=dtype)))
+    found = error_of_codes(
+        metrics.measure(codes(x, zero=zero, dtype=dtype), codes(y, zero=zero, dtype=dtype))
+    )
     assert found.value == pytest.approx(size, rel=0.2)
     assert found.codes
 
@@ -53,7 +57,11 @@ def test_a_few_codes_at_a_boundary_are_no_growth_and_half_of_them_are():
     a = codes(x)
     few = a.copy()
     few[:3] += np.where(a[:3] < 100, 1, -1).astype(np.int8)
-    for b, verdict in ((few, ("noise", "amplified")), (codes(x, rounded=np.floor), ("introduced",)), (codes(x, 0.021), ("introduced",))):
+    for b, verdict in (
+        (few, ("noise", "amplified")),
+        (codes(x, rounded=np.floor), ("introduced",)),
+        (codes(x, 0.021), ("introduced",)),
+    ):
         error = error_of_codes(metrics.measure(a, b))
         assert grow([Err(0.0, exact=True, u=U32)], [error], error.u).verdict in verdict
 
@@ -77,7 +85,9 @@ def test_what_copies_show_to_lie_at_a_boundary_may_be_either():
     wide = np.array([10, 20, 30, 40], np.int8)
     copy = np.array([10, 21, 30, 40], np.int8)
     assert beyond_boundaries(np.array([10, 21, 30, 40], np.int8), [wide, copy]) == 0
-    assert beyond_boundaries(np.array([11, 20, 30, 40], np.int8), [wide, copy]) == 0  # one more draw might have shown it
+    assert (
+        beyond_boundaries(np.array([11, 20, 30, 40], np.int8), [wide, copy]) == 0
+    )  # one more draw might have shown it
     assert beyond_boundaries(np.array([11, 20, 31, 40], np.int8), [wide, copy]) == 2
     assert beyond_boundaries(np.array([12, 20, 30, 40], np.int8), [wide, copy]) == 1
     assert beyond_boundaries(np.array([11, 20]), [np.array([10, 20])]) == 1

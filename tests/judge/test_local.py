@@ -146,6 +146,12 @@ def test_one_element_is_measured_again_where_one_draw_said_too_little():
     many = judge.steadier(once, y, r, [w, *copies])
     assert once.parts()["z"] > 1
     assert many.parts()["z"] <= 1
-    assert (many.rho, many.structure, many.score) == (once.rho, once.structure, max(many.parts().values()))
+    assert (many.rho, many.structure, many.score) == (
+        once.rho,
+        once.structure,
+        max(many.parts().values()),
+    )
     wrong = (r * 1.01).astype(np.float32)
-    assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies]) == judge.local(wrong, r, w)
+    assert judge.steadier(judge.local(wrong, r, w), wrong, r, [w, *copies]) == judge.local(
+        wrong, r, w
+    )

@@ -1,4 +1,6 @@
-"""Coin flips against faults, on logits made by hand: noise of a known size, and faults put on top of it."""
+"""Coin flips against faults, on logits made by hand: noise of a known size, and faults put on top
+of it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from whence.metrics.logits import LogitFigures, of_token
 U32, U16 = 2.0**-24, 2.0**-8
 
 
-def _figures(noise: list[float], seed: int = 0, vocabulary: int = 2000, close: float | None = None) -> list[LogitFigures]:
-    """A token for every entry: logits of spread 3, the target's off by that share of it. close: the gap of the two best ones."""
+def _figures(
+    noise: list[float], seed: int = 0, vocabulary: int = 2000, close: float | None = None
+) -> list[LogitFigures]:
+    """A token for every entry: logits of spread 3, the target's off by that share of it. close: the
+    gap of the two best ones.
+    """
     made = np.random.default_rng(seed)
     out = []
     for share in noise:
@@ -47,7 +53,10 @@ def test_a_flip_that_noise_does_not_close_is_not_explained():
     wide = of_token(x, y)
     assert not wide.agree
     *_, last = token_flips.judged([*figures, wide], U16)
-    assert (last.flip, last.off) == ("unexplained" if wide.gap > 6 * 0.03 * 1.2 else "explained", False)
+    assert (last.flip, last.off) == (
+        "unexplained" if wide.gap > 6 * 0.03 * 1.2 else "explained",
+        False,
+    )
     x[second] = x[first] - 1.5
     *_, last = token_flips.judged([*figures, of_token(x, y)], U16)
     assert last.flip == "unexplained"
@@ -76,7 +85,9 @@ def test_without_a_measurement_rounding_of_the_dtype_is_the_limit():
 
 
 def test_a_faulty_start_explains_no_flip_of_its_own():
-    """All logits are off from the first token on: their own difference is no noise to explain flips with."""
+    """All logits are off from the first token on: their own difference is no noise to explain flips
+    with.
+    """
     said = token_flips.judged(_figures([0.3] * 50, close=2.0), U32)
     assert all(j.off for j in said)
     assert {j.flip for j in said} <= {"", "unexplained"}
@@ -103,7 +114,11 @@ def test_nan_is_off():
 
 def test_what_rounding_makes_at_most():
     assert token_flips.most(U32) == pytest.approx(1000 * U32)
-    assert (token_flips.most(U16), token_flips.most(2.0**-4), token_flips.most(0.0)) == (0.05, 0.625, math.inf)
+    assert (token_flips.most(U16), token_flips.most(2.0**-4), token_flips.most(0.0)) == (
+        0.05,
+        0.625,
+        math.inf,
+    )
 
 
 def test_what_a_proven_fault_reaches_measures_nothing_and_only_other_noise_explains_its_flips():

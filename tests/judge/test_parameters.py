@@ -32,12 +32,30 @@ def test_one_bit_is_a_difference():
         (lambda w: w[::-1], "rows in another order"),
         (lambda w: w * 0, "all zero"),
         (lambda w: np.where(np.arange(12)[:, None] == 3, -w, w), "sign flipped in row 3 of 12"),
-        (lambda w: np.where(np.arange(12)[:, None] == 3, 2 * w, w), "12 of 144 elements differ, in row 3"),
-        (lambda w: np.concatenate([w[8:], w[:4], w[4:8]]), "3 blocks of 4 rows in another order: 2, 0, 1"),
-        (lambda w: w.reshape(6, 2, 12)[[1, 0, 2, 3, 5, 4]].reshape(12, 12), "6 blocks of 2 rows in another order: 1, 0, 2, 3, 5, 4"),
-        (lambda w: w[:, [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]], "4 blocks of 3 columns in another order: 0, 2, 1, 3"),
-        (lambda w: w.reshape(2, 2, 3, 12).swapaxes(1, 2).reshape(12, 12), "rows interleaved, halves as pairs, in 2 blocks of 6"),
-        (lambda w: w.reshape(2, 3, 2, 12).swapaxes(1, 2).reshape(12, 12), "rows de-interleaved, pairs as halves, in 2 blocks of 6"),
+        (
+            lambda w: np.where(np.arange(12)[:, None] == 3, 2 * w, w),
+            "12 of 144 elements differ, in row 3",
+        ),
+        (
+            lambda w: np.concatenate([w[8:], w[:4], w[4:8]]),
+            "3 blocks of 4 rows in another order: 2, 0, 1",
+        ),
+        (
+            lambda w: w.reshape(6, 2, 12)[[1, 0, 2, 3, 5, 4]].reshape(12, 12),
+            "6 blocks of 2 rows in another order: 1, 0, 2, 3, 5, 4",
+        ),
+        (
+            lambda w: w[:, [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]],
+            "4 blocks of 3 columns in another order: 0, 2, 1, 3",
+        ),
+        (
+            lambda w: w.reshape(2, 2, 3, 12).swapaxes(1, 2).reshape(12, 12),
+            "rows interleaved, halves as pairs, in 2 blocks of 6",
+        ),
+        (
+            lambda w: w.reshape(2, 3, 2, 12).swapaxes(1, 2).reshape(12, 12),
+            "rows de-interleaved, pairs as halves, in 2 blocks of 6",
+        ),
         (lambda w: w[:, [1, 0, *range(2, 12)]], "columns in another order (2 of 12 moved)"),
         (lambda w: w.astype(ml_dtypes.bfloat16), "rounded to bfloat16"),
         (lambda w: w.astype(np.float16), "rounded to float16"),

@@ -1,4 +1,6 @@
-"""Policy files: what they may say, what they are told when they say it wrongly, and what they select."""
+"""Policy files: what they may say, what they are told when they say it wrongly, and what they
+select.
+"""
 
 import pytest
 
@@ -35,7 +37,11 @@ def test_toml_and_yaml_say_the_same(tmp_path):
     assert one.entries == two.entries
     entry = one.entries[0]
     assert entry.weights == Scheme(4, "group", 0, 32, False)
-    assert str(entry) == "quantisation (weights int4 per group of 32 asymmetric, activations dynamic int8 per token)"
+    assert (
+        str(entry)
+        == "quantisation (weights int4 per group of 32 asymmetric, activations dynamic int8 per "
+        "token)"
+    )
 
 
 def test_selection():
@@ -44,7 +50,9 @@ def test_selection():
     assert entries[0].covers("model.layers.11.mlp.up_proj", ("Other", "QLinear"))
     assert not entries[0].covers("model.layers.11.self_attn.q_proj", ("Linear",))
     assert not entries[0].covers("model.layers.11.mlp.act", ("SiLU",))
-    slots = parse({"allow": [{"op": "X", "slot": "output.1", "declare": "tolerance", "rel_l2": 0.1}]}).entries[0]
+    slots = parse(
+        {"allow": [{"op": "X", "slot": "output.1", "declare": "tolerance", "rel_l2": 0.1}]}
+    ).entries[0]
     assert slots.covers_slot("output.1")
     assert not slots.covers_slot("output.0")
 
@@ -56,7 +64,10 @@ def load_text(text):
 
 
 def test_kinds_add_up_and_the_last_of_a_kind_counts():
-    found = load_text("allow: [{op: '*', declare: tf32}, {op: L, declare: tolerance, rel_l2: 1}, {op: L, declare: tolerance, rel_l2: 2}]")
+    found = load_text(
+        "allow: [{op: '*', declare: tf32}, {op: L, declare: tolerance, rel_l2: 1}, {op: L, "
+        "declare: tolerance, rel_l2: 2}]"
+    )
     of = found.of("x", ("L",))
     assert (set(of), of["tolerance"].number) == ({"tf32", "tolerance"}, 3)
 
@@ -127,7 +138,9 @@ def test_yaml_runs_nothing(tmp_path):
 
 def test_every_entry_must_select_something():
     made = parse({"allow": [INT8, {"op": "Gelu", "declare": "fast-gelu"}]})
-    with pytest.raises(UsageError, match=r"entry 2 \(fast-gelu\) matches no call(.|\n)*did you mean GELU\?"):
+    with pytest.raises(
+        UsageError, match=r"entry 2 \(fast-gelu\) matches no call(.|\n)*did you mean GELU\?"
+    ):
         made.check([("fc", ("Linear",)), ("act", ("GELU",))])
     made = parse({"allow": [INT8, {"op": "GELU", "declare": "fast-gelu"}]})
     made.check([("fc", ("Linear",)), ("act", ("GELU",))])

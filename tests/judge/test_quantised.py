@@ -1,4 +1,6 @@
-"""Quantised weights found among a target's parameters, and checked against the reference's; every scheme made here by hand."""
+"""Quantised weights found among a target's parameters, and checked against the reference's; every
+scheme made here by hand.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +16,12 @@ ROWS, COLUMNS = 24, 64
 
 def made(bits, per, *, symmetric=True, top=None, seed=0, group=16):
     """(weight, codes, scale, zero point) in float64, by hand; codes in the weight's shape."""
-    w = np.random.default_rng(seed).standard_normal((ROWS, COLUMNS)).astype(np.float32).astype(np.float64)
+    w = (
+        np.random.default_rng(seed)
+        .standard_normal((ROWS, COLUMNS))
+        .astype(np.float32)
+        .astype(np.float64)
+    )
     view = w.reshape(ROWS, -1, group) if per == "group" else w
     axes = {"tensor": (0, 1), "channel": (1,), "group": (2,)}[per]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
@@ -22,7 +29,10 @@ def made(bits, per, *, symmetric=True, top=None, seed=0, group=16):
         scale = np.abs(view).max(axes, keepdims=True) / (top or high)
         zero = np.zeros_like(scale)
     else:
-        scale = (np.maximum(view.max(axes, keepdims=True), 0) - np.minimum(view.min(axes, keepdims=True), 0)) / (high - low)
+        scale = (
+            np.maximum(view.max(axes, keepdims=True), 0)
+            - np.minimum(view.min(axes, keepdims=True), 0)
+        ) / (high - low)
         zero = np.rint(low - np.minimum(view.min(axes, keepdims=True), 0) / scale)
     scale = scale.astype(np.float32).astype(np.float64)
     codes = np.clip(np.rint(view / scale) + zero, low, high)
@@ -32,17 +42,33 @@ def made(bits, per, *, symmetric=True, top=None, seed=0, group=16):
 def held(codes, scale, zero, *, name="param.weight"):
     out = {
         f"{name}.qdata": codes.astype(np.int8),
-        f"{name}.scale": np.squeeze(scale, -1).astype(np.float32) if scale.ndim > 2 else scale.astype(np.float32),
+        f"{name}.scale": np.squeeze(scale, -1).astype(np.float32)
+        if scale.ndim > 2
+        else scale.astype(np.float32),
     }
     if zero.any():
-        out[f"{name}.zero_point"] = np.squeeze(zero, -1).astype(np.int8) if zero.ndim > 2 else zero.astype(np.int8)
+        out[f"{name}.zero_point"] = (
+            np.squeeze(zero, -1).astype(np.int8) if zero.ndim > 2 else zero.astype(np.int8)
+        )
     return out
 
 
 @settings(max_examples=150)
-@given(st.integers(2, 8), st.sampled_from(["tensor", "channel", "group"]), st.booleans(), st.integers(0, 1000), st.booleans())
+@given(
+    st.integers(2, 8),
+    st.sampled_from(["tensor", "channel", "group"]),
+    st.booleans(),
+    st.integers(0, 1000),
+    st.booleans(),
+)
 def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
-    w, codes, scale, zero = made(bits, per, symmetric=symmetric, seed=seed, top=2 ** (bits - 1) - 0.5 if full and symmetric else None)
+    w, codes, scale, zero = made(
+        bits,
+        per,
+        symmetric=symmetric,
+        seed=seed,
+        top=2 ** (bits - 1) - 0.5 if full and symmetric else None,
+    )
     found = quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
     if found is None:  # two bits of a rough grid may lie too far from the weight to be recognised
         assert bits == 2
@@ -70,22 +96,36 @@ def test_a_scale_two_percent_off(bits, per, factor, declared):
 
 
 @pytest.mark.parametrize(
-    ("bits", "per", "at", "where"), [(8, "channel", (7,), "row 7"), (4, "group", (7, 2), "row 7, group 2"), (4, "channel", (7,), "row 7")]
+    ("bits", "per", "at", "where"),
+    [
+        (8, "channel", (7,), "row 7"),
+        (4, "group", (7, 2), "row 7, group 2"),
+        (4, "channel", (7,), "row 7"),
+    ],
 )
 def test_one_scale_two_percent_off(bits, per, at, where):
     w, codes, scale, zero = made(bits, per)
     scale = scale.copy()
     scale[at] *= 1.02
-    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight"))
+    checked = quantised_weights.check(
+        w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
+    )
     assert checked.sentence == f"scale x1.02 in {where}"
 
 
 @pytest.mark.parametrize(
-    ("per", "axis", "by", "words"), [("channel", 0, 1, "+1 channel"), ("channel", 0, -2, "-2 channels"), ("group", 1, 1, "+1 group")]
+    ("per", "axis", "by", "words"),
+    [
+        ("channel", 0, 1, "+1 channel"),
+        ("channel", 0, -2, "-2 channels"),
+        ("group", 1, 1, "+1 group"),
+    ],
 )
 def test_shifted_scales(per, axis, by, words):
     w, codes, scale, zero = made(8, per)
-    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight"))
+    checked = quantised_weights.check(
+        w, quantised_weights.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight")
+    )
     assert checked.sentence.startswith(f"scales shifted by {words}")
     assert checked.numbers["shift"] == by
 
@@ -94,7 +134,9 @@ def test_a_zero_point():
     w, codes, scale, zero = made(8, "channel", symmetric=False)
     zero = zero.copy()
     zero[5] += 1
-    checked = quantised_weights.check(w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight"))
+    checked = quantised_weights.check(
+        w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
+    )
     assert checked.sentence == "zero point off by +1 in row 5"
 
 
@@ -103,7 +145,10 @@ def test_codes_that_are_not_the_nearest():
     rng = np.random.default_rng(1)
     moved = np.clip(codes + (rng.random(codes.shape) < 0.2), -8, 7)
     found = quantised_weights.stored(w, held(moved, scale, zero), "param.weight")
-    assert "codes are not the reference's weight" in quantised_weights.check(w, found, declared=Scheme(4, "channel")).sentence
+    assert (
+        "codes are not the reference's weight"
+        in quantised_weights.check(w, found, declared=Scheme(4, "channel")).sentence
+    )
     for scheme in (Scheme(4, "channel", rounding="free"), None):
         checked = quantised_weights.check(w, found, declared=scheme)
         assert (checked.sentence, checked.free) == ("", True)
@@ -117,7 +162,9 @@ def test_two_codes_in_a_byte(order, unsigned):
     if unsigned:
         codes, zero = codes + 8, zero + 8
     raw = codes.astype(np.int64) & 15
-    a, b = (raw[: ROWS // 2], raw[ROWS // 2 :]) if order == "halves" else (raw[:, ::2], raw[:, 1::2])
+    a, b = (
+        (raw[: ROWS // 2], raw[ROWS // 2 :]) if order == "halves" else (raw[:, ::2], raw[:, 1::2])
+    )
     packed = (a | (b << 4) if order != "swapped" else b | (a << 4)).astype(np.uint8)
     params = {"param.weight.data": packed, "param.weight.scale": scale.astype(np.float32)}
     if unsigned:
@@ -130,31 +177,55 @@ def test_two_codes_in_a_byte(order, unsigned):
 def test_eight_bit_floats():
     w = made(8, "channel")[0]
     scale = (np.abs(w).max(1, keepdims=True) / 448).astype(np.float32)
-    params = {"param.weight.qdata": (w / scale).astype(ml_dtypes.float8_e4m3fn), "param.weight.scale": scale}
+    params = {
+        "param.weight.qdata": (w / scale).astype(ml_dtypes.float8_e4m3fn),
+        "param.weight.scale": scale,
+    }
     found = quantised_weights.stored(w, params, "param.weight")
     assert str(found.scheme) == "float8 e4m3 per channel"
     assert quantised_weights.check(w, found).sentence == ""
     params["param.weight.scale"] = scale * np.float32(1.02)
-    assert quantised_weights.check(w, quantised_weights.stored(w, params, "param.weight")).sentence == "scale x1.02 in the whole tensor"
+    assert (
+        quantised_weights.check(w, quantised_weights.stored(w, params, "param.weight")).sentence
+        == "scale x1.02 in the whole tensor"
+    )
 
 
 def test_what_is_not_quantised_is_not_found():
     w = made(8, "channel")[0]
-    assert quantised_weights.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight") is None
     assert (
-        quantised_weights.stored(w, {"param.ids": np.ones(w.shape, np.int8), "param.scale": np.ones(1, np.float32)}, "param.weight") is None
+        quantised_weights.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight")
+        is None
+    )
+    assert (
+        quantised_weights.stored(
+            w,
+            {"param.ids": np.ones(w.shape, np.int8), "param.scale": np.ones(1, np.float32)},
+            "param.weight",
+        )
+        is None
     )
     assert quantised_weights.on_a_grid(w) is None
     assert quantised_weights.on_a_grid(w.astype(ml_dtypes.bfloat16)) is None
     assert quantised_weights.on_a_grid(np.zeros_like(w)) is None
 
 
-@pytest.mark.parametrize(("bits", "per"), [(8, "channel"), (4, "channel"), (8, "tensor"), (4, "group"), (3, "group")])
+@pytest.mark.parametrize(
+    ("bits", "per"), [(8, "channel"), (4, "channel"), (8, "tensor"), (4, "group"), (3, "group")]
+)
 def test_a_grid_is_read_off_the_values(bits, per):
     w, codes, scale, _ = made(bits, per)
-    values = (codes.reshape(*scale.shape[:-1], -1) * scale if per != "tensor" else codes * scale).reshape(w.shape).astype(np.float32)
+    values = (
+        (codes.reshape(*scale.shape[:-1], -1) * scale if per != "tensor" else codes * scale)
+        .reshape(w.shape)
+        .astype(np.float32)
+    )
     found = quantised_weights.on_a_grid(values)
-    assert (found.scheme.bits, found.scheme.per, found.scheme.group) == (bits, per, 16 if per == "group" else 0)
+    assert (found.scheme.bits, found.scheme.per, found.scheme.group) == (
+        bits,
+        per,
+        16 if per == "group" else 0,
+    )
     np.testing.assert_allclose(found.dequantised(), values, rtol=1e-5, atol=1e-6)
     assert quantised_weights.check(w, found).sentence == ""
     off = quantised_weights.on_a_grid(values * np.float32(1.02))

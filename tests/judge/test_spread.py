@@ -1,4 +1,6 @@
-"""The run-to-run spread against independent computations: elementwise, in the floor, in z, in growth."""
+"""The run-to-run spread against independent computations: elementwise, in the floor, in z, in
+growth.
+"""
 
 import math
 
@@ -18,10 +20,14 @@ U = 2.0**-24
 
 def test_elementwise_is_the_largest_distance_and_nan_explains_nothing():
     g = RNG.standard_normal((4, 5)).astype(np.float32)
-    others = [g + np.float32(0.1) * RNG.standard_normal(g.shape).astype(np.float32) for _ in range(3)]
+    others = [
+        g + np.float32(0.1) * RNG.standard_normal(g.shape).astype(np.float32) for _ in range(3)
+    ]
     others[1][2, 3] = np.nan
     got = judge.elementwise(g, others)
-    want = np.max([np.nan_to_num(np.abs(o.astype(np.float64) - g.astype(np.float64))) for o in others], axis=0)
+    want = np.max(
+        [np.nan_to_num(np.abs(o.astype(np.float64) - g.astype(np.float64))) for o in others], axis=0
+    )
     np.testing.assert_array_equal(got, want)
     assert got.dtype == np.float64
 
@@ -45,7 +51,9 @@ def test_rho_and_z_with_the_spread_in_the_floor():
     e, f = y - r, r.astype(np.float32) - r
     assert got.rho == pytest.approx(np.linalg.norm(e) / np.linalg.norm(s), rel=1e-9)
     square = f**2 + s**2
-    scale = np.maximum(np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True)))
+    scale = np.maximum(
+        np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True))
+    )
     scale = scale + U * abs(r) + 1e-3 * U * np.sqrt((r**2).mean()) + s
     assert got.z == pytest.approx((abs(e) / scale).max(), rel=1e-9)
     assert got.spread_rel == pytest.approx(np.linalg.norm(s) / np.linalg.norm(r), rel=1e-9)
@@ -88,7 +96,9 @@ def test_integers_may_differ_in_about_as_many_places():
 def test_no_spread_changes_nothing():
     r = RNG.standard_normal((40, 64))
     y = (r * (1 + 1e-6 * RNG.standard_normal(r.shape))).astype(np.float32)
-    assert judge.local(y, r, r.astype(np.float32), spread=np.zeros(r.shape)) == judge.local(y, r, r.astype(np.float32))
+    assert judge.local(y, r, r.astype(np.float32), spread=np.zeros(r.shape)) == judge.local(
+        y, r, r.astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +123,9 @@ def test_each_output_has_its_own_spread():
 
 
 def test_the_limit_is_what_a_correct_run_rarely_exceeds():
-    """Two runs that part from the reference alike: their squared norms over d elements are in the ratio F(d, d)."""
+    """Two runs that part from the reference alike: their squared norms over d elements are in the
+    ratio F(d, d).
+    """
     assert f_distribution.sf(LIMITS.spread**2, 16, 16) < 0.005
     assert f_distribution.sf(LIMITS.spread**2, 32, 32) < 1e-4
 
@@ -138,7 +150,10 @@ def test_explain(verdict, e_out, after):
 def test_what_the_repetition_scores_on_its_own_inputs_is_allowed():
     r = RNG.standard_normal((40, 64))
     w = r.astype(np.float32)
-    target, again = (judge.local((r * (1 + 1e-5 * RNG.standard_normal(r.shape))).astype(np.float32), r, w) for _ in range(2))
+    target, again = (
+        judge.local((r * (1 + 1e-5 * RNG.standard_normal(r.shape))).astype(np.float32), r, w)
+        for _ in range(2)
+    )
     assert target.score > 1
     flagged = Verdict(0, "introduced", confidence="certain", sentence="so", evidence="replay")
     assert judge.repeated(flagged, [(target, again)]).verdict == "nondeterministic"
@@ -147,7 +162,9 @@ def test_what_the_repetition_scores_on_its_own_inputs_is_allowed():
     assert judge.repeated(flagged, [(worse, again)]) == flagged
     broken = w.copy()
     broken[0, 0] = np.nan
-    assert judge.repeated(flagged, [(judge.local(broken, r, w), judge.local(broken, r, w))]) == flagged
+    assert (
+        judge.repeated(flagged, [(judge.local(broken, r, w), judge.local(broken, r, w))]) == flagged
+    )
 
 
 def test_flips_are_all_elements_where_nobody_counted():
@@ -159,7 +176,10 @@ def test_flips_are_all_elements_where_nobody_counted():
 def test_siblings_whose_slope_is_within_their_spread_are_not_pooled():
     def siblings(spread_rel):
         structure = Structure(slope=1e-4, slope_z=4.0, changed=1000)
-        return [("norms", judge.Local(0.9, structure=structure, spread_rel=spread_rel, u=U)) for _ in range(5)]
+        return [
+            ("norms", judge.Local(0.9, structure=structure, spread_rel=spread_rel, u=U))
+            for _ in range(5)
+        ]
 
     assert judge.pool(siblings(0.0)).keys() == {"norms"}
     assert judge.pool(siblings(1e-4)) == {}

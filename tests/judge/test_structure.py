@@ -1,4 +1,6 @@
-"""Structure tests: silent on rounding, loud on what has a pattern; each statistic against its definition."""
+"""Structure tests: silent on rounding, loud on what has a pattern; each statistic against its
+definition.
+"""
 
 import math
 
@@ -30,7 +32,9 @@ def test_silent_on_rounding(seed):
 
 def planted(how, seed=1):
     r, w, _ = make(seed)
-    y = (how(r.copy()) * (1 + 2.0**-24 * np.random.default_rng(seed).uniform(-1, 1, r.shape))).astype(np.float32)
+    y = (
+        how(r.copy()) * (1 + 2.0**-24 * np.random.default_rng(seed).uniform(-1, 1, r.shape))
+    ).astype(np.float32)
     return judge.local(y, r, w)
 
 
@@ -41,8 +45,16 @@ SMALL = 8e-6  # a third of rho's limit: only structure can see it
     ("how", "part", "words"),
     [
         (lambda r: r * (1 + SMALL / 60), "slope", "scale"),
-        (lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(ROWS) % 2 - 0.5))[:, None], "row", "row"),
-        (lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(LAST) % 2 - 0.5))[None], "channel", "channels"),
+        (
+            lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(ROWS) % 2 - 0.5))[:, None],
+            "row",
+            "row",
+        ),
+        (
+            lambda r: r * (1 + SMALL / 30 * np.sign(np.arange(LAST) % 2 - 0.5))[None],
+            "channel",
+            "channels",
+        ),
     ],
 )
 def test_coherent_scales_below_the_rounding_are_gated_by_their_effect(how, part, words):
@@ -116,11 +128,20 @@ def test_an_only_child_has_nothing_to_pool_with():
 
 
 def test_limits_are_the_documented_ones():
-    assert (LIMITS.row, LIMITS.channel, LIMITS.shift, LIMITS.value, LIMITS.slope, LIMITS.pooled) == (2.3, 3.0, 5.0, 6.0, 4.5, 4.5)
+    assert (
+        LIMITS.row,
+        LIMITS.channel,
+        LIMITS.shift,
+        LIMITS.value,
+        LIMITS.slope,
+        LIMITS.pooled,
+    ) == (2.3, 3.0, 5.0, 6.0, 4.5, 4.5)
 
 
 def carried(seed, effect=0.0, u=2.0**-11, rows=240, memory=0.9):
-    """An output whose rounding is carried from row to row, as a recurrence does; one channel of the target shifted by `effect`."""
+    """An output whose rounding is carried from row to row, as a recurrence does; one channel of the
+    target shifted by `effect`.
+    """
     rng = np.random.default_rng(seed)
     r = rng.standard_normal((rows, LAST))
 
@@ -142,7 +163,9 @@ def test_rounding_that_is_carried_from_row_to_row_is_no_structure(seed):
 
 
 def test_rounding_alike_from_row_to_row_is_worth_fewer_rows():
-    """Variance inflation by the mean of the AR(1) process: (1 + a) / (1 - a), of a sum; here of the shift test of a fault."""
+    """Variance inflation by the mean of the AR(1) process: (1 + a) / (1 - a), of a sum; here of the
+    shift test of a fault.
+    """
     local = carried(0, effect=0.02)
     assert (local.parts()["shift"] > 1, local.structure.shift_at) == (True, 7)
     alone = carried(0, effect=0.02, memory=0.0)
@@ -151,11 +174,18 @@ def test_rounding_alike_from_row_to_row_is_worth_fewer_rows():
 
 
 def test_rounding_without_memory_keeps_its_significance():
-    assert planted(lambda r: r + SMALL * np.sqrt((r**2).mean()) * (np.arange(LAST) == 7)[None]).structure.shift > LIMITS.shift
+    assert (
+        planted(
+            lambda r: r + SMALL * np.sqrt((r**2).mean()) * (np.arange(LAST) == 7)[None]
+        ).structure.shift
+        > LIMITS.shift
+    )
 
 
 def scaled(seed, effect, *, written_out=False):
-    """16-bit outputs whose rows each have a scale from rounding inside, other in the target; and one of `effect` from a fault."""
+    """16-bit outputs whose rows each have a scale from rounding inside, other in the target; and
+    one of `effect` from a fault.
+    """
     rng = np.random.default_rng(seed)
     r = rng.standard_normal((64, LAST))
 
@@ -170,5 +200,6 @@ def scaled(seed, effect, *, written_out=False):
 def test_scales_of_rows_count_beyond_those_of_the_programs_own_rounding(seed):
     assert scaled(seed, 0.0).parts()["row"] <= 1
     assert scaled(seed, 2e-2).parts()["row"] > 1
-    # Written out step by step a program rounds more often than it does; its patterns excuse nothing.
+    # Written out step by step a program rounds more often than it does; its patterns excuse
+    # nothing.
     assert scaled(seed, 0.0, written_out=True).parts()["row"] > 1

@@ -22,7 +22,10 @@ def cut(error):
 
 
 @pytest.mark.parametrize("shape", [(5000,), (3, 700, 600), (1,)])
-@pytest.mark.parametrize(("low", "high"), [(np.float32, np.float64), (ml_dtypes.bfloat16, np.float32), (np.float16, np.float64)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(np.float32, np.float64), (ml_dtypes.bfloat16, np.float32), (np.float16, np.float64)],
+)
 def test_ratio_and_overlap(shape, low, high):
     h = RNG.standard_normal(shape).astype(high)
     g = h.astype(low)
@@ -37,7 +40,9 @@ def test_ratio_and_overlap(shape, low, high):
     exact = 1 - ks_2samp(cut(e_g.ravel()), cut(e_t.ravel())).statistic
     assert got.overlap == pytest.approx(exact, abs=1e-12)
     if h.size > 1:
-        assert got.overlap == pytest.approx(1 - ks_2samp(np.abs(e_g.ravel()), np.abs(e_t.ravel())).statistic, abs=0.02)
+        assert got.overlap == pytest.approx(
+            1 - ks_2samp(np.abs(e_g.ravel()), np.abs(e_t.ravel())).statistic, abs=0.02
+        )
 
 
 def test_equal_runs_overlap_wholly_and_a_gross_one_not_at_all():
@@ -102,7 +107,9 @@ def three(reference, target, u=U):
 
 def judged(name, out, into=(), evidence="two dumps", u=U):
     inputs = None if into is None else [three(0.01, 0.01 * i) for i in into]
-    return judge.judge_third(Verdict(0, name, evidence=evidence, sentence="before"), inputs, [three(0.01, 0.01 * out, u)])
+    return judge.judge_third(
+        Verdict(0, name, evidence=evidence, sentence="before"), inputs, [three(0.01, 0.01 * out, u)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,9 +138,15 @@ def test_judged(name, out, into, after, evidence):
 
 def test_a_reference_that_is_far_off_is_no_yardstick():
     far = [ThreeWay(0.6, 0.6, 1.0, 0.5, U)]
-    assert judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], far).verdict == "introduced"
+    assert (
+        judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], far).verdict
+        == "introduced"
+    )
     near = [ThreeWay(0.4, 0.4, 1.0, 0.5, U)]
-    assert judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], near).verdict == "noise"
+    assert (
+        judge.judge_third(Verdict(0, "introduced", evidence="two dumps"), [], near).verdict
+        == "noise"
+    )
 
 
 def test_replay_is_the_stronger_evidence():

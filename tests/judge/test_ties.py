@@ -26,7 +26,9 @@ def test_equal_scores_may_be_taken_in_either_order():
 def test_a_gap_beyond_rounding_is_told_with_what_rounding_explains():
     found = follow([[0, 2, 3]], [[0, 2, 1]], u=U16)
     assert found.wrong.tolist() == [True] and found.indices.tolist() == [[0, 2, 3]]
-    assert found.worst == ties.Gap(row=0, rank=2, reference=3, target=1, gap=2.0, explained=U16 * 4.0)
+    assert found.worst == ties.Gap(
+        row=0, rank=2, reference=3, target=1, gap=2.0, explained=U16 * 4.0
+    )
 
 
 def test_scores_a_rounding_apart_tie_and_two_roundings_do_not():
@@ -65,9 +67,13 @@ def test_infinities_and_nan_tie_with_themselves():
 
 
 def test_alternatives_exchange_or_swap_what_ties():
-    ways = ties.alternatives(np.array([[0, 3]]), np.array([[2.0, 1.0, 0.0, 1.0]]), np.zeros((1, 4)), 0.0, 4)
+    ways = ties.alternatives(
+        np.array([[0, 3]]), np.array([[2.0, 1.0, 0.0, 1.0]]), np.zeros((1, 4)), 0.0, 4
+    )
     assert [w.tolist() for w in ways] == [[[0, 1]]]
-    ways = ties.alternatives(np.array([[0, 1]]), np.array([[2.0, 2.0, 0.0]]), np.zeros((1, 3)), 0.0, 4)
+    ways = ties.alternatives(
+        np.array([[0, 1]]), np.array([[2.0, 2.0, 0.0]]), np.zeros((1, 3)), 0.0, 4
+    )
     assert [w.tolist() for w in ways] == [[[1, 0]]]
 
 
@@ -87,11 +93,21 @@ def test_ranks_tell_what_was_asked_for():
         assert found is not None and not found.wrong.any()
         assert found.tied.tolist() == (own != theirs).any(1).tolist()
         shifted = ties.by_rank(own, (theirs + 1) % 9, scores, other, 2.0**-24)
-        assert shifted is not None and shifted.wrong.all() and shifted.worst is not None and shifted.worst.gap > 0
+        assert (
+            shifted is not None
+            and shifted.wrong.all()
+            and shifted.worst is not None
+            and shifted.worst.gap > 0
+        )
 
 
 def test_numbers_that_are_no_choice_are_judged_by_no_scores():
     rng = np.random.default_rng(1)
     scores = rng.standard_normal((8, 5))
-    assert ties.by_rank(rng.integers(0, 5, (8, 2)), rng.integers(0, 5, (8, 2)), scores, scores, 2.0**-24) is None
+    assert (
+        ties.by_rank(
+            rng.integers(0, 5, (8, 2)), rng.integers(0, 5, (8, 2)), scores, scores, 2.0**-24
+        )
+        is None
+    )
     assert ties.by_rank(np.full((8, 1), 7), np.full((8, 1), 7), scores, scores, 2.0**-24) is None

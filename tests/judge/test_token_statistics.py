@@ -1,4 +1,6 @@
-"""Outputs of a prompt, rates, intervals, the sign test and thresholds, against oracles written apart from the code."""
+"""Outputs of a prompt, rates, intervals, the sign test and thresholds, against oracles written
+apart from the code.
+"""
 
 import itertools
 
@@ -20,7 +22,12 @@ def by_hand(a, b):
     return prefix, a[:m] == b[:m], a[: max(m // 2, 1)] == b[: max(m // 2, 1)]
 
 
-@given(st.one_of(st.tuples(*[st.text("ab é\u0301\ud800\n", max_size=9)] * 2), st.tuples(*[st.lists(st.integers(0, 2), max_size=9)] * 2)))
+@given(
+    st.one_of(
+        st.tuples(*[st.text("ab é\u0301\ud800\n", max_size=9)] * 2),
+        st.tuples(*[st.lists(st.integers(0, 2), max_size=9)] * 2),
+    )
+)
 def test_match_is_what_a_loop_finds(pair):
     a, b = pair
     found = statistics.match(a, b)
@@ -32,7 +39,9 @@ def test_match_is_what_a_loop_finds(pair):
     assert (found.first_token is not None) == parts
     if parts and isinstance(a, list):
         assert found.first_token == prefix
-    assert found.longer == ("" if not full or len(a) == len(b) else "reference" if len(a) > len(b) else "target")
+    assert found.longer == (
+        "" if not full or len(a) == len(b) else "reference" if len(a) > len(b) else "target"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,9 @@ def test_wilson_against_scipy():
     stats = pytest.importorskip("scipy.stats")
     for count, of in [(0, 1), (1, 1), (17, 20), (10, 20), (3, 1000), (1000, 1000), (0, 30)]:
         interval = stats.binomtest(count, of).proportion_ci(0.95, method="wilson")
-        assert statistics.wilson(count, of) == pytest.approx((interval.low, interval.high), abs=1e-12)
+        assert statistics.wilson(count, of) == pytest.approx(
+            (interval.low, interval.high), abs=1e-12
+        )
     assert statistics.wilson(0, 0) == (0.0, 1.0)
 
 
@@ -97,7 +108,10 @@ def test_rates_at_the_threshold_reach_it():
     assert not Thresholds(0.0, 0.0).reached(None, None)
 
 
-YAML = "full: 0.6\nmodels:\n  chat*: {half: 0.3}\n  chat-6b: {full: 0.1, half: 0.2}\n  '*6b': {half: 0.9}\n"
+YAML = (
+    "full: 0.6\nmodels:\n  chat*: {half: 0.3}\n  chat-6b: {full: 0.1, half: 0.2}\n  '*6b': "
+    "{half: 0.9}\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +140,12 @@ def test_thresholds_in_toml_and_where_they_come_from(tmp_path):
     found = statistics.thresholds(None, None, path, "a b")
     assert (found.full, found.half, found.origin) == (0.2, 0.5, f"{path}, model a b")
     assert statistics.thresholds(None, None, path, "c").origin == f"{path}; no entry for model c"
-    assert statistics.thresholds(None, None, path, "").origin == f"{path}; no model is named (--model)"
-    assert statistics.thresholds(0.5, None, path, "a b").origin == f"as given; half: {path}, model a b"
+    assert (
+        statistics.thresholds(None, None, path, "").origin == f"{path}; no model is named (--model)"
+    )
+    assert (
+        statistics.thresholds(0.5, None, path, "a b").origin == f"as given; half: {path}, model a b"
+    )
     assert statistics.thresholds(None, None, None, "").origin == "default"
 
 

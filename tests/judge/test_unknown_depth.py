@@ -13,7 +13,9 @@ RNG = np.random.default_rng(11)
 
 
 def noisy(array, size):
-    return (array + RNG.normal(size=array.shape) * size * np.sqrt((array * array).mean())).astype(np.float32)
+    return (array + RNG.normal(size=array.shape) * size * np.sqrt((array * array).mean())).astype(
+        np.float32
+    )
 
 
 def seen(change, u=U32, noise=1e-7, shape=(24, 32)):
@@ -65,7 +67,12 @@ def test_rows_are_a_pattern_only_where_near_ties_route_none():
 
 
 def test_what_is_nearly_one_number_has_no_factor():
-    assert sight(np.full((8, 16), 0.5, np.float32), np.full((8, 16), 0.51, np.float32), U32, 6e-6).pattern == ""
+    assert (
+        sight(
+            np.full((8, 16), 0.5, np.float32), np.full((8, 16), 0.51, np.float32), U32, 6e-6
+        ).pattern
+        == ""
+    )
 
 
 @pytest.mark.parametrize(("one", "two"), [((3, 4), (4, 3)), ((0,), (0,))])
@@ -89,7 +96,12 @@ def judged(e_in, e_out, u=U32, before=(), look=None, evidence="two dumps"):
         (0.0, 0.1, U32, "introduced"),
         (0.0, 0.02, BF16, "noise"),
         (0.0, 0.1, BF16, "undetermined"),
-        (0.01, 0.03, BF16, "undetermined"),  # by small steps, and still more than rounding usually grows to
+        (
+            0.01,
+            0.03,
+            BF16,
+            "undetermined",
+        ),  # by small steps, and still more than rounding usually grows to
         (0.0, 0.5, BF16, "introduced"),
         (0.3, 0.6, BF16, "inherited"),
         (0.0, math.inf, U32, "introduced"),
@@ -120,7 +132,9 @@ def test_statistics_do_not_show_the_order_of_elements():
 
 def test_integers_may_be_chosen_by_scores_that_are_nearly_equal():
     growth = grow([Error(0.0, exact=True)], [Error(1.0)], 0.0)
-    verdict = judge_unseen(judge_region(0, -1, growth), growth, 0.0, [Error(0.0, exact=True)], lambda: None)
+    verdict = judge_unseen(
+        judge_region(0, -1, growth), growth, 0.0, [Error(0.0, exact=True)], lambda: None
+    )
     assert verdict.verdict == "undetermined"
     assert "scores" in verdict.sentence
 

@@ -1,7 +1,9 @@
-"""Every metric again, by the shortest formula that is right: whole arrays, extended precision, no chunks, no bit tricks.
+"""Every metric again, by the shortest formula that is right: whole arrays, extended precision, no
+chunks, no bit tricks.
 
-Shares no code with `whence.metrics`. Values are taken to Python integers or longdouble first, so that nothing is lost before
-the formula; ULP distances are found by ranking every number of the type, or by the integer behind its magnitude.
+Shares no code with `whence.metrics`. Values are taken to Python integers or longdouble first, so
+that nothing is lost before the formula; ULP distances are found by ranking every number of the
+type, or by the integer behind its magnitude.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def wide(a):
 
 
 def ranks(a):
-    """Signed place of each number among all numbers of its type; 0 and -0 share place 0. Python ints."""
+    """Signed place of each number among all numbers of its type; 0 and -0 share place 0. Python
+    ints.
+    """
     size = a.dtype.itemsize
     if a.dtype == ml_dtypes.float8_e8m0fnu:
         return [int(v) for v in a.view(np.uint8)]
@@ -73,7 +77,9 @@ def expected(r, t, rtol=1e-3, atol=1e-5):
     out["equal_count"] = int((ae == 0).sum()) + out["inf_matched"]
     out["values_equal"] = float(out["equal_count"] + out["nan_matched"] == a.size)
     out["sign_mismatch"] = None if is_complex else int((np.sign(x) * np.sign(y) < 0).sum())
-    close = (ae.astype(np.float64) <= atol + rtol * np.abs(x).astype(np.float64)).sum() + out["inf_matched"]
+    close = (ae.astype(np.float64) <= atol + rtol * np.abs(x).astype(np.float64)).sum() + out[
+        "inf_matched"
+    ]
     judged = a.size - out["nan_matched"]
     out["close_share"] = close / judged if judged else None
     rr, tt, dd = (np.sum(np.abs(v) ** 2) for v in (x, y, e))
@@ -89,7 +95,9 @@ def expected(r, t, rtol=1e-3, atol=1e-5):
             if is_complex:
                 out["cosine_similarity"] = np.sum((np.conj(x) * y).real) / np.sqrt(rr) / np.sqrt(tt)
             elif max(float(rr), float(tt)) < 1e300 and min(float(rr), float(tt)) > 1e-280:
-                out["cosine_similarity"] = 1 - distance.cosine(x.astype(np.float64), y.astype(np.float64))
+                out["cosine_similarity"] = 1 - distance.cosine(
+                    x.astype(np.float64), y.astype(np.float64)
+                )
             else:
                 out["cosine_similarity"] = np.sum(x * y) / np.sqrt(rr) / np.sqrt(tt)
         if rr > 0:
@@ -116,11 +124,16 @@ def expected(r, t, rtol=1e-3, atol=1e-5):
         out[name] = None
     if len(shape) >= 2 and n:
         c = shape[-1]
-        d2 = np.where(fine, np.abs(np.where(fine, b, 0) - np.where(fine, a, 0)) ** 2, 0).reshape(-1, c)
+        d2 = np.where(fine, np.abs(np.where(fine, b, 0) - np.where(fine, a, 0)) ** 2, 0).reshape(
+            -1, c
+        )
         r2 = np.where(fine, np.abs(np.where(fine, a, 0)) ** 2, 0).reshape(-1, c)
         for name, axis in (("worst_row", 1), ("worst_channel", 0)):
             up, down = d2.sum(axis), r2.sum(axis)
-            ratio = [0.0 if u == 0 else (np.inf if v == 0 else float(np.sqrt(u / v))) for u, v in zip(up, down)]
+            ratio = [
+                0.0 if u == 0 else (np.inf if v == 0 else float(np.sqrt(u / v)))
+                for u, v in zip(up, down)
+            ]
             out[f"{name}_rel_l2"], out[f"{name}s"] = max(ratio), ratio
     same = rows[0].tobytes() == rows[1].tobytes() and r.dtype == t.dtype
     out["identical"] = same
@@ -128,14 +141,33 @@ def expected(r, t, rtol=1e-3, atol=1e-5):
 
 
 EXACT = {
-    "compared", "values_equal", "equal_count", "nan_mismatch", "inf_mismatch", "nan_matched", "inf_matched", "sign_mismatch",
-    "reference_nan", "reference_inf", "target_nan", "target_inf", "reference_min", "reference_max", "target_min", "target_max",
-    "rel_err_skipped", "ulp_max", "first_nonfinite_mismatch", *(f"abs_err_over_1e-{k}" for k in range(1, 9)),
-}  # fmt: skip
+    "compared",
+    "values_equal",
+    "equal_count",
+    "nan_mismatch",
+    "inf_mismatch",
+    "nan_matched",
+    "inf_matched",
+    "sign_mismatch",
+    "reference_nan",
+    "reference_inf",
+    "target_nan",
+    "target_inf",
+    "reference_min",
+    "reference_max",
+    "target_min",
+    "target_max",
+    "rel_err_skipped",
+    "ulp_max",
+    "first_nonfinite_mismatch",
+    *(f"abs_err_over_1e-{k}" for k in range(1, 9)),
+}
 
 
 def check(measured, r, t, rtol=1e-3, atol=1e-5):
-    """Assert that a full measurement says what the oracle says: counts and extremes exactly, sums to 1e-12."""
+    """Assert that a full measurement says what the oracle says: counts and extremes exactly, sums
+    to 1e-12.
+    """
     want = expected(r, t, rtol, atol)
     values = measured.values
     assert measured.identical == want.pop("identical")
@@ -153,11 +185,22 @@ def check(measured, r, t, rtol=1e-3, atol=1e-5):
         if ratios is None:
             assert values[kind] is None and place is None
         else:
-            if max(abs(float(want[f"{s}_{m}"] or 0)) for s in ("reference", "target") for m in ("min", "max")) > 1e150:
-                want.pop(f"{kind}_rel_l2")  # rows of the smallest numbers beside the largest: right to a few bits only
+            if (
+                max(
+                    abs(float(want[f"{s}_{m}"] or 0))
+                    for s in ("reference", "target")
+                    for m in ("min", "max")
+                )
+                > 1e150
+            ):
+                want.pop(
+                    f"{kind}_rel_l2"
+                )  # rows of the smallest numbers beside the largest: right to a few bits only
                 extra.add(f"{kind}_rel_l2")
                 continue
-            ratios = [v if v < 1e150 else np.inf for v in ratios]  # the square of more than 1e154 is inf
+            ratios = [
+                v if v < 1e150 else np.inf for v in ratios
+            ]  # the square of more than 1e154 is inf
             np.testing.assert_allclose(ratios[int(values[kind])], max(ratios), rtol=1e-9)
             if want[f"{kind}_rel_l2"] > 1e150:
                 want.pop(f"{kind}_rel_l2")
@@ -180,6 +223,8 @@ def check(measured, r, t, rtol=1e-3, atol=1e-5):
         elif name == "mean_rel_err" and value > 1e300:
             assert values[name] > 1e300  # the sum of such errors has no float64
         else:
-            np.testing.assert_allclose(values[name], float(value), rtol=2e-12, atol=slack.get(name, 0.0), err_msg=name)
+            np.testing.assert_allclose(
+                values[name], float(value), rtol=2e-12, atol=slack.get(name, 0.0), err_msg=name
+            )
     for name in values:
         assert (name in measured.whys) == (values[name] is None), name

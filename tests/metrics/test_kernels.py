@@ -1,4 +1,6 @@
-"""How the compiled code is kept: announced once, found again, never in a folder that others may write."""
+"""How the compiled code is kept: announced once, found again, never in a folder that others may
+write.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,35 @@ CODE = "from whence import _kernels; print(_kernels.compiled()); print(_kernels.
 
 
 def run(code, **environment):
-    about = {k: v for k, v in os.environ.items() if k not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME", "TMPDIR")} | environment
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], env=about, capture_output=True, text=True, check=True)
+    about = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HOME", "TMPDIR")
+    } | environment
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=about,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
 
 def test_importing_does_not_import_numba():
-    run("import sys; from whence import _kernels; _kernels.compiled(); assert 'numba' not in sys.modules", HOME="/nonexistent")
+    run(
+        "import sys; from whence import _kernels; _kernels.compiled(); assert 'numba' not in "
+        "sys.modules",
+        HOME="/nonexistent",
+    )
 
 
 def test_cache_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = _kernels.cache_dir()
-    assert folder.parent == tmp_path / "cache" / "whence" and folder.name.startswith(_kernels.__version__)
+    assert folder.parent == tmp_path / "cache" / "whence" and folder.name.startswith(
+        _kernels.__version__
+    )
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not _kernels.compiled()
     for entry in _kernels.ENTRIES:
@@ -52,7 +70,9 @@ def test_home_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
     done = run(CODE, HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path / "tmp"))
-    assert done.stdout.splitlines()[0] == "False" and Path(done.stdout.splitlines()[1]).is_relative_to(tmp_path / "tmp")
+    assert done.stdout.splitlines()[0] == "False" and Path(
+        done.stdout.splitlines()[1]
+    ).is_relative_to(tmp_path / "tmp")
 
 
 def test_compilation_is_announced_and_kept(tmp_path, monkeypatch, capsys):
@@ -70,7 +90,9 @@ def test_compilation_is_announced_and_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_kernels, "_loaded", set())
     lines = []
     assert _kernels.warmup(report=lines.append) < 5
-    assert capsys.readouterr().err == "" and lines == [f"kernels were ready in 0.0 s, kept in {_kernels.cache_dir()}"]
+    assert capsys.readouterr().err == "" and lines == [
+        f"kernels were ready in 0.0 s, kept in {_kernels.cache_dir()}"
+    ]
 
 
 def test_numba_settings_are_left_as_they_were():

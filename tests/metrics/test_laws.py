@@ -55,7 +55,11 @@ ANY = settings(max_examples=60, suppress_health_check=list(HealthCheck), derando
 @given(arrays(), st.booleans())
 def test_identical_gives_zero(x, kernels):
     measured = measure(x, x.copy(), kernels=kernels)
-    assert measured.identical and measured.values["values_equal"] == 1.0 and measured.max_abs_index is None
+    assert (
+        measured.identical
+        and measured.values["values_equal"] == 1.0
+        and measured.max_abs_index is None
+    )
     for name in ERRORS:
         assert measured.values[name] in (0.0, None), name
     assert sum(measured.histogram) == measured.histogram[0] == measured.values["compared"]
@@ -67,9 +71,16 @@ def test_both_passes_agree(r, t):
     n = min(r.size, t.size)
     r, t = r.reshape(-1)[:n].reshape(1, n), t.reshape(-1)[:n].reshape(1, n)
     a, b = measure(r, t, kernels=False), measure(r, t, kernels=True)
-    assert (a.identical, a.histogram, a.whys, a.max_abs_index) == (b.identical, b.histogram, b.whys, b.max_abs_index)
+    assert (a.identical, a.histogram, a.whys, a.max_abs_index) == (
+        b.identical,
+        b.histogram,
+        b.whys,
+        b.max_abs_index,
+    )
     assert list(a.values) == list(b.values)
-    size = 1e-13 * min(max(abs(a.values["reference_norm"] or 0), abs(a.values["target_norm"] or 0)), 1e300)
+    size = 1e-13 * min(
+        max(abs(a.values["reference_norm"] or 0), abs(a.values["target_norm"] or 0)), 1e300
+    )
     for name, value in a.values.items():
         other = b.values[name]
         if value is None or other is None:
@@ -83,7 +94,11 @@ def test_both_passes_agree(r, t):
 
 
 @ANY
-@given(arrays(names=("float32", "bfloat16", "float64", "int8", "int64", "complex64")), st.integers(1, 50), st.booleans())
+@given(
+    arrays(names=("float32", "bfloat16", "float64", "int8", "int64", "complex64")),
+    st.integers(1, 50),
+    st.booleans(),
+)
 def test_chunks_agree_with_the_whole(x, cut, kernels):
     y = np.roll(x, 1)
     whole = measure(x, y, kernels=kernels)
@@ -98,18 +113,30 @@ def test_chunks_agree_with_the_whole(x, cut, kernels):
         whole.whys,
         whole.max_abs_index,
     )
-    size = 1e-13 * min(max(abs(whole.values["reference_norm"] or 0), abs(whole.values["target_norm"] or 0)), 1e300)
+    size = 1e-13 * min(
+        max(abs(whole.values["reference_norm"] or 0), abs(whole.values["target_norm"] or 0)), 1e300
+    )
     for name, value in whole.values.items():
         if value is None or not math.isfinite(value):
             assert parts.values[name] == value, name
-        elif name in ("cosine_similarity", "scale_estimate", "mean_err", "reference_mean", "target_mean"):
+        elif name in (
+            "cosine_similarity",
+            "scale_estimate",
+            "mean_err",
+            "reference_mean",
+            "target_mean",
+        ):
             assert parts.values[name] == pytest.approx(value, rel=1e-6, abs=max(size, 1e-9)), name
         elif name not in ("worst_row", "worst_channel"):
             assert parts.values[name] == pytest.approx(value, rel=1e-11), name
 
 
 @ANY
-@given(arrays(names=("float32", "float16", "int32", "bfloat16")), st.randoms(use_true_random=False), st.booleans())
+@given(
+    arrays(names=("float32", "float16", "int32", "bfloat16")),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
 def test_shuffled_elements_are_a_permutation(x, random, kernels):
     order = list(range(x.size))
     random.shuffle(order)
@@ -122,7 +149,9 @@ def test_order_and_many_threads():
     rng = np.random.default_rng(0)
     many = [(np.float32(rng.standard_normal(1 + i % 50)), i) for i in range(300)]
     for threads in (1, 2, 5):
-        got = measure_many(((x, x + np.float32(i)) for x, i in many), kernels=True, threads=threads, tier="core")
+        got = measure_many(
+            ((x, x + np.float32(i)) for x, i in many), kernels=True, threads=threads, tier="core"
+        )
         assert [round(m.values["max_abs_err"]) for m in got] == list(range(300))
 
 
@@ -162,12 +191,16 @@ def test_unknown_tier():
 
 def test_core_has_the_core_metrics_only():
     measured = measure(np.zeros(3), np.ones(3), tier="core")
-    assert set(measured.values) == {m.name for m in METRICS if m.tier == "core"} and measured.histogram == ()
+    assert (
+        set(measured.values) == {m.name for m in METRICS if m.tier == "core"}
+        and measured.histogram == ()
+    )
 
 
 def test_a_total_below_the_switch_does_not_import_numba():
     code = (
-        "import sys, numpy as np; from whence.metrics import measure_many; from whence.frameworks import host;"
+        "import sys, numpy as np; from whence.metrics import measure_many; from "
+        "whence.frameworks import host;"
         "x = np.ones((100, 100), np.float32); measure_many([(x, x + 1)] * 20);"
         "host.statistics(x.reshape(-1).view(np.uint8), 'float32');"
         "assert 'numba' not in sys.modules and 'torch' not in sys.modules"
@@ -230,5 +263,8 @@ def test_metrics_of_installed_packages(monkeypatch):
         return 1.0
 
     entries = [Entry("b", gap), Entry("a", ("named", gap))]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if group == "whence.metrics" else [])
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: entries if group == "whence.metrics" else [],
+    )
     assert installed() == [("named", gap), ("b", gap)]

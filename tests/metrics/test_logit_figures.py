@@ -1,4 +1,6 @@
-"""Figures of one token's logits, against torch, scipy's definitions in numpy, and cases with a known answer."""
+"""Figures of one token's logits, against torch, scipy's definitions in numpy, and cases with a
+known answer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_against_torch():
     x, y = _pair()
     found = of_token(x, y)
     a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
-    kl = torch.nn.functional.kl_div(b.log_softmax(0), a.log_softmax(0), log_target=True, reduction="sum")
+    kl = torch.nn.functional.kl_div(
+        b.log_softmax(0), a.log_softmax(0), log_target=True, reduction="sum"
+    )
     assert found.kl == pytest.approx(float(kl), rel=1e-9)
     assert found.cosine_similarity == pytest.approx(float(torch.cosine_similarity(a, b, 0)))
     best = a.topk(5).indices.tolist()

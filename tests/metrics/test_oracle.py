@@ -14,7 +14,15 @@ from whence.metrics import measure, measure_many
 from whence.metrics import measure as pairs
 
 SIZES = (1, 7, 1000, 2047, 2048, 2049, 5000)
-SHAPES = {1: (1, 1), 7: (7,), 1000: (10, 100), 2047: (2047,), 2048: (2, 1024), 2049: (3, 683), 5000: (50, 10, 10)}
+SHAPES = {
+    1: (1, 1),
+    7: (7,),
+    1000: (10, 100),
+    2047: (2047,),
+    2048: (2, 1024),
+    2049: (3, 683),
+    5000: (50, 10, 10),
+}
 PASSES = pytest.mark.parametrize("kernels", [False, True], ids=["numpy", "kernels"])
 
 
@@ -45,7 +53,9 @@ def near(x, kind, rng):
         if kind.kind in ("int", "uint"):
             y[where] = np.roll(x, 3)[where]
         else:
-            y[where] = (x[where].astype(np.complex128 if kind.kind == "complex" else np.float64) * factor).astype(kind.numpy)
+            y[where] = (
+                x[where].astype(np.complex128 if kind.kind == "complex" else np.float64) * factor
+            ).astype(kind.numpy)
     return y
 
 
@@ -56,7 +66,14 @@ def poison(x, kind, rng):
     x = x.copy()
     with np.errstate(all="ignore"):
         info = ml_dtypes.finfo(kind.numpy if kind.kind == "float" else np.float32)
-        for value in (np.nan, np.inf, -np.inf, -0.0, float(info.smallest_subnormal), float(info.max)):
+        for value in (
+            np.nan,
+            np.inf,
+            -np.inf,
+            -0.0,
+            float(info.smallest_subnormal),
+            float(info.max),
+        ):
             x[rng.random(x.size) < 0.02] = np.asarray(value).astype(kind.numpy)
         if kind.kind == "complex" and x.size > 4:
             x[3] = complex(np.nan, np.inf)
@@ -91,7 +108,10 @@ def test_every_pair_of_dtypes(kernels):
     rng = np.random.default_rng(3)
     made = []
     for a, b in itertools.permutations(dtypes.DTYPES, 2):
-        r, t = (poison(values(dtypes.named(x), 60, rng), dtypes.named(x), rng).reshape(6, 10) for x in (a, b))
+        r, t = (
+            poison(values(dtypes.named(x), 60, rng), dtypes.named(x), rng).reshape(6, 10)
+            for x in (a, b)
+        )
         with np.errstate(all="ignore"):
             if rng.random() < 0.5 and dtypes.named(b).kind == "float":
                 t = (r.astype(np.complex128).real * 1.01).astype(dtypes.named(b).numpy)
@@ -137,7 +157,9 @@ def test_chunks_of_a_large_tensor_agree_with_the_whole(kernels, monkeypatch):
 
 @PASSES
 def test_joint_histogram_of_small_codes(kernels, monkeypatch):
-    """8-bit pairs above 65536 elements take a pass of their own; here it is made to take small ones too."""
+    """8-bit pairs above 65536 elements take a pass of their own; here it is made to take small ones
+    too.
+    """
     monkeypatch.setattr(pairs, "JOINT_FROM", 1)
     rng = np.random.default_rng(8)
     names = ["int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"]
@@ -156,7 +178,9 @@ def test_joint_histogram_of_small_codes(kernels, monkeypatch):
 @PASSES
 @pytest.mark.parametrize("name", [n for n, d in dtypes.DTYPES.items() if d.bits <= 16])
 def test_every_code_is_decoded(name, kernels):
-    """All 256 or 65536 numbers of a type against float64, and against themselves in another order."""
+    """All 256 or 65536 numbers of a type against float64, and against themselves in another
+    order.
+    """
     kind = dtypes.named(name)
     codes = np.arange(2 if kind.kind == "bool" else 1 << kind.bits, dtype=f"u{kind.itemsize}")
     x = codes.view(kind.numpy)

@@ -13,31 +13,54 @@ from whence.metrics import measure, measure_many
 
 @pytest.fixture(params=[False, True], ids=["numpy", "kernels"])
 def one(request):
-    return lambda r, t, **options: measure(np.asarray(r), np.asarray(t), kernels=request.param, **options)
+    return lambda r, t, **options: measure(
+        np.asarray(r), np.asarray(t), kernels=request.param, **options
+    )
 
 
 def test_reference_all_zero_and_target_all_one(one):
     values = one(np.zeros(8, np.float32), np.ones(8, np.float32)).values
-    assert values["max_abs_err"] == 1.0 and values["rel_l2"] == math.inf and values["close_share"] == 0.0
-    assert values["cosine_similarity"] is None and values["max_rel_err"] is None and values["rel_err_skipped"] == 8
+    assert (
+        values["max_abs_err"] == 1.0
+        and values["rel_l2"] == math.inf
+        and values["close_share"] == 0.0
+    )
+    assert (
+        values["cosine_similarity"] is None
+        and values["max_rel_err"] is None
+        and values["rel_err_skipped"] == 8
+    )
 
 
 def test_tiny_values_with_the_wrong_sign(one):
     r = np.full(10, 1e-8, np.float32)
     t = r * np.array([1, -1] * 5, np.float32)
     values = one(r, t).values
-    assert values["sign_mismatch"] == 5 and values["rel_l2"] == pytest.approx(math.sqrt(2)) and values["max_rel_err"] == pytest.approx(2)
+    assert (
+        values["sign_mismatch"] == 5
+        and values["rel_l2"] == pytest.approx(math.sqrt(2))
+        and values["max_rel_err"] == pytest.approx(2)
+    )
 
 
 def test_bool_that_differs(one):
     values = one([True, False], [True, True]).values
-    assert values["equal_count"] == 1 and values["max_abs_err"] == 1.0 and values["values_equal"] == 0.0
+    assert (
+        values["equal_count"] == 1
+        and values["max_abs_err"] == 1.0
+        and values["values_equal"] == 0.0
+    )
 
 
 def test_equal_infinities_are_equal(one):
     r = np.array([1, -np.inf, np.inf, 2], np.float32)
     values = one(r, np.array([1, -np.inf, np.inf, 2.5], np.float32)).values
-    assert values["inf_matched"] == 2 and values["inf_mismatch"] == 0 and values["max_abs_err"] == 0.5 and values["close_share"] == 0.75
+    assert (
+        values["inf_matched"] == 2
+        and values["inf_mismatch"] == 0
+        and values["max_abs_err"] == 0.5
+        and values["close_share"] == 0.75
+    )
     assert one(r, r.copy()).identical and one(r, r.copy()).values["close_share"] == 1.0
     other = one(r, np.array([1, np.inf, 3, 2], np.float32))
     assert other.values["inf_mismatch"] == 2 and other.values["max_abs_err"] == 0.0
@@ -54,7 +77,11 @@ def test_nan_on_both_sides_has_its_own_column(one):
 
 def test_shapes_that_differ(one):
     measured = one(np.zeros((2, 3)), np.zeros((3, 2)))
-    assert (measured.tier, measured.identical, measured.why) == ("none", False, "shape (2,3) against (3,2)")
+    assert (measured.tier, measured.identical, measured.why) == (
+        "none",
+        False,
+        "shape (2,3) against (3,2)",
+    )
 
 
 def test_integers_beyond_float(one):
@@ -70,8 +97,12 @@ def test_integers_beyond_float(one):
 def test_float64_that_overflows_when_squared(one):
     r = np.array([1e300, -2e300, 3e299])
     values = one(r, r * 1.001).values
-    assert values["rel_l2"] == pytest.approx(1e-3) and values["cosine_similarity"] == pytest.approx(1)
-    assert values["rmse"] == pytest.approx(1e297 * math.sqrt((1 + 4 + 0.09) / 3)) and values["scale_estimate"] == pytest.approx(1.001)
+    assert values["rel_l2"] == pytest.approx(1e-3) and values["cosine_similarity"] == pytest.approx(
+        1
+    )
+    assert values["rmse"] == pytest.approx(1e297 * math.sqrt((1 + 4 + 0.09) / 3)) and values[
+        "scale_estimate"
+    ] == pytest.approx(1.001)
     tiny = np.array([1e-300, 3e-310])
     assert one(tiny, tiny * 2).values["rel_l2"] == pytest.approx(1)
     assert one(np.array([1.7e308]), np.array([-1.7e308])).values["rel_l2"] == pytest.approx(2)
@@ -79,7 +110,11 @@ def test_float64_that_overflows_when_squared(one):
 
 def test_complex_keeps_its_imaginary_part(one):
     values = one(np.array([1 + 1j]), np.array([1 - 1j])).values
-    assert values["max_abs_err"] == 2.0 and values["cosine_similarity"] == 0.0 and values["sign_mismatch"] is None
+    assert (
+        values["max_abs_err"] == 2.0
+        and values["cosine_similarity"] == 0.0
+        and values["sign_mismatch"] is None
+    )
     assert one(np.array([3 + 4j]), np.array([3 + 4j])).values["reference_norm"] == 5.0
 
 
@@ -102,7 +137,9 @@ def test_scale_error(one):
 
 def test_constant_shift(one):
     values = one(np.ones(9, np.float32), np.zeros(9, np.float32)).values
-    assert values["rel_l2"] == 1.0 and values["mean_err"] == -1.0 and values["scale_estimate"] == 0.0
+    assert (
+        values["rel_l2"] == 1.0 and values["mean_err"] == -1.0 and values["scale_estimate"] == 0.0
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.complex128])
@@ -126,10 +163,17 @@ def test_custom_metric_is_kept(one):
     def broken(r, t):
         raise ValueError("no such thing")
 
-    custom = [("sum_gap", lambda r, t: float(t.sum() - r.sum())), ("broken", broken), ("nan", lambda r, t: math.nan)]
+    custom = [
+        ("sum_gap", lambda r, t: float(t.sum() - r.sum())),
+        ("broken", broken),
+        ("nan", lambda r, t: math.nan),
+    ]
     measured = one(np.ones(3), np.full(3, 2.0), custom=custom)
     assert measured.values["sum_gap"] == 3.0
-    assert measured.whys["broken"] == "raised ValueError: no such thing" and measured.values["broken"] is None
+    assert (
+        measured.whys["broken"] == "raised ValueError: no such thing"
+        and measured.values["broken"] is None
+    )
     assert measured.whys["nan"] == "returned NaN"
 
 
@@ -140,7 +184,11 @@ def test_a_giant_activation_does_not_hide_an_error(one):
     t = r.copy()
     t[2, 4] *= 2
     values = one(r, t).values
-    assert values["rel_l2"] < 1e-3 and values["worst_row_rel_l2"] == 1.0 and values["worst_row"] == 2 * 5 + 4
+    assert (
+        values["rel_l2"] < 1e-3
+        and values["worst_row_rel_l2"] == 1.0
+        and values["worst_row"] == 2 * 5 + 4
+    )
     t = r.copy()
     t[..., 1] *= 3
     values = one(r, t).values
@@ -155,13 +203,19 @@ def test_mean_far_from_zero(one):
 
 def test_negative_zero_is_the_same_value_but_not_the_same_bits(one):
     measured = one(np.array([0.0, 1.0], np.float32), np.array([-0.0, 1.0], np.float32))
-    assert not measured.identical and measured.values["values_equal"] == 1.0 and measured.values["ulp_max"] == 0.0
+    assert (
+        not measured.identical
+        and measured.values["values_equal"] == 1.0
+        and measured.values["ulp_max"] == 0.0
+    )
 
 
 def test_ulp_does_not_wrap(one):
     for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):
         top = np.array(float(ml_dtypes.finfo(dtype).max)).astype(dtype)
-        values = one(np.array([top, 1]).astype(dtype), np.array([-top, np.nan]).astype(dtype)).values
+        values = one(
+            np.array([top, 1]).astype(dtype), np.array([-top, np.nan]).astype(dtype)
+        ).values
         bits = int(np.array([top], dtype).view(f"u{np.dtype(dtype).itemsize}")[0])
         assert values["ulp_max"] == float(2 * bits)
 
@@ -207,7 +261,13 @@ def test_first_of_equal_errors_is_named(one):
 @pytest.mark.parametrize("kernels", [False, True])
 def test_tier_same(kernels):
     x = np.arange(5, dtype=np.float32)
-    pairs = [(x, x.copy()), (x, x + 1), (x, x.astype(np.float64)), (x, x.astype(np.float64) + 1e-9), (x[:0], x[:0])]
+    pairs = [
+        (x, x.copy()),
+        (x, x + 1),
+        (x, x.astype(np.float64)),
+        (x, x.astype(np.float64) + 1e-9),
+        (x[:0], x[:0]),
+    ]
     same, other, wide, off, empty = measure_many(pairs, tier="same", kernels=kernels)
     assert (same.tier, same.identical, same.values) == ("same", True, {"values_equal": 1.0})
     assert (other.identical, other.values) == (False, {})

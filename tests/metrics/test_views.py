@@ -1,4 +1,6 @@
-"""Other tools' formulas: against computations written apart, and in the cases in which they mislead."""
+"""Other tools' formulas: against computations written apart, and in the cases in which they
+mislead.
+"""
 
 import math
 
@@ -23,7 +25,9 @@ def test_msit_on_ordinary_numbers():
     assert found["max_relative_error"] == pytest.approx(float(relative.max()), rel=1e-3)
     assert found["mean_relative_error"] == pytest.approx(float(relative.mean()), rel=1e-3)
     assert found["max_absolute_error"] == pytest.approx(float((m - g).abs().max()), rel=1e-5)
-    assert found["relative_euclidean_distance"] == pytest.approx(float((m - g).norm() / g.norm()), rel=1e-9)
+    assert found["relative_euclidean_distance"] == pytest.approx(
+        float((m - g).norm() / g.norm()), rel=1e-9
+    )
     divergence = torch.nn.functional.kl_div(m.log_softmax(0), g.softmax(0), reduction="sum")
     assert found["kl_divergence"] == pytest.approx(float(divergence), rel=1e-6)
 
@@ -31,13 +35,25 @@ def test_msit_on_ordinary_numbers():
 @pytest.mark.parametrize(
     ("golden", "mine", "expected"),
     [
-        (np.zeros(4, np.float32), np.ones(4, np.float32), {"cosine_similarity": 0.0, "max_absolute_error": 0.0}),
-        (np.array([True, False]), np.array([True, True]), {"max_relative_error": 0.0, "relative_euclidean_distance": 1.0}),
+        (
+            np.zeros(4, np.float32),
+            np.ones(4, np.float32),
+            {"cosine_similarity": 0.0, "max_absolute_error": 0.0},
+        ),
+        (
+            np.array([True, False]),
+            np.array([True, True]),
+            {"max_relative_error": 0.0, "relative_euclidean_distance": 1.0},
+        ),
         (np.array([2**24 + 1]), np.array([2**24]), {"max_absolute_error": 0.0}),
         (np.array([1 + 1j]), np.array([1 - 1j]), {"max_absolute_error": 0.0}),
-        (np.ones(5, np.float32), 2 * np.ones(5, np.float32), {"cosine_similarity": 1.0, "kl_divergence": 0.0}),
+        (
+            np.ones(5, np.float32),
+            2 * np.ones(5, np.float32),
+            {"cosine_similarity": 1.0, "kl_divergence": 0.0},
+        ),
     ],
-)  # fmt: skip
+)
 def test_where_msit_misleads_the_figure_is_still_its_own(golden, mine, expected):
     found, _ = VIEWS["msit"](golden, mine)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
@@ -52,7 +68,7 @@ def test_where_msit_misleads_the_figure_is_still_its_own(golden, mine, expected)
         (np.array([1.0]), np.array([1e300]), "my_data includes NAN or inf."),
         (np.zeros((0, 2)), np.zeros((0, 2)), "empty"),
     ],
-)  # fmt: skip
+)
 def test_msit_has_no_figures_and_says_why(golden, mine, why):
     assert VIEWS["msit"](golden, mine) == ({}, why)
     assert VIEWS["aclcmp"](golden, mine) == ({}, why)
@@ -74,11 +90,15 @@ def test_torch_xray_on_half_precision():
 
 
 def test_msprobe_does_not_compare_the_sign_of_infinity_but_its_place():
-    assert VIEWS["msprobe"](np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))[0]["max_abs_err"] == 0.0
+    assert (
+        VIEWS["msprobe"](np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))[0]["max_abs_err"] == 0.0
+    )
     assert "do not match" in VIEWS["msprobe"](np.array([np.inf, 1.0]), np.array([1.0, 1.0]))[1]
     lone, _ = VIEWS["msprobe"](np.zeros(2, np.float32), np.array([0.0, 1.0], np.float32))
     assert lone["cosine"] == "NaN"
-    assert lone["max_relative_err"] == pytest.approx((1 + 1.1920929e-7 - 1.1920929e-7) / 1.1920929e-7, rel=1e-6)
+    assert lone["max_relative_err"] == pytest.approx(
+        (1 + 1.1920929e-7 - 1.1920929e-7) / 1.1920929e-7, rel=1e-6
+    )
 
 
 def test_polygraphy_passes_by_either_tolerance_and_never_what_is_not_finite():
@@ -91,16 +111,32 @@ def test_polygraphy_passes_by_either_tolerance_and_never_what_is_not_finite():
     assert VIEWS["polygraphy"](np.array([np.inf]), np.array([np.inf]))[0]["failing"] == 1
     # Written by polygraphy 0.53.6: it takes care of zeros among floating numbers only.
     assert np.isnan(VIEWS["polygraphy"](np.arange(5), np.arange(5))[0]["max_reldiff"])
-    assert VIEWS["polygraphy"](np.zeros(4, np.int8), np.ones(4, np.int8))[0]["max_reldiff"] == np.inf
-    assert VIEWS["polygraphy"](np.zeros(4, np.float32), np.zeros(4, np.float32))[0]["max_reldiff"] == 0
+    assert (
+        VIEWS["polygraphy"](np.zeros(4, np.int8), np.ones(4, np.int8))[0]["max_reldiff"] == np.inf
+    )
+    assert (
+        VIEWS["polygraphy"](np.zeros(4, np.float32), np.zeros(4, np.float32))[0]["max_reldiff"] == 0
+    )
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(
-    "dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int64, np.uint8, bool, np.complex64]
+    "dtype",
+    [
+        np.float64,
+        np.float16,
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        np.int64,
+        np.uint8,
+        bool,
+        np.complex64,
+    ],
 )
 def test_every_dtype_has_figures_or_a_reason(view, dtype):
-    a = (9 + RNG.standard_normal((3, 4))).astype(dtype)  # without zeros, over which Polygraphy has NaN
+    a = (9 + RNG.standard_normal((3, 4))).astype(
+        dtype
+    )  # without zeros, over which Polygraphy has NaN
     found, why = VIEWS[view](a, a.copy())
     assert found or why
     assert all(not isinstance(v, float) or math.isfinite(v) for v in found.values())

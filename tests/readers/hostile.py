@@ -1,6 +1,7 @@
 """Dumps that were damaged or made to do harm, for the tests of all readers.
 
-`variants` gives copies of a dump in which one file is spoilt, `survives` opens one and reads all of it under guard.
+`variants` gives copies of a dump in which one file is spoilt, `survives` opens one and reads all of
+it under guard.
 """
 
 import contextlib
@@ -26,30 +27,50 @@ from whence.records import Run
 # Names that a dump may give and that lead out of it.
 ESCAPES = ("../../../../etc/passwd", "/etc/passwd", "a/../../b", "..", "x\0y", "file:///etc/passwd")
 _PEAK_BYTES = 64 << 20
-_CALLS = 5_000_000  # 25 for each byte of the largest variant; what grows with the square of its size needs thousands of times as many
+# 25 for each byte of the largest variant; what grows with the square of its size needs thousands of
+# times as many
+_CALLS = 5_000_000
 
 
 def truncations(data: bytes, count: int = 24) -> Iterator[tuple[str, bytes]]:
     """Cut at many lengths, the first bytes one by one."""
-    for length in sorted({*range(min(8, len(data))), *(len(data) * i // count for i in range(count)), max(len(data) - 1, 0)}):
+    for length in sorted(
+        {
+            *range(min(8, len(data))),
+            *(len(data) * i // count for i in range(count)),
+            max(len(data) - 1, 0),
+        }
+    ):
         yield f"cut at {length}", data[:length]
 
 
 def flips(data: bytes, count: int = 48) -> Iterator[tuple[str, bytes]]:
-    """One byte changed, at places that are the same each time; half of them near the start, where headers are."""
+    """One byte changed, at places that are the same each time; half of them near the start, where
+    headers are.
+    """
     draw = random.Random(len(data))
     for i in range(count if data else 0):
         place = draw.randrange(min(len(data), 256) if i % 2 else len(data))
-        yield f"byte {place} flipped", data[:place] + bytes([data[place] ^ draw.choice((1, 0x80, 0xFF, 0x10))]) + data[place + 1 :]
+        yield (
+            f"byte {place} flipped",
+            data[:place]
+            + bytes([data[place] ^ draw.choice((1, 0x80, 0xFF, 0x10))])
+            + data[place + 1 :],
+        )
 
 
 def strangers(marker: Path) -> Iterator[tuple[str, bytes]]:
-    """Files of another kind than what a reader expects, each asking for too much. marker: what the pickle would write if it ran."""
+    """Files of another kind than what a reader expects, each asking for too much. marker: what the
+    pickle would write if it ran.
+    """
     yield "empty", b""
     yield "zeros", b"\0" * 4096
     yield "a pickle that writes a file", evil_pickle(marker)
     for dtype in ("<f4", "|O"):
-        yield f"npy header of {dtype} with a huge shape", npy_header((1 << 40, 1 << 20), dtype) + b"\0" * 64
+        yield (
+            f"npy header of {dtype} with a huge shape",
+            npy_header((1 << 40, 1 << 20), dtype) + b"\0" * 64,
+        )
     yield "npy with a negative shape", npy_header((-5, 4)) + b"\0" * 64
     yield "safetensors with a huge header", struct.pack("<Q", 1 << 60) + b"{" * 100
     yield "deep JSON", b"[" * 200_000
@@ -79,17 +100,24 @@ def npy_header(shape: tuple[int, ...], dtype: str = "<f4", fortran: bool = False
 def zip_bomb(name: str = "x.npy", nbytes: int = 1 << 29) -> bytes:
     """Half a megabyte that unpacks to 512 MiB of zeros behind a valid .npy header."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w", force_zip64=True) as file:
+    with (
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(name, "w", force_zip64=True) as file,
+    ):
         file.write(npy_header((nbytes // 4,)))
         for _ in range(nbytes >> 22):
             file.write(bytes(1 << 22))
     return out.getvalue()
 
 
-def variants(sample: Path, folder: Path, *, among: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, Path]]:
-    """(what was done, the dump) for many ways of spoiling one file of a dump; the dump is the same path each time.
+def variants(
+    sample: Path, folder: Path, *, among: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Path]]:
+    """(what was done, the dump) for many ways of spoiling one file of a dump; the dump is the same
+    path each time.
 
-    sample: a file or a folder. folder: an empty one to work in. among: which files of a folder are spoilt, by relative name.
+    sample: a file or a folder. folder: an empty one to work in. among: which files of a folder are
+    spoilt, by relative name.
     """
     dump = folder / sample.name
     if sample.is_dir():
@@ -98,7 +126,9 @@ def variants(sample: Path, folder: Path, *, among: Callable[[str], bool] = lambd
     else:
         shutil.copy(sample, dump)
         names = [""]
-    with contextlib.suppress(WhenceError):  # what is imported with the first dump of its kind is not what survives() measures
+    with contextlib.suppress(
+        WhenceError
+    ):  # what is imported with the first dump of its kind is not what survives() measures
         run = open_any(dump)
         for record in run.records:
             run.array(record.id)
@@ -118,10 +148,12 @@ def variants(sample: Path, folder: Path, *, among: Callable[[str], bool] = lambd
 
 
 def survives(what: str, path: Path, reader: str = "") -> Run | None:
-    """Open a dump and read every tensor, as a comparison does; the run, or None when it was refused as a WhenceError.
+    """Open a dump and read every tensor, as a comparison does; the run, or None when it was refused
+    as a WhenceError.
 
-    reader: whose open_run to call, "" for whoever recognises it. Fails the test on any other exception, on more than 64 MiB of memory or
-    unpacked, on more calls of functions than a small dump can need, and when a file appears.
+    reader: whose open_run to call, "" for whoever recognises it. Fails the test on any other
+    exception, on more than 64 MiB of memory or unpacked, on more calls of functions than a small
+    dump can need, and when a file appears.
     """
     before = _listed(path.parent)
     tracemalloc.start()
@@ -142,7 +174,9 @@ def survives(what: str, path: Path, reader: str = "") -> Run | None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert work.calls < _CALLS, f"{what}: {work.calls} calls"
-    assert max(peak, work.unpacked) < _PEAK_BYTES, f"{what}: {peak >> 20} MiB held, {work.unpacked >> 20} MiB unpacked"
+    assert max(peak, work.unpacked) < _PEAK_BYTES, (
+        f"{what}: {peak >> 20} MiB held, {work.unpacked >> 20} MiB unpacked"
+    )
     assert _listed(path.parent) == before, f"{what}: files appeared"
     return run
 

@@ -1,4 +1,6 @@
-"""Graphs without dumps: operators, attributes, shapes and data flow, and what two of them differ in."""
+"""Graphs without dumps: operators, attributes, shapes and data flow, and what two of them differ
+in.
+"""
 
 import json
 
@@ -32,14 +34,24 @@ def text(path, transposed="false", session="1"):
 def test_a_graph_text_gives_operators_in_the_order_of_the_data(tmp_path):
     run = open_run(str(text(tmp_path / "ge_proto_00000001_Build.txt")))
     calls = [c for c in run.calls if c.scope]
-    assert [(c.scope, c.op_type) for c in calls] == [("x", "Data"), ("w", "Const"), ("mm", "MatMulV2"), ("y", "Softmax")]
+    assert [(c.scope, c.op_type) for c in calls] == [
+        ("x", "Data"),
+        ("w", "Const"),
+        ("mm", "MatMulV2"),
+        ("y", "Softmax"),
+    ]
     assert calls[2].arguments == {"transpose_x2": False}
     assert calls[3].arguments == {"axes": [-1]}
     assert [ref.record for ref in calls[3].slots("input")] == [
         ref.record for ref in calls[2].slots("output")
     ]  # control edges carry nothing
     made = [run.records[c.slots("output")[0].record] for c in calls]
-    assert [(r.dtype, r.shape) for r in made] == [("float32", (4, 6)), ("bfloat16", (6, 8)), ("float32", (4, 8)), ("float16", (4, 8))]
+    assert [(r.dtype, r.shape) for r in made] == [
+        ("float32", (4, 6)),
+        ("bfloat16", (6, 8)),
+        ("float32", (4, 8)),
+        ("float16", (4, 8)),
+    ]
 
 
 def test_two_builds_differ_in_what_the_operators_do_only(tmp_path):
@@ -53,14 +65,24 @@ def test_two_builds_differ_in_what_the_operators_do_only(tmp_path):
 
 
 def test_a_topology_and_a_tree_of_modules(tmp_path):
-    node = {"opName": "Layer_0", "opType": "Layer", "inTensors": ["a"], "outTensors": ["b"], "param": {"eps": 1e-5}}
+    node = {
+        "opName": "Layer_0",
+        "opType": "Layer",
+        "inTensors": ["a"],
+        "outTensors": ["b"],
+        "param": {"eps": 1e-5},
+    }
     (tmp_path / "model.json").write_text(json.dumps({"modelName": "M", "nodes": [node]}))
     child = {"name": "root.h.0.fc", "type": "Linear", "children": []}
-    (tmp_path / "tree.json").write_text(json.dumps({"name": "root.h.0", "type": "Block", "children": [child]}))
+    (tmp_path / "tree.json").write_text(
+        json.dumps({"name": "root.h.0", "type": "Block", "children": [child]})
+    )
     run = open_run(str(tmp_path))
     assert {(c.root, c.scope, c.op_type) for c in run.calls if c.op_type} == {
-        ("model", "Layer_0", "Layer"), ("tree", "h.0", "Block"), ("tree", "h.0.fc", "Linear"),
-    }  # fmt: skip
+        ("model", "Layer_0", "Layer"),
+        ("tree", "h.0", "Block"),
+        ("tree", "h.0.fc", "Linear"),
+    }
     assert next(c for c in run.calls if c.op_type == "Layer").arguments == {"eps": 1e-5}
 
 
@@ -68,7 +90,9 @@ def test_a_topology_and_a_tree_of_modules(tmp_path):
 def test_graphs_of_real_builds(shared):
     om = open_run(str(shared / "samples/ascend/msit_om_json/model.json"))
     assert len([c for c in om.calls if c.op_type]) == 19
-    transposed = next(c for c in om.calls if c.scope == "BatchMultiClassNMS_1203_Input0_TransposeBefore")
+    transposed = next(
+        c for c in om.calls if c.scope == "BatchMultiClassNMS_1203_Input0_TransposeBefore"
+    )
     assert om.records[transposed.slots("output")[0].record].shape == (1, 80, 4, 1000)
     texts = open_run(str(shared / "samples/ascend/oam_ge_proto"))
     assert not [n for n in texts.notes if n.kind == "error"]
@@ -88,7 +112,10 @@ def test_what_is_no_graph_is_said(tmp_path):
 def test_damaged_graphs(tmp_path, name):
     sample = tmp_path / name
     if name.endswith(".json"):
-        nodes = [{"opName": f"L_{i}", "opType": "Layer", "inTensors": ["a"], "outTensors": ["b"]} for i in range(3)]
+        nodes = [
+            {"opName": f"L_{i}", "opType": "Layer", "inTensors": ["a"], "outTensors": ["b"]}
+            for i in range(3)
+        ]
         sample.write_text(json.dumps({"modelName": "M", "nodes": nodes}))
     else:
         text(sample)

@@ -1,4 +1,6 @@
-"""ATB dumps: headers in all variants, trees of operators, tokens and ranks, topologies; the traps that the vendor's tool falls into."""
+"""ATB dumps: headers in all variants, trees of operators, tokens and ranks, topologies; the traps
+that the vendor's tool falls into.
+"""
 
 import json
 import shutil
@@ -53,19 +55,29 @@ def test_variants_of_the_samples():
         with pytest.raises(ElementsMissing, match=why):
             output(run, name)
     figures = run.records[leaf(run, "stats").refs[0].record].statistics
-    assert (figures.count, figures.min, figures.max, figures.mean, figures.norm) == (6, 0, 5, 2.5, 7.416198)
+    assert (figures.count, figures.min, figures.max, figures.mean, figures.norm) == (
+        6,
+        0,
+        5,
+        2.5,
+        7.416198,
+    )
 
 
 def test_a_value_may_hold_a_sign_of_equality_and_unknown_attributes_are_kept(tmp_path):
     path = tmp_path / "outtensor0.bin"
-    path.write_bytes(b"$Version=1.0\nnote=a=b=c\ndtype=3\ndims=2\nformat=2\n$End=1\n" + np.array([7, 8], "<i4").tobytes())
+    path.write_bytes(
+        b"$Version=1.0\nnote=a=b=c\ndtype=3\ndims=2\nformat=2\n$End=1\n"
+        + np.array([7, 8], "<i4").tobytes()
+    )
     np.testing.assert_array_equal(open_run(path).array(0), [7, 8])
 
 
 def test_a_scalar_and_an_object_that_does_not_begin_at_once(tmp_path):
     raw = b"\xff" * 4 + np.array(2.5, "<f4").tobytes()
     (tmp_path / "outtensor0.bin").write_bytes(
-        f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(raw)}\nformat=2\ndtype=0\ndims=\n$Object.data=4,4\n$End=1\n".encode() + raw
+        f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(raw)}\nformat=2\ndtype=0\ndims=\n$Object.data=4,4\n$End=1\n".encode()
+        + raw
     )
     found = open_run(tmp_path / "outtensor0.bin").array(0)
     assert found.shape == ()
@@ -105,9 +117,14 @@ def test_references_to_other_files_are_the_same_tensor(tmp_path):
     ):
         path = base / name / "before" / "intensor0.bin"
         path.parent.mkdir(parents=True)
-        path.write_bytes(f"$Version=1.0\n$Object.Count=0\n$Object.Length=0\nformat=2\ndtype=0\ndims=12\ndata={data}\n$End=1\n".encode())
+        path.write_bytes(
+            f"$Version=1.0\n$Object.Count=0\n$Object.Length=0\nformat=2\ndtype=0\ndims=12\ndata={data}\n$End=1\n".encode()
+        )
     run = open_run(tmp_path)
-    records = [leaf(run, s).refs[0].record for s in ("Layer.2.AddOperation.1", "MulOperation.3", "SubOperation.4")]
+    records = [
+        leaf(run, s).refs[0].record
+        for s in ("Layer.2.AddOperation.1", "MulOperation.3", "SubOperation.4")
+    ]
     assert len(set(records)) == 1
     np.testing.assert_array_equal(run.array(records[0]), made)
     for scope in ("Loop.5", "Out.6"):
@@ -129,34 +146,63 @@ def test_devices_are_ranks_and_folders_are_tokens(tmp_path):
     a = np.arange(9, dtype=np.float32)
     for device, pid, token in ((3, 11, 0), (1, 12, 0), (1, 12, 10)):
         af.atb(tmp_path / f"tensors/npu{device}_{pid}/{token}/0_A/after/outtensor0.bin", a)
-    assert [(c.rank, c.step) for c in open_run(tmp_path).calls if c.leaf] == [(1, 0), (3, 0), (1, 10)]
+    assert [(c.rank, c.step) for c in open_run(tmp_path).calls if c.leaf] == [
+        (1, 0),
+        (3, 0),
+        (1, 10),
+    ]
     af.atb(tmp_path / "one/tensors/991_992/0_A/after/outtensor0.bin", a)
-    assert [(c.rank, c.step, c.scope) for c in open_run(tmp_path / "one").calls if c.leaf] == [(0, 0, "A.0")]
+    assert [(c.rank, c.step, c.scope) for c in open_run(tmp_path / "one").calls if c.leaf] == [
+        (0, 0, "A.0")
+    ]
 
 
 def node(name, kind, inputs=(), outputs=(), **more):
-    return {"opName": name, "opType": kind, "inTensors": list(inputs), "outTensors": list(outputs), "param": {"k": 1}, **more}
+    return {
+        "opName": name,
+        "opType": kind,
+        "inTensors": list(inputs),
+        "outTensors": list(outputs),
+        "param": {"k": 1},
+        **more,
+    }
 
 
 def test_a_topology_names_weights_and_settings(tmp_path):
     dump = tmp_path / "msit_dump_1"
-    model = {"modelName": "M", "nodes": [node("L_3", "Layer", nodes=[node("Linear_0", "LinearOperation", ["M_internal_0", "M_weight_7"])])]}
+    model = {
+        "modelName": "M",
+        "nodes": [
+            node(
+                "L_3",
+                "Layer",
+                nodes=[node("Linear_0", "LinearOperation", ["M_internal_0", "M_weight_7"])],
+            )
+        ],
+    }
     (dump / "model/99").mkdir(parents=True)
     (dump / "model/99/M.json").write_text(json.dumps(model))
     for k in range(2):
-        af.atb(dump / f"tensors/npu0_99/0/3_Layer/0_LinearOperation/before/intensor{k}.bin", np.arange(9, dtype=np.float32) + k)
+        af.atb(
+            dump / f"tensors/npu0_99/0/3_Layer/0_LinearOperation/before/intensor{k}.bin",
+            np.arange(9, dtype=np.float32) + k,
+        )
     call = leaf(open_run(tmp_path), "Layer.3.LinearOperation.0")
     assert [r.slot for r in call.refs] == ["input.0", "param.weight"]
     assert (call.arguments, call.source) == ({"k": 1}, "Linear_0")
 
 
-@pytest.mark.parametrize(("constant", "slots"), [(True, ["input.0", "param.weight"]), (False, ["input.0", "input.1"])])
+@pytest.mark.parametrize(
+    ("constant", "slots"), [(True, ["input.0", "param.weight"]), (False, ["input.0", "input.1"])]
+)
 def test_without_a_topology_a_weight_is_what_stays_the_same(tmp_path, constant, slots):
     for token in range(3):
         at = tmp_path / f"tensors/npu0_99/{token}/0_LinearOperation/before"
         af.atb(at / "intensor0.bin", np.arange(9, dtype=np.float32) + token)
         af.atb(at / "intensor1.bin", np.arange(81, dtype=np.float32) + (0 if constant else token))
-    assert {tuple(r.slot for r in c.refs) for c in open_run(tmp_path).calls if c.leaf} == {tuple(slots)}
+    assert {tuple(r.slot for r in c.refs) for c in open_run(tmp_path).calls if c.leaf} == {
+        tuple(slots)
+    }
 
 
 def test_prefill_and_decoding_in_one_folder_are_tokens_apart(tmp_path):
@@ -164,7 +210,9 @@ def test_prefill_and_decoding_in_one_folder_are_tokens_apart(tmp_path):
     for name, first in (("Prefill", 0), ("Decode", 2)):
         (tmp_path / "model/5").mkdir(parents=True, exist_ok=True)
         nodes = [node(f"L_{first + k}", "Layer") for k in range(2)]
-        (tmp_path / f"model/5/{name}.json").write_text(json.dumps({"modelName": name, "nodes": nodes}))
+        (tmp_path / f"model/5/{name}.json").write_text(
+            json.dumps({"modelName": name, "nodes": nodes})
+        )
     for folder, operators in (("0", (0, 1, 2, 3)), ("1", (0, 1, 2, 3)), ("2", (2, 3))):
         for k in operators:
             af.atb(tmp_path / f"tensors/npu0_5/{folder}/{k}_Layer/after/outtensor0.bin", a)
@@ -184,7 +232,8 @@ def test_a_real_topology_is_read(tmp_path, shared):
     first, inner = model["nodes"][0], model["nodes"][0]["nodes"][0]
     for k, _ in enumerate(inner["inTensors"]):
         af.atb(
-            tmp_path / f"tensors/npu0_1/0/3_{first['opType']}/0_{inner['opType']}/before/intensor{k}.bin",
+            tmp_path
+            / f"tensors/npu0_1/0/3_{first['opType']}/0_{inner['opType']}/before/intensor{k}.bin",
             np.arange(9, dtype=np.float32) + k,
         )
     call = leaf(open_run(tmp_path), f"{first['opType']}.3.{inner['opType']}.0")
@@ -204,7 +253,11 @@ def pair(tmp_path, golden, mine):
 
 
 def row(found):
-    (one,) = [r for r in found.rows if r.reference_slot.startswith("output") and r.name == "AddOperation.0"]
+    (one,) = [
+        r
+        for r in found.rows
+        if r.reference_slot.startswith("output") and r.name == "AddOperation.0"
+    ]
     return one
 
 
@@ -225,9 +278,18 @@ DRAW = np.random.default_rng(5).normal(size=(8, 8)).astype(F)
         (np.ones(64, F), np.zeros(64, F)),
         (np.full(64, 70000, F), np.full(64, 65504, F)),
     ],
-    ids=["zeros", "tiny values of wrong sign", "bool", "int64 beyond float32", "float64 beyond float32", "imaginary part", "scaled",
-         "shifted", "saturated"],
-)  # fmt: skip
+    ids=[
+        "zeros",
+        "tiny values of wrong sign",
+        "bool",
+        "int64 beyond float32",
+        "float64 beyond float32",
+        "imaginary part",
+        "scaled",
+        "shifted",
+        "saturated",
+    ],
+)
 def test_what_differs_is_different(tmp_path, golden, mine):
     found = pair(tmp_path, golden, mine)
     assert found.status == "different", found.headline
@@ -288,10 +350,18 @@ def test_a_file_beyond_2_gb_is_mapped_not_loaded(tmp_path):
 def test_rows_are_in_the_order_of_execution_every_time(tmp_path):
     for side in ("golden", "mine"):
         for k in (10, 2, 1, 33):
-            af.atb(tmp_path / side / f"tensors/npu0_1/0/{k}_AddOperation/after/outtensor0.bin", DRAW + k)
-    orders = {tuple(r.name for r in whence.compare(tmp_path / "golden", tmp_path / "mine").rows) for _ in range(2)}
+            af.atb(
+                tmp_path / side / f"tensors/npu0_1/0/{k}_AddOperation/after/outtensor0.bin",
+                DRAW + k,
+            )
+    orders = {
+        tuple(r.name for r in whence.compare(tmp_path / "golden", tmp_path / "mine").rows)
+        for _ in range(2)
+    }
     (order,) = orders
-    assert [n for n in order if n.startswith("Add")] == [f"AddOperation.{k}" for k in (1, 2, 10, 33)]
+    assert [n for n in order if n.startswith("Add")] == [
+        f"AddOperation.{k}" for k in (1, 2, 10, 33)
+    ]
 
 
 def test_damage_is_told(tmp_path):
@@ -316,10 +386,14 @@ def test_hostile(tmp_path):
         af.atb(sample / f"tensors/npu0_1/0/{k}_AddOperation/before/intensor0.bin", DRAW)
         af.atb(sample / f"tensors/npu0_1/0/{k}_AddOperation/after/outtensor0.bin", DRAW)
     (sample / "model/1").mkdir(parents=True)
-    (sample / "model/1/M.json").write_text(json.dumps({"modelName": "M", "nodes": [node("A_0", "AddOperation", ["x"])]}))
+    (sample / "model/1/M.json").write_text(
+        json.dumps({"modelName": "M", "nodes": [node("A_0", "AddOperation", ["x"])]})
+    )
     (tmp_path / "work").mkdir()
     for what, dump in hostile.variants(
-        sample, tmp_path / "work", among=lambda f: f.endswith(".json") or f.startswith("tensors/npu0_1/0/0_")
+        sample,
+        tmp_path / "work",
+        among=lambda f: f.endswith(".json") or f.startswith("tensors/npu0_1/0/0_"),
     ):
         hostile.survives(what, dump)
 

@@ -1,4 +1,6 @@
-"""Dumps of any format once they are put together: places, roots, data flow by content, and what is judged where only outputs are there."""
+"""Dumps of any format once they are put together: places, roots, data flow by content, and what is
+judged where only outputs are there.
+"""
 
 import math
 
@@ -18,23 +20,46 @@ WEIGHTS = [RNG.standard_normal((16, 16)) / 4 for _ in range(5)]
 INPUT = RNG.standard_normal((6, 16))
 
 
-def chain(dtype=np.float32, *, change=None, inputs=True, weights=WEIGHTS, steps=1, text=None, shown=None, jitter=0.0):
-    """A dump of five products in a row. change(step, k, value). text: digits after the point that are printed; shown: rows of them."""
+def chain(
+    dtype=np.float32,
+    *,
+    change=None,
+    inputs=True,
+    weights=WEIGHTS,
+    steps=1,
+    text=None,
+    shown=None,
+    jitter=0.0,
+):
+    """A dump of five products in a row. change(step, k, value). text: digits after the point that
+    are printed; shown: rows of them.
+    """
     run, noise = Building("dump", "test"), np.random.default_rng(7)
     for step in range(steps):
         x = (INPUT + step).astype(dtype)
         for k, w in enumerate(weights):
             w = w.astype(dtype)
-            y = np.tanh(x.astype(np.float64) @ w.astype(np.float64)) * (1 + jitter * noise.standard_normal((6, 16)))
+            y = np.tanh(x.astype(np.float64) @ w.astype(np.float64)) * (
+                1 + jitter * noise.standard_normal((6, 16))
+            )
             y = (change(step, k, y) if change else y).astype(dtype)
             given = {}
             seen = y
             if text is not None:
-                seen, given = np.round(y.astype(np.float64), text).astype(dtype)[:shown], {"quantum": 10.0**-text}
+                seen, given = (
+                    np.round(y.astype(np.float64), text).astype(dtype)[:shown],
+                    {"quantum": 10.0**-text},
+                )
                 if shown is not None:
                     given["whole"] = (6, 16)
             read = [run.array(x.copy()), run.array(w)] if inputs else []
-            run.call(f"op{k}", op_type="matmul", inputs=read, outputs=[run.array(seen, **given)], step=step)
+            run.call(
+                f"op{k}",
+                op_type="matmul",
+                inputs=read,
+                outputs=[run.array(seen, **given)],
+                step=step,
+            )
             x = y
     return Opened(run.run(), "test")
 
@@ -48,8 +73,12 @@ def test_places_parents_and_roots():
     run.call("last", outputs=[run.array(np.ones(2))])
     made = run.run()
     assert [(c.scope, c.number, c.leaf, c.occurrence) for c in made.calls] == [
-        ("block.fc", "0_0_0", True, 0), ("block", "0_0", False, 0), ("last", "0_1", True, 0), ("last", "0_2", True, 1), ("", "0", False, 0),
-    ]  # fmt: skip
+        ("block.fc", "0_0_0", True, 0),
+        ("block", "0_0", False, 0),
+        ("last", "0_1", True, 0),
+        ("last", "0_2", True, 1),
+        ("", "0", False, 0),
+    ]
     assert all(c.id == i for i, c in enumerate(made.calls))
     assert [made.calls[c.parent].scope for c in made.calls[:-1]] == ["block", "", "", ""]
     assert made.calls[-1].notes == (GATHERED,)
@@ -74,7 +103,11 @@ def test_elements_are_checked_and_a_damaged_tensor_costs_itself_only():
     run.tensor("float4_unheard_of", (2,), lambda: np.ones(2))
     run.array(np.ones(2))
     made = run.run()
-    for record, said in ((0, "the disk ate it"), (1, r"\(3,\), not float32 \(2,\)"), (2, "float4_unheard_of")):
+    for record, said in (
+        (0, "the disk ate it"),
+        (1, r"\(3,\), not float32 \(2,\)"),
+        (2, "float4_unheard_of"),
+    ):
         with pytest.raises(ElementsMissing, match=said):
             made.array(record)
     assert not made.array(3).flags.writeable
@@ -115,7 +148,9 @@ def test_a_planted_fault_is_named_and_what_follows_is_not(inputs):
 
 @pytest.mark.parametrize("inputs", [True, False])
 def test_rounding_that_grows_is_same(inputs):
-    result = whence.compare(chain(inputs=inputs, steps=3), chain(inputs=inputs, steps=3, jitter=1e-7))
+    result = whence.compare(
+        chain(inputs=inputs, steps=3), chain(inputs=inputs, steps=3, jitter=1e-7)
+    )
     assert (result.status, result.findings) == ("same", ())
 
 
@@ -149,15 +184,22 @@ def test_digests_alone_show_what_is_equal_and_no_more():
         run = Building("dump", "test")
         for k in range(4):
             digest = f"md5:{k}{'x' if k in changed else ''}"
-            run.call(f"op{k}", outputs=[run.tensor("float32", (9,), why="digests only", digest=digest)])
+            run.call(
+                f"op{k}", outputs=[run.tensor("float32", (9,), why="digests only", digest=digest)]
+            )
         return Opened(run.run(), "test")
 
     assert whence.compare(digests(), digests()).status == "same"
     result = whence.compare(digests(), digests((2,)))
     assert result.status == "undecided"
     assert {row.name: row.verdict for row in result.rows if row.name} | {"": ""} == {
-        "op0": "identical", "op1": "identical", "op2": "incomparable", "op3": "identical", "model": "identical", "": "",
-    }  # fmt: skip
+        "op0": "identical",
+        "op1": "identical",
+        "op2": "incomparable",
+        "op3": "identical",
+        "model": "identical",
+        "": "",
+    }
 
 
 def test_statistics_alone_name_a_fault():
@@ -166,11 +208,18 @@ def test_statistics_alone_name_a_fault():
         for k in range(4):
             x = RNG_FIXED[k] * (scale if k == 2 else 1.0)
             s = Statistics(x.size, x.min(), x.max(), x.mean(), x.std(), np.linalg.norm(x), 0, 0, 0)
-            run.call(f"op{k}", outputs=[run.tensor("float32", x.shape, why="statistics only", statistics=s)])
+            run.call(
+                f"op{k}",
+                outputs=[run.tensor("float32", x.shape, why="statistics only", statistics=s)],
+            )
         return Opened(run.run(), "test")
 
     result = whence.compare(figures(), figures(1.05))
-    assert (result.status, result.evidence, [f.name for f in result.findings]) == ("different", "statistics", ["op2"])
+    assert (result.status, result.evidence, [f.name for f in result.findings]) == (
+        "different",
+        "statistics",
+        ["op2"],
+    )
 
 
 RNG_FIXED = np.random.default_rng(3).standard_normal((4, 50))
@@ -178,7 +227,9 @@ RNG_FIXED = np.random.default_rng(3).standard_normal((4, 50))
 
 def test_a_record_says_which_file_of_the_dump_keeps_it():
     building = Building("dump", "npy")
-    building.call("linear", outputs=[building.array(np.ones((2, 3), np.float32), file="0/linear.npy")])
+    building.call(
+        "linear", outputs=[building.array(np.ones((2, 3), np.float32), file="0/linear.npy")]
+    )
     assert [r.file for r in building.run().records] == ["0/linear.npy"]
 
 
@@ -195,7 +246,9 @@ def test_show_looks_at_a_dump(tmp_path):
     assert "max 5" in text
     assert "mean 2.5" in text
     assert "program" not in text
-    one = "\n".join(show.one(open_to_show(str(tmp_path / "dump.npz"), every=False), "fc1", show.Choice()))
+    one = "\n".join(
+        show.one(open_to_show(str(tmp_path / "dump.npz"), every=False), "fc1", show.Choice())
+    )
     assert "48 B in the dump" in one
     printed = "\n".join(show.text(chain(text=4, shown=2), show.Choice()))
     assert "[2, 16] of [6, 16]" in printed
@@ -209,7 +262,12 @@ def test_operators_that_only_one_dump_has_and_that_hand_on_are_no_gap():
             made.call(f"mm{k}", op_type="mm", inputs=[made.array(x)], outputs=[made.array(y)])
             if views:
                 shown = y.reshape(2, 3, 16) if not other else -y
-                made.call(f"view{k}", op_type="aten.view.default", inputs=[made.array(y)], outputs=[made.array(shown)])
+                made.call(
+                    f"view{k}",
+                    op_type="aten.view.default",
+                    inputs=[made.array(y)],
+                    outputs=[made.array(shown)],
+                )
             x = y
         return Opened(made.run(), "test")
 

@@ -28,26 +28,48 @@ def install(folder, name, points, module):
         file.writestr(f"{info}/WHEEL", _WHEEL)
         file.writestr(f"{info}/entry_points.txt", f"[whence.readers]\n{points}\n")
         file.writestr(f"{info}/RECORD", "")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "--target", folder / "site", wheel], check=True)
     return folder / "site"
 
 
 def whence_with(site, *arguments, cwd):
     paths = os.pathsep.join([str(site), str(Path(readers.__file__).parents[2])])
-    return subprocess.run([sys.executable, "-m", "whence", *map(str, arguments)], env={**os.environ, "PYTHONPATH": paths}, cwd=cwd,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "whence", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture
 def tapes(tmp_path):
     for name, third in (("one", "5 6 7"), ("two", "5 6 9")):
-        (tmp_path / f"{name}.tape").write_text(f"PAPER TAPE\nfc1: 1 2 3\nfc2: 3 4 5\nfc3: {third}\n")
+        (tmp_path / f"{name}.tape").write_text(
+            f"PAPER TAPE\nfc1: 1 2 3\nfc2: 3 4 5\nfc3: {third}\n"
+        )
     return tmp_path / "one.tape", tmp_path / "two.tape"
 
 
 def test_a_reader_of_another_package_opens_compares_and_is_named(tmp_path, tapes):
-    site = install(tmp_path, "paper_tape", "paper_tape = paper_tape", (DATA / "other_reader" / "paper_tape.py").read_text())
+    site = install(
+        tmp_path,
+        "paper_tape",
+        "paper_tape = paper_tape",
+        (DATA / "other_reader" / "paper_tape.py").read_text(),
+    )
     shown = whence_with(site, "show", tapes[0], cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "paper-tape run" in shown.stdout and "fc2" in shown.stdout
@@ -57,7 +79,10 @@ def test_a_reader_of_another_package_opens_compares_and_is_named(tmp_path, tapes
     (tmp_path / "torn.tape").write_text("PAPER TAPE\nfc1\n")
     torn = whence_with(site, "show", tmp_path / "torn.tape", cwd=tmp_path)
     assert torn.returncode == 3
-    assert "looks like paper_tape (a text that begins with PAPER TAPE), but line 'fc1' has no name" in torn.stderr
+    assert (
+        "looks like paper_tape (a text that begins with PAPER TAPE), but line 'fc1' has no name"
+        in torn.stderr
+    )
     without = whence_with(tmp_path, "show", tapes[0], cwd=tmp_path)
     assert without.returncode == 3
     assert "no reader could open" in without.stderr
@@ -66,10 +91,18 @@ def test_a_reader_of_another_package_opens_compares_and_is_named(tmp_path, tapes
 @pytest.mark.parametrize(
     ("points", "module", "said"),
     [
-        ("broken = broken", "raise OSError(4)", "reader broken comes from broken and cannot be loaded: OSError: 4"),
-        ("broken = broken", "ORDER = 1\nLOOKS_LIKE = ''", "reader broken from broken has no sniff, open_run"),
+        (
+            "broken = broken",
+            "raise OSError(4)",
+            "reader broken comes from broken and cannot be loaded: OSError: 4",
+        ),
+        (
+            "broken = broken",
+            "ORDER = 1\nLOOKS_LIKE = ''",
+            "reader broken from broken has no sniff, open_run",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, module, said):
     site = install(tmp_path, "broken", points, module)
     done = whence_with(site, "show", tapes[0], cwd=tmp_path)
@@ -79,7 +112,10 @@ def test_a_broken_reader_of_another_package_is_named(tmp_path, tapes, points, mo
 
 def test_what_no_reader_knows_is_said_with_all_that_were_asked(tmp_path):
     (tmp_path / "letter.txt").write_text("Dear Sir or Madam")
-    for path, said in ((tmp_path / "letter.txt", "a file of 17 bytes"), (tmp_path, "a folder with letter.txt")):
+    for path, said in (
+        (tmp_path / "letter.txt", "a file of 17 bytes"),
+        (tmp_path, "a folder with letter.txt"),
+    ):
         with pytest.raises(UnreadableRun, match=said) as error:
             open_run(str(path))
         assert all(reader.LOOKS_LIKE in str(error.value) for reader in readers.known().values())
@@ -98,7 +134,9 @@ def test_no_reader_takes_what_is_not_its_own(tmp_path):
             open_run(str(path))
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret", "link/secret", "nul\0"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/hostname", "a/../../secret", "link/secret", "nul\0"]
+)
 def test_names_from_a_dump_lead_nowhere_else(tmp_path, name):
     (tmp_path / "secret").write_text("42")
     (tmp_path / "dump").mkdir()

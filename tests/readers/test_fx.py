@@ -1,4 +1,6 @@
-"""FX dumps of torchair: layouts of all ages, base of the steps, order of the nodes, arguments that are no tensors."""
+"""FX dumps of torchair: layouts of all ages, base of the steps, order of the nodes, arguments that
+are no tensors.
+"""
 
 import shutil
 from pathlib import Path
@@ -25,7 +27,13 @@ def leaves(run):
 def test_the_samples(age):
     run = open_run(DATA / age)
     assert run.reader == "fx"
-    names = ["add_1", "mm", "mul", "_to_copy", "topk"]  # as the program ran them; neither their names nor their times say so
+    names = [
+        "add_1",
+        "mm",
+        "mul",
+        "_to_copy",
+        "topk",
+    ]  # as the program ran them; neither their names nor their times say so
     assert [(c.step, c.scope) for c in leaves(run)] == [(t, n) for t in (0, 1) for n in names]
     for call in leaves(run):
         for ref in call.refs:
@@ -39,16 +47,22 @@ def test_the_samples(age):
 
 @pytest.mark.parametrize(
     ("folder", "first"),
-    [("msit_fx_dump/worldsize1_global_rank0/graph_1/{}", 0), ("msit_fx_dump/data_dump/{}/gm_20240125031118787351_dump", 1),
-     ("data_dump/{}/gm_20240125031118787351_dump", 1), ("gm_20240125031118787351_dump/{}", 1)],
-)  # fmt: skip
+    [
+        ("msit_fx_dump/worldsize1_global_rank0/graph_1/{}", 0),
+        ("msit_fx_dump/data_dump/{}/gm_20240125031118787351_dump", 1),
+        ("data_dump/{}/gm_20240125031118787351_dump", 1),
+        ("gm_20240125031118787351_dump/{}", 1),
+    ],
+)
 def test_steps_count_from_0_whatever_the_age(tmp_path, folder, first):
     for step in (0, 1, 10):
         at = tmp_path / folder.format(step + first)
         at.mkdir(parents=True)
         np.save(at / f"mm-aten.mm.default.OUTPUT.0.{TS}.npy", np.full(9, step, np.float32))
     run = open_run(tmp_path)
-    assert [(c.root, c.step, run.array(c.refs[0].record)[0]) for c in leaves(run)] == [("graph_1", s, s) for s in (0, 1, 10)]
+    assert [(c.root, c.step, run.array(c.refs[0].record)[0]) for c in leaves(run)] == [
+        ("graph_1", s, s) for s in (0, 1, 10)
+    ]
 
 
 def test_a_dump_that_has_a_step_0_counts_from_0(tmp_path):
@@ -64,7 +78,11 @@ def test_older_graphs_are_told_apart_by_their_nodes_not_by_their_times(tmp_path)
         at = tmp_path / f"data_dump/{step}/gm_2024012503111878735{time}_dump"
         at.mkdir(parents=True)
         np.save(at / f"{node}-aten.{node}.default.OUTPUT.0.npy", np.ones(9, np.float32))
-    assert [(c.root, c.step) for c in leaves(open_run(tmp_path))] == [("graph_1", 0), ("graph_2", 1), ("graph_2", 2)]
+    assert [(c.root, c.step) for c in leaves(open_run(tmp_path))] == [
+        ("graph_1", 0),
+        ("graph_2", 1),
+        ("graph_2", 2),
+    ]
 
 
 def test_ranks_and_places_sort_as_numbers(tmp_path):
@@ -84,15 +102,24 @@ def test_ranks_and_places_sort_as_numbers(tmp_path):
 
 def test_times_decide_the_order_where_they_differ(tmp_path):
     for k, node in enumerate("cab"):
-        np.save(tmp_path / f"{node}-aten.x.default.OUTPUT.0.2025101707121119025{k}.npy", np.ones(9, np.float32))
+        np.save(
+            tmp_path / f"{node}-aten.x.default.OUTPUT.0.2025101707121119025{k}.npy",
+            np.ones(9, np.float32),
+        )
     assert [c.scope for c in leaves(open_run(tmp_path))] == ["c", "a", "b"]
 
 
 def test_order_of_flow():
     reads = {"a": ["y"], "b": [], "c": ["x"], "d": ["x", "z"]}
     assert ordered("abcd", reads, {"b": ["x"], "c": ["y"], "d": []}) == ["b", "c", "a", "d"]
-    assert ordered("ab", {"a": ["y"], "b": ["x"]}, {"a": ["x"], "b": ["y"]}) == ["a", "b"]  # a circle: as given
-    assert ordered("ab", {"a": ["x"], "b": ["x"]}, {"a": ["x"], "b": ["x"]}) == ["a", "b"]  # what several make, the first made
+    assert ordered("ab", {"a": ["y"], "b": ["x"]}, {"a": ["x"], "b": ["y"]}) == [
+        "a",
+        "b",
+    ]  # a circle: as given
+    assert ordered("ab", {"a": ["x"], "b": ["x"]}, {"a": ["x"], "b": ["x"]}) == [
+        "a",
+        "b",
+    ]  # what several make, the first made
 
 
 def test_bfloat16_as_raw_bytes_and_lost_tensors(tmp_path):
@@ -104,7 +131,9 @@ def test_bfloat16_as_raw_bytes_and_lost_tensors(tmp_path):
     assert run.array(0).tobytes() == raw.tobytes()
     with pytest.raises(ElementsMissing, match=r"a-aten.x.OUTPUT.1.npy is no .npy file"):
         run.array(1)
-    assert [n.text for n in run.notes] == ["other.npy is not read: its name says neither INPUT nor OUTPUT of a node"]
+    assert [n.text for n in run.notes] == [
+        "other.npy is not read: its name says neither INPUT nor OUTPUT of a node"
+    ]
 
 
 def test_hostile(tmp_path):
@@ -112,7 +141,9 @@ def test_hostile(tmp_path):
     shutil.copytree(DATA / "fx_new", sample)
     shutil.rmtree(next(sample.rglob("graph_1")) / "1")
     (tmp_path / "work").mkdir()
-    for what, dump in hostile.variants(sample, tmp_path / "work", among=lambda f: "/topk-aten.topk.default.INPUT.1" in f):
+    for what, dump in hostile.variants(
+        sample, tmp_path / "work", among=lambda f: "/topk-aten.topk.default.INPUT.1" in f
+    ):
         hostile.survives(what, dump)
 
 

@@ -1,7 +1,7 @@
 """The model debugger of transformers; tests/data/hf_debugger was written by transformers 5.23.
 
-A model of two blocks and a ReLU that is called twice; layers.1.norm has another epsilon in the bad ones. Each once with tensors printed
-into the tree and once with tensors in files.
+A model of two blocks and a ReLU that is called twice; layers.1.norm has another epsilon in the bad
+ones. Each once with tensors printed into the tree and once with tensors in files.
 """
 
 import json
@@ -28,12 +28,23 @@ def test_modules_have_inputs_and_leaves_outputs():
     run = open_run(DATA / "ref_files")
     calls = by_name(run)
     assert set(calls) == {
-        ("", 0), ("embed", 0), ("layers.0", 0), ("layers.0.norm", 0), ("layers.0.fc", 0), ("act", 0), ("layers.1", 0),
-        ("layers.1.norm", 0), ("layers.1.fc", 0), ("act", 1), ("head", 0),
-    }  # fmt: skip
+        ("", 0),
+        ("embed", 0),
+        ("layers.0", 0),
+        ("layers.0.norm", 0),
+        ("layers.0.fc", 0),
+        ("act", 0),
+        ("layers.1", 0),
+        ("layers.1.norm", 0),
+        ("layers.1.fc", 0),
+        ("act", 1),
+        ("head", 0),
+    }
     assert calls["layers.1.norm", 0].parent == calls["layers.1", 0].id
     x, y = (run.array(r.record) for r in calls["layers.0.norm", 0].refs)
-    assert np.allclose(y, (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), atol=1e-5)
+    assert np.allclose(
+        y, (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5), atol=1e-5
+    )
 
 
 def test_what_a_second_call_has_written_over_is_lost_and_said():
@@ -94,7 +105,10 @@ def test_a_capture_faces_prints_and_nothing_is_replayed_on_their_digits(tmp_path
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embed, self.layers = torch.nn.Embedding(32, 8), torch.nn.ModuleList(Block() for _ in range(2))
+            self.embed, self.layers = (
+                torch.nn.Embedding(32, 8),
+                torch.nn.ModuleList(Block() for _ in range(2)),
+            )
             self.act, self.head = torch.nn.ReLU(), torch.nn.Linear(8, 40)
 
         def forward(self, ids):
@@ -120,11 +134,17 @@ def test_the_summary_has_statistics():
     run = open_run(DATA / "ref_text" / name)
     exact, calls = open_run(DATA / "ref_files"), by_name(run)
     record = run.records[calls["layers.0.fc", 0].slots("output")[0].record]
-    values = exact.array(by_name(exact)["layers.0.fc", 0].slots("output")[0].record).astype(np.float64)
+    values = exact.array(by_name(exact)["layers.0.fc", 0].slots("output")[0].record).astype(
+        np.float64
+    )
     figures = record.statistics
     assert record.why == "the summary keeps statistics only"
-    for found, want in ((figures.min, values.min()), (figures.max, values.max()), (figures.std, values.std()),
-                        (figures.norm, np.linalg.norm(values))):  # fmt: skip
+    for found, want in (
+        (figures.min, values.min()),
+        (figures.max, values.max()),
+        (figures.std, values.std()),
+        (figures.norm, np.linalg.norm(values)),
+    ):
         assert found == pytest.approx(want, rel=1e-3)
     result = whence.compare(str(DATA / "ref_text" / name), str(DATA / "bad_text" / name))
     assert result.findings[0].name == "layers.1.norm"
@@ -145,10 +165,14 @@ def test_prints_of_torch(shape, dtype):
         assert printed.is_part
     if 0 not in shape:
         assert printed.array.shape == want.shape
-        assert np.abs(printed.array.astype(np.float32) - want).max() <= max(printed.quantum, 0.3 if dtype == "bfloat16" else 0.0)
+        assert np.abs(printed.array.astype(np.float32) - want).max() <= max(
+            printed.quantum, 0.3 if dtype == "bfloat16" else 0.0
+        )
 
 
-@pytest.mark.parametrize("text", ["tensor([[1, 2], [3]])", "tensor(" + "[" * 1000, "tensor([1, 2", "]"])
+@pytest.mark.parametrize(
+    "text", ["tensor([[1, 2], [3]])", "tensor(" + "[" * 1000, "tensor([1, 2", "]"]
+)
 def test_prints_that_are_none_are_refused(text):
     with pytest.raises((UnreadableRun, ValueError)):
         torch_print.parse(text, "float32")
@@ -172,12 +196,16 @@ def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
     for what, path in hostile.variants(sample, tmp_path / "work"):
         hostile.survives(what, path, "hf_debugger")
     (tmp_path / "text").mkdir()
-    for what, path in hostile.variants(DATA / "ref_text" / "Net_debug_tree_FULL_TENSORS.json", tmp_path / "text"):
+    for what, path in hostile.variants(
+        DATA / "ref_text" / "Net_debug_tree_FULL_TENSORS.json", tmp_path / "text"
+    ):
         hostile.survives(what, path, "hf_debugger")
 
 
 def summary(folder, *, norm=None):
-    """A SUMMARY file of a model with an embedding and a block, whose own outputs the tool leaves out. norm: what the block's norm makes."""
+    """A SUMMARY file of a model with an embedding and a block, whose own outputs the tool leaves
+    out. norm: what the block's norm makes.
+    """
     draw = np.random.default_rng(3)
     x, y = draw.normal(size=(2, 6)), draw.normal(size=(2, 6))
 
@@ -185,7 +213,11 @@ def summary(folder, *, norm=None):
         if a.dtype.kind == "i":
             return {"shape": "torch.Size([2])", "dtype": "torch.int64"}
         figures = {"min": a.min(), "max": a.max(), "mean": a.mean(), "std": a.std(ddof=1)}
-        return {"shape": "torch.Size([2, 6])", "dtype": "torch.float32", **{k: f"tensor({v:.4f})" for k, v in figures.items()}}
+        return {
+            "shape": "torch.Size([2, 6])",
+            "dtype": "torch.float32",
+            **{k: f"tensor({v:.4f})" for k, v in figures.items()},
+        }
 
     def call(path, given, made, kids=()):
         return {

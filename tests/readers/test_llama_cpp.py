@@ -1,4 +1,6 @@
-"""What llama-eval-callback prints: nodes, edges and steps, what is left out, older forms of the text, and damage."""
+"""What llama-eval-callback prints: nodes, edges and steps, what is left out, older forms of the
+text, and damage.
+"""
 
 from pathlib import Path
 
@@ -18,13 +20,26 @@ def test_nodes_have_sources_shapes_and_steps():
     run = open_run(DATA / "reference.log")
     calls = sorted((c for c in run.calls if c.scope), key=lambda c: c.order)
     assert [(c.scope, c.op_type, c.step) for c in calls[:4]] == [
-        ("inp_embd", "GET_ROWS", 0), ("norm-0", "RMS_NORM", 0), ("attn_norm-0", "MUL", 0), ("ffn_out-0", "MUL_MAT", 0),
-    ]  # fmt: skip
+        ("inp_embd", "GET_ROWS", 0),
+        ("norm-0", "RMS_NORM", 0),
+        ("attn_norm-0", "MUL", 0),
+        ("ffn_out-0", "MUL_MAT", 0),
+    ]
     assert {c.step for c in calls} == {0, 1}
-    assert calls[1].slots("input")[0].record == calls[0].slots("output")[0].record, "a copy on another device is the tensor it copies"
-    assert calls[0].arguments == {"input.0": "token_embd.weight [40, 16]", "input.1": "inp_tokens [1, 8]"}
+    assert calls[1].slots("input")[0].record == calls[0].slots("output")[0].record, (
+        "a copy on another device is the tensor it copies"
+    )
+    assert calls[0].arguments == {
+        "input.0": "token_embd.weight [40, 16]",
+        "input.1": "inp_tokens [1, 8]",
+    }
     embedded = run.records[calls[0].slots("output")[0].record]
-    assert (embedded.dtype, embedded.shape, embedded.whole, embedded.quantum) == ("float32", (6, 6), (8, 16), 1e-4)
+    assert (embedded.dtype, embedded.shape, embedded.whole, embedded.quantum) == (
+        "float32",
+        (6, 6),
+        (8, 16),
+        1e-4,
+    )
     later = run.records[next(c for c in calls if c.step == 1).slots("output")[0].record]
     assert (later.shape, later.whole) == ((1, 6), (1, 16))
 
@@ -37,13 +52,30 @@ def test_values_are_those_of_the_model_to_the_printed_digit():
     embedded = table[rng.integers(0, 40, 8)]
     shown = np.r_[0:3, 5:8][:, None], np.r_[0:3, 13:16][None, :]
     run = open_run(DATA / "reference.log")
-    record = next(c for c in run.calls if c.scope == "inp_embd" and c.step == 0).slots("output")[0].record
+    record = (
+        next(c for c in run.calls if c.scope == "inp_embd" and c.step == 0)
+        .slots("output")[0]
+        .record
+    )
     np.testing.assert_allclose(run.array(record), embedded[shown], atol=0.5001e-4)
     assert run.records[record].columns["sum"] == pytest.approx(embedded.sum(), abs=1e-5)
 
 
-def test_the_norm_with_another_epsilon_is_named_and_a_text_that_leaves_out_is_never_the_same(capsys, tmp_path):
-    assert execute(["compare", str(DATA / "reference.log"), str(DATA / "norm_eps.log"), "-o", str(tmp_path / "cmp")]) == 1
+def test_the_norm_with_another_epsilon_is_named_and_a_text_that_leaves_out_is_never_the_same(
+    capsys, tmp_path
+):
+    assert (
+        execute(
+            [
+                "compare",
+                str(DATA / "reference.log"),
+                str(DATA / "norm_eps.log"),
+                "-o",
+                str(tmp_path / "cmp"),
+            ]
+        )
+        == 1
+    )
     assert capsys.readouterr().out.startswith("FAULT              norm-1   RMS_NORM")
     result = whence.compare(DATA / "reference.log", DATA / "clean.log")
     assert (result.status, result.findings) == ("undecided", ())
@@ -62,10 +94,16 @@ LONE = """ggml_debug:             norm-0 = (f32)       RMS_NORM(inp_embd{{4, 2, 
     ("ne", "rows", "shape", "whole", "quantum"),
     [
         ("4, 2, 1, 1", "[ -0.5, 0.25, nan, inf],\n[ 1.0, 2.0, 3.0, 4.0],", (2, 4), (), 0.01),
-        ("8, 2, 1, 1", "[ -0.6989,   1.0636,   1.0636, ...],\n[ 1.0000, 2.0000, 3.0000, ...],", (2, 3), (2, 8), 1e-4),
+        (
+            "8, 2, 1, 1",
+            "[ -0.6989,   1.0636,   1.0636, ...],\n[ 1.0000, 2.0000, 3.0000, ...],",
+            (2, 3),
+            (2, 8),
+            1e-4,
+        ),
         ("3", "[ 1.0000, 2.0000, 3.0000],", (3,), (), 1e-4),
     ],
-)  # fmt: skip
+)
 def test_whole_tensors_old_texts_and_what_is_not_finite(tmp_path, ne, rows, shape, whole, quantum):
     (tmp_path / "a.log").write_text(LONE.format(ne=ne, rows=rows))
     run = open_run(tmp_path / "a.log")
@@ -77,8 +115,11 @@ def test_whole_tensors_old_texts_and_what_is_not_finite(tmp_path, ne, rows, shap
 
 @pytest.mark.parametrize(
     ("rows", "why"),
-    [("[ 1.0, 2.0, 3.0, 4.0],\n[ 1.0, 2.0],", "different lengths"), ("[ 1.0, 2.0, 3.0, 4.0, 5.0],\n[ 1.0, 2.0, 3.0, 4.0, 5.0],", "prints")],
-)  # fmt: skip
+    [
+        ("[ 1.0, 2.0, 3.0, 4.0],\n[ 1.0, 2.0],", "different lengths"),
+        ("[ 1.0, 2.0, 3.0, 4.0, 5.0],\n[ 1.0, 2.0, 3.0, 4.0, 5.0],", "prints"),
+    ],
+)
 def test_values_that_do_not_fit_cost_their_tensor(tmp_path, rows, why):
     (tmp_path / "a.log").write_text(LONE.format(ne="4, 2, 1, 1", rows=rows))
     run = open_run(tmp_path / "a.log")
@@ -100,33 +141,57 @@ def test_damaged_texts_open_or_are_refused(tmp_path):
 
 
 def test_lines_without_end_are_read_in_time(tmp_path):
-    for name, text in (("long", "x" * 5_000_000), ("almost", "ggml_debug: " + "a = (f32) " * 200_000 + ") = {"), ("open", "[\n" * 200_000)):
+    for name, text in (
+        ("long", "x" * 5_000_000),
+        ("almost", "ggml_debug: " + "a = (f32) " * 200_000 + ") = {"),
+        ("open", "[\n" * 200_000),
+    ):
         path = tmp_path / f"{name}.log"
         path.write_text("ggml_debug:  n = (f32) ADD(a{1}, }) = {1}\n" + text)
         survives(name, path, "llama_cpp")
 
 
 def printed(folder, name, *, rope=1.0):
-    """Two layers that write what they made into a cache and read it again; of 32 columns 6 are shown."""
+    """Two layers that write what they made into a cache and read it again; of 32 columns 6 are
+    shown.
+    """
     rng, lines = np.random.default_rng(7), []
 
     def node(name, op, of, value):
         value = np.atleast_2d(value)
         shown = np.r_[0:3, value.shape[1] - 3 : value.shape[1]]
-        rows = "".join(f"   [ {', '.join(f'{v:.4f}' for v in row[shown][:3])}, ..., {', '.join(f'{v:.4f}' for v in row[shown][3:])} ],\n"
-                       for row in value)  # fmt: skip
-        sources = ", ".join(f"{s}{{32, 4, 1, 1}}" for s in of) if len(of) > 1 else f"{of[0]}{{32, 4, 1, 1}}, "
-        lines.append(f"ggml_debug: {name} = (f32) {op}({sources}}}) = {{32, 4, 1, 1}}\n [\n  [\n{rows}  ],\n ]\n sum = {value.sum():f}\n")
+        rows = "".join(
+            f"   [ {', '.join(f'{v:.4f}' for v in row[shown][:3])}, ..., "
+            f"{', '.join(f'{v:.4f}' for v in row[shown][3:])} ],\n"
+            for row in value
+        )
+        sources = (
+            ", ".join(f"{s}{{32, 4, 1, 1}}" for s in of)
+            if len(of) > 1
+            else f"{of[0]}{{32, 4, 1, 1}}, "
+        )
+        lines.append(
+            f"ggml_debug: {name} = (f32) {op}({sources}}}) = {{32, 4, 1, 1}}\n [\n  [\n{rows}  "
+            f"],\n ]\n sum = {value.sum():f}\n"
+        )
         return value
 
     x = node("embd", "GET_ROWS", ["token_embd.weight", "inp_tokens"], rng.standard_normal((4, 32)))
     for layer in range(2):
         turned = node(
-            f"Kcur-{layer}", "ROPE", ["embd" if layer == 0 else "out-0", "inp_pos"], np.roll(x, 1, 1) * (rope if layer == 0 else 1)
+            f"Kcur-{layer}",
+            "ROPE",
+            ["embd" if layer == 0 else "out-0", "inp_pos"],
+            np.roll(x, 1, 1) * (rope if layer == 0 else 1),
         )
         node(f"cache_k_l{layer} (view)", "SET_ROWS", [f"Kcur-{layer}", "idxs"], turned)
         turned = node(f"cache_k_l{layer} (view)", "VIEW", [f"cache_k_l{layer}"], turned)
-        x = node(f"out-{layer}", "MUL_MAT", ["blk.weight", f"cache_k_l{layer} (view)"], turned @ rng.standard_normal((32, 32)))
+        x = node(
+            f"out-{layer}",
+            "MUL_MAT",
+            ["blk.weight", f"cache_k_l{layer} (view)"],
+            turned @ rng.standard_normal((32, 32)),
+        )
     (folder / name).write_text("".join(lines))
     return folder / name
 

@@ -1,4 +1,6 @@
-"""Dumps of modules by msit: old and new layouts, weights, statistics, functions called in modules; written with torch itself."""
+"""Dumps of modules by msit: old and new layouts, weights, statistics, functions called in modules;
+written with torch itself.
+"""
 
 import json
 from pathlib import Path
@@ -39,10 +41,15 @@ def node(name, kind, *children):
 def modules(dump: Path, fault: float = 1.0, weights: bool = True, tree: bool = True) -> Path:
     """Twelve layers of one Linear each, two tokens; a fault in layer 5 at token 1."""
     base = dump / NEW / "cpu_77"
-    below = [node(f"root.layers.{i}", "Block", node(f"root.layers.{i}.fc", "Linear")) for i in range(LAYERS)]
+    below = [
+        node(f"root.layers.{i}", "Block", node(f"root.layers.{i}.fc", "Linear"))
+        for i in range(LAYERS)
+    ]
     base.mkdir(parents=True)
     if tree:
-        (base / "model_tree.json").write_text(json.dumps({"name": "root", "type": "Model", "children": below}))
+        (base / "model_tree.json").write_text(
+            json.dumps({"name": "root", "type": "Model", "children": below})
+        )
     for i in range(LAYERS if weights else 0):
         (base / "weights").mkdir(exist_ok=True)
         torch.save(torch.nn.Parameter(W[i]), base / f"weights/root.layers.{i}.fc.weight.pth")
@@ -91,7 +98,11 @@ def test_modules_weights_and_tokens(tmp_path):
 def test_without_a_tree_the_flow_says_the_order(tmp_path):
     base = tmp_path / "cuda0_12"
     x = torch.arange(16.0)
-    for module, given, made in (("root.b", x, x + 1), ("root.c", x + 1, x + 2), ("root.a", x + 2, x + 3)):
+    for module, given, made in (
+        ("root.b", x, x + 1),
+        ("root.c", x + 1, x + 2),
+        ("root.a", x + 2, x + 3),
+    ):
         save(base, 0, module, "input_0", given)
         save(base, 0, module, "output", made)
     assert [c.scope for c in leaves(open_run(tmp_path))] == ["b", "c", "a"]
@@ -99,7 +110,13 @@ def test_without_a_tree_the_flow_says_the_order(tmp_path):
 
 def test_logits_of_the_oldest_layout(tmp_path):
     for token in range(3):
-        save(tmp_path / "npu0_5", token, "root.lm_head", "output", torch.full((2, 8), float(token)).to(torch.bfloat16))
+        save(
+            tmp_path / "npu0_5",
+            token,
+            "root.lm_head",
+            "output",
+            torch.full((2, 8), float(token)).to(torch.bfloat16),
+        )
     run = open_run(tmp_path)
     assert [(c.step, c.scope, run.array(c.refs[0].record).dtype.name) for c in leaves(run)] == [
         (t, "lm_head", "bfloat16") for t in range(3)
@@ -111,7 +128,11 @@ def test_nested_outputs_functions_and_ranks(tmp_path):
     for rank in (1, 0):
         base = tmp_path / NEW / f"npu{rank}_{50 + rank}"
         base.mkdir(parents=True)
-        tree = {"name": "root", "type": "M", "children": [{"name": "root.attn", "type": "Attention", "children": []}]}
+        tree = {
+            "name": "root",
+            "type": "M",
+            "children": [{"name": "root.attn", "type": "Attention", "children": []}],
+        }
         (base / "model_tree.json").write_text(json.dumps(tree))
         for k in (0, 10, 2):
             save(base, 0, "root.attn", f"output_1_{k}", torch.full((9,), float(k)))
@@ -121,9 +142,11 @@ def test_nested_outputs_functions_and_ranks(tmp_path):
     run = open_run(tmp_path)
     calls = [c for c in sorted(run.calls, key=lambda c: c.order) if c.rank == 1 and c.scope]
     assert [(c.scope, c.op, c.occurrence, c.kind) for c in calls] == [
-        ("attn", "", 0, "module"), ("attn", "linear", 0, "operator"), ("attn", "softmax", 0, "operator"),
+        ("attn", "", 0, "module"),
+        ("attn", "linear", 0, "operator"),
+        ("attn", "softmax", 0, "operator"),
         ("attn", "softmax", 1, "operator"),
-    ]  # fmt: skip
+    ]
     assert [r.slot for r in calls[0].refs] == ["output.1.0", "output.1.2", "output.1.10"]
     assert {c.rank for c in run.calls} == {0, 1}
 
@@ -132,12 +155,20 @@ def test_statistics_only(tmp_path):
     base = tmp_path / NEW / "npu0_5"
     base.mkdir(parents=True)
     rows = ["NodeName,NodeType,InputOutput,Index,DataType,Shape,Max,Min,Mean,L2Norm"]
-    rows += [f'root.fc,Linear,output,0,torch.float16,"torch.Size([2, 3])",{k}.5,-1,0.25,2' for k in range(2)]
+    rows += [
+        f'root.fc,Linear,output,0,torch.float16,"torch.Size([2, 3])",{k}.5,-1,0.25,2'
+        for k in range(2)
+    ]
     (base / "statistics.csv").write_text("\n".join([*rows, "broken,row"]))
     run = open_run(tmp_path)
     assert [(c.step, c.scope) for c in leaves(run)] == [(0, "fc"), (1, "fc")]
     record = run.records[leaves(run)[1].refs[0].record]
-    assert (record.dtype, record.shape, record.statistics.max, record.statistics.norm) == ("float16", (2, 3), 1.5, 2)
+    assert (record.dtype, record.shape, record.statistics.max, record.statistics.norm) == (
+        "float16",
+        (2, 3),
+        1.5,
+        2,
+    )
     assert any("row 4 is not read" in n.text for n in run.notes)
 
 
@@ -164,7 +195,10 @@ def test_the_planted_fault_is_named_whoever_dumped_it(tmp_path, sides, fault):
         return
     assert found.status == "different"
     first = found.findings[0]
-    assert (first.name, first.step) == ({"torch": "layers.5.fc", "atb": "BlockLayer.5.LinearOperation.0"}[one], 1)
+    assert (first.name, first.step) == (
+        {"torch": "layers.5.fc", "atb": "BlockLayer.5.LinearOperation.0"}[one],
+        1,
+    )
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -179,7 +213,9 @@ def test_hostile(tmp_path):
     (dump / "model_tree.json").write_text(json.dumps({"name": "root", "type": "M", "children": []}))
     save(dump, 0, "root.fc", "output", torch.arange(6.0))
     header = "NodeName,NodeType,InputOutput,Index,DataType,Shape,Max,Min,Mean,L2Norm"
-    (dump / "statistics.csv").write_text(f'{header}\nroot.fc,L,output,0,torch.float16,"[2, 3]",1,1,1,1\n')
+    (dump / "statistics.csv").write_text(
+        f'{header}\nroot.fc,L,output,0,torch.float16,"[2, 3]",1,1,1,1\n'
+    )
     (tmp_path / "work").mkdir()
     for what, found in hostile.variants(tmp_path / "sample", tmp_path / "work"):
         hostile.survives(what, found)

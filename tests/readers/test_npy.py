@@ -90,7 +90,9 @@ def test_steps_and_ranks_are_folders_and_numbers_give_the_order(tmp_path):
             for i in (10, 9, 2):
                 np.save(folder / f"{i}.npy", np.full(3, i, np.float32))
     leaves = [c for c in sorted(open_run(tmp_path).calls, key=lambda c: c.order) if c.leaf]
-    assert [(c.step, c.rank, c.scope) for c in leaves[:6]] == [(0, r, f"layers.{i}") for r in range(2) for i in (2, 9, 10)]
+    assert [(c.step, c.rank, c.scope) for c in leaves[:6]] == [
+        (0, r, f"layers.{i}") for r in range(2) for i in (2, 9, 10)
+    ]
     assert {(c.step, c.rank) for c in leaves} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert UNORDERED not in leaves[0].notes
 
@@ -100,8 +102,12 @@ def test_a_number_that_every_name_begins_with_is_the_order_and_no_part_of_the_na
         np.save(tmp_path / f"{i:03d}_{name}.npy", np.arange(3.0) + i)
     leaves = sorted((c for c in open_run(tmp_path).calls if c.leaf), key=lambda c: c.order)
     assert [(c.scope, c.occurrence) for c in leaves] == [
-        ("embed", 0), ("layers.0.norm", 0), ("layers.0.attn", 0), ("layers.0.norm", 1), ("head", 0),
-    ]  # fmt: skip
+        ("embed", 0),
+        ("layers.0.norm", 0),
+        ("layers.0.attn", 0),
+        ("layers.0.norm", 1),
+        ("head", 0),
+    ]
 
 
 def test_times_of_writing_give_the_order_only_where_they_agree_with_the_numbers(tmp_path):
@@ -120,7 +126,14 @@ def test_times_of_writing_give_the_order_only_where_they_agree_with_the_numbers(
 
 
 def test_inputs_and_outputs_of_a_module_are_one_call(tmp_path):
-    names = ["input", "layers.0.input.0", "layers.0.mlp.input", "layers.0.mlp.output", "layers.0.output", "output"]
+    names = [
+        "input",
+        "layers.0.input.0",
+        "layers.0.mlp.input",
+        "layers.0.mlp.output",
+        "layers.0.output",
+        "output",
+    ]
     np.savez(tmp_path / "d.npz", **{name: np.arange(4.0) + i for i, name in enumerate(names)})
     calls = {c.scope: c for c in open_run(tmp_path / "d.npz").calls}
     assert set(calls) == {"", "layers.0", "layers.0.mlp"}
@@ -145,7 +158,12 @@ def chain(fault=None, dtype=np.float32):
 
 @pytest.fixture
 def dumps(tmp_path):
-    for name, arrays in {"ref": chain(), "half": chain(dtype=np.float16), "bad": chain(3), "bad_half": chain(3, np.float16)}.items():
+    for name, arrays in {
+        "ref": chain(),
+        "half": chain(dtype=np.float16),
+        "bad": chain(3),
+        "bad_half": chain(3, np.float16),
+    }.items():
         (tmp_path / name).mkdir()
         for key, array in arrays.items():
             np.save(tmp_path / name / f"{key}.npy", array)
@@ -155,7 +173,9 @@ def dumps(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".npz"])
 def test_a_planted_fault_is_named_and_rounding_is_not_one(suffix, dumps):
-    assert whence.compare(str(dumps / f"ref{suffix}"), str(dumps / f"half{suffix}")).status == "same"
+    assert (
+        whence.compare(str(dumps / f"ref{suffix}"), str(dumps / f"half{suffix}")).status == "same"
+    )
     assert whence.compare(str(dumps / f"ref{suffix}"), str(dumps / "ref")).status == "same"
     for bad in ("bad", "bad_half"):
         result = whence.compare(str(dumps / f"ref{suffix}"), str(dumps / f"{bad}{suffix}"))
@@ -164,7 +184,18 @@ def test_a_planted_fault_is_named_and_rounding_is_not_one(suffix, dumps):
 
 
 def test_the_command_line_takes_folders_of_arrays(dumps):
-    command = [sys.executable, "-m", "whence", "compare", "ref", "bad_half.npz", "-o", "cmp", "--format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "whence",
+        "compare",
+        "ref",
+        "bad_half.npz",
+        "-o",
+        "cmp",
+        "--format",
+        "json",
+    ]
     done = subprocess.run(command, cwd=dumps, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["findings"][0]["name"] == "layers.3.proj"
@@ -195,7 +226,9 @@ def test_every_rank_is_held_against_itself_and_its_root_hands_on_what_its_labels
                 os.utime(file, ns=(0, 0))
     found = whence.compare(tmp_path / "ref", tmp_path / "tgt")
     assert [f.name for f in found.findings] == ["act"]
-    assert sum(v.verdict == "introduced" for v in found.verdicts) == 2  # on either rank, whatever is wrong on the other
+    assert (
+        sum(v.verdict == "introduced" for v in found.verdicts) == 2
+    )  # on either rank, whatever is wrong on the other
 
 
 def test_files_that_are_not_read_are_told(tmp_path):
@@ -247,9 +280,13 @@ def test_a_file_that_is_no_array_is_refused_with_its_name(tmp_path):
         open_run(tmp_path / "a.npy")
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
 def test_an_archive_is_linear_in_its_entries(method, tmp_path, monkeypatch):
-    """Its directory is read once, however many entries are asked for; each has its own elements, and a checksum."""
+    """Its directory is read once, however many entries are asked for; each has its own elements,
+    and a checksum.
+    """
     path, data = tmp_path / "x.npz", {}
     with zipfile.ZipFile(path, "w", method) as archive:
         for i in range(40):
@@ -258,11 +295,18 @@ def test_an_archive_is_linear_in_its_entries(method, tmp_path, monkeypatch):
             data[f"h{i}"] = out.getvalue()
             archive.writestr(f"h{i}.npy", data[f"h{i}"])
     read = []
-    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", partialmethod(_counted, zipfile.ZipFile._RealGetContents, read))
+    monkeypatch.setattr(
+        zipfile.ZipFile,
+        "_RealGetContents",
+        partialmethod(_counted, zipfile.ZipFile._RealGetContents, read),
+    )
     run = open_run(path)
     for call in run.calls:
         if call.scope:
-            np.testing.assert_array_equal(run.array(call.slots("output")[0].record), np.full((3, 2), int(call.scope[1:]), np.float32))
+            np.testing.assert_array_equal(
+                run.array(call.slots("output")[0].record),
+                np.full((3, 2), int(call.scope[1:]), np.float32),
+            )
     assert len(read) <= 2
 
 

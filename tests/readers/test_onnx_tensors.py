@@ -1,4 +1,6 @@
-"""ONNX tensors; tests/data/onnx was written by onnx 1.23.2, with the values as its own numpy_helper reads them back."""
+"""ONNX tensors; tests/data/onnx was written by onnx 1.23.2, with the values as its own numpy_helper
+reads them back.
+"""
 
 import struct
 from pathlib import Path
@@ -39,9 +41,10 @@ def test_elements_in_another_file_are_read_only_inside_the_dump():
 
 def test_a_data_set_is_a_call_of_the_whole_a_step_each():
     run = open_run(DATA)
-    assert [(c.scope, c.step, [r.slot for r in c.refs]) for c in sorted(run.calls, key=lambda c: c.order)] == [
-        ("", step, ["input.0", "input.1", "output.0"]) for step in (0, 1)
-    ]  # fmt: skip
+    assert [
+        (c.scope, c.step, [r.slot for r in c.refs])
+        for c in sorted(run.calls, key=lambda c: c.order)
+    ] == [("", step, ["input.0", "input.1", "output.0"]) for step in (0, 1)]
     for call in run.calls:
         x, ids, y = (run.array(r.record) for r in call.refs)
         assert ids.tolist() == [1, 2]
@@ -83,7 +86,10 @@ def test_other_protobuf_files_are_left_to_others(tmp_path):
         ("no type that is known", b"\x08\x02\x10\x63\x4a\x02\0\0"),
         ("a negative dimension", b"\x08" + b"\xff" * 9 + b"\x01\x10\x01"),
         ("texts", b"\x08\x01\x10\x08\x32\x01a"),
-        ("elements elsewhere", b"\x08\x02\x10\x01\x6a\x1a\x0a\x08location\x12\x0e/etc/passwd\0\0\0"),
+        (
+            "elements elsewhere",
+            b"\x08\x02\x10\x01\x6a\x1a\x0a\x08location\x12\x0e/etc/passwd\0\0\0",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_lost(what, message, tmp_path):

@@ -18,7 +18,11 @@ from whence.errors import ElementsMissing, UsageError
 from whence.readers import open_run
 
 DATA = Path(__file__).parent.parent / "data" / "paddle"
-LEGACY, BUG, PIR = DATA / "tiny_legacy.pdmodel", DATA / "tiny_legacy_bug.pdmodel", DATA / "tiny_pir_model.json"
+LEGACY, BUG, PIR = (
+    DATA / "tiny_legacy.pdmodel",
+    DATA / "tiny_legacy_bug.pdmodel",
+    DATA / "tiny_pir_model.json",
+)
 
 
 # ---- a protobuf writer, independent of the reader
@@ -49,7 +53,9 @@ def message(*fields):
 
 def variable(name, shape=(4,), dtype=5, persistable=False):
     tensor = message((1, dtype), *((2, n) for n in shape))
-    return message((1, name), (2, message((1, 7), (3, message((1, tensor), (2, 0))))), (3, int(persistable)))
+    return message(
+        (1, name), (2, message((1, 7), (3, message((1, tensor), (2, 0))))), (3, int(persistable))
+    )
 
 
 def operator(op, inputs, outputs, attributes=()):
@@ -63,7 +69,9 @@ def program(*blocks):
     out = b""
     for i, (variables, operators) in enumerate(blocks):
         head = ((1, i), (2, -1 if i == 0 else 0))
-        out += message((1, message(*head, *((3, v) for v in variables), *((4, o) for o in operators))))
+        out += message(
+            (1, message(*head, *((3, v) for v in variables), *((4, o) for o in operators)))
+        )
     return out
 
 
@@ -71,8 +79,14 @@ def of_model(model):
     """The ProgramDesc of a model of paddle_text."""
     operators = []
     for name, (op, inputs) in model.edges.items():
-        attributes = [message((1, "scale"), (2, 1), (4, model.factor if name == "scale_1.tmp_0" else 0.35))] if op == "scale" else []
-        operators.append(operator(op, {slot: [one] for slot, one in inputs.items()}, {"Out": [name]}, attributes))
+        attributes = (
+            [message((1, "scale"), (2, 1), (4, model.factor if name == "scale_1.tmp_0" else 0.35))]
+            if op == "scale"
+            else []
+        )
+        operators.append(
+            operator(op, {slot: [one] for slot, one in inputs.items()}, {"Out": [name]}, attributes)
+        )
     return program(([variable(name, (-1, 4, 16)) for name in model.edges], operators))
 
 
@@ -88,12 +102,20 @@ def test_a_legacy_program_is_calls_with_attributes_and_data_flow():
     calls = calls_of(run)
     assert len(calls) == 72
     first, scale = calls[0], next(c for c in calls if c.scope == "scale_4.tmp_0")
-    assert (first.scope, first.op_type, first.arguments) == ("embedding_0.tmp_0", "lookup_table_v2", {"padding_idx": -1})
+    assert (first.scope, first.op_type, first.arguments) == (
+        "embedding_0.tmp_0",
+        "lookup_table_v2",
+        {"padding_idx": -1},
+    )
     assert scale.arguments["scale"] == 0.35355338
     maker = next(c for c in calls if c.slots("output")[0].record == scale.slots("input")[0].record)
     assert maker.scope == "matmul_v2_8.tmp_0"
     record = run.records[first.slots("param")[0].record]
-    assert (record.dtype, record.shape, first.slots("param")[0].slot) == ("float32", (48, 16), "param.embedding_0.w_0")
+    assert (record.dtype, record.shape, first.slots("param")[0].slot) == (
+        "float32",
+        (48, 16),
+        "param.embedding_0.w_0",
+    )
     with pytest.raises(ElementsMissing, match="a program has no values"):
         run.array(record.id)
 
@@ -101,21 +123,41 @@ def test_a_legacy_program_is_calls_with_attributes_and_data_flow():
 def test_a_pir_program_is_named_by_layer_and_operator_and_holds_its_constants():
     calls = calls_of(open_run(PIR))
     assert len(calls) == 40
-    assert [c.scope for c in calls[:3]] == ["Embedding.embedding_0", "Block.RMSNorm.elementwise_pow_0", "Block.RMSNorm.mean_0"]
+    assert [c.scope for c in calls[:3]] == [
+        "Embedding.embedding_0",
+        "Block.RMSNorm.elementwise_pow_0",
+        "Block.RMSNorm.mean_0",
+    ]
     assert calls[1].arguments == {"input.1": 2.0}
     assert calls[3].arguments["bias"] == 1e-6  # a float32, as short as it goes
-    assert [r.slot for r in calls[0].refs if r.slot.startswith("param")] == ["param.embedding_0.w_0"]
+    assert [r.slot for r in calls[0].refs if r.slot.startswith("param")] == [
+        "param.embedding_0.w_0"
+    ]
 
 
-@pytest.mark.parametrize(("field", "value", "code", "want"), [
-    (3, -7, 0, -7), (4, 0.1, 1, 0.1), (5, "text", 2, "text"), (10, 1, 6, True), (13, -(1 << 40), 9, -(1 << 40)),
-    (6, b"\x01\x02", 3, [1, 2]), (7, struct.pack("<2f", 0.5, 2), 4, [0.5, 2.0]), (11, b"\x01\x00", 7, [True, False]),
-    (8, "one", 5, ["one"]), (15, varint(-3), 11, [-3]), (16, struct.pack("<d", 0.1), 12, [0.1]), (19, b"", 3, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value", "code", "want"),
+    [
+        (3, -7, 0, -7),
+        (4, 0.1, 1, 0.1),
+        (5, "text", 2, "text"),
+        (10, 1, 6, True),
+        (13, -(1 << 40), 9, -(1 << 40)),
+        (6, b"\x01\x02", 3, [1, 2]),
+        (7, struct.pack("<2f", 0.5, 2), 4, [0.5, 2.0]),
+        (11, b"\x01\x00", 7, [True, False]),
+        (8, "one", 5, ["one"]),
+        (15, varint(-3), 11, [-3]),
+        (16, struct.pack("<d", 0.1), 12, [0.1]),
+        (19, b"", 3, []),
+    ],
+)
 def test_attributes_of_every_type(tmp_path, field, value, code, want):
     """Repeated numbers packed, as some writers do; empty lists have no entry."""
     given = message((1, "a"), (2, code), *([] if value == b"" else [(field, value)]))
-    (tmp_path / "x.pdmodel").write_bytes(program(([variable("y")], [operator("op", {}, {"Out": ["y"]}, [given])])))
+    (tmp_path / "x.pdmodel").write_bytes(
+        program(([variable("y")], [operator("op", {}, {"Out": ["y"]}, [given])]))
+    )
     (call,) = calls_of(open_run(tmp_path / "x.pdmodel"))
     assert call.arguments == {"a": want}
     assert [type(one) for one in np.atleast_1d(np.array(call.arguments["a"], object)).tolist()] == [
@@ -125,7 +167,9 @@ def test_attributes_of_every_type(tmp_path, field, value, code, want):
 
 def test_repeated_numbers_that_are_not_packed(tmp_path):
     given = message((1, "axis"), (2, 3), (6, 1), (6, -2))
-    (tmp_path / "x.pdmodel").write_bytes(program(([variable("y")], [operator("op", {}, {"Out": ["y"]}, [given])])))
+    (tmp_path / "x.pdmodel").write_bytes(
+        program(([variable("y")], [operator("op", {}, {"Out": ["y"]}, [given])]))
+    )
     assert calls_of(open_run(tmp_path / "x.pdmodel"))[0].arguments == {"axis": [1, -2]}
 
 
@@ -134,17 +178,25 @@ def test_a_name_written_twice_is_two_tensors_and_blocks_are_inside_their_operato
     outer = [
         operator("feed", {"X": ["feed"]}, {"Out": ["x"]}),
         operator("mul", {"X": ["x"]}, {"Out": ["y"]}),
-        operator("while", {"X": ["y"]}, {"Out": ["y"]}, [message((1, "sub_block"), (2, 8), (12, 1))]),
+        operator(
+            "while", {"X": ["y"]}, {"Out": ["y"]}, [message((1, "sub_block"), (2, 8), (12, 1))]
+        ),
         operator("relu", {"X": ["y"]}, {"Out": ["z"]}),
         operator("fetch", {"X": ["z"]}, {"Out": ["fetch"]}),
     ]
-    (tmp_path / "x.pdmodel").write_bytes(program(([variable("x"), variable("y"), variable("z")], outer), inner))
+    (tmp_path / "x.pdmodel").write_bytes(
+        program(([variable("x"), variable("y"), variable("z")], outer), inner)
+    )
     run = open_run(tmp_path / "x.pdmodel")
     calls = {c.op_type: c for c in calls_of(run)}
     assert list(calls) == ["mul", "while", "increment", "relu"]
     assert run.calls[calls["increment"].parent] == calls["while"]
     last = calls["relu"].slots("input")[0].record
-    assert last == calls["increment"].slots("output")[0].record != calls["mul"].slots("output")[0].record
+    assert (
+        last
+        == calls["increment"].slots("output")[0].record
+        != calls["mul"].slots("output")[0].record
+    )
 
 
 # ---- two programs
@@ -153,7 +205,12 @@ def test_a_name_written_twice_is_two_tensors_and_blocks_are_inside_their_operato
 def test_two_programs_differ_in_exactly_one_attribute():
     result = whence.compare(LEGACY, BUG)
     (finding,) = result.findings
-    assert (result.status, result.evidence, finding.name, finding.confidence) == ("different", "program", "scale_4.tmp_0", "certain")
+    assert (result.status, result.evidence, finding.name, finding.confidence) == (
+        "different",
+        "program",
+        "scale_4.tmp_0",
+        "certain",
+    )
     assert finding.sentence == "scale of scale_4.tmp_0: 0.35355338 against 0.355"
     assert any("exactly one attribute differs" in note for note in result.notes)
 
@@ -164,7 +221,10 @@ def test_equal_programs_are_undecided_since_nothing_was_measured(path, tmp_path,
         main(["compare", str(path), str(path), "-o", str(tmp_path / "cmp")])
     text = capsys.readouterr().out
     assert done.value.code == 2
-    assert re.search(r"^UNDECIDED +the programs are equal: \d+ operators with \d+ attributes; nothing was run", text)
+    assert re.search(
+        r"^UNDECIDED +the programs are equal: \d+ operators with \d+ attributes; nothing was run",
+        text,
+    )
 
 
 def changed(tmp_path, change):
@@ -189,16 +249,28 @@ def test_a_constant_of_a_pir_program_that_differs(tmp_path):
 def test_an_operator_that_only_one_program_runs(tmp_path):
     def change(ops):
         at = next(i for i, op in enumerate(ops) if op["#"] == "1.silu")
-        one, after = ops[at]["O"][0], {**ops[at], "#": "1.relu", "I": [{"%": ops[at]["O"][0]["%"]}], "O": [{**ops[at]["O"][0], "%": 9999}]}
+        one, after = (
+            ops[at]["O"][0],
+            {
+                **ops[at],
+                "#": "1.relu",
+                "I": [{"%": ops[at]["O"][0]["%"]}],
+                "O": [{**ops[at]["O"][0], "%": 9999}],
+            },
+        )
         ops.insert(at + 1, after)
         for op in ops[at + 2 :]:
             op["I"] = [{"%": 9999} if given.get("%") == one["%"] else given for given in op["I"]]
 
     result = changed(tmp_path, change)
     assert [f.sentence for f in result.findings] == [
-        "only the target runs relu", "its input.0 comes from another operator in the target",
-    ]  # fmt: skip
-    assert result.without_partner == {"target": ("Block.FFN.relu_0",)} or "relu_0" in result.without_partner["target"][0]
+        "only the target runs relu",
+        "its input.0 comes from another operator in the target",
+    ]
+    assert (
+        result.without_partner == {"target": ("Block.FFN.relu_0",)}
+        or "relu_0" in result.without_partner["target"][0]
+    )
 
 
 def test_inputs_in_another_order(tmp_path):
@@ -232,17 +304,34 @@ def logged(tmp_path):
 def test_programs_beside_logs_give_data_flow_and_the_attribute(logged, capsys):
     a, b, *programs = (str(logged / name) for name in ("a.log", "b.log", "a.pdmodel", "b.pdmodel"))
     with pytest.raises(SystemExit) as done:
-        main(["compare", a, b, "--program", programs[0], "--program", programs[1], "-o", str(logged / "cmp")])
+        main(
+            [
+                "compare",
+                a,
+                b,
+                "--program",
+                programs[0],
+                "--program",
+                programs[1],
+                "-o",
+                str(logged / "cmp"),
+            ]
+        )
     text = capsys.readouterr().out
     assert done.value.code == 1
-    assert text.startswith("PROGRAMS           exactly one attribute differs: scale of scale_1.tmp_0: 0.35 against 0.36\n")
+    assert text.startswith(
+        "PROGRAMS           exactly one attribute differs: scale of scale_1.tmp_0: 0.35 against "
+        "0.36\n"
+    )
     assert re.search(r"^FAULT +scale_1\.tmp_0 ", text, re.MULTILINE)
     assert re.search(r"^ +inputs +bitwise equal", text, re.MULTILINE)
     assert "scale of scale_1.tmp_0: 0.35 against 0.36" in text
 
 
 def test_data_flow_tells_two_faults_from_one(logged):
-    """Two branches go wrong apart from each other: without data flow the second may be the first's doing."""
+    """Two branches go wrong apart from each other: without data flow the second may be the first's
+    doing.
+    """
     model = Model(factor=0.36)
     (logged / "b.log").write_text(model.log())
     run = whence.compare(logged / "a.log", logged / "b.log", program=logged / "a.pdmodel")
@@ -255,7 +344,9 @@ def test_data_flow_tells_two_faults_from_one(logged):
 
 
 def test_what_a_program_tells_by_place_alone_names_no_innocent_call(tmp_path):
-    """The program exported before passes has other wiring than what ran, and a log of PIR has no names that say so."""
+    """The program exported before passes has other wiring than what ran, and a log of PIR has no
+    names that say so.
+    """
     for name, factor in (("a", 0.35), ("b", 0.36)):
         model = Model(factor=factor)
         text = model.log()
@@ -267,13 +358,17 @@ def test_what_a_program_tells_by_place_alone_names_no_innocent_call(tmp_path):
     names = [made for _, _, made, _ in model.made]
     programs = [str(tmp_path / "a.pdmodel"), str(tmp_path / "b.pdmodel")]
     for replay in (True, False):
-        result = whence.compare(tmp_path / "a.log", tmp_path / "b.log", program=programs, replay=replay)
+        result = whence.compare(
+            tmp_path / "a.log", tmp_path / "b.log", program=programs, replay=replay
+        )
         assert [f.name for f in result.findings] == [f"inner_var.{names.index('scale_1.tmp_0')}"]
 
 
 def test_one_program_for_both_runs_says_nothing_of_the_targets_attributes(logged):
     pytest.importorskip("torch")
-    (found,) = whence.compare(logged / "a.log", logged / "b.log", program=logged / "a.pdmodel").findings
+    (found,) = whence.compare(
+        logged / "a.log", logged / "b.log", program=logged / "a.pdmodel"
+    ).findings
     assert found.cause == ""
 
 
@@ -294,9 +389,13 @@ def test_what_one_log_passes_and_the_other_shows_is_not_held_against_each_other(
     fused.made = [one for one in fused.made if one[1] != "matmul_v2"]
     (logged / "b.log").write_text(fused.log())
     for pair in (("a.log", "b.log"), ("b.log", "a.log")):
-        result = whence.compare(*(logged / name for name in pair), program=logged / "a.pdmodel", min_coverage=0.5)
+        result = whence.compare(
+            *(logged / name for name in pair), program=logged / "a.pdmodel", min_coverage=0.5
+        )
         assert (result.status, result.findings, result.incomparable) == ("same", (), 0)
-        assert not any(r.name == "scale_0.tmp_0" and r.reference_slot.startswith("input") for r in result.rows)
+        assert not any(
+            r.name == "scale_0.tmp_0" and r.reference_slot.startswith("input") for r in result.rows
+        )
 
 
 def test_a_log_with_data_flow_against_one_without(logged):
@@ -310,11 +409,16 @@ def test_a_pir_program_is_laid_on_a_log_in_order():
     log = DATA / "pir_run_a.log"
     result = whence.compare(log, log, program=PIR)
     names = {r.name for r in result.rows if r.reference_slot.startswith("input")}
-    assert (result.status, len(names)) == ("same", 39)  # all but the embedding, which reads the model's input
+    assert (result.status, len(names)) == (
+        "same",
+        39,
+    )  # all but the embedding, which reads the model's input
 
 
 def test_the_wrong_program_is_refused(logged):
-    with pytest.raises(UsageError, match=r"is not the program of .*: it writes 6 of its 20 tensors"):
+    with pytest.raises(
+        UsageError, match=r"is not the program of .*: it writes 6 of its 20 tensors"
+    ):
         whence.compare(logged / "a.log", logged / "b.log", program=PIR)
     with pytest.raises(UsageError, match=r"one .* or two"):
         whence.compare(logged / "a.log", logged / "b.log", program=[PIR] * 3)
@@ -325,11 +429,15 @@ def test_the_wrong_program_is_refused(logged):
 @pytest.mark.shared
 def test_samples_with_their_programs(shared):
     folder = shared / "samples" / "paddle"
-    result = whence.compare(folder / "s0_legacy_a.log", folder / "s0_legacy_b_scale_attr.log", program=(LEGACY, BUG))
+    result = whence.compare(
+        folder / "s0_legacy_a.log", folder / "s0_legacy_b_scale_attr.log", program=(LEGACY, BUG)
+    )
     assert [f.name for f in result.findings] == ["scale_4.tmp_0"]
     assert "0.35355338 against 0.355" in result.findings[0].sentence
     assert result.findings[0].cause == "semantic"
-    same = whence.compare(folder / "s0_legacy_a.log", folder / "s0_legacy_d_ulp.log", program=LEGACY)
+    same = whence.compare(
+        folder / "s0_legacy_a.log", folder / "s0_legacy_d_ulp.log", program=LEGACY
+    )
     assert (same.status, same.findings) == ("same", ())
 
 
@@ -342,7 +450,13 @@ CODES = {"bool": 0, "int16": 1, "int32": 2, "int64": 3, "float16": 4, "float32":
 def stream(array, code, lod=()):
     desc = message((1, code), *((2, n) for n in array.shape))
     levels = b"".join(struct.pack("<Q", len(one)) + one for one in lod)
-    return struct.pack("<IQ", 0, len(lod)) + levels + struct.pack("<Ii", 0, len(desc)) + desc + array.tobytes()
+    return (
+        struct.pack("<IQ", 0, len(lod))
+        + levels
+        + struct.pack("<Ii", 0, len(desc))
+        + desc
+        + array.tobytes()
+    )
 
 
 def weights(path, change=None):
@@ -352,7 +466,9 @@ def weights(path, change=None):
     run = open_run(LEGACY)
     for call in run.calls:
         for ref in call.slots("param"):
-            arrays[ref.slot[6:]] = draw.normal(size=run.records[ref.record].shape).astype(np.float32)
+            arrays[ref.slot[6:]] = draw.normal(size=run.records[ref.record].shape).astype(
+                np.float32
+            )
     if change:
         change(arrays)
     path.write_bytes(b"".join(stream(arrays[name], 5) for name in sorted(arrays)))
@@ -363,7 +479,9 @@ def test_weights_have_the_names_of_the_program_beside_them(tmp_path):
     arrays = weights(tmp_path / "m.pdiparams")
     shutil.copy(LEGACY, tmp_path / "m.pdmodel")
     run = open_run(tmp_path / "m.pdiparams")
-    got = {f"{c.scope}.{r.slot[6:]}": run.array(r.record) for c in run.calls for r in c.slots("param")}
+    got = {
+        f"{c.scope}.{r.slot[6:]}": run.array(r.record) for c in run.calls for r in c.slots("param")
+    }
     assert sorted(got) == sorted(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(got[name], array)
@@ -371,12 +489,26 @@ def test_weights_have_the_names_of_the_program_beside_them(tmp_path):
 
 @pytest.mark.parametrize("dtype", CODES)
 def test_weights_of_every_dtype(tmp_path, dtype):
-    kind = np.dtype(getattr(ml_dtypes, dtype)) if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2") else np.dtype(dtype)
-    array = (np.arange(6).reshape(2, 3) % 2 if dtype == "bool" else np.arange(6).reshape(2, 3)).astype(kind)
-    blob = stream(array, CODES[dtype]) + stream(array[:0], CODES[dtype]) + stream(array[0, 0], CODES[dtype], lod=[b"\0" * 16])
+    kind = (
+        np.dtype(getattr(ml_dtypes, dtype))
+        if dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+        else np.dtype(dtype)
+    )
+    array = (
+        np.arange(6).reshape(2, 3) % 2 if dtype == "bool" else np.arange(6).reshape(2, 3)
+    ).astype(kind)
+    blob = (
+        stream(array, CODES[dtype])
+        + stream(array[:0], CODES[dtype])
+        + stream(array[0, 0], CODES[dtype], lod=[b"\0" * 16])
+    )
     (tmp_path / "x.pdiparams").write_bytes(blob)
     run = open_run(tmp_path / "x.pdiparams")
-    assert [(r.dtype, r.shape) for r in run.records] == [(dtype, (2, 3)), (dtype, (0, 3)), (dtype, ())]
+    assert [(r.dtype, r.shape) for r in run.records] == [
+        (dtype, (2, 3)),
+        (dtype, (0, 3)),
+        (dtype, ()),
+    ]
     np.testing.assert_array_equal(run.array(0), array)
     assert run.array(0).dtype == kind
     assert run.array(2) == array[0, 0]
@@ -394,9 +526,16 @@ def test_a_weight_that_differs_is_named(tmp_path):
     weights(tmp_path / "b" / "m.pdiparams", change)
     result = whence.compare(tmp_path / "a" / "m.pdiparams", tmp_path / "b" / "m.pdiparams")
     (finding,) = result.findings
-    assert (result.status, finding.name, finding.verdict) == ("different", "create_parameter_4", "param-diff")
+    assert (result.status, finding.name, finding.verdict) == (
+        "different",
+        "create_parameter_4",
+        "param-diff",
+    )
     assert "[3, 5]" in finding.sentence
-    assert whence.compare(tmp_path / "a" / "m.pdiparams", tmp_path / "a" / "m.pdiparams").status == "same"
+    assert (
+        whence.compare(tmp_path / "a" / "m.pdiparams", tmp_path / "a" / "m.pdiparams").status
+        == "same"
+    )
 
 
 def test_the_program_of_other_weights_gives_no_names(tmp_path):
@@ -433,12 +572,17 @@ def test_damaged_weights(tmp_path):
 
 
 def test_blocks_that_run_each_other_end(tmp_path):
-    """Each of 30 blocks runs the next one twice, and the last the first: a tree of a billion operators."""
+    """Each of 30 blocks runs the next one twice, and the last the first: a tree of a billion
+    operators.
+    """
 
     def runs(*blocks):
         return message((1, "sub_block"), (2, 10), *((14, b) for b in blocks))
 
-    blocks = [([variable("y")], [operator("while", {}, {"Out": ["y"]}, [runs((i + 1) % 30)])] * 2) for i in range(30)]
+    blocks = [
+        ([variable("y")], [operator("while", {}, {"Out": ["y"]}, [runs((i + 1) % 30)])] * 2)
+        for i in range(30)
+    ]
     (tmp_path / "x.pdmodel").write_bytes(program(*blocks))
     run = survives("", tmp_path / "x.pdmodel")
     assert run is not None

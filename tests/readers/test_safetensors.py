@@ -29,14 +29,50 @@ def raw(entries, data=b""):
 
 def test_every_dtype_comes_back_bit_by_bit(tmp_path):
     kinds = [
-        np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64,
-        np.uint64, np.bool_, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
-    ]  # fmt: skip
-    codes = ["F32", "F64", "F16", "BF16", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL", "F8_E4M3", "F8_E5M2"]
-    arrays = {f"t{i}": np.abs(DRAW.standard_normal((2, 3)) * 4).astype(kind) for i, kind in enumerate(kinds)}
+        np.float32,
+        np.float64,
+        np.float16,
+        ml_dtypes.bfloat16,
+        np.int8,
+        np.uint8,
+        np.int16,
+        np.uint16,
+        np.int32,
+        np.uint32,
+        np.int64,
+        np.uint64,
+        np.bool_,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+    ]
+    codes = [
+        "F32",
+        "F64",
+        "F16",
+        "BF16",
+        "I8",
+        "U8",
+        "I16",
+        "U16",
+        "I32",
+        "U32",
+        "I64",
+        "U64",
+        "BOOL",
+        "F8_E4M3",
+        "F8_E5M2",
+    ]
+    arrays = {
+        f"t{i}": np.abs(DRAW.standard_normal((2, 3)) * 4).astype(kind)
+        for i, kind in enumerate(kinds)
+    }
     entries, data = {}, b""
     for (name, array), code in zip(arrays.items(), codes, strict=True):
-        entries[name] = {"dtype": code, "shape": [2, 3], "data_offsets": [len(data), len(data) + array.nbytes]}
+        entries[name] = {
+            "dtype": code,
+            "shape": [2, 3],
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     entries["odd"] = {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}
     (tmp_path / "a.safetensors").write_bytes(raw(entries, data))
@@ -62,7 +98,10 @@ def test_a_checkpoint_in_parts_is_the_same_as_a_whole_one(tmp_path):
     (parts / "model-00002-of-00002.safetensors").unlink()
     result = whence.compare(whole, str(parts))
     assert result.status != "same"
-    assert any("2 tensors that model.safetensors.index.json names lie in model-00002" in note for note in result.notes)
+    assert any(
+        "2 tensors that model.safetensors.index.json names lie in model-00002" in note
+        for note in result.notes
+    )
 
 
 def test_weights_that_differ_are_named(tmp_path):
@@ -70,12 +109,17 @@ def test_weights_that_differ_are_named(tmp_path):
     bad = dict(WEIGHTS)
     bad["model.layers.0.fc.weight"] = WEIGHTS["model.layers.0.fc.weight"].T.copy()
     save_file(bad, tmp_path / "bad.safetensors")
-    save_file({n: w.astype(ml_dtypes.bfloat16).astype(np.float32) for n, w in WEIGHTS.items()}, tmp_path / "rounded.safetensors")
+    save_file(
+        {n: w.astype(ml_dtypes.bfloat16).astype(np.float32) for n, w in WEIGHTS.items()},
+        tmp_path / "rounded.safetensors",
+    )
     result = whence.compare(str(tmp_path / "ref.safetensors"), str(tmp_path / "bad.safetensors"))
     assert result.status == "different"
     assert result.findings[0].name == "model.layers.0.fc"
     assert "transposed" in result.findings[0].sentence
-    result = whence.compare(str(tmp_path / "ref.safetensors"), str(tmp_path / "rounded.safetensors"))
+    result = whence.compare(
+        str(tmp_path / "ref.safetensors"), str(tmp_path / "rounded.safetensors")
+    )
     assert result.status == "different"
     assert all("rounded to bfloat16" in f.sentence for f in result.findings)
 
@@ -98,7 +142,9 @@ def test_activations_have_no_order_unless_their_names_give_one(tmp_path):
     ],
 )
 def test_an_entry_that_does_not_fit_costs_its_tensor(entry, tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(raw({"x": entry, "y": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8))
+    (tmp_path / "a.safetensors").write_bytes(
+        raw({"x": entry, "y": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8)
+    )
     run = open_run(tmp_path / "a.safetensors")
     found = {c.scope: c.slots("output")[0].record for c in run.calls if c.leaf}
     assert run.array(found["y"]).tolist() == [0.0, 0.0]
@@ -107,8 +153,14 @@ def test_an_entry_that_does_not_fit_costs_its_tensor(entry, tmp_path):
 
 
 def test_an_entry_that_makes_no_sense_is_told(tmp_path):
-    wrong = {"a": 5, "b": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "c": {"dtype": "F32", "shape": [1]}}
-    (tmp_path / "a.safetensors").write_bytes(raw({**wrong, "y": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8))
+    wrong = {
+        "a": 5,
+        "b": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        "c": {"dtype": "F32", "shape": [1]},
+    }
+    (tmp_path / "a.safetensors").write_bytes(
+        raw({**wrong, "y": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8)
+    )
     notes = [n.text for n in open_run(tmp_path / "a.safetensors").notes if n.kind == "error"]
     assert [text.split(" ")[0] for text in notes] == ["a", "b", "c"]
 
@@ -123,8 +175,13 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path):
 def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
     sample = tmp_path / "sample"
     sample.mkdir()
-    save_file({"a.weight": np.arange(6.0), "b.weight": np.ones(2, np.float16)}, sample / "model-00001-of-00001.safetensors")
-    (sample / "model.safetensors.index.json").write_text('{"weight_map": {"a.weight": "model-00001-of-00001.safetensors", "c": "../../x"}}')
+    save_file(
+        {"a.weight": np.arange(6.0), "b.weight": np.ones(2, np.float16)},
+        sample / "model-00001-of-00001.safetensors",
+    )
+    (sample / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a.weight": "model-00001-of-00001.safetensors", "c": "../../x"}}'
+    )
     (tmp_path / "work").mkdir()
     for what, path in hostile.variants(sample, tmp_path / "work"):
         hostile.survives(what, path, "safetensors")

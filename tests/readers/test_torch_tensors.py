@@ -1,4 +1,6 @@
-"""Files of torch.save compared: state dicts, tensors with names, folders. The loader itself is tested in parts/test_torch_file.py."""
+"""Files of torch.save compared: state dicts, tensors with names, folders. The loader itself is
+tested in parts/test_torch_file.py.
+"""
 
 import pickle
 
@@ -34,7 +36,11 @@ def test_a_state_dict_is_parameters_of_modules(tmp_path):
 def test_weights_that_differ_are_named_and_equal_ones_are_the_same(tmp_path):
     reference, target = net().state_dict(), net().state_dict()
     torch.save(reference, tmp_path / "ref.pt")
-    torch.save({k: v.clone() for k, v in target.items()}, tmp_path / "same.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {k: v.clone() for k, v in target.items()},
+        tmp_path / "same.pt",
+        _use_new_zipfile_serialization=False,
+    )
     torch.save({k: v.bfloat16() for k, v in target.items()}, tmp_path / "rounded.pt")
     target["2.weight"][1] *= -1
     torch.save(target, tmp_path / "bad.pt")
@@ -45,7 +51,9 @@ def test_weights_that_differ_are_named_and_equal_ones_are_the_same(tmp_path):
     assert whence.compare(ref, str(tmp_path / "rounded.pt")).status == "same"
     result = whence.compare(ref, str(tmp_path / "bad.pt"))
     assert result.status == "different"
-    assert [(f.name, f.verdict, f.slot) for f in result.findings] == [("2", "param-diff", "param.weight")]
+    assert [(f.name, f.verdict, f.slot) for f in result.findings] == [
+        ("2", "param-diff", "param.weight")
+    ]
     assert "sign flipped in row 1" in result.findings[0].sentence
     assert whence.compare(ref, str(tmp_path / "shape.pt")).status == "undecided"
 
@@ -57,9 +65,14 @@ def test_a_weight_that_only_one_side_has_is_never_a_pass(tmp_path):
     torch.save({k: v for k, v in state.items() if not k.startswith("1.")}, tmp_path / "module.pt")
     for name, said in {"bias": "1.bias", "module": "1"}.items():
         for pair in ((name, "whole"), ("whole", name)):
-            result = whence.compare(*(str(tmp_path / f"{side}.pt") for side in pair), min_coverage=0)
+            result = whence.compare(
+                *(str(tmp_path / f"{side}.pt") for side in pair), min_coverage=0
+            )
             assert result.status == "undecided", pair
-            assert f"only the {'reference' if pair[0] == 'whole' else 'target'} has {said}" in result.headline
+            assert (
+                f"only the {'reference' if pair[0] == 'whole' else 'target'} has {said}"
+                in result.headline
+            )
 
 
 def test_gradients_under_the_names_of_weights_may_differ_by_rounding(tmp_path):
@@ -87,7 +100,11 @@ def test_a_checkpoint_faces_a_capture_of_its_model(tmp_path):
 
 
 def test_tensors_with_names_are_labels_in_the_order_of_the_file(tmp_path):
-    tree = {"zebra": torch.ones(3), "layers": [{"a": torch.zeros(2)}, {"a": torch.zeros(2).bfloat16()}], "note": "text"}
+    tree = {
+        "zebra": torch.ones(3),
+        "layers": [{"a": torch.zeros(2)}, {"a": torch.zeros(2).bfloat16()}],
+        "note": "text",
+    }
     torch.save(tree, tmp_path / "a.pt")
     run = open_run(tmp_path / "a.pt")
     leaves = sorted((c for c in run.calls if c.leaf), key=lambda c: c.order)
@@ -98,7 +115,9 @@ def test_tensors_with_names_are_labels_in_the_order_of_the_file(tmp_path):
 def test_a_folder_of_tensors(tmp_path):
     draw = np.random.default_rng(0)
     for name, fault in {"ref": 1.0, "bad": 2.0}.items():
-        x = torch.tensor(draw.standard_normal((4, 16)) if name == "ref" else np.load(tmp_path / "x.npy"))
+        x = torch.tensor(
+            draw.standard_normal((4, 16)) if name == "ref" else np.load(tmp_path / "x.npy")
+        )
         np.save(tmp_path / "x.npy", x.numpy())
         for step in range(2):
             (tmp_path / name / f"step{step}").mkdir(parents=True)
@@ -106,7 +125,11 @@ def test_a_folder_of_tensors(tmp_path):
                 y = x * (i + 1) * (fault if i == 1 else 1.0)
                 torch.save(y, tmp_path / name / f"step{step}" / f"{i}_block{i}.pt")
     result = whence.compare(str(tmp_path / "ref"), str(tmp_path / "bad"))
-    assert (result.status, result.findings[0].name, result.findings[0].step) == ("different", "block1", 0)
+    assert (result.status, result.findings[0].name, result.findings[0].step) == (
+        "different",
+        "block1",
+        0,
+    )
     assert whence.compare(str(tmp_path / "ref"), str(tmp_path / "ref")).status == "same"
 
 
@@ -124,7 +147,9 @@ def test_parts_of_a_checkpoint_are_one(tmp_path):
 def test_a_tensor_that_is_not_read_is_incomparable_and_named(tmp_path):
     class Quantised:  # as torch writes a tensor of qint8
         def __reduce__(self):
-            storage = torch.storage.TypedStorage(wrap_storage=torch.ones(2).untyped_storage(), dtype=torch.float32, _internal=True)
+            storage = torch.storage.TypedStorage(
+                wrap_storage=torch.ones(2).untyped_storage(), dtype=torch.float32, _internal=True
+            )
             return torch._utils._rebuild_qtensor, (storage, 0, (2,), (1,), (), False, {})
 
     torch.save({"a": torch.ones(3), "q": Quantised()}, tmp_path / "a.pt")
@@ -147,8 +172,14 @@ def test_spoilt_dumps_cost_tensors_or_are_refused(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_every_protocol_of_pickle_is_read(protocol, zipped, tmp_path):
-    kept = {"h1": torch.randn(3, 4), "h2": torch.arange(6, dtype=torch.int16).reshape(2, 3).T, "h3": np.asfortranarray(np.ones((2, 3)))}
-    torch.save(kept, tmp_path / "x.pt", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    kept = {
+        "h1": torch.randn(3, 4),
+        "h2": torch.arange(6, dtype=torch.int16).reshape(2, 3).T,
+        "h3": np.asfortranarray(np.ones((2, 3))),
+    }
+    torch.save(
+        kept, tmp_path / "x.pt", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped
+    )
     run = open_run(tmp_path / "x.pt")
     for record, expected in zip(run.records, kept.values(), strict=True):
         np.testing.assert_array_equal(run.array(record.id), np.asarray(expected))
@@ -163,11 +194,18 @@ def test_every_protocol_of_pickle_is_read(protocol, zipped, tmp_path):
 def test_quantised_tensors_cost_themselves(zipped, tmp_path):
     plain = torch.randn(4, 5)
     quantised = {
-        "q8": torch.quantize_per_tensor(plain, 0.1, 10, torch.quint8), "q32": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint32),
+        "q8": torch.quantize_per_tensor(plain, 0.1, 10, torch.quint8),
+        "q32": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint32),
         "q4": torch.quantize_per_tensor(plain, 0.1, 0, torch.quint4x2),
-        "rows": torch.quantize_per_channel(plain, torch.full((4,), 0.5), torch.zeros(4), 0, torch.qint8),
-    }  # fmt: skip
-    torch.save({"h0": plain, **quantised, "h1": plain.half()}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+        "rows": torch.quantize_per_channel(
+            plain, torch.full((4,), 0.5), torch.zeros(4), 0, torch.qint8
+        ),
+    }
+    torch.save(
+        {"h0": plain, **quantised, "h1": plain.half()},
+        tmp_path / "x.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
     run = open_run(tmp_path / "x.pt")
     by_name = {c.scope: c.slots("output")[0].record for c in run.calls if c.scope}
     np.testing.assert_array_equal(run.array(by_name["h0"]), plain.numpy())

@@ -1,4 +1,6 @@
-"""torch_xray dumps: order, dtypes, names with and without numbers, the planted GELU, and files that lead outside of themselves."""
+"""torch_xray dumps: order, dtypes, names with and without numbers, the planted GELU, and files that
+lead outside of themselves.
+"""
 
 import random
 from pathlib import Path
@@ -17,7 +19,9 @@ from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
 from whence.readers.encodings import hdf5
 
 DATA = Path(__file__).parent.parent / "data" / "torch_xray"
-GPU, XPU, NOIDX = (DATA / f"{name}_globalrank-0_localrank-0.h5" for name in ("gpu", "xpu", "xpu_noidx"))
+GPU, XPU, NOIDX = (
+    DATA / f"{name}_globalrank-0_localrank-0.h5" for name in ("gpu", "xpu", "xpu_noidx")
+)
 RNG = np.random.default_rng(4)
 
 
@@ -35,9 +39,17 @@ def test_tensors_come_in_the_order_of_creation_with_their_elements_bit_by_bit():
     run = open_run(GPU)
     calls = sorted(run.calls, key=lambda c: c.order)
     assert [c.scope for c in calls] == [
-        "", "pos_embed", "blocks.0.norm1", "blocks.0.fc1", "blocks.0.act_fn", "blocks.0.fc2", "blocks.1.norm1", "blocks.1.fc1",
-        "blocks.1.act_fn", "blocks.1.fc2",
-    ]  # fmt: skip
+        "",
+        "pos_embed",
+        "blocks.0.norm1",
+        "blocks.0.fc1",
+        "blocks.0.act_fn",
+        "blocks.0.fc2",
+        "blocks.1.norm1",
+        "blocks.1.fc1",
+        "blocks.1.act_fn",
+        "blocks.1.fc2",
+    ]
     assert [c.op_type for c in calls][1:4] == ["Embedding", "LayerNorm", "Linear"]
     assert [r.slot for r in calls[3].refs] == ["input.0", "param.weight", "param.bias", "output.0"]
     with h5py.File(GPU) as file:
@@ -69,7 +81,10 @@ def test_the_gelu_of_block_1_is_named_from_the_command_line(target, capsys, tmp_
 
 def test_without_the_attribute_the_numbers_tell_that_they_were_bfloat16(tmp_path):
     for name, source in (("reference", GPU), ("target", XPU)):
-        with h5py.File(source) as old, h5py.File(tmp_path / f"{name}.h5", "w", track_order=True) as new:
+        with (
+            h5py.File(source) as old,
+            h5py.File(tmp_path / f"{name}.h5", "w", track_order=True) as new,
+        ):
             group = new.create_group("1", track_order=True)
             for key in old["1"]:
                 group[key] = old["1"][key][()]
@@ -91,13 +106,25 @@ def test_stored_bits_big_endian_packed_and_small_things(tmp_path):
     written(
         path,
         {
-            "a.X.0.forward_output.0": bits.view(np.uint16), "a.X.0.forward_output.1": np.arange(6, dtype=">f4"),
-            "a.X.0.forward_output.2": np.array(True), "a.X.0.forward_output.3": np.zeros((0, 3), np.int8),
-            "a.X.0.forward_output.4": np.array([1 + 2j], np.complex64), "a.X.0.forward_output.5": f8.view(np.uint8),
+            "a.X.0.forward_output.0": bits.view(np.uint16),
+            "a.X.0.forward_output.1": np.arange(6, dtype=">f4"),
+            "a.X.0.forward_output.2": np.array(True),
+            "a.X.0.forward_output.3": np.zeros((0, 3), np.int8),
+            "a.X.0.forward_output.4": np.array([1 + 2j], np.complex64),
+            "a.X.0.forward_output.5": f8.view(np.uint8),
         },
-        dtypes={"a.X.0.forward_output.0": "torch.bfloat16", "a.X.0.forward_output.5": "torch.float8_e4m3fn"},
-    )  # fmt: skip
-    for i, options in enumerate(({"compression": "gzip", "shuffle": True}, {"compression": "lzf"}, {"fletcher32": True, "chunks": (7, 5)})):
+        dtypes={
+            "a.X.0.forward_output.0": "torch.bfloat16",
+            "a.X.0.forward_output.5": "torch.float8_e4m3fn",
+        },
+    )
+    for i, options in enumerate(
+        (
+            {"compression": "gzip", "shuffle": True},
+            {"compression": "lzf"},
+            {"fletcher32": True, "chunks": (7, 5)},
+        )
+    ):
         written(path, {f"p{i}.X.0.forward_output.0": half}, step=str(i + 2), **options)
     run = open_run(path)
     got = [run.array(r.id) for r in run.records]
@@ -116,15 +143,23 @@ def test_steps_are_numbers_ranks_are_files_and_missing_groups_do_not_matter(tmp_
     for rank in (0, 1):
         path = tmp_path / f"globalrank-{rank}_localrank-{rank}.h5"
         for step in ("10", "2", "1"):
-            written(path, {"m.Linear.0.forward_output.0": np.full(3, 10 * rank + int(step), np.float32)}, step=step)
+            written(
+                path,
+                {"m.Linear.0.forward_output.0": np.full(3, 10 * rank + int(step), np.float32)},
+                step=step,
+            )
     run = open_run(tmp_path)
-    found = {(c.rank, c.step): run.array(c.slots("output")[0].record)[0] for c in run.calls if c.scope}
+    found = {
+        (c.rank, c.step): run.array(c.slots("output")[0].record)[0] for c in run.calls if c.scope
+    }
     assert found == {(r, s - 1): 10 * r + s for r in (0, 1) for s in (1, 2, 10)}
     flat = written(tmp_path / "flat.h5", {"a%2Fb.Linear.forward_output.0": np.ones(3)}, step="")
     assert [c.scope for c in open_run(flat).calls if c.scope] == ["a/b"]
     with h5py.File(tmp_path / "nested.h5", "w") as file:
         file["1/fc1.Linear.0/forward_output.0"] = np.ones(3)
-    assert [(c.scope, c.op_type) for c in open_run(tmp_path / "nested.h5").calls if c.scope] == [("fc1", "Linear")]
+    assert [(c.scope, c.op_type) for c in open_run(tmp_path / "nested.h5").calls if c.scope] == [
+        ("fc1", "Linear")
+    ]
     with h5py.File(tmp_path / "other_globalrank-0_localrank-3.h5", "w") as file:
         file["x"] = np.ones(3)
     with pytest.raises(UnreadableRun, match="are both rank 0"):
@@ -136,15 +171,29 @@ def test_without_an_order_the_place_in_the_file_tells_it(tmp_path):
     path = written(tmp_path / "x.h5", {name: np.ones(3, np.float32) for name in names}, track=False)
     with h5py.File(path) as file:
         assert list(file["1"]) == sorted(names)
-    assert [c.scope for c in sorted(open_run(path).calls, key=lambda c: c.order) if c.scope] == ["z", "m", "a", "q"]
+    assert [c.scope for c in sorted(open_run(path).calls, key=lambda c: c.order) if c.scope] == [
+        "z",
+        "m",
+        "a",
+        "q",
+    ]
 
 
 def test_modules_that_hold_others_are_their_parents(tmp_path):
     path = written(
         tmp_path / "x.h5",
-        {f"{name}.forward_{slot}.0": np.ones(3) for name in ("b.0.fc.Linear.0", "b.0.Block.0", "b.1.fc.Linear.1", "b.1.Block.1", "Net.0")
-         for slot in ("input", "output")},
-    )  # fmt: skip
+        {
+            f"{name}.forward_{slot}.0": np.ones(3)
+            for name in (
+                "b.0.fc.Linear.0",
+                "b.0.Block.0",
+                "b.1.fc.Linear.1",
+                "b.1.Block.1",
+                "Net.0",
+            )
+            for slot in ("input", "output")
+        },
+    )
     run = open_run(path)
     above = {c.scope: run.calls[c.parent].scope for c in run.calls if c.parent >= 0}
     assert above == {"b.0.fc": "b.0", "b.1.fc": "b.1", "b.0": "", "b.1": ""}
@@ -160,7 +209,12 @@ def test_nothing_outside_the_file_is_read(tmp_path):
         group["soft.Linear.1.forward_output.0"] = h5py.SoftLink("/1/a.Linear.0.forward_output.0")
         group["link"] = h5py.ExternalLink("other.h5", "/1")
         group["loop"], group["self"] = h5py.SoftLink("/1"), h5py.SoftLink("/1/self")
-        group.create_dataset("ext.Linear.2.forward_output.0", (100,), "f4", external=[(str(tmp_path / "secret.bin"), 0, 400)])
+        group.create_dataset(
+            "ext.Linear.2.forward_output.0",
+            (100,),
+            "f4",
+            external=[(str(tmp_path / "secret.bin"), 0, 400)],
+        )
         layout = h5py.VirtualLayout((5,), "f8")
         layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "1/s.Linear.0.forward_output.0", (5,))
         group.create_virtual_dataset("virt.Linear.3.forward_output.0", layout)
@@ -176,9 +230,16 @@ def test_nothing_outside_the_file_is_read(tmp_path):
 
 
 def test_what_asks_for_too_much_is_not_unpacked(tmp_path):
-    path = written(tmp_path / "x.h5", {"a.Linear.0.forward_output.0": np.zeros(1 << 26, np.float64)}, compression="gzip", chunks=(1 << 26,))
+    path = written(
+        tmp_path / "x.h5",
+        {"a.Linear.0.forward_output.0": np.zeros(1 << 26, np.float64)},
+        compression="gzip",
+        chunks=(1 << 26,),
+    )
     with h5py.File(path, "a") as file:
-        file["1"].create_dataset("b.Linear.1.forward_output.0", (1 << 40,), "f4", chunks=(1000,), compression="gzip")
+        file["1"].create_dataset(
+            "b.Linear.1.forward_output.0", (1 << 40,), "f4", chunks=(1000,), compression="gzip"
+        )
     assert path.stat().st_size < 2 << 20
     run = survives("bombs", path)
     for record in run.records:
@@ -188,9 +249,16 @@ def test_what_asks_for_too_much_is_not_unpacked(tmp_path):
 
 def test_an_attribute_that_lies_costs_its_tensor(tmp_path):
     path = written(
-        tmp_path / "x.h5", {"a.X.0.forward_output.0": np.array([1.1], np.float32), "b.X.1.forward_output.0": np.ones(2, np.float32)},
-        dtypes={"a.X.0.forward_output.0": "torch.bfloat16", "b.X.1.forward_output.0": "float4_e2m1fn_x2"},
-    )  # fmt: skip
+        tmp_path / "x.h5",
+        {
+            "a.X.0.forward_output.0": np.array([1.1], np.float32),
+            "b.X.1.forward_output.0": np.ones(2, np.float32),
+        },
+        dtypes={
+            "a.X.0.forward_output.0": "torch.bfloat16",
+            "b.X.1.forward_output.0": "float4_e2m1fn_x2",
+        },
+    )
     run = open_run(path)
     for record, words in zip(run.records, ("no bfloat16", "not known")):
         with pytest.raises(ElementsMissing, match=words):
@@ -203,7 +271,9 @@ def test_a_dataset_that_was_never_written_is_its_fill_value(tmp_path):
         group = file.create_group("1", track_order=True)
         group.create_dataset("a.X.0.forward_output.0", (3, 4), "f4", fillvalue=2.5)
         group.create_dataset("b.X.1.forward_output.0", (6, 5), ">i2", chunks=(2, 5), fillvalue=-3)
-        group.create_dataset("c.X.2.forward_output.0", (6, 5), "f8", chunks=(2, 5), fillvalue=7)[2:4] = 1.0
+        group.create_dataset("c.X.2.forward_output.0", (6, 5), "f8", chunks=(2, 5), fillvalue=7)[
+            2:4
+        ] = 1.0
         group.create_dataset("d.X.3.forward_output.0", (2,), "?")
         group.create_dataset("e.X.4.forward_output.0", (1 << 40,), "f4", fillvalue=1)
     run = open_run(path)
@@ -217,7 +287,9 @@ def test_a_dataset_that_was_never_written_is_its_fill_value(tmp_path):
 
 
 def test_numbers_that_numpy_has_no_name_for_are_converted_and_not_mapped(tmp_path):
-    """A float of 32 bits with another exponent bias lies in the file with other bits than its value has in numpy."""
+    """A float of 32 bits with another exponent bias lies in the file with other bits than its value
+    has in numpy.
+    """
     kind = h5py.h5t.IEEE_F32LE.copy()
     kind.set_ebias(100)
     with h5py.File(tmp_path / "x.h5", "w") as file:
@@ -229,9 +301,19 @@ def test_numbers_that_numpy_has_no_name_for_are_converted_and_not_mapped(tmp_pat
 
 
 def test_attributes_that_are_no_short_text_are_not_read(tmp_path):
-    path = written(tmp_path / "x.h5", {f"{n}.X.0.forward_output.0": np.ones(2, np.float32) for n in "abcd"})
+    path = written(
+        tmp_path / "x.h5", {f"{n}.X.0.forward_output.0": np.ones(2, np.float32) for n in "abcd"}
+    )
     with h5py.File(path, "a", libver="latest") as file:
-        for name, value in zip("abcd", ("torch.float32" * 10_000, np.arange(5), np.array(["float32"] * 3, "S"), b"torch.float32")):
+        for name, value in zip(
+            "abcd",
+            (
+                "torch.float32" * 10_000,
+                np.arange(5),
+                np.array(["float32"] * 3, "S"),
+                b"torch.float32",
+            ),
+        ):
             file[f"1/{name}.X.0.forward_output.0"].attrs["dtype"] = value
     run = open_run(path)
     assert [r.dtype for r in run.records] == ["float32"] * 4
@@ -273,7 +355,11 @@ def deadly(tmp_path, monkeypatch):
 
 def test_what_ends_libhdf5_costs_its_tensor(deadly, tmp_path):
     names = ("a", "segv", "b", "abrt", "c", "memory", "d", "late", "e")
-    path = written(tmp_path / "x.h5", {f"{n}.X.0.forward_output.0": np.full((4, 4), 3.0) for n in names}, chunks=(2, 2))
+    path = written(
+        tmp_path / "x.h5",
+        {f"{n}.X.0.forward_output.0": np.full((4, 4), 3.0) for n in names},
+        chunks=(2, 2),
+    )
     run = open_run(path)
     said = {}
     for call in run.calls:
@@ -284,8 +370,14 @@ def test_what_ends_libhdf5_costs_its_tensor(deadly, tmp_path):
             except ElementsMissing as error:
                 said[call.scope] = str(error)
     assert [n for n in names if not said[n]] == ["a", "b", "c", "d", "e"]
-    assert "libhdf5 ended with SIGSEGV" in said["segv"] and "libhdf5 ended with SIGABRT" in said["abrt"]
-    assert "is damaged" in said["memory"] and "cannot be read: libhdf5 ended with SIGSEGV" in said["late"]
+    assert (
+        "libhdf5 ended with SIGSEGV" in said["segv"]
+        and "libhdf5 ended with SIGABRT" in said["abrt"]
+    )
+    assert (
+        "is damaged" in said["memory"]
+        and "cannot be read: libhdf5 ended with SIGSEGV" in said["late"]
+    )
 
 
 def test_what_keeps_libhdf5_busy_for_ever_is_refused(deadly, tmp_path, capsys):
@@ -299,16 +391,35 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path):
     for value in (1.0, 2.0):
         path.unlink(missing_ok=True)
         written(path, {"a.X.0.forward_output.0": np.full(4, value)}, chunks=(2,))
-        assert worker.read(path, "/1/a.X.0.forward_output.0", 32).view(np.float64).tolist() == [value] * 4
+        assert (
+            worker.read(path, "/1/a.X.0.forward_output.0", 32).view(np.float64).tolist()
+            == [value] * 4
+        )
 
 
 def test_mutated_files_are_refused_or_lose_tensors(tmp_path, monkeypatch):
-    """Bytes overwritten anywhere, in files with every filter and layout; one process reads them all, as long as it lives."""
-    tensors = {f"l{i}.Linear.{i}.forward_output.0": RNG.standard_normal((9, 7)).astype(np.float32) for i in range(6)}
-    packed = [{}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}, {"fletcher32": True}, {"scaleoffset": 3}]
+    """Bytes overwritten anywhere, in files with every filter and layout; one process reads them
+    all, as long as it lives.
+    """
+    tensors = {
+        f"l{i}.Linear.{i}.forward_output.0": RNG.standard_normal((9, 7)).astype(np.float32)
+        for i in range(6)
+    }
+    packed = [
+        {},
+        {"compression": "gzip", "shuffle": True},
+        {"compression": "lzf"},
+        {"fletcher32": True},
+        {"scaleoffset": 3},
+    ]
     bases = []
     for i, options in enumerate(packed):
-        path = written(tmp_path / f"base{i}.h5", tensors, dtypes=dict.fromkeys(tensors, "torch.float32"), **options)
+        path = written(
+            tmp_path / f"base{i}.h5",
+            tensors,
+            dtypes=dict.fromkeys(tensors, "torch.float32"),
+            **options,
+        )
         bases.append(path.read_bytes())
     worker = hdf5.Worker()
     monkeypatch.setattr(hdf5, "Worker", lambda: worker)
@@ -316,8 +427,13 @@ def test_mutated_files_are_refused_or_lose_tensors(tmp_path, monkeypatch):
     for i in range(250):
         data = bytearray(bases[i % len(bases)])
         for _ in range(draw.choice((1, 3, 20))):
-            place, width = draw.randrange(min(len(data), draw.choice((512, 4096, 1 << 20)))), draw.choice((1, 4, 8))
-            data[place : place + width] = draw.choice((bytes(width), b"\xff" * width, draw.randbytes(width)))
+            place, width = (
+                draw.randrange(min(len(data), draw.choice((512, 4096, 1 << 20)))),
+                draw.choice((1, 4, 8)),
+            )
+            data[place : place + width] = draw.choice(
+                (bytes(width), b"\xff" * width, draw.randbytes(width))
+            )
         path.write_bytes(bytes(data))
         opened += survives(f"mutation {i}", path, "torch_xray") is not None
     assert 10 < opened < 250

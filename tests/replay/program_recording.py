@@ -35,10 +35,18 @@ def host(tensor):
 
 
 class Recorded:
-    """One recorded call: the recording, and its tensors by slot as host arrays (inputs and params as before the call)."""
+    """One recorded call: the recording, and its tensors by slot as host arrays (inputs and params
+    as before the call).
+    """
 
     def __init__(self, recording, inputs, params, outputs, strides):
-        self.recording, self.inputs, self.params, self.outputs, self.strides = recording, inputs, params, outputs, strides
+        self.recording, self.inputs, self.params, self.outputs, self.strides = (
+            recording,
+            inputs,
+            params,
+            outputs,
+            strides,
+        )
 
     @property
     def reason(self):
@@ -51,17 +59,29 @@ class Recorded:
         return again
 
     def load(self, **options):
-        return validation.load(self.program(), [host(c) for c in self.recording.constants], **options)
+        return validation.load(
+            self.program(), [host(c) for c in self.recording.constants], **options
+        )
 
     def check(self, loaded=None):
-        return self_check.check(loaded or self.load(), self.inputs, self.params, self.outputs, self.strides)
+        return self_check.check(
+            loaded or self.load(), self.inputs, self.params, self.outputs, self.strides
+        )
 
     def run(self, working="recorded", inputs=None, params=None, **options):
-        return self.load().run(inputs or self.inputs, params or self.params, working=working, strides=self.strides, **options)
+        return self.load().run(
+            inputs or self.inputs,
+            params or self.params,
+            working=working,
+            strides=self.strides,
+            **options,
+        )
 
 
 def record(module, *args, forward=None, **kwargs):
-    """Record one call of a module as the capture would; returns (what the module returned, Recorded)."""
+    """Record one call of a module as the capture would; returns (what the module returned,
+    Recorded).
+    """
     inputs = list(flat({**{str(i): a for i, a in enumerate(args)}, **kwargs}, "input"))
     params = tp.tensors_of(module)
     slots = [*inputs, *params]
@@ -89,7 +109,9 @@ def same(a, b):
 
 @contextlib.contextmanager
 def leaves(model, first_only=True):
-    """Record the calls of modules that call no other; yields {name: [Recorded, ...]}. first_only: one call per module and signature."""
+    """Record the calls of modules that call no other; yields {name: [Recorded, ...]}. first_only:
+    one call per module and signature.
+    """
     found, stack, seen, undo = {}, [], set(), []
 
     def wrap(name, module):
@@ -107,7 +129,13 @@ def leaves(model, first_only=True):
             slots = [*inputs, *params]
             before = {slot: host(t) for slot, t in slots}
             strides = {slot: t.stride() for slot, t in slots}
-            recorder = tp.Recorder(inputs, params, casts=not tp.asks_for_listeners(type("x", (), {"__dict__": {}, "forward": original})()))
+            recorder = tp.Recorder(
+                inputs,
+                params,
+                casts=not tp.asks_for_listeners(
+                    type("x", (), {"__dict__": {}, "forward": original})()
+                ),
+            )
             stack.append(recorder)
             try:
                 with recorder:
@@ -117,7 +145,9 @@ def leaves(model, first_only=True):
             if recorder._reason == "calls other modules":
                 return out
             outputs = list(flat(out if isinstance(out, (tuple, list, dict)) else (out,), "output"))
-            outputs += [(f"mutated.{slot}", t) for slot, t in slots if not same(before[slot], host(t))]
+            outputs += [
+                (f"mutated.{slot}", t) for slot, t in slots if not same(before[slot], host(t))
+            ]
             recording = recorder.finish(outputs)
             found.setdefault(name, []).append(
                 Recorded(

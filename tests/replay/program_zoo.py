@@ -81,7 +81,9 @@ class Attention(nn.Module):
 
     def forward(self, q, k, v, mask=None):
         p = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal, enable_gqa=self.gqa, dropout_p=p)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=self.causal, enable_gqa=self.gqa, dropout_p=p
+        )
 
 
 class Item(nn.Module):
@@ -232,7 +234,8 @@ def heads(seed=0, b=2, h=4, t=6, d=8):
     return g(b, h, t, d, seed=seed)
 
 
-# name: (module, inputs). Every one of these must be recorded, replay bitwise and run in float64 and bfloat16.
+# name: (module, inputs). Every one of these must be recorded, replay bitwise and run in float64 and
+# bfloat16.
 class Bits(nn.Module):
     """Masks joined by Python's operators: under inference_mode these arrive as `__and__`."""
 
@@ -274,14 +277,23 @@ USABLE = {
     "pad": lambda: (nn.ReflectionPad2d(1), (g(2, 3, 4, 4),)),
     "flatten": lambda: (nn.Flatten(), (g(2, 3, 4),)),
     "unfold": lambda: (nn.Unfold(2), (g(2, 3, 4, 4),)),
-    "attention module": lambda: (nn.MultiheadAttention(8, 2, batch_first=True).eval(), (g(2, 5, 8), g(2, 5, 8), g(2, 5, 8))),
-    "lstm": lambda: (nn.LSTM(4, 6, num_layers=2, batch_first=True, bidirectional=True), (g(2, 5, 4),)),
+    "attention module": lambda: (
+        nn.MultiheadAttention(8, 2, batch_first=True).eval(),
+        (g(2, 5, 8), g(2, 5, 8), g(2, 5, 8)),
+    ),
+    "lstm": lambda: (
+        nn.LSTM(4, 6, num_layers=2, batch_first=True, bidirectional=True),
+        (g(2, 5, 4),),
+    ),
     "gru": lambda: (nn.GRU(4, 6), (g(5, 2, 4),)),
     "rnn": lambda: (nn.RNN(4, 6), (g(5, 2, 4),)),
     "lstm cell": lambda: (nn.LSTMCell(4, 6), (g(3, 4), (g(3, 6), g(3, 6, seed=1)))),
     "sdpa": lambda: (Attention(), (heads(0), heads(1), heads(2))),
     "sdpa causal": lambda: (Attention(causal=True), (heads(0), heads(1), heads(2))),
-    "sdpa mask": lambda: (Attention(), (heads(0), heads(1), heads(2), g(1, 1, 6, 6).ge(-0.5) | torch.eye(6, dtype=torch.bool))),
+    "sdpa mask": lambda: (
+        Attention(),
+        (heads(0), heads(1), heads(2), g(1, 1, 6, 6).ge(-0.5) | torch.eye(6, dtype=torch.bool)),
+    ),
     "sdpa additive mask": lambda: (Attention(), (heads(0), heads(1), heads(2), g(1, 1, 6, 6))),
     "sdpa grouped": lambda: (Attention(gqa=True), (heads(0), heads(1, h=2), heads(2, h=2))),
     "sdpa dropout in eval": lambda: (Attention(dropout=0.5).eval(), (heads(0), heads(1), heads(2))),
@@ -295,7 +307,10 @@ USABLE = {
     "in place on the input": lambda: (InPlaceOnInput(), (g(3, 4),)),
     "spectrum": lambda: (Spectrum(), (g(3, 8),)),
     "cache": lambda: (Cache(), (heads(0), heads(1, t=1))),
-    "decode attention": lambda: (DecodeAttention(), (heads(0, t=1), heads(1, h=2, t=7), heads(2, h=2, t=7))),
+    "decode attention": lambda: (
+        DecodeAttention(),
+        (heads(0, t=1), heads(1, h=2, t=7), heads(2, h=2, t=7)),
+    ),
     "mean by size": lambda: (MeanBySize(), (g(3, 7),)),
     "empty, filled": lambda: (Empty(), (g(3, 4),)),
     "prints": lambda: (Prints(), (g(3, 4),)),
@@ -310,9 +325,25 @@ USABLE = {
 # name: (module, inputs, part of the reason).
 REFUSED = {
     "dropout in training": lambda: (nn.Dropout(0.5), (g(3, 4),), "draws random numbers"),
-    "attention dropout in training": lambda: (Attention(dropout=0.5), (heads(0), heads(1), heads(2)), "draws random numbers"),
-    "foreign tensor": lambda: (Foreign(), (g(3, 4),), "neither an input, a parameter nor made inside (torch.float32 (4,))"),
-    "tensor from data after item": lambda: (FromDataAfterItem(), (g(3, 4),), "after reading a number from a tensor"),
+    "attention dropout in training": lambda: (
+        Attention(dropout=0.5),
+        (heads(0), heads(1), heads(2)),
+        "draws random numbers",
+    ),
+    "foreign tensor": lambda: (
+        Foreign(),
+        (g(3, 4),),
+        "neither an input, a parameter nor made inside (torch.float32 (4,))",
+    ),
+    "tensor from data after item": lambda: (
+        FromDataAfterItem(),
+        (g(3, 4),),
+        "after reading a number from a tensor",
+    ),
     "tolist": lambda: (Listed(), (g(3, 4),), "outside any operator (tolist)"),
-    "written behind torch's back": lambda: (ThroughNumpy(), (g(3, 4),), "a tensor changed without an operator that wrote it"),
+    "written behind torch's back": lambda: (
+        ThroughNumpy(),
+        (g(3, 4),),
+        "a tensor changed without an operator that wrote it",
+    ),
 }

@@ -1,4 +1,6 @@
-"""A module borrowed from the user's model, by itself: what it computes, in which dtype, and how its arguments are put together."""
+"""A module borrowed from the user's model, by itself: what it computes, in which dtype, and how its
+arguments are put together.
+"""
 
 import numpy as np
 import pytest
@@ -33,7 +35,16 @@ class Narrowing(nn.Module):
 
 def borrowed(module, slots, kids=(), **facts):
     known = {slot: ("float32", shape) for slot, shape in slots.items()}
-    call = Call(0, "m", "M", 0, 0, refs=tuple(Ref(slot, i) for i, slot in enumerate(slots)), leaf=not kids, **facts)
+    call = Call(
+        0,
+        "m",
+        "M",
+        0,
+        0,
+        refs=tuple(Ref(slot, i) for i, slot in enumerate(slots)),
+        leaf=not kids,
+        **facts,
+    )
     return Borrowed(module, call, known, kids, rebuilt, name="test")
 
 
@@ -79,9 +90,13 @@ def test_held_parameters_serve_their_own_dtype_only():
     x = X.astype(np.float32)
     np.testing.assert_array_equal(
         module.run({"input.0": x}, held, working="float64")["output.0"],
-        module.run({"input.0": x}, {"param.weight": W.astype(np.float32)}, working="float64")["output.0"],
+        module.run({"input.0": x}, {"param.weight": W.astype(np.float32)}, working="float64")[
+            "output.0"
+        ],
     )
-    with pytest.raises(ReplayRefused, match="parameters held for float64 given to a run in float32"):
+    with pytest.raises(
+        ReplayRefused, match="parameters held for float64 given to a run in float32"
+    ):
         module.run({"input.0": x}, held, working="float32")
     with pytest.raises(ReplayRefused, match=r"needs param\.weight, which is not there"):
         module.run({"input.0": x}, {})
@@ -99,7 +114,9 @@ def test_in_place_of_a_child_stands_what_it_left():
             return self.inner(x * 2) + self.inner(x * 3)
 
     outer = Outer()
-    kids = [Kid("m.inner", outer.inner, ("input.0",), ("output.0",), torch.empty(0)) for _ in range(2)]
+    kids = [
+        Kid("m.inner", outer.inner, ("input.0",), ("output.0",), torch.empty(0)) for _ in range(2)
+    ]
     module = borrowed(outer, {"input.0": (6, 8), "output.0": (6, 8)}, kids)
     assert module.program.inputs == ("input.0", "0:output.0", "1:output.0")
     assert [slot for slot, _ in module.program.outputs] == ["0:input.0", "1:input.0", "output.0"]
@@ -108,7 +125,9 @@ def test_in_place_of_a_child_stands_what_it_left():
     first = module.run({"input.0": X}, {}, outputs=["0:input.0"])
     np.testing.assert_array_equal(first["0:input.0"], X * 2)
     given = {"input.0": X, "0:output.0": X + 5, "1:output.0": X - 1}
-    np.testing.assert_array_equal(module.run(given, {}, outputs=["output.0"])["output.0"], (X + 5) + (X - 1))
+    np.testing.assert_array_equal(
+        module.run(given, {}, outputs=["output.0"])["output.0"], (X + 5) + (X - 1)
+    )
     asked = []
 
     def child(k, handed):
@@ -132,7 +151,9 @@ def test_what_a_child_was_given_is_what_follows_starts_from():
             return y + self.inner(y)
 
     outer = Outer()
-    kid = Kid("m.inner", outer.inner, ("input.0",), ("output.0",), torch.empty(0), fresh=("input.0",))
+    kid = Kid(
+        "m.inner", outer.inner, ("input.0",), ("output.0",), torch.empty(0), fresh=("input.0",)
+    )
     module = borrowed(outer, {"input.0": (6, 8), "output.0": (6, 8)}, [kid])
     assert module.needs("0:input.0") == {"input.0"}
     assert module.needs("output.0") == {"input.0", "0:input.0", "0:output.0"}
@@ -152,11 +173,15 @@ def test_another_order_of_children_is_a_guard():
 
     outer = Outer()
     module = borrowed(
-        outer, {"input.0": (6, 8), "output.0": (6, 8)}, [Kid("m.one", outer.one, ("input.0",), ("output.0",), torch.empty(0))]
+        outer,
+        {"input.0": (6, 8), "output.0": (6, 8)},
+        [Kid("m.one", outer.one, ("input.0",), ("output.0",), torch.empty(0))],
     )
     there = {"0:output.0": X}
     assert module.run({"input.0": abs(X), **there}, {})["output.0"].shape == (6, 8)
-    with pytest.raises(ReplayRefused, match=r"guard: the model's Outer calls|uses a weight of a module below"):
+    with pytest.raises(
+        ReplayRefused, match=r"guard: the model's Outer calls|uses a weight of a module below"
+    ):
         module.run({"input.0": -abs(X), **there}, {})
 
 
@@ -167,12 +192,16 @@ def forward(a, b, *rest, c, d=3):
 def test_arguments_from_slots():
     args, kwargs = arguments(
         {"input.0": "t0", "input.2.1": "t21", "input.d.key.0": "td", "input.c.mask": "tm"},
-        {"input.2.0": 5, "input.d.name": "text", "input.d.flag": True}, forward,
-    )  # fmt: skip
+        {"input.2.0": 5, "input.d.name": "text", "input.d.flag": True},
+        forward,
+    )
     assert args == ["t0", None, (5, "t21")]
     assert kwargs == {"c": {"mask": "tm"}, "d": {"key": ("td",), "name": "text", "flag": True}}
     assert kwargs["c"].mask == "tm"  # an object with fields, or a dict
     assert arguments({}, {}, forward) == ([], {"a": None, "b": None, "c": None})
-    assert arguments({"input.0": 1, "input.b": 2, "input.c": 3}, {}, forward) == ([1], {"b": 2, "c": 3})
+    assert arguments({"input.0": 1, "input.b": 2, "input.c": 3}, {}, forward) == (
+        [1],
+        {"b": 2, "c": 3},
+    )
     with pytest.raises(ReplayRefused, match="several parts"):
         arguments({"input.0.values": 1}, {"input.0": "NestedTensor(values)"}, forward)

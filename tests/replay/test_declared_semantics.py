@@ -1,4 +1,6 @@
-"""Declared semantics against independent oracles: torch's and torchao's own quantisation, bit patterns, float64 products."""
+"""Declared semantics against independent oracles: torch's and torchao's own quantisation, bit
+patterns, float64 products.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -29,10 +31,15 @@ def test_fake_quantisation_is_torchs(bits, symmetric, per):
     if per == "tensor":
         want = torch.fake_quantize_per_tensor_affine(t, float(scale[0]), int(zero[0]), low, high)
     else:
-        want = torch.fake_quantize_per_channel_affine(t, torch.from_numpy(scale), torch.from_numpy(zero).int(), axis, low, high)
+        want = torch.fake_quantize_per_channel_affine(
+            t, torch.from_numpy(scale), torch.from_numpy(zero).int(), axis, low, high
+        )
     got = fake_quantise(x, grid, working="float32")
-    # torch multiplies with a rounded reciprocal: a code on a tie may fall to the other side, one step away.
-    step = np.broadcast_to(scale.reshape([-1 if a == axis and per != "tensor" else 1 for a in range(2)]), x.shape)
+    # torch multiplies with a rounded reciprocal: a code on a tie may fall to the other side, one
+    # step away.
+    step = np.broadcast_to(
+        scale.reshape([-1 if a == axis and per != "tensor" else 1 for a in range(2)]), x.shape
+    )
     off = np.abs(got - want.numpy()) > 1e-5 * np.abs(got) + 1e-7
     assert off.mean() < 1e-3
     assert (np.abs(got - want.numpy())[off] <= 1.001 * step[off]).all()
@@ -67,14 +74,20 @@ def test_groups_must_fit():
         fake_quantise(np.ones((2, 12)), Grid(4, "channel", 2))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)]
+)
 def test_eight_bit_floats_are_torchs(name, kind):
     x = RNG.standard_normal((16, 64)).astype(np.float32)
     top = float(ml_dtypes.finfo(kind).max)
     scale = torch.from_numpy(np.abs(x).max(1, keepdims=True) / top)
-    small = (torch.from_numpy(x) / scale).to(torch.float8_e4m3fn if name == "e4m3" else torch.float8_e5m2)
+    small = (torch.from_numpy(x) / scale).to(
+        torch.float8_e4m3fn if name == "e4m3" else torch.float8_e5m2
+    )
     np.testing.assert_allclose(
-        fake_quantise(x, Grid(8, "token", format=name), working="float32"), (small.float() * scale).numpy(), rtol=1e-6
+        fake_quantise(x, Grid(8, "token", format=name), working="float32"),
+        (small.float() * scale).numpy(),
+        rtol=1e-6,
     )
 
 
@@ -101,7 +114,13 @@ def by_bits(x, how):
     return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30), min_size=1, max_size=40))
+@given(
+    st.lists(
+        st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30),
+        min_size=1,
+        max_size=40,
+    )
+)
 def test_ten_bits_of_mantissa(values):
     x = np.array(values, np.float32)
     for how in ("even", "away", "truncate"):
@@ -116,16 +135,30 @@ def test_a_program_with_tf32_operands(how, working):
     transposed = Operation("aten.t.default", ({"param": "param.weight"},))
     product = Operation("aten.addmm.default", ({"param": "param.bias"}, {"in": 0}, {"op": [0, 0]}))
     program = Program(
-        "p", (transposed, product), ("input.0",), (("output.0", {"op": [1, 0]}),), ("param.weight", "param.bias"), base="float32",
+        "p",
+        (transposed, product),
+        ("input.0",),
+        (("output.0", {"op": [1, 0]}),),
+        ("param.weight", "param.bias"),
+        base="float32",
         input_dtypes=("float32",),
-    )  # fmt: skip
+    )
     edited = declared_semantics.with_tf32(program, how)
     assert edited is not None
     x, w, b = (RNG.standard_normal(s).astype(np.float32) for s in ((5, 32), (7, 32), (7,)))
-    got = load(edited).run({"input.0": x}, {"param.weight": w, "param.bias": b}, working=working)["output.0"]
+    got = load(edited).run({"input.0": x}, {"param.weight": w, "param.bias": b}, working=working)[
+        "output.0"
+    ]
     want = by_bits(x, how).astype(np.float64) @ by_bits(w, how).astype(np.float64).T + b
-    np.testing.assert_allclose(got, want, rtol=1e-12 if working == "float64" else 1e-5, atol=1e-12 if working == "float64" else 1e-5)
-    assert declared_semantics.with_tf32(declared_semantics.gelu_program(program, "erf"), how) is None
+    np.testing.assert_allclose(
+        got,
+        want,
+        rtol=1e-12 if working == "float64" else 1e-5,
+        atol=1e-12 if working == "float64" else 1e-5,
+    )
+    assert (
+        declared_semantics.with_tf32(declared_semantics.gelu_program(program, "erf"), how) is None
+    )
 
 
 def test_gelu_forms():
@@ -133,7 +166,11 @@ def test_gelu_forms():
 
     x = np.linspace(-6, 6, 101)
     program = Program(
-        "p", (Operation("aten.gelu.default", ({"in": 0},)),), ("input.0",), (("output.0", {"op": [0, 0]}),), input_dtypes=("float32",)
+        "p",
+        (Operation("aten.gelu.default", ({"in": 0},)),),
+        ("input.0",),
+        (("output.0", {"op": [0, 0]}),),
+        input_dtypes=("float32",),
     )
 
     def run(p):
@@ -147,7 +184,9 @@ def test_gelu_forms():
         "sigmoid": x * expit(1.702 * x),
     }
     for form, want in forms.items():
-        np.testing.assert_allclose(run(declared_semantics.gelu_program(program, form))["output.0"], want, atol=1e-12)
+        np.testing.assert_allclose(
+            run(declared_semantics.gelu_program(program, form))["output.0"], want, atol=1e-12
+        )
         assert declared_semantics.computes_gelu(program, form, run) == (form == "erf")
     edited = declared_semantics.with_gelu(program, "tanh")
     assert edited is not None

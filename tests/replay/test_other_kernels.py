@@ -47,7 +47,10 @@ def test_16_bit_kernels_stay(onednn):
         _, recorded = recording.record(nn.GELU(), x)
     loaded = recorded.load()
     for stepwise in (False, True):
-        np.testing.assert_array_equal(loaded.run(recorded.inputs, {}, stepwise=stepwise)["output.0"], recording.host(nn.functional.gelu(x)))
+        np.testing.assert_array_equal(
+            loaded.run(recorded.inputs, {}, stepwise=stepwise)["output.0"],
+            recording.host(nn.functional.gelu(x)),
+        )
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -64,7 +67,10 @@ def test_a_run_without_onednn_is_the_same(tmp_path, onednn, swap):
         with torch.no_grad(), whence.capture(m, path):
             m(x)
 
-    sides = [(lambda: run(model, tmp_path / "0")), (lambda: without(lambda: run(copy.deepcopy(model), tmp_path / "1")))]
+    sides = [
+        (lambda: run(model, tmp_path / "0")),
+        (lambda: without(lambda: run(copy.deepcopy(model), tmp_path / "1"))),
+    ]
     for side in reversed(sides) if swap else sides:
         side()
     order = ("1", "0") if swap else ("0", "1")

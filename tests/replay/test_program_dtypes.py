@@ -1,4 +1,6 @@
-"""Working dtypes: what a 16-bit or float64 replay of a recording computes, against torch running the module itself in that dtype."""
+"""Working dtypes: what a 16-bit or float64 replay of a recording computes, against torch running
+the module itself in that dtype.
+"""
 
 import copy
 
@@ -13,7 +15,8 @@ import program_zoo as modules  # noqa: E402
 pytestmark = pytest.mark.torch
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Modules whose casts must be recovered from a float32 recording for a 16-bit replay to round where the code rounds.
+# Modules whose casts must be recovered from a float32 recording for a 16-bit replay to round where
+# the code rounds.
 CASTS = {
     "llama norm": lambda: (modules.LlamaNorm(64), (modules.g(4, 9, 64) * 3,)),
     "float norm": lambda: (modules.FloatNorm(64), (modules.g(4, 9, 64) * 3,)),
@@ -49,7 +52,10 @@ def test_low_replay_of_a_float32_recording_is_the_module_in_that_dtype(name, wor
         want = low(*given)
     # The rotary's table is a plain attribute, which `.to(dtype)` does not round.
     params = {s: recording.host(t) for s, t in recording.tp.tensors_of(low)}
-    arrays = {s: recording.host(t) for s, t in recording.flat({str(i): t for i, t in enumerate(given)}, "input")}
+    arrays = {
+        s: recording.host(t)
+        for s, t in recording.flat({str(i): t for i, t in enumerate(given)}, "input")
+    }
     got = recorded.load().run(arrays, params, working=working)["output.0"]
     assert recording.same(got, recording.host(want)), (got.dtype, want.dtype)
 
@@ -62,14 +68,23 @@ def test_a_half_recording_keeps_its_explicit_float32():
     params = {s: a.astype(np.float16) for s, a in recorded.params.items()}
     got = recorded.load().run(recorded.inputs, params, working="float16")["output.0"]
     assert recording.same(got, recording.host(want))
-    assert recorded.load().run(recorded.inputs, recorded.params, working="float32")["output.0"].dtype == np.float32
+    assert (
+        recorded.load().run(recorded.inputs, recorded.params, working="float32")["output.0"].dtype
+        == np.float32
+    )
     wide = recorded.load().run(recorded.inputs, recorded.params, working="float64")["output.0"]
-    exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6) * module.weight.double()
+    exact = (
+        x.double()
+        * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6)
+        * module.weight.double()
+    )
     np.testing.assert_allclose(wide, exact.detach().numpy(), rtol=1e-14)
 
 
 def test_float64_is_float64_throughout():
-    """Positions, tables and Python numbers too: the wide replay of a rotary agrees with one written in float64."""
+    """Positions, tables and Python numbers too: the wide replay of a rotary agrees with one written
+    in float64.
+    """
     module, (x, positions) = modules.Rotary(16), (modules.g(2, 300, 16), torch.arange(300))
     _, recorded = recording.record(module, x, positions)
     wide = recorded.load().run(recorded.inputs, recorded.params, working="float64")["output.0"]
@@ -92,25 +107,44 @@ def test_integers_divided_are_divided_in_float64():
 
 def test_inputs_are_kept_as_given_when_asked():
     _, recorded = recording.record(modules.Softmax32(), modules.g(3, 8))
-    assert recorded.load().run(recorded.inputs, {}, working="bfloat16")["output.0"].dtype == recording.BF16
+    assert (
+        recorded.load().run(recorded.inputs, {}, working="bfloat16")["output.0"].dtype
+        == recording.BF16
+    )
     kept = recorded.load().run(recorded.inputs, {}, working="bfloat16", convert=False)["output.0"]
-    assert kept.dtype == recording.BF16  # the code casts back to the dtype of x, which the recording calls its base
+    assert (
+        kept.dtype == recording.BF16
+    )  # the code casts back to the dtype of x, which the recording calls its base
 
 
 def test_nothing_given_is_written():
-    for module, x in ((torch.nn.BatchNorm1d(4), modules.g(6, 4)), (modules.InPlaceOnInput(), modules.g(6, 4))):
+    for module, x in (
+        (torch.nn.BatchNorm1d(4), modules.g(6, 4)),
+        (modules.InPlaceOnInput(), modules.g(6, 4)),
+    ):
         _, recorded = recording.record(module, x)
         for a in (*recorded.inputs.values(), *recorded.params.values()):
             a.flags.writeable = False
         before = {s: a.copy() for s, a in (recorded.inputs | recorded.params).items()}
         assert recorded.check() == ""
         recorded.run("float64")
-        assert all(recording.same(before[s], a) for s, a in (recorded.inputs | recorded.params).items())
+        assert all(
+            recording.same(before[s], a) for s, a in (recorded.inputs | recorded.params).items()
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "terms"),
-    [("linear", 8), ("conv2d", 27), ("layer norm", 8), ("batch norm train", 100), ("softmax", 7), ("sdpa", 8), ("gelu", 1), ("lstm", 12)],
+    [
+        ("linear", 8),
+        ("conv2d", 27),
+        ("layer norm", 8),
+        ("batch norm train", 100),
+        ("softmax", 7),
+        ("sdpa", 8),
+        ("gelu", 1),
+        ("lstm", 12),
+    ],
 )
 def test_reduction_length(name, terms):
     module, inputs = modules.USABLE[name]()
@@ -134,7 +168,18 @@ def test_stepwise_is_another_rounding_of_the_same_thing():
 
 
 @pytest.mark.parametrize(
-    "name", ["layer norm", "rms norm", "group norm", "sdpa", "sdpa causal", "sdpa mask", "sdpa additive mask", "sdpa grouped", "lstm"]
+    "name",
+    [
+        "layer norm",
+        "rms norm",
+        "group norm",
+        "sdpa",
+        "sdpa causal",
+        "sdpa mask",
+        "sdpa additive mask",
+        "sdpa grouped",
+        "lstm",
+    ],
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_written_out_operators_agree_with_the_fused_ones(name, mode):
@@ -150,7 +195,9 @@ def test_self_attention_on_the_fast_path():
     x = modules.g(2, 5, 8)
     with torch.inference_mode():
         _, recorded = recording.record(module, x, x, x)
-    assert [o.name for o in recorded.program().operations] == ["aten._native_multi_head_attention.default"]
+    assert [o.name for o in recorded.program().operations] == [
+        "aten._native_multi_head_attention.default"
+    ]
     assert recorded.check() == ""
     wide, steps = recorded.run("float64"), recorded.run("float64", stepwise=True)
     np.testing.assert_allclose(steps["output.0"], wide["output.0"], rtol=1e-6, atol=1e-6)

@@ -1,4 +1,6 @@
-"""Whole models: every leaf's program reproduces its recording bitwise, runs in float64, and a repeat call of its signature too."""
+"""Whole models: every leaf's program reproduces its recording bitwise, runs in float64, and a
+repeat call of its signature too.
+"""
 
 import sys
 
@@ -14,7 +16,9 @@ MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
 
 
 def checked(model, inputs, mode):
-    """Record all leaf calls of one forward; returns (calls, distinct programs). Asserts everything usable and nothing changed."""
+    """Record all leaf calls of one forward; returns (calls, distinct programs). Asserts everything
+    usable and nothing changed.
+    """
     with mode():
         bare = [t for _, t in recording.flat(model(*inputs), "")]
         with recording.leaves(model, first_only=False) as found:
@@ -32,23 +36,31 @@ def checked(model, inputs, mode):
             assert loaded.length >= 1
     for name, recorded in found.items():
         r = recorded[0]
-        for slot, wide in r.load().run(r.inputs, r.params, working="float64", strides=r.strides).items():
+        for slot, wide in (
+            r.load().run(r.inputs, r.params, working="float64", strides=r.strides).items()
+        ):
             want = r.outputs[slot]
             if want.dtype.kind not in "biu" and want.size:
                 assert wide.dtype == np.float64, name
                 want = want.astype(np.float64)
                 finite = np.isfinite(want) & (np.abs(want) < 1e30)
                 unit = {2: 2.0**-8, 4: 2.0**-20, 8: 2.0**-48}[r.outputs[slot].dtype.itemsize]
-                assert np.linalg.norm(wide[finite] - want[finite]) <= 8 * unit * np.linalg.norm(want[finite]) + 1e-12, (name, slot)
+                assert (
+                    np.linalg.norm(wide[finite] - want[finite])
+                    <= 8 * unit * np.linalg.norm(want[finite]) + 1e-12
+                ), (name, slot)
     return calls, len(distinct)
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["decoder", "vit", "vit fused", "cnn", "cnn_dc", "lstm", "dec_sharp"])
+@pytest.mark.parametrize(
+    "name", ["decoder", "vit", "vit fused", "cnn", "cnn_dc", "lstm", "dec_sharp"]
+)
 def test_leaves_of_the_faultbench_models(shared, monkeypatch, name, mode):
     monkeypatch.syspath_prepend(str(shared / "faultbench"))
-    # The benchmark's packages have names of their own in no one's namespace; they are forgotten again afterwards.
+    # The benchmark's packages have names of their own in no one's namespace; they are forgotten
+    # again afterwards.
     before = set(sys.modules)
     try:
         from public import models
@@ -70,9 +82,15 @@ def test_leaves_of_a_llama_with_a_cache(attention, dtype, mode):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, attn_implementation=attention,
-    )  # fmt: skip
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        attn_implementation=attention,
+    )
     model = transformers.LlamaForCausalLM(config).eval().to(dtype)
     ids = torch.randint(0, 128, (2, 24), generator=torch.Generator().manual_seed(1))
 
@@ -85,7 +103,11 @@ def test_leaves_of_a_llama_with_a_cache(attention, dtype, mode):
             out = self.model(input_ids=ids, use_cache=True)
             logits = [out.logits]
             for step in range(3):
-                out = self.model(input_ids=ids[:, step : step + 1], past_key_values=out.past_key_values, use_cache=True)
+                out = self.model(
+                    input_ids=ids[:, step : step + 1],
+                    past_key_values=out.past_key_values,
+                    use_cache=True,
+                )
                 logits.append(out.logits)
             return logits
 
@@ -97,5 +119,7 @@ def test_leaves_of_a_llama_with_a_cache(attention, dtype, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_fast_path_of_a_transformer_encoder_is_left_on(mode):
-    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    model = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2
+    ).eval()
     checked(model, (torch.randn(2, 5, 32),), mode)

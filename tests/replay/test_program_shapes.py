@@ -1,4 +1,6 @@
-"""One program, other shapes: sizes follow the inputs where only one reading is possible; else the shape is refused."""
+"""One program, other shapes: sizes follow the inputs where only one reading is possible; else the
+shape is refused.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,11 @@ pytestmark = pytest.mark.torch
 
 
 def decode(length):
-    return modules.heads(0, b=3, h=4, t=1), modules.heads(1, b=3, h=2, t=length), modules.heads(2, b=3, h=2, t=length)
+    return (
+        modules.heads(0, b=3, h=4, t=1),
+        modules.heads(1, b=3, h=2, t=length),
+        modules.heads(2, b=3, h=2, t=length),
+    )
 
 
 def test_one_program_serves_all_decode_steps():
@@ -41,7 +47,9 @@ def test_a_number_taken_from_a_shape_fixes_the_shape():
 
 
 def test_a_size_that_may_be_either_of_two_axes():
-    """Two axes of one extent: which one a size meant cannot be known, so they must go on agreeing."""
+    """Two axes of one extent: which one a size meant cannot be known, so they must go on
+    agreeing.
+    """
 
     class Flat(torch.nn.Module):
         def forward(self, x):
@@ -81,10 +89,14 @@ def test_extents_that_moved_together_must_go_on_doing_so():
 
     first = recording.record(Cut(), modules.g(2, 9), modules.g(6))[1]
     loaded = first.load()
-    assert loaded.run({"input.0": np.ones((2, 9), np.float32), "input.1": np.ones(4, np.float32)}, {})["output.0"].shape == (2, 4)
+    assert loaded.run(
+        {"input.0": np.ones((2, 9), np.float32), "input.1": np.ones(4, np.float32)}, {}
+    )["output.0"].shape == (2, 4)
     both = recording.record(Cut(), modules.g(2, 6), modules.g(6))[1]
     with pytest.raises(ReplayRefused, match="as long as"):
-        both.load().run({"input.0": np.ones((2, 9), np.float32), "input.1": np.ones(4, np.float32)}, {})
+        both.load().run(
+            {"input.0": np.ones((2, 9), np.float32), "input.1": np.ones(4, np.float32)}, {}
+        )
 
 
 def test_strides_choose_the_kernel_and_are_rebuilt():

@@ -1,4 +1,6 @@
-"""Programs are untrusted data: malformed, hostile and oversized ones are refused before anything runs; so is a recording that lies."""
+"""Programs are untrusted data: malformed, hostile and oversized ones are refused before anything
+runs; so is a recording that lies.
+"""
 
 import math
 
@@ -19,9 +21,24 @@ pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}
 
 
-def program(*operations, inputs=("input.0",), outputs=None, params=(), base="float32", input_dtypes=("float32",)):
+def program(
+    *operations,
+    inputs=("input.0",),
+    outputs=None,
+    params=(),
+    base="float32",
+    input_dtypes=("float32",),
+):
     outputs = outputs or (("output.0", {"op": [len(operations) - 1, 0]}),)
-    return Program(id="x", operations=operations, inputs=inputs, outputs=outputs, params=params, base=base, input_dtypes=input_dtypes)
+    return Program(
+        id="x",
+        operations=operations,
+        inputs=inputs,
+        outputs=outputs,
+        params=params,
+        base=base,
+        input_dtypes=input_dtypes,
+    )
 
 
 def op(name, *args, guard=None, **kwargs):
@@ -92,9 +109,14 @@ def test_malformed_programs_are_refused_on_loading(name):
 
 
 def test_reasons_are_words():
-    with pytest.raises(ReplayRefused, match=r"operator mylib.kernel.default is not on the list .* allow=\(\"mylib::\",\)"):
+    with pytest.raises(
+        ReplayRefused,
+        match=r"operator mylib.kernel.default is not on the list .* allow=\(\"mylib::\",\)",
+    ):
         validation.load(MALFORMED["vendor"])
-    with pytest.raises(ReplayRefused, match=r"aten.from_file.default is not on the list of replayable operators"):
+    with pytest.raises(
+        ReplayRefused, match=r"aten.from_file.default is not on the list of replayable operators"
+    ):
         validation.load(MALFORMED["not on the list"])
 
 
@@ -105,23 +127,46 @@ def test_an_allowed_vendor_namespace_is_looked_up():
 
 HUGE = {
     "ones": program(op("aten.ones.default", [1 << 20, 1 << 20]), inputs=()),
-    "expand and copy": program(op("aten.expand.default", {"op": [1, 0]}, [1 << 18, 1 << 18]), op("aten.clone.default", IN)),
+    "expand and copy": program(
+        op("aten.expand.default", {"op": [1, 0]}, [1 << 18, 1 << 18]), op("aten.clone.default", IN)
+    ),
     "repeat": program(op("aten.repeat.default", IN, [1 << 20, 1 << 14])),
     "pad": program(op("aten.constant_pad_nd.default", IN, [0, 1 << 40], 0.0)),
     "arange": program(op("aten.arange.default", 1 << 40), inputs=()),
-    "outer": program(op("aten.arange.default", 1 << 20), op("aten.outer.default", {"op": [0, 0]}, {"op": [0, 0]}), inputs=()),
+    "outer": program(
+        op("aten.arange.default", 1 << 20),
+        op("aten.outer.default", {"op": [0, 0]}, {"op": [0, 0]}),
+        inputs=(),
+    ),
     "interleave": program(op("aten.repeat_interleave.self_int", IN, 1 << 40)),
-    "one hot": program(op("aten.arange.start", (1 << 40), (1 << 40) + 2), op("aten.one_hot.default", {"op": [0, 0]}, -1), inputs=()),
+    "one hot": program(
+        op("aten.arange.start", (1 << 40), (1 << 40) + 2),
+        op("aten.one_hot.default", {"op": [0, 0]}, -1),
+        inputs=(),
+    ),
     "upsample": program(
-        op("aten.view.default", IN, [1, 1, 2, 3]), op("aten.upsample_nearest2d.default", {"op": [0, 0]}, [1 << 20, 1 << 20], None, None)
+        op("aten.view.default", IN, [1, 1, 2, 3]),
+        op("aten.upsample_nearest2d.default", {"op": [0, 0]}, [1 << 20, 1 << 20], None, None),
     ),
-    "composite inside": program(op("aten.arange.default", 1 << 22), op("aten.vander.default", {"op": [0, 0]}, 1 << 20), inputs=()),
+    "composite inside": program(
+        op("aten.arange.default", 1 << 22),
+        op("aten.vander.default", {"op": [0, 0]}, 1 << 20),
+        inputs=(),
+    ),
     "einsum": program(
-        op("aten.arange.default", 1 << 20), op("aten.einsum.default", "i,j->ij", [{"op": [0, 0]}, {"op": [0, 0]}]), inputs=()
+        op("aten.arange.default", 1 << 20),
+        op("aten.einsum.default", "i,j->ij", [{"op": [0, 0]}, {"op": [0, 0]}]),
+        inputs=(),
     ),
-    "bincount": program(op("aten.full.default", [1], 1 << 40), op("aten.bincount.default", {"op": [0, 0]}, None, 1 << 40), inputs=()),
+    "bincount": program(
+        op("aten.full.default", [1], 1 << 40),
+        op("aten.bincount.default", {"op": [0, 0]}, None, 1 << 40),
+        inputs=(),
+    ),
     "bincount minlength": program(
-        op("aten.zeros.default", [1], dtype={"dtype": "int64"}), op("aten.bincount.default", {"op": [0, 0]}, None, 1 << 40), inputs=()
+        op("aten.zeros.default", [1], dtype={"dtype": "int64"}),
+        op("aten.bincount.default", {"op": [0, 0]}, None, 1 << 40),
+        inputs=(),
     ),
 }
 
@@ -131,10 +176,12 @@ def test_what_would_be_too_large_is_refused_before_it_runs(name):
     hostile = HUGE[name]
     if name == "expand and copy":
         hostile = program(
-            op("aten.slice.Tensor", IN, 0, 0, 1), op("aten.slice.Tensor", {"op": [0, 0]}, 1, 0, 1),
-            op("aten.expand.default", {"op": [1, 0]}, [1 << 18, 1 << 18]), op("aten.clone.default", {"op": [2, 0]}),
+            op("aten.slice.Tensor", IN, 0, 0, 1),
+            op("aten.slice.Tensor", {"op": [0, 0]}, 1, 0, 1),
+            op("aten.expand.default", {"op": [1, 0]}, [1 << 18, 1 << 18]),
+            op("aten.clone.default", {"op": [2, 0]}),
             op("aten.relu.default", {"op": [2, 0]}),
-        )  # fmt: skip
+        )
     with pytest.raises(ReplayRefused, match=r"would make \d+ bytes"):
         validation.load(hostile).run(X, {})
 
@@ -148,7 +195,9 @@ def test_the_limit_is_the_callers():
 
 def test_an_output_that_an_operator_does_not_have():
     with pytest.raises(ReplayRefused, match="has no output 3"):
-        validation.load(program(op("aten.relu.default", IN), outputs=(("output.0", {"op": [0, 3]}),))).run(X, {})
+        validation.load(
+            program(op("aten.relu.default", IN), outputs=(("output.0", {"op": [0, 3]}),))
+        ).run(X, {})
 
 
 def test_missing_inputs_and_unknown_dtypes_are_refused():
@@ -161,7 +210,17 @@ def test_missing_inputs_and_unknown_dtypes_are_refused():
 
 def test_every_listed_operator_exists_and_none_draws_from_a_generator():
     assert [b for b in allowed_operators.LISTED if not hasattr(torch.ops.aten, b)] == []
-    assert not allowed_operators.LISTED & {"set_", "resize_", "from_file", "rand", "randn", "bernoulli", "multinomial", "randint", "normal"}
+    assert not allowed_operators.LISTED & {
+        "set_",
+        "resize_",
+        "from_file",
+        "rand",
+        "randn",
+        "bernoulli",
+        "multinomial",
+        "randint",
+        "normal",
+    }
 
 
 def test_global_random_state_is_never_touched():
@@ -178,9 +237,16 @@ def test_a_recording_that_lies_is_found():
     _, recorded = recording.record(torch.nn.ReLU(), modules.g(3, 4))
     loaded = recorded.load()
     wrong = {"output.0": recorded.outputs["output.0"] + np.float32(0.5)}
-    assert "does not reproduce the recording" in self_check.check(loaded, recorded.inputs, {}, wrong)
-    assert "float64" in self_check.check(loaded, recorded.inputs, {}, {"output.0": recorded.outputs["output.0"].astype(np.float64)})
-    assert self_check.check(loaded, recorded.inputs, {}, {}) == "none of its recorded outputs were kept"
+    assert "does not reproduce the recording" in self_check.check(
+        loaded, recorded.inputs, {}, wrong
+    )
+    assert "float64" in self_check.check(
+        loaded, recorded.inputs, {}, {"output.0": recorded.outputs["output.0"].astype(np.float64)}
+    )
+    assert (
+        self_check.check(loaded, recorded.inputs, {}, {})
+        == "none of its recorded outputs were kept"
+    )
     assert "needs input.0" in self_check.check(loaded, {}, {}, recorded.outputs)
     near = {"output.0": np.nextafter(recorded.outputs["output.0"], np.float32(10))}
     assert self_check.check(loaded, recorded.inputs, {}, near) == ""
@@ -189,7 +255,9 @@ def test_a_recording_that_lies_is_found():
     assert loaded.check_note == ""
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ml_dtypes.float8_e4m3fn]
+)
 def test_ulps(dtype):
     a = np.array([1.0, -2.0, 0.0, np.nan], dtype)
     assert self_check.ulps(a, a.copy()) == 0

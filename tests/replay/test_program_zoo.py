@@ -1,4 +1,6 @@
-"""Every module of the zoo: recorded, reproduced bitwise, run in float64 and in 16 bit; or refused with the reason."""
+"""Every module of the zoo: recorded, reproduced bitwise, run in float64 and in 16 bit; or refused
+with the reason.
+"""
 
 import contextlib
 import copy
@@ -41,9 +43,14 @@ def test_reproduces_bitwise_and_runs_wide(name, mode):
     assert not any("float32" in n for n in loaded.notes), loaded.notes
     if name == "bilinear":
         return  # oneDNN has no bf16 kernel for it on every CPU
-    rounded = {s: a.astype(recording.BF16) if a.dtype == np.float32 else a for s, a in recorded.params.items()}
+    rounded = {
+        s: a.astype(recording.BF16) if a.dtype == np.float32 else a
+        for s, a in recorded.params.items()
+    }
     for steps in (False, True):
-        low = loaded.run(recorded.inputs, rounded, working="bfloat16", strides=recorded.strides, stepwise=steps)
+        low = loaded.run(
+            recorded.inputs, rounded, working="bfloat16", strides=recorded.strides, stepwise=steps
+        )
         for slot, want in recorded.outputs.items():
             if want.dtype.kind == "f" and want.size:
                 scale = np.abs(want).max() + 1e-3
@@ -67,21 +74,42 @@ def test_recording_changes_nothing(name, mode):
 
     def go(listen):
         module, inputs, *_ = built(name, table)
-        grad = mode in ("grad", "autocast") and "in place" not in name and name != "in place on the input"
-        inputs = [t.requires_grad_() if grad and isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs]
+        grad = (
+            mode in ("grad", "autocast")
+            and "in place" not in name
+            and name != "in place on the input"
+        )
+        inputs = [
+            t.requires_grad_()
+            if grad and isinstance(t, torch.Tensor) and t.is_floating_point()
+            else t
+            for t in inputs
+        ]
         context = MODES.get(mode, contextlib.nullcontext)
-        cast = torch.autocast("cpu", torch.bfloat16) if mode == "autocast" else contextlib.nullcontext()
+        cast = (
+            torch.autocast("cpu", torch.bfloat16)
+            if mode == "autocast"
+            else contextlib.nullcontext()
+        )
         torch.manual_seed(5)
         with context(), cast:
             out = recording.record(module, *inputs)[0] if listen else module(*inputs)
-        tensors = [t for _, t in recording.flat(out if isinstance(out, (tuple, list)) else (out,), "")]
+        tensors = [
+            t for _, t in recording.flat(out if isinstance(out, (tuple, list)) else (out,), "")
+        ]
         grads = []
         if grad and any(t.requires_grad for t in tensors):
             sum(t.float().pow(2).sum() for t in tensors if t.requires_grad).backward()
-            grads = [t.grad for t in [*inputs, *module.parameters()] if isinstance(t, torch.Tensor) and t.grad is not None]
+            grads = [
+                t.grad
+                for t in [*inputs, *module.parameters()]
+                if isinstance(t, torch.Tensor) and t.grad is not None
+            ]
             assert grads
         state = [*module.state_dict().values(), torch.get_rng_state()]
-        return [recording.host(t) for t in [*tensors, *grads, *state]], [t.requires_grad for t in tensors]
+        return [recording.host(t) for t in [*tensors, *grads, *state]], [
+            t.requires_grad for t in tensors
+        ]
 
     bare, bare_grad = go(False)
     seen, seen_grad = go(True)
@@ -117,7 +145,9 @@ def test_guard_of_a_size_that_depends_on_data():
 
 @pytest.mark.parametrize("name", modules.USABLE)
 def test_other_activations(name):
-    """A value baked into the program survives the self-check on its own call, not one on other activations."""
+    """A value baked into the program survives the self-check on its own call, not one on other
+    activations.
+    """
     module, inputs = built(name)
     state = copy.deepcopy(module.state_dict())
     other = copy.deepcopy(inputs)

@@ -1,4 +1,6 @@
-"""What a repro is made of: tensors with their layouts, literals, the check, and the search for the operator."""
+"""What a repro is made of: tensors with their layouts, literals, the check, and the search for the
+operator.
+"""
 
 import ast
 import math
@@ -22,18 +24,26 @@ pytestmark = pytest.mark.torch
 def test_tensors_come_back_with_their_layout_and_share_what_they_shared(tmp_path):
     base = torch.arange(60.0)
     tensors = {
-        "plain": torch.randn(3, 4), "turned": torch.randn(5, 7).t(), "expanded": torch.randn(4, 1).expand(4, 6),
-        "windows": base.as_strided((4, 3), (2, 1), 5), "whole": base, "half": torch.randn(6).bfloat16(),
-        "flags": torch.tensor([True, False]), "complex": torch.randn(3, dtype=torch.complex64),
-        "scalar": torch.tensor(7), "empty": torch.empty(0, 3),
-    }  # fmt: skip
+        "plain": torch.randn(3, 4),
+        "turned": torch.randn(5, 7).t(),
+        "expanded": torch.randn(4, 1).expand(4, 6),
+        "windows": base.as_strided((4, 3), (2, 1), 5),
+        "whole": base,
+        "half": torch.randn(6).bfloat16(),
+        "flags": torch.tensor([True, False]),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+    }
     path = tmp_path / "x.safetensors"
     path.write_bytes(script.save(tensors))
     from safetensors import safe_open  # the vendor's own reader takes the file
 
     with safe_open(path, "pt") as file:
         assert torch.equal(file.get_tensor("plain"), tensors["plain"])
-    back = three_way.load(path, {script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()})
+    back = three_way.load(
+        path, {script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()}
+    )
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype
         assert back[name].stride() == tensor.stride()
@@ -50,11 +60,16 @@ def test_the_check_is_that_of_the_judge(dtype):
     for far in (0.0, 1e-3, 0.3):
         y = (r * (1 + far * torch.rand_like(r))).to(dtype)
         score, words = three_way.beyond_rounding(y, r, w, terms=9)
-        host = [t.numpy() if t.dtype is not torch.bfloat16 else t.float().numpy() for t in (y, r, w)]
+        host = [
+            t.numpy() if t.dtype is not torch.bfloat16 else t.float().numpy() for t in (y, r, w)
+        ]
         if dtype is torch.bfloat16:
             import ml_dtypes
 
-            host[0], host[2] = host[0].astype(ml_dtypes.bfloat16), host[2].astype(ml_dtypes.bfloat16)
+            host[0], host[2] = (
+                host[0].astype(ml_dtypes.bfloat16),
+                host[2].astype(ml_dtypes.bfloat16),
+            )
         local = judge.local(host[0], host[1], host[2], reduction_length=9)
         parts = local.parts()
         assert math.isclose(score, max(parts["rho"], parts["z"]), rel_tol=1e-6), words
@@ -62,12 +77,21 @@ def test_the_check_is_that_of_the_judge(dtype):
 
 def test_the_check_of_nan_shapes_and_integers():
     x = torch.ones(4)
-    assert three_way.beyond_rounding(torch.tensor([1.0, math.nan, 1, 1]), x.double(), x)[0] == math.inf
+    assert (
+        three_way.beyond_rounding(torch.tensor([1.0, math.nan, 1, 1]), x.double(), x)[0] == math.inf
+    )
     both = torch.tensor([1.0, math.nan, 1, 1])
     assert three_way.beyond_rounding(both, both.double(), both)[0] <= 1
     assert three_way.beyond_rounding(x[:3], x.double(), x)[0] == math.inf
-    assert three_way.beyond_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3]))[0] == math.inf
-    assert three_way.beyond_rounding(torch.empty(0), torch.empty(0).double(), torch.empty(0))[0] == 0
+    assert (
+        three_way.beyond_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3]))[
+            0
+        ]
+        == math.inf
+    )
+    assert (
+        three_way.beyond_rounding(torch.empty(0), torch.empty(0).double(), torch.empty(0))[0] == 0
+    )
 
 
 def test_float64_reaches_casts_and_constructors():
@@ -80,7 +104,21 @@ def test_float64_reaches_casts_and_constructors():
     assert made[0].tolist() == [x + 1 / 3 for x in (1.0, 2.0, float(np.float32(1 / 3)))]
 
 
-@pytest.mark.parametrize("value", [None, True, -3, 0.1, math.inf, -math.inf, 2 - 3j, "a'\"\\\n", [1, [2.5, None]], torch.bfloat16])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        0.1,
+        math.inf,
+        -math.inf,
+        2 - 3j,
+        "a'\"\\\n",
+        [1, [2.5, None]],
+        torch.bfloat16,
+    ],
+)
 def test_literals_read_back(value):
     assert repr(eval(script.literal(value), {"torch": torch})) == repr(value)  # noqa: S307
 
@@ -92,7 +130,14 @@ def test_nothing_else_is_a_literal():
 
 
 def traced(operations, outputs, **given):
-    program = Program("p", tuple(operations), tuple(given), tuple(outputs), input_dtypes=("float32",) * len(given), base="float32")
+    program = Program(
+        "p",
+        tuple(operations),
+        tuple(given),
+        tuple(outputs),
+        input_dtypes=("float32",) * len(given),
+        base="float32",
+    )
     loaded = load(program)
     trace = Trace()
     made = loaded.run(given, {}, watch=trace)
@@ -101,13 +146,21 @@ def traced(operations, outputs, **given):
 
 def test_words_of_a_run_cannot_leave_the_docstring():
     x = np.ones((2, 3), np.float32)
-    trace, results, _ = traced([Operation("aten.relu.default", ({"in": 0},))], [("output.0", {"op": [0, 0]})], **{"input.0": x})
+    trace, results, _ = traced(
+        [Operation("aten.relu.default", ({"in": 0},))],
+        [("output.0", {"op": [0, 0]})],
+        **{"input.0": x},
+    )
     evil = '""" + print(1) + """ \\" \n import os\x1b[2J'
     way = isolate.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
     case = script.Case(piece(trace, 0, 1, results), None, way, way, title=evil, story=[evil, evil])
     text, tensors = script.script(case)
     tree = ast.parse(text)
-    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print" and n.lineno < 20]
+    assert not [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print" and n.lineno < 20
+    ]
     assert "import os\n\n" not in text.partition('"""\n\n')[0]
     assert "\x1b" not in text
     assert "threads" not in text.partition("def check")[0].partition("import torch")[2]
@@ -117,28 +170,40 @@ def test_words_of_a_run_cannot_leave_the_docstring():
 def test_settings_of_a_compiler_that_are_taken_over():
     pytest.importorskip("torch._inductor")
     asked = {
-        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "cpp.cxx": "evil", "max_fusion_size": 3, "no_such_name": 1,
-        "epilogue_fusion": "a;b", "cuda.cutlass_dir": "x", "__class__": 1, "trace.enabled": True,
+        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy",
+        "cpp.cxx": "evil",
+        "max_fusion_size": 3,
+        "no_such_name": 1,
+        "epilogue_fusion": "a;b",
+        "cuda.cutlass_dir": "x",
+        "__class__": 1,
+        "trace.enabled": True,
         "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
-    }  # fmt: skip
+    }
     fine, left = isolate.known_config("torch._inductor.config", asked)
     assert fine == {
-        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "max_fusion_size": 3, "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
-    }  # fmt: skip
+        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy",
+        "max_fusion_size": 3,
+        "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
+    }
     assert sorted([*fine, *left]) == sorted(asked)
 
 
 def chain():
     x = np.linspace(-2, 2, 600, dtype=np.float32).reshape(20, 30)
     steps = [
-        Operation("aten.sin.default", ({"in": 0},)), Operation("aten.abs.default", ({"op": [0, 0]},)),
-        Operation("aten.log1p.default", ({"op": [1, 0]},)), Operation("aten.exp.default", ({"op": [2, 0]},)),
-    ]  # fmt: skip
+        Operation("aten.sin.default", ({"in": 0},)),
+        Operation("aten.abs.default", ({"op": [0, 0]},)),
+        Operation("aten.log1p.default", ({"op": [1, 0]},)),
+        Operation("aten.exp.default", ({"op": [2, 0]},)),
+    ]
     return traced(steps, [("output.0", {"op": [3, 0]})], **{"input.0": x})
 
 
 class Broken(torch.utils._python_dispatch.TorchDispatchMode):
-    """Operators of a machine on which `after`, run right behind `before` ("" for anything), is off."""
+    """Operators of a machine on which `after`, run right behind `before` ("" for anything), is
+    off.
+    """
 
     def __init__(self, *names):
         super().__init__()
@@ -154,7 +219,12 @@ class Broken(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("wrong", "found"),
-    [(("log1p",), (2, 3)), (("abs", "log1p"), (1, 3)), (("sin", "abs", "log1p", "exp"), (0, 4)), (("nothing",), None)],
+    [
+        (("log1p",), (2, 3)),
+        (("abs", "log1p"), (1, 3)),
+        (("sin", "abs", "log1p", "exp"), (0, 4)),
+        (("nothing",), None),
+    ],
 )
 def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
     trace, results, _ = chain()
@@ -185,16 +255,33 @@ def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
 
 def test_a_child_is_put_where_it_was_called():
     inner = Program(
-        "i", (Operation("aten.mul.Tensor", ({"in": 0}, {"param": "param.w"})),
-              Operation("aten.view.default", ({"op": [0, 0]}, [{"dim": [0, 0]}, -1]))),
-        ("input.0",), (("output.0", {"op": [1, 0]}),), ("param.w",), input_dtypes=("float32",), base="float32",
-    )  # fmt: skip
+        "i",
+        (
+            Operation("aten.mul.Tensor", ({"in": 0}, {"param": "param.w"})),
+            Operation("aten.view.default", ({"op": [0, 0]}, [{"dim": [0, 0]}, -1])),
+        ),
+        ("input.0",),
+        (("output.0", {"op": [1, 0]}),),
+        ("param.w",),
+        input_dtypes=("float32",),
+        base="float32",
+    )
     outer = Program(
-        "o", (Operation("aten.sin.default", ({"in": 0},)), Operation("aten.add.Tensor", ({"in": 1}, {"in": 0}))),
-        ("input.0", "0:output.0"), (("output.0", {"op": [1, 0]}), ("0:input.0", {"op": [0, 0]})),
-        input_dtypes=("float32", "float32"), base="float32", calls=((0, 1),),
-    )  # fmt: skip
-    nodes = {0: Node(0, outer, (5,), frozenset({0}), {}), 5: Node(5, inner, (), frozenset(), {"input.0": (4, 6)})}
+        "o",
+        (
+            Operation("aten.sin.default", ({"in": 0},)),
+            Operation("aten.add.Tensor", ({"in": 1}, {"in": 0})),
+        ),
+        ("input.0", "0:output.0"),
+        (("output.0", {"op": [1, 0]}), ("0:input.0", {"op": [0, 0]})),
+        input_dtypes=("float32", "float32"),
+        base="float32",
+        calls=((0, 1),),
+    )
+    nodes = {
+        0: Node(0, outer, (5,), frozenset({0}), {}),
+        5: Node(5, inner, (), frozenset(), {"input.0": (4, 6)}),
+    }
     flat = flatten(0, nodes.__getitem__)
     assert [o.name.split(".")[1] for o in flat.program.operations] == ["sin", "mul", "view", "add"]
     assert flat.origins == {"input.0": (0, "input.0"), "param.w@5": (5, "param.w")}

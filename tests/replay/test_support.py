@@ -1,4 +1,6 @@
-"""What generated tests stand on: tensors rebuilt as recorded, figures against numpy, references that no simulated device touches."""
+"""What generated tests stand on: tensors rebuilt as recorded, figures against numpy, references
+that no simulated device touches.
+"""
 
 import ast
 import json
@@ -18,15 +20,30 @@ from whence.replay.export.support.check import tensor  # noqa: E402
 pytestmark = pytest.mark.torch
 NOWHERE = support.Settings(Path("nowhere"))
 STRIDES = [
-    ((3, 4), None), ((3, 4), (1, 3)),
-    ((3, 4), (0, 1)), ((5, 3), (1, 1)), ((2, 0, 3), None), ((), None), ((2, 3, 2), (9, 3, 1)), ((1,), (7,)),
-]  # fmt: skip
+    ((3, 4), None),
+    ((3, 4), (1, 3)),
+    ((3, 4), (0, 1)),
+    ((5, 3), (1, 1)),
+    ((2, 0, 3), None),
+    ((), None),
+    ((2, 3, 2), (9, 3, 1)),
+    ((1,), (7,)),
+]
 
 
 def test_it_needs_torch_and_nothing_else():
     tree = ast.parse(Path(support.__file__).read_text())
-    found = {n.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
-    found |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found = {
+        n.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for n in node.names
+    }
+    found |= {
+        (node.module or "").split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+    }
     import sys
 
     assert found - set(sys.stdlib_module_names) == {"torch", "pytest"}
@@ -47,21 +64,32 @@ def test_a_tensor_is_rebuilt_bit_by_bit_in_its_layout(dtype, shape, stride, tmp_
     owner = (owner % 2).to(torch.bool) if kind is torch.bool else owner.view(kind)
     recorded = owner.as_strided(shape, spec.stride, spec.offset)
     raw = bytes(bits(recorded).tolist())
-    head = json.dumps({"x": {"dtype": "U8", "shape": [len(raw)], "data_offsets": [3, 3 + len(raw)]}}).encode()
-    (tmp_path / "data.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"???" + raw)
+    head = json.dumps(
+        {"x": {"dtype": "U8", "shape": [len(raw)], "data_offsets": [3, 3 + len(raw)]}}
+    ).encode()
+    (tmp_path / "data.safetensors").write_bytes(
+        len(head).to_bytes(8, "little") + head + b"???" + raw
+    )
     value = support.Data(tmp_path / "data.safetensors").read("x", dtype, shape)
     made = support.Built({"x": spec}, {"x": value}).make()["x"]
     assert (made.dtype, tuple(made.shape), made.stride()) == (kind, shape, spec.stride)
     assert torch.equal(bits(made), bits(recorded))
     wide = support.Built({"x": spec}, {"x": value}).make(floating=torch.float64)["x"]
     assert wide.stride() == spec.stride
-    assert wide.dtype is (torch.float64 if kind.is_floating_point else torch.complex128 if kind.is_complex else kind)
+    assert wide.dtype is (
+        torch.float64 if kind.is_floating_point else torch.complex128 if kind.is_complex else kind
+    )
 
 
 def test_tensors_that_share_memory_do_so_again():
     whole = torch.arange(12.0)
-    a, b = tensor("float32", (8,), storage="m"), tensor("float32", (2, 3), stride=(3, 1), offset=6, storage="m")
-    built = support.Built({"a": a, "b": b, "c": [a]}, {"a": whole[:8], "b": whole[6:].reshape(2, 3), "c.0": whole[:8]})
+    a, b = (
+        tensor("float32", (8,), storage="m"),
+        tensor("float32", (2, 3), stride=(3, 1), offset=6, storage="m"),
+    )
+    built = support.Built(
+        {"a": a, "b": b, "c": [a]}, {"a": whole[:8], "b": whole[6:].reshape(2, 3), "c.0": whole[:8]}
+    )
     made = built.make()
     made["a"][6] = -1
     assert made["b"][0, 0] == -1
@@ -85,7 +113,9 @@ def test_figures_against_numpy(dtype):
     output = working.copy()
     output[2, 3] = np.nextafter(np.nextafter(output[2, 3], np.array(9, dtype)), np.array(9, dtype))
     output[1, 1] += np.array(0.25, dtype)
-    found = support.measure(torch.from_numpy(output), torch.from_numpy(wide), [torch.from_numpy(working)])
+    found = support.measure(
+        torch.from_numpy(output), torch.from_numpy(wide), [torch.from_numpy(working)]
+    )
     error = np.abs(output.astype(np.float64) - wide)
     assert found.worst == error.max()
     assert found.counts == [int((error > 10.0**-k).sum()) for k in range(1, 9)]
@@ -93,13 +123,20 @@ def test_figures_against_numpy(dtype):
     assert found.score > 1
     small = np.array([1.0, -2.0], dtype)
     moved = np.array([np.nextafter(small[0], np.array(2, dtype)), small[1]], dtype)
-    assert support.measure(torch.from_numpy(moved), torch.from_numpy(small.astype(np.float64)), []).ulp == ulps(moved[0], small[0]) == 1
+    assert (
+        support.measure(torch.from_numpy(moved), torch.from_numpy(small.astype(np.float64)), []).ulp
+        == ulps(moved[0], small[0])
+        == 1
+    )
 
 
 def test_the_local_error_is_the_error_over_the_noise_floor():
     rng = np.random.default_rng(0)
     wide = rng.standard_normal(4000)
-    working, output = wide + 3e-6 * rng.standard_normal(4000), wide + 9e-6 * rng.standard_normal(4000)
+    working, output = (
+        wide + 3e-6 * rng.standard_normal(4000),
+        wide + 9e-6 * rng.standard_normal(4000),
+    )
     made = [torch.from_numpy(x.astype(np.float32)) for x in (output, working)]
     found = support.measure(made[0], torch.from_numpy(wide), made[1:])
     error, floor = (np.linalg.norm(m.numpy().astype(np.float64) - wide) for m in made)
@@ -138,16 +175,22 @@ def test_integers_are_equal_or_wrong():
 
 
 KINDS = [
-    ("aten.t.default", {"self": 1}, "view"), ("aten.view.default", {"self": 1, "size": [1]}, "view"),
-    ("aten.slice.Tensor", {"self": 1}, "view"),
-    ("aten.zeros.default", {"size": [1]}, "creation"), ("aten.empty_like.default", {"self": 1}, "creation"),
-    ("aten.new_zeros.default", {"self": 1}, "creation"), ("aten.arange.default", {"end": 3}, "creation"),
+    ("aten.t.default", {"self": 1}, "view"),
+    ("aten.view.default", {"self": 1, "size": [1]}, "view"),
+    ("aten.slice.Tensor", {"self": 1}, "view"), ("aten.zeros.default", {"size": [1]}, "creation"),
+    ("aten.empty_like.default", {"self": 1}, "creation"),
+    ("aten.new_zeros.default", {"self": 1}, "creation"),
+    ("aten.arange.default", {"end": 3}, "creation"),
     ("aten.native_dropout.default", {"input": 1, "p": 0.5, "train": True}, "random"),
     ("aten.bernoulli_.float", {"self": 1, "p": 0.5}, "random"),
-    ("aten.native_dropout.default", {"input": 1, "p": 0.0, "train": True}, "plain"), ("aten.rand_like.default", {"self": 1}, "random"),
-    ("aten.mm.default", {"self": 1, "mat2": 1}, "plain"), ("aten.add_.Tensor", {"self": 1, "other": 1}, "plain"),
-    ("aten.add.out", {"self": 1, "other": 1, "out": 1}, "plain"), ("aten.clone.default", {"self": 1}, "plain"),
-    ("aten.split.Tensor", {"self": 1, "split_size": 1}, "view"), ("aten._foreach_add_.Scalar", {"self": [1], "scalar": 1}, "plain"),
+    ("aten.native_dropout.default", {"input": 1, "p": 0.0, "train": True}, "plain"),
+    ("aten.rand_like.default", {"self": 1}, "random"),
+    ("aten.mm.default", {"self": 1, "mat2": 1}, "plain"),
+    ("aten.add_.Tensor", {"self": 1, "other": 1}, "plain"),
+    ("aten.add.out", {"self": 1, "other": 1, "out": 1}, "plain"),
+    ("aten.clone.default", {"self": 1}, "plain"),
+    ("aten.split.Tensor", {"self": 1, "split_size": 1}, "view"),
+    ("aten._foreach_add_.Scalar", {"self": [1], "scalar": 1}, "plain"),
 ]  # fmt: skip
 
 
@@ -160,7 +203,10 @@ def test_what_an_operator_writes():
     assert support.written(support.overload("aten.add_.Tensor"), {"self": 1}) == ["self"]
     assert support.written(support.overload("aten.add.out"), {"out": 1}) == ["out"]
     norm = support.overload("aten.native_batch_norm.default")
-    assert support.written(norm, {"training": True, "running_mean": 1, "running_var": 1}) == ["running_mean", "running_var"]
+    assert support.written(norm, {"training": True, "running_mean": 1, "running_var": 1}) == [
+        "running_mean",
+        "running_var",
+    ]
     assert support.written(norm, {"training": False, "running_mean": 1, "running_var": 1}) == []
 
 
@@ -170,8 +216,10 @@ LENGTHS = [
     ("bmm", {"self": (2, 3, 50), "mat2": (2, 50, 7)}),
     ("convolution", {"input": (1, 6, 9, 9), "weight": (4, 6, 3, 3), "transposed": False}),
     ("convolution", {"input": (1, 6, 9, 9), "weight": (6, 4, 3, 3), "transposed": True}),
-    ("sum", {"self": (4, 5, 6), "dim": [1, 2]}), ("mean", {"self": (4, 5)}), ("_softmax", {"self": (4, 5), "dim": 1}),
-    ("native_layer_norm", {"input": (4, 8), "normalized_shape": [8]}), ("add", {"self": (100,), "other": (100,)}),
+    ("sum", {"self": (4, 5, 6), "dim": [1, 2]}), ("mean", {"self": (4, 5)}),
+    ("_softmax", {"self": (4, 5), "dim": 1}),
+    ("native_layer_norm", {"input": (4, 8), "normalized_shape": [8]}),
+    ("add", {"self": (100,), "other": (100,)}),
 ]  # fmt: skip
 
 
@@ -182,17 +230,40 @@ def test_the_length_of_a_sum_is_that_of_replay(base, shapes):
 
 
 WRITTEN = {
-    "native_layer_norm": {"input": (4, 3, 8), "normalized_shape": [8], "weight": (8,), "bias": (8,), "eps": 1e-5},
-    "native_group_norm": {"input": (4, 6, 5), "weight": (6,), "bias": (6,), "N": 4, "C": 6, "HxW": 5, "group": 3, "eps": 1e-5},
+    "native_layer_norm": {
+        "input": (4, 3, 8),
+        "normalized_shape": [8],
+        "weight": (8,),
+        "bias": (8,),
+        "eps": 1e-5,
+    },
+    "native_group_norm": {
+        "input": (4, 6, 5),
+        "weight": (6,),
+        "bias": (6,),
+        "N": 4,
+        "C": 6,
+        "HxW": 5,
+        "group": 3,
+        "eps": 1e-5,
+    },
     "_fused_rms_norm": {"input": (4, 8), "normalized_shape": [8], "weight": (8,), "eps": None},
-    "_scaled_dot_product_flash_attention_for_cpu": {"query": (1, 2, 5, 8), "key": (1, 2, 5, 8), "value": (1, 2, 5, 8), "is_causal": True},
+    "_scaled_dot_product_flash_attention_for_cpu": {
+        "query": (1, 2, 5, 8),
+        "key": (1, 2, 5, 8),
+        "value": (1, 2, 5, 8),
+        "is_causal": True,
+    },
 }
 
 
 @pytest.mark.parametrize("base", WRITTEN)
 def test_fused_operators_written_out_compute_the_same(base):
     torch.manual_seed(0)
-    named = {k: torch.randn(v, dtype=torch.float64) if isinstance(v, tuple) else v for k, v in WRITTEN[base].items()}
+    named = {
+        k: torch.randn(v, dtype=torch.float64) if isinstance(v, tuple) else v
+        for k, v in WRITTEN[base].items()
+    }
     right = support.invoke(support.Operators(), f"aten.{base}.default", named)
     made = support.WRITTEN_OUT[base](named)
     assert torch.allclose(made[0], right[0], rtol=1e-10, atol=1e-12)
@@ -206,14 +277,18 @@ def test_the_error_function_written_out_is_that_of_vector_kernels(dtype):
         off = (made.double() - torch.erf(x.double())).abs().max()
         assert made.dtype == torch.erf(x).dtype
         assert (1e-7 < off < 4e-7) if dtype is torch.float32 else (off < 1e-7)
-    assert stepwise.WRITTEN_OUT["erf"]({"self": torch.tensor([-0.0, math.inf, -math.inf, math.nan])})[0].tolist()[1:3] == [1, -1]
+    assert stepwise.WRITTEN_OUT["erf"](
+        {"self": torch.tensor([-0.0, math.inf, -math.inf, math.nan])}
+    )[0].tolist()[1:3] == [1, -1]
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_written_out(approximate):
     x = torch.linspace(-6, 6, 4001)
     (made,) = support.WRITTEN_OUT["gelu"]({"self": x, "approximate": approximate})
-    assert torch.allclose(made, torch.nn.functional.gelu(x, approximate=approximate), rtol=0, atol=1e-6)
+    assert torch.allclose(
+        made, torch.nn.functional.gelu(x, approximate=approximate), rtol=0, atol=1e-6
+    )
 
 
 def test_special_values_are_all_there():
@@ -222,7 +297,9 @@ def test_special_values_are_all_there():
         "self", tensor("float32", (400,), values=(-3, 4))
     )
     assert made.isnan().any()
-    assert {math.inf, -math.inf, torch.finfo(torch.float32).max, 0.0, -3.0, 4.0} <= set(made.tolist())
+    assert {math.inf, -math.inf, torch.finfo(torch.float32).max, 0.0, -3.0, 4.0} <= set(
+        made.tolist()
+    )
     assert ((made != 0) & (made.abs() < torch.finfo(torch.float32).tiny)).any()
     assert made[made == 0].signbit().any()
     mild = support.Elements(settings, support.Data(Path("nowhere")), "t", None, full=False).of(
@@ -231,7 +308,9 @@ def test_special_values_are_all_there():
     assert mild.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "bool", "float8_e4m3fn", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int64", "uint8", "bool", "float8_e4m3fn", "complex64"]
+)
 def test_random_elements_lie_in_their_range_and_repeat(dtype):
     def drawn(seed):
         settings = support.Settings(Path("nowhere"), factory="random", seed=seed)
@@ -256,8 +335,18 @@ def test_samples_of_one_distribution_are_told_from_others():
     normal = torch.randn(3000)
     assert support.kolmogorov_smirnov(normal, torch.randn(3000)) < 1
     assert support.kolmogorov_smirnov(normal, torch.randn(3000) * 1.5) > 1
-    assert support.kolmogorov_smirnov((torch.rand(3000) < 0.9).float(), (torch.rand(3000) < 0.9).float()) < 1
-    assert support.kolmogorov_smirnov((torch.rand(3000) < 0.9).float(), (torch.rand(3000) < 0.7).float()) > 1
+    assert (
+        support.kolmogorov_smirnov(
+            (torch.rand(3000) < 0.9).float(), (torch.rand(3000) < 0.9).float()
+        )
+        < 1
+    )
+    assert (
+        support.kolmogorov_smirnov(
+            (torch.rand(3000) < 0.9).float(), (torch.rand(3000) < 0.7).float()
+        )
+        > 1
+    )
 
 
 class Wrong(TorchDispatchMode):
@@ -265,7 +354,11 @@ class Wrong(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        return out * 1.01 if isinstance(out, torch.Tensor) and out.is_floating_point() and "mm" in str(func) else out
+        return (
+            out * 1.01
+            if isinstance(out, torch.Tensor) and out.is_floating_point() and "mm" in str(func)
+            else out
+        )
 
 
 def checked(op, /, **arguments):
@@ -281,7 +374,9 @@ def test_a_simulated_device_is_seen_and_does_not_touch_the_reference():
     with Wrong():
         checked("aten.add.Tensor", self=shapes["self"], other=shapes["mat2"])
     with Wrong(), pytest.raises(AssertionError, match=r"grad\."):
-        support.Check(support.Settings(Path("nowhere"), factory="random"), "t").gradient("aten.mm.default", None, {}, **shapes)
+        support.Check(support.Settings(Path("nowhere"), factory="random"), "t").gradient(
+            "aten.mm.default", None, {}, **shapes
+        )
 
 
 def test_ties_may_be_pointed_at_in_any_order():

@@ -1,11 +1,36 @@
-"""A page made by hand: a decoder of any length over some steps, with one operator that introduces an error and all behind it inheriting."""
+"""A page made by hand: a decoder of any length over some steps, with one operator that introduces
+an error and all behind it inheriting.
+"""
 
 import math
 
-from whence.results import CallPair, Comparison, Coverage, Finding, Generation, Measured, Plan, Prompted, Row, Token, Verdict
+from whence.results import (
+    CallPair,
+    Comparison,
+    Coverage,
+    Finding,
+    Generation,
+    Measured,
+    Plan,
+    Prompted,
+    Row,
+    Token,
+    Verdict,
+)
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 
-OPERATORS = ("input_norm", "q_proj", "k_proj", "v_proj", "o_proj", "post_norm", "gate_proj", "up_proj", "act", "down_proj")
+OPERATORS = (
+    "input_norm",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "post_norm",
+    "gate_proj",
+    "up_proj",
+    "act",
+    "down_proj",
+)
 
 
 def page(
@@ -16,7 +41,9 @@ def page(
     sentence="introduced here: 900 times this operator's own rounding",
     generation=True,
 ):
-    """`ranks * steps * (10 * layers + 1)` pairs of calls with three pairs of tensors each; all names are under `TinyLM`."""
+    """`ranks * steps * (10 * layers + 1)` pairs of calls with three pairs of tensors each; all
+    names are under `TinyLM`.
+    """
     calls, rows, verdicts, pairs = [], [], [], []
     names = [f"layers.{layer}.{operator}" for layer in range(layers) for operator in OPERATORS]
     if guilty not in names:
@@ -27,35 +54,97 @@ def page(
             root = len(calls)
             for at, name in enumerate(["TinyLM", *names]):
                 place = len(calls)
-                verdict = "introduced" if at == first + 1 else "inherited" if at > first + 1 or at == 0 else "identical"
-                error = {"introduced": 0.02, "inherited": 0.03 + 0.001 * math.sin(place), "identical": 0.0}[verdict]
+                verdict = (
+                    "introduced"
+                    if at == first + 1
+                    else "inherited"
+                    if at > first + 1 or at == 0
+                    else "identical"
+                )
+                error = {
+                    "introduced": 0.02,
+                    "inherited": 0.03 + 0.001 * math.sin(place),
+                    "identical": 0.0,
+                }[verdict]
                 noise = {"introduced": 2e-6, "inherited": 0.05, "identical": None}[verdict]
-                said = sentence if verdict == "introduced" else f"inherited: {place % 7 / 10} times this operator's own rounding"
+                said = (
+                    sentence
+                    if verdict == "introduced"
+                    else f"inherited: {place % 7 / 10} times this operator's own rounding"
+                )
                 calls.append(
                     PageCall(
-                        place, name, "Linear" if name.endswith("proj") else "Norm", verdict, step=step, rank=rank, root="TinyLM",
-                        parent=root if at else -1, leaf=bool(at), reads=(place - 1,) if at > 1 else (), error=error,
-                        incoming=0.0 if verdict != "inherited" else error, noise=noise, own=1e-7,
+                        place,
+                        name,
+                        "Linear" if name.endswith("proj") else "Norm",
+                        verdict,
+                        step=step,
+                        rank=rank,
+                        root="TinyLM",
+                        parent=root if at else -1,
+                        leaf=bool(at),
+                        reads=(place - 1,) if at > 1 else (),
+                        error=error,
+                        incoming=0.0 if verdict != "inherited" else error,
+                        noise=noise,
+                        own=1e-7,
                         score=900.0 if verdict == "introduced" else 0.2,
-                        shares=(0.0, 0.999, 0.001), evidence="replay", sentence=said,
+                        shares=(0.0, 0.999, 0.001),
+                        evidence="replay",
+                        sentence=said,
                         confidence="certain" if verdict == "introduced" else "",
-                        source="torch.nn.modules.linear.Linear", parameters="equal",
+                        source="torch.nn.modules.linear.Linear",
+                        parameters="equal",
                     )
-                )  # fmt: skip
+                )
                 pairs.append(CallPair(place, place, "exact key"))
                 verdicts.append(Verdict(place, verdict, evidence="replay", sentence=said))
                 for k, slot in enumerate(("input.0", "param.weight", "output.0")):
                     same = verdict == "identical" or k == 1
-                    values = {"rel_l2": 0.0 if same else error, "max_abs_err": 0.0 if same else 3 * error, "cosine_similarity": 1 - error}
+                    values = {
+                        "rel_l2": 0.0 if same else error,
+                        "max_abs_err": 0.0 if same else 3 * error,
+                        "cosine_similarity": 1 - error,
+                    }
                     measured = Measured("same" if same else "full", same, values)
                     rows.append(
-                        Row(place, name, "Linear", step, rank, 0, slot, slot, 3 * place + k, 3 * place + k, "float32", "bfloat16",
-                            (2, 7, 64), (2, 7, 64),
-                            verdict, "exact key", measured)
-                    )  # fmt: skip
+                        Row(
+                            place,
+                            name,
+                            "Linear",
+                            step,
+                            rank,
+                            0,
+                            slot,
+                            slot,
+                            3 * place + k,
+                            3 * place + k,
+                            "float32",
+                            "bfloat16",
+                            (2, 7, 64),
+                            (2, 7, 64),
+                            verdict,
+                            "exact key",
+                            measured,
+                        )
+                    )
     hit = next(i for i, call in enumerate(calls) if call.verdict == "introduced")
-    finding = Finding(guilty, "Linear", "semantic", "introduced", "certain", 0, 0, "replay", sentence=sentence, slot="output.0", pair=hit)
-    counts = {v: sum(c.verdict == v for c in calls) for v in ("identical", "inherited", "introduced")}
+    finding = Finding(
+        guilty,
+        "Linear",
+        "semantic",
+        "introduced",
+        "certain",
+        0,
+        0,
+        "replay",
+        sentence=sentence,
+        slot="output.0",
+        pair=hit,
+    )
+    counts = {
+        v: sum(c.verdict == v for c in calls) for v in ("identical", "inherited", "introduced")
+    }
     tokens = tuple(
         Token(
             0,
@@ -73,14 +162,34 @@ def page(
         for k in range(6)
     )
     said = Generation(
-        False, (Prompted((1, 2, 3, 4), "TinyLM", 0, 0, 0, 0, 0, 6, 6, 6, 6, "unexplained", (0, 1, 0), first=3),), tokens, 6, 6
+        False,
+        (
+            Prompted(
+                (1, 2, 3, 4), "TinyLM", 0, 0, 0, 0, 0, 6, 6, 6, 6, "unexplained", (0, 1, 0), first=3
+            ),
+        ),
+        tokens,
+        6,
+        6,
     )
     comparison = Comparison(
-        status="different", evidence="replay", reference="runs/ref", target="runs/tgt", findings=(finding,), first_difference=None,
-        counts=counts, coverage=Coverage(len(calls), len(calls), len(calls), len(calls), len(calls), True), unmatched=0, incomparable=0,
-        inputs_differ=(), versions={"whence": "0"}, plan=Plan(tuple(pairs)), rows=tuple(rows), verdicts=tuple(verdicts),
+        status="different",
+        evidence="replay",
+        reference="runs/ref",
+        target="runs/tgt",
+        findings=(finding,),
+        first_difference=None,
+        counts=counts,
+        coverage=Coverage(len(calls), len(calls), len(calls), len(calls), len(calls), True),
+        unmatched=0,
+        incomparable=0,
+        inputs_differ=(),
+        versions={"whence": "0"},
+        plan=Plan(tuple(pairs)),
+        rows=tuple(rows),
+        verdicts=tuple(verdicts),
         generation=said if generation else None,
-    )  # fmt: skip
+    )
     facts = (("command", "python infer.py"), ("torch", "2.13"))
     other = (("command", "python infer.py --bf16"), ("torch", "2.13"))
     sides = PageSide("runs/ref", facts, ("command",)), PageSide("runs/tgt", other, ("command",))
@@ -99,10 +208,24 @@ def detail(call):
         "channels 48 to 63 of 64 hold 95% of the squared error",
     )
     return PageDetail(
-        call, "output.0", "output.0", "float32", "bfloat16", (2, 7, 64), (2, 7, 64), elements=896,
-        reference=(-1.0, 1.0, 0.0, 0.5, 15.0), target=(-1.0, 1.01, 0.0, 0.5, 15.0), zeros=90,
-        figures={"rel_l2": 0.02}, edges=(1e-4, 1e-3, 1e-2, 1e-1),
+        call,
+        "output.0",
+        "output.0",
+        "float32",
+        "bfloat16",
+        (2, 7, 64),
+        (2, 7, 64),
+        elements=896,
+        reference=(-1.0, 1.0, 0.0, 0.5, 15.0),
+        target=(-1.0, 1.01, 0.0, 0.5, 15.0),
+        zeros=90,
+        figures={"rel_l2": 0.02},
+        edges=(1e-4, 1e-3, 1e-2, 1e-1),
         counts=(6, 300, 500),
-        magnitude=points, noise=1e-5, noise_from="the operator's own rounding, from its replay", quantiles=points, heatmap=heatmap,
+        magnitude=points,
+        noise=1e-5,
+        noise_from="the operator's own rounding, from its replay",
+        quantiles=points,
+        heatmap=heatmap,
         worst=(((1, 6, 63), 0.123456789, 0.323456789), ((0, 0, 1), 1.0, 1.1)),
-    )  # fmt: skip
+    )

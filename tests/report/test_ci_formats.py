@@ -1,4 +1,6 @@
-"""What build machines read: Markdown, JUnit XML and annotations, each taken apart again by a reader of its own."""
+"""What build machines read: Markdown, JUnit XML and annotations, each taken apart again by a reader
+of its own.
+"""
 
 import re
 from collections import Counter
@@ -25,7 +27,11 @@ def grown(outputs):
     made = Builder()
     x = np.linspace(1, 2, 8, dtype=np.float32)
     made.call("", {"input.0": x, "output.0": x * 2}, op_type="Net")
-    made.call("pair", {"input.0": x, "output.0": x * 2, **{f"output.{i}": x * i for i in range(1, outputs)}}, parent=0)
+    made.call(
+        "pair",
+        {"input.0": x, "output.0": x * 2, **{f"output.{i}": x * i for i in range(1, outputs)}},
+        parent=0,
+    )
     return made.run()
 
 
@@ -33,7 +39,12 @@ def cases(result):
     suite = ElementTree.fromstring(report.junit_xml(result).encode())
     found = [(c.get("classname"), c.get("name"), c[0].tag if len(c) else "passed") for c in suite]
     told = {tag: sum(kind == tag for *_, kind in found) for tag in ("failure", "skipped")}
-    assert [int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped")] == [len(found), told["failure"], 0, told["skipped"]]
+    assert [int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped")] == [
+        len(found),
+        told["failure"],
+        0,
+        told["skipped"],
+    ]
     return found
 
 
@@ -51,8 +62,16 @@ def test_a_case_for_the_answer_and_one_per_call():
     ("result", "skipped"),
     [
         (lambda: api.compare(net(), net(drop=("fc1",))), "fc1"),  # no partner
-        (lambda: api.compare(net(), net(change=lambda n, v: np.full_like(v, np.nan) if n == "y" else v)), None),
-        (lambda: api.compare(net(keep=False), net(change=lambda n, v: v[:3] if n == "h" else v)), "fc2 (Linear)"),
+        (
+            lambda: api.compare(
+                net(), net(change=lambda n, v: np.full_like(v, np.nan) if n == "y" else v)
+            ),
+            None,
+        ),
+        (
+            lambda: api.compare(net(keep=False), net(change=lambda n, v: v[:3] if n == "h" else v)),
+            "fc2 (Linear)",
+        ),
         (lambda: api.compare(grown(2), grown(1)), "pair (Linear)"),  # an output without a partner
     ],
     ids=["unmatched", "nan", "shapes", "output"],
@@ -60,10 +79,15 @@ def test_a_case_for_the_answer_and_one_per_call():
 def test_what_was_not_compared_never_passes(result, skipped):
     compared = result()
     found = cases(compared)
-    assert found[0][2] == {"same": "passed", "different": "failure", "undecided": "skipped"}[compared.status]
+    assert (
+        found[0][2]
+        == {"same": "passed", "different": "failure", "undecided": "skipped"}[compared.status]
+    )
     assert found[0][2] != "passed"
     if skipped is not None:
-        assert {kind for _, name, kind in found if name == skipped} <= {"skipped", "failure"} != set()
+        assert (
+            {kind for _, name, kind in found if name == skipped} <= {"skipped", "failure"} != set()
+        )
 
 
 def test_downstream_of_differing_inputs_nothing_passes_that_is_not_equal():
@@ -76,7 +100,9 @@ def test_downstream_of_differing_inputs_nothing_passes_that_is_not_equal():
 def test_a_suspicion_is_no_failure():
     result = bad()
     doubted = msgspec.structs.replace(
-        result, status="undecided", verdicts=tuple(msgspec.structs.replace(v, confidence="suspect") for v in result.verdicts)
+        result,
+        status="undecided",
+        verdicts=tuple(msgspec.structs.replace(v, confidence="suspect") for v in result.verdicts),
     )
     assert Counter(kind for *_, kind in cases(doubted)) == {"passed": 2, "skipped": 2}
 
@@ -130,24 +156,42 @@ def read_annotation(line):
         return text
 
     data = [("%0D", "\r"), ("%0A", "\n"), ("%25", "%")]
-    return level, {k: plain(v, [("%3A", ":"), ("%2C", ","), *data]) for k, v in found.items()}, plain(message, data)
+    return (
+        level,
+        {k: plain(v, [("%3A", ":"), ("%2C", ","), *data]) for k, v in found.items()},
+        plain(message, data),
+    )
 
 
 def test_annotations_stand_at_their_lines_and_begin_no_other_command(tmp_path):
     result = bad(names=EVIL)
     source = str(tmp_path / "a,b:c.py") + ":12"
-    placed = msgspec.structs.replace(result, findings=tuple(msgspec.structs.replace(f, source=source) for f in result.findings))
+    placed = msgspec.structs.replace(
+        result, findings=tuple(msgspec.structs.replace(f, source=source) for f in result.findings)
+    )
     (line,) = report.github_annotations(placed, tmp_path).splitlines()
     level, properties, message = read_annotation(line)
     assert level == "error"
     assert properties == {"file": "a,b:c.py", "line": "12", "title": f"whence: {EVIL[0]}"}
-    assert message.startswith(f"{EVIL[0]} (Linear) step 0, rank 0: introduced (likely). error grows ")
-    assert report.github_annotations(placed, tmp_path / "elsewhere").startswith(f"::error file={tmp_path.as_posix()}/a%2Cb%3Ac.py,line=12,")
+    assert message.startswith(
+        f"{EVIL[0]} (Linear) step 0, rank 0: introduced (likely). error grows "
+    )
+    assert report.github_annotations(placed, tmp_path / "elsewhere").startswith(
+        f"::error file={tmp_path.as_posix()}/a%2Cb%3Ac.py,line=12,"
+    )
 
 
 def test_annotations_without_a_finding():
-    assert report.github_annotations(api.compare(net(), net())) == "::notice title=whence%3A same::bitwise identical\n"
+    assert (
+        report.github_annotations(api.compare(net(), net()))
+        == "::notice title=whence%3A same::bitwise identical\n"
+    )
     undecided = report.github_annotations(api.compare(net(), net(drop=("fc1",)))).splitlines()
     assert [read_annotation(line)[0] for line in undecided] == ["warning"]
-    inputs = report.github_annotations(api.compare(net(), net(change=lambda n, v: v[::-1] if n == "ids" else v))).splitlines()
-    assert [read_annotation(line)[1]["title"] for line in inputs] == ["whence: inputs differ", "whence: undecided"]
+    inputs = report.github_annotations(
+        api.compare(net(), net(change=lambda n, v: v[::-1] if n == "ids" else v))
+    ).splitlines()
+    assert [read_annotation(line)[1]["title"] for line in inputs] == [
+        "whence: inputs differ",
+        "whence: undecided",
+    ]

@@ -33,21 +33,49 @@ class Text(HTMLParser):
         self.said.append(data)
 
 
-@pytest.mark.parametrize("item", [lambda r: r, lambda r: r.findings[0], lambda r: net(names=EVIL)], ids=["comparison", "finding", "run"])
+@pytest.mark.parametrize(
+    "item",
+    [lambda r: r, lambda r: r.findings[0], lambda r: net(names=EVIL)],
+    ids=["comparison", "finding", "run"],
+)
 def test_names_are_text_in_html_and_in_markdown(item):
     shown = item(bad(names=EVIL))
     page = Text(shown._repr_html_())
-    assert page.tags <= {"div", "span", "b", "code", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
+    assert page.tags <= {
+        "div",
+        "span",
+        "b",
+        "code",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+        "summary",
+        "pre",
+    }
     assert EVIL[0] in "".join(page.said)
     assert "\x1b" not in shown._repr_html_() + shown._repr_markdown_() + repr(shown)
-    assert EVIL[0].replace("|", "\\|") in shown._repr_markdown_() or EVIL[0] in shown._repr_markdown_()
+    assert (
+        EVIL[0].replace("|", "\\|") in shown._repr_markdown_() or EVIL[0] in shown._repr_markdown_()
+    )
 
 
 def test_a_comparison_says_the_answer_first():
     result = bad()
-    assert Text(result._repr_html_()).said[:3] == ["✗ DIFFERENT", " ", "fc1 (Linear), step 0, rank 0: introduced (likely)"]
+    assert Text(result._repr_html_()).said[:3] == [
+        "✗ DIFFERENT",
+        " ",
+        "fc1 (Linear), step 0, rank 0: introduced (likely)",
+    ]
     assert Text(api.compare(net(), net(bfloat16))._repr_html_()).said[0] == "✓ SAME"
-    assert repr(result) == "<Comparison different: fc1 (Linear), step 0, rank 0: introduced (likely); <Net> against <Net>>"
+    assert (
+        repr(result)
+        == "<Comparison different: fc1 (Linear), step 0, rank 0: introduced (likely); <Net> "
+        "against <Net>>"
+    )
     assert result._repr_markdown_().startswith("### whence: DIFFERENT\n")
     assert repr(result.findings[0]) == "<Finding fc1 (Linear), step 0, rank 0: introduced (likely)>"
 
@@ -62,7 +90,14 @@ def stored(path, run):
     with store.Writer(path, 0) as writer:
         for record in run.records:
             data = np.ascontiguousarray(run.array(record.id)).reshape(-1).view(np.uint8)
-            writer.record(record.dtype, record.shape, data, xxhash.xxh3_128_digest(data.tobytes()), record.statistics, record.sketch)
+            writer.record(
+                record.dtype,
+                record.shape,
+                data,
+                xxhash.xxh3_128_digest(data.tobytes()),
+                record.statistics,
+                record.sketch,
+            )
         for call in run.calls:
             writer.call(call)
     return store.open_run(path)
@@ -103,7 +138,11 @@ def test_data_frames_have_every_pair_and_every_figure(package):
     result = bad()
     frame = frame_of(package, result)
     assert len(frame) == len(result.rows)
-    assert [c for c in ("name", "verdict", "rel_l2", "max_abs_err", "reference_shape", "max_abs_index") if c not in frame.columns] == []
+    assert [
+        c
+        for c in ("name", "verdict", "rel_l2", "max_abs_err", "reference_shape", "max_abs_index")
+        if c not in frame.columns
+    ] == []
     for at, row in enumerate(result.rows):
         assert (frame["name"][at], frame["verdict"][at]) == (row.name, row.verdict)
         assert list(frame["reference_shape"][at]) == list(row.reference_shape)
@@ -132,7 +171,9 @@ def test_completion_in_ipython():
     made = completer.IPCompleter(namespace={"run": net()}, use_jedi=False)
     with completer.provisionalcompleter():
         assert {"fc1", "fc2"} <= {c.text for c in made.completions('run["f', 6)}
-        assert [c.text for c in made.completions('run["fc1:o', 10)] == ["output.0"]  # a colon ends a word
+        assert [c.text for c in made.completions('run["fc1:o', 10)] == [
+            "output.0"
+        ]  # a colon ends a word
 
 
 def test_a_finding_without_a_cause():

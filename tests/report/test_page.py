@@ -1,4 +1,6 @@
-"""The file of a page: its data comes back from it, nothing in it is markup, it holds nothing that is fetched, and it is small."""
+"""The file of a page: its data comes back from it, nothing in it is markup, it holds nothing that
+is fetched, and it is small.
+"""
 
 import base64
 import hashlib
@@ -12,11 +14,16 @@ from by_hand_page import OPERATORS, page
 from whence.report.html import page_html
 from whence.results.page import Page
 
-EVIL = "</script><script>window.hacked = 1</script><!-- <script> \u2028 & \"x\" 'y' <img src=x onerror=alert(1)>"
+EVIL = (
+    "</script><script>window.hacked = 1</script><!-- <script> \u2028 & \"x\" 'y' <img src=x "
+    "onerror=alert(1)>"
+)
 
 
 def data(html):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1]
+    )
 
 
 def test_a_page_survives_json():
@@ -33,7 +40,9 @@ def test_calls_and_tensors_come_back_from_the_columns():
     assert calls["error"] == [pytest.approx(c.error, rel=1e-4) for c in made.calls]
     assert calls["reads"] == [list(c.reads) for c in made.calls]
     rows = made.comparison.rows
-    assert [(c, strings[s]) for c, s in zip(tensors["call"], tensors["reference_slot"])] == [(r.pair, r.reference_slot) for r in rows]
+    assert [(c, strings[s]) for c, s in zip(tensors["call"], tensors["reference_slot"])] == [
+        (r.pair, r.reference_slot) for r in rows
+    ]
     assert tensors["rel_l2"] == [pytest.approx(r.measured.values["rel_l2"], rel=1e-4) for r in rows]
     assert found["details"][0]["worst"][0] == [[1, 6, 63], 0.123456789, 0.323456789]
     assert found["answer"]["findings"][0]["call"] == made.comparison.findings[0].pair
@@ -47,7 +56,11 @@ def test_every_string_from_a_run_is_data():
     assert "\u2028" not in html
     found = data(html)
     assert EVIL in found["strings"]
-    titled = page_html(msgspec.structs.replace(made, comparison=msgspec.structs.replace(made.comparison, target="runs/<b>x</b>")))
+    titled = page_html(
+        msgspec.structs.replace(
+            made, comparison=msgspec.structs.replace(made.comparison, target="runs/<b>x</b>")
+        )
+    )
     assert "<b>" not in titled
     assert "&lt;b&gt;" in titled or "b&gt;" in titled
 
@@ -63,7 +76,11 @@ def test_nothing_is_fetched_and_only_its_own_script_and_style_may_run():
     script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[0]
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     for text, kind in ((script, "script"), (style, "style")):
-        assert f"{kind}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+        assert (
+            f"{kind}-src "
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            in policy
+        )
 
 
 def test_ten_thousand_pairs_are_less_than_ten_megabytes():
@@ -74,13 +91,18 @@ def test_ten_thousand_pairs_are_less_than_ten_megabytes():
 
 
 def test_what_is_missing_is_said():
-    made = msgspec.structs.replace(page(), missing=("the runs could not be read again",), details=())
+    made = msgspec.structs.replace(
+        page(), missing=("the runs could not be read again",), details=()
+    )
     assert data(page_html(made))["missing"] == ["the runs could not be read again"]
 
 
 def test_numbers_that_json_has_no_word_for_are_none():
     made = page()
-    calls = (msgspec.structs.replace(made.calls[0], error=float("inf"), noise=float("nan")), *made.calls[1:])
+    calls = (
+        msgspec.structs.replace(made.calls[0], error=float("inf"), noise=float("nan")),
+        *made.calls[1:],
+    )
     found = data(page_html(msgspec.structs.replace(made, calls=calls)))
     assert found["calls"]["error"][0] is None
     assert found["calls"]["noise"][0] is None

@@ -1,4 +1,6 @@
-"""The page in Chromium, from a file and without a network: what a reader does with it works, and nothing is fetched or complained of."""
+"""The page in Chromium, from a file and without a network: what a reader does with it works, and
+nothing is fetched or complained of.
+"""
 
 import shutil
 
@@ -10,8 +12,12 @@ from whence.report.html import page_html
 from whence.results import PromptMatch, TokenMatch
 
 pytestmark = pytest.mark.browser
-sync_api = pytest.importorskip("playwright.sync_api", reason="drives the page: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="drives the page: pip install playwright"
+)
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 if CHROMIUM is None:
     pytest.skip("no chromium on this machine: apt-get install chromium", allow_module_level=True)
 
@@ -28,17 +34,33 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page and gives its tab; at the end nothing but the file was asked for and nothing was complained of."""
+    """Opens a page and gives its tab; at the end nothing but the file was asked for and nothing was
+    complained of.
+    """
     said, tabs = [], []
 
     def look(made, fragment="", **given):
         file = tmp_path / "report.html"
         file.write_text(page_html(made), encoding="utf-8")
-        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}, "color_scheme": "light", "offline": True} | given))
+        context = browser.new_context(
+            **(
+                {
+                    "viewport": {"width": 1280, "height": 900},
+                    "color_scheme": "light",
+                    "offline": True,
+                }
+                | given
+            )
+        )
         tab = context.new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: said.append(request.url) if not request.url.startswith(file.as_uri()) else None)
+        tab.on(
+            "request",
+            lambda request: (
+                said.append(request.url) if not request.url.startswith(file.as_uri()) else None
+            ),
+        )
         tab.goto(file.as_uri() + fragment)
         tab.wait_for_selector("html[data-ready]", state="attached")
         tabs.append(context)
@@ -58,11 +80,26 @@ def test_answers_stand_in_their_order_and_the_first_is_in_the_first_screen(opene
     tab = opened(page())
     assert tab.inner_text("h1") == "The error starts in layers.2.q_proj (Linear)."
     assert tab.locator("main > section").evaluate_all("all => all.map(s => s.id)") == [
-        "answer", "start", "why", "matters", "tokens", "maps", "modules", "all", "sides",
-    ]  # fmt: skip
+        "answer",
+        "start",
+        "why",
+        "matters",
+        "tokens",
+        "maps",
+        "modules",
+        "all",
+        "sides",
+    ]
     assert tab.locator("#run-chart").bounding_box()["y"] < 700
     tiles = tab.locator(".tiles div").all_inner_texts()
-    assert [t.split()[-1] for t in tiles] == ["captured", "paired", "measured", "replayed", "unmatched", "incomparable"]
+    assert [t.split()[-1] for t in tiles] == [
+        "captured",
+        "paired",
+        "measured",
+        "replayed",
+        "unmatched",
+        "incomparable",
+    ]
     assert "explained up to" in tab.inner_text("#why")
 
 
@@ -99,9 +136,10 @@ def test_search_filter_and_order_of_the_table_are_in_the_link(opened):
     assert set(grid_names(tab)) == {"layers.2.o_proj", "layers.3.o_proj"}
     tab.click("#all [role=columnheader][data-key=error] button")
     errors = [c.error for c in made.calls if c.name.endswith("o_proj") and c.verdict == "inherited"]
-    assert [float(t) for t in tab.locator("#all .body [role=row] [role=gridcell]:nth-child(8)").all_inner_texts()] == pytest.approx(
-        sorted(errors, reverse=True), rel=5e-3
-    )
+    assert [
+        float(t)
+        for t in tab.locator("#all .body [role=row] [role=gridcell]:nth-child(8)").all_inner_texts()
+    ] == pytest.approx(sorted(errors, reverse=True), rel=5e-3)
     assert tab.locator("#all [data-key=error]").get_attribute("aria-sort") == "descending"
     link = tab.evaluate("location.hash")
     again = opened(made, link)
@@ -129,9 +167,19 @@ def test_what_the_chart_shows_is_in_the_link(opened):
     again = opened(made, link)
     assert again.locator("#start button[aria-pressed=true]").all_inner_texts()[0] == "by layer"
     assert again.input_value("#start select") == "1"
-    assert again.locator("#start button[data-verdict=identical]").get_attribute("aria-pressed") == "false"
-    again.mouse.move(*[v + 5 for v in list(again.locator("#run-chart").bounding_box().values())[:2]])
-    assert opened(made, "#by=nothing&at=99&hide=nothing").locator("#start button[aria-pressed=true]").first.inner_text() == "by order"
+    assert (
+        again.locator("#start button[data-verdict=identical]").get_attribute("aria-pressed")
+        == "false"
+    )
+    again.mouse.move(
+        *[v + 5 for v in list(again.locator("#run-chart").bounding_box().values())[:2]]
+    )
+    assert (
+        opened(made, "#by=nothing&at=99&hide=nothing")
+        .locator("#start button[aria-pressed=true]")
+        .first.inner_text()
+        == "by order"
+    )
 
 
 def test_the_header_says_what_ran_and_marks_what_differs(opened):
@@ -140,10 +188,15 @@ def test_the_header_says_what_ran_and_marks_what_differs(opened):
         "runs/ref \u00b7 torch 2.13 \u00b7 python infer.py",
         "runs/tgt \u00b7 torch 2.13 \u00b7 python infer.py --bf16",
     ]
-    assert tab.locator(".ran .differs").all_inner_texts() == ["python infer.py", "python infer.py --bf16"]
+    assert tab.locator(".ran .differs").all_inner_texts() == [
+        "python infer.py",
+        "python infer.py --bf16",
+    ]
 
 
-@pytest.mark.parametrize("link", ["#call=999999", "#call=-1", "#call=x", "#sort=nothing", "#verdict=nothing"])
+@pytest.mark.parametrize(
+    "link", ["#call=999999", "#call=-1", "#call=x", "#sort=nothing", "#verdict=nothing"]
+)
 def test_a_link_to_nothing_is_no_error(opened, link):
     assert opened(page(), link).locator(".drawer").is_hidden()
 
@@ -234,7 +287,9 @@ def test_a_hundred_thousand_rows_are_a_few_elements(opened):
 
 
 def test_ten_thousand_pairs_take_work_in_proportion(opened):
-    """Opened, drawn, and a key answered: the blocks of code that run grow as the pairs do, the elements of the page hardly."""
+    """Opened, drawn, and a key answered: the blocks of code that run grow as the pairs do, the
+    elements of the page hardly.
+    """
 
     def work(made):
         tab = opened(made)
@@ -246,10 +301,18 @@ def test_ten_thousand_pairs_take_work_in_proportion(opened):
         tab.keyboard.press("j")
         tab.wait_for_selector(".drawer h2")
         scripts = session.send("Profiler.takePreciseCoverage")["result"]
-        ran = sum(block["count"] for script in scripts for function in script["functions"] for block in function["ranges"])
+        ran = sum(
+            block["count"]
+            for script in scripts
+            for function in script["functions"]
+            for block in function["ranges"]
+        )
         return ran, tab.evaluate("document.getElementsByTagName('*').length")
 
-    large, small = page(layers=100, steps=10, generation=False), page(layers=10, steps=10, generation=False)
+    large, small = (
+        page(layers=100, steps=10, generation=False),
+        page(layers=10, steps=10, generation=False),
+    )
     assert len(large.calls) > 10_000
     ratio = len(large.calls) / len(small.calls)
     (many, nodes), (few, fewer) = work(large), work(small)
@@ -259,7 +322,9 @@ def test_ten_thousand_pairs_take_work_in_proportion(opened):
 
 def test_csv_is_what_is_shown_and_no_formula(opened):
     tab = opened(page(guilty='=1+1,"x"'))
-    tab.evaluate("window.copied = ''; navigator.clipboard.writeText = async text => { window.copied = text }")
+    tab.evaluate(
+        "window.copied = ''; navigator.clipboard.writeText = async text => { window.copied = text }"
+    )
     tab.select_option("select[aria-label=verdict]", "introduced")
     tab.click("text=Copy as CSV")
     lines = tab.evaluate("window.copied").splitlines()
@@ -271,14 +336,34 @@ def test_csv_is_what_is_shown_and_no_formula(opened):
 
 def test_tokens_are_cells_and_the_first_that_parts_is_marked(opened):
     match = PromptMatch(
-        number=1, prompt="Tell me", verdict="FAIL", common="the lamp is ", reference_at="lit", target_at="<b>out</b>", first_character=12
+        number=1,
+        prompt="Tell me",
+        verdict="FAIL",
+        common="the lamp is ",
+        reference_at="lit",
+        target_at="<b>out</b>",
+        first_character=12,
     )
     texts = TokenMatch(
-        reference="a", target="b", status="fail", count=1, full_match=0.0, half_match=0.0, full_count=0, half_count=0,
+        reference="a",
+        target="b",
+        status="fail",
+        count=1,
+        full_match=0.0,
+        half_match=0.0,
+        full_count=0,
+        half_count=0,
         full_interval=(0.0, 1.0),
-        half_interval=(0.0, 1.0), full_threshold=0.75, half_threshold=0.4, thresholds_from="default", longer_reference=0, longer_target=0,
-        not_compared=0, repeated=0, prompts=(match,),
-    )  # fmt: skip
+        half_interval=(0.0, 1.0),
+        full_threshold=0.75,
+        half_threshold=0.4,
+        thresholds_from="default",
+        longer_reference=0,
+        longer_target=0,
+        not_compared=0,
+        repeated=0,
+        prompts=(match,),
+    )
     tab = opened(msgspec.structs.replace(page(), texts=texts))
     cells = tab.locator("#tokens .prompts .cells button")
     assert cells.all_inner_texts() == ["11", "12", "13", "14\n15", "15", "16"]
@@ -289,7 +374,8 @@ def test_tokens_are_cells_and_the_first_that_parts_is_marked(opened):
 
 def test_ranks_and_steps_have_maps(opened):
     made = page(ranks=2, steps=3)
-    # A call that holds others is shown only where it is at fault; its column stands where it begins.
+    # A call that holds others is shown only where it is at fault; its column stands where it
+    # begins.
     late = msgspec.structs.replace(made.calls[-41], verdict="introduced", error=0.5)
     tab = opened(msgspec.structs.replace(made, calls=(*made.calls[:-41], late, *made.calls[-40:])))
     tab.locator("#maps canvas").first.hover(position={"x": 60, "y": 60})
@@ -309,7 +395,9 @@ def test_a_narrow_screen_has_no_sideways_scroll(opened):
 def test_a_fault_far_down_a_flat_list_is_in_view(opened):
     """Dumps of other tools have thousands of operators and no tree."""
     made = page(layers=60, steps=1)
-    flat = msgspec.structs.replace(made, calls=tuple(msgspec.structs.replace(c, parent=-1, leaf=True) for c in made.calls))
+    flat = msgspec.structs.replace(
+        made, calls=tuple(msgspec.structs.replace(c, parent=-1, leaf=True) for c in made.calls)
+    )
     hit = made.comparison.findings[0].pair
     far = opened(flat, f"#call={hit + 400}")
     assert far.locator(f"#modules [data-call='{hit + 400}'] > .row.on").count() == 1
@@ -318,8 +406,12 @@ def test_a_fault_far_down_a_flat_list_is_in_view(opened):
 
 def test_equal_runs_need_no_chart(opened):
     made = page()
-    equal = tuple(msgspec.structs.replace(c, verdict="identical", error=0.0, noise=None) for c in made.calls)
-    same = msgspec.structs.replace(made.comparison, status="same", findings=(), counts={"identical": len(equal)})
+    equal = tuple(
+        msgspec.structs.replace(c, verdict="identical", error=0.0, noise=None) for c in made.calls
+    )
+    same = msgspec.structs.replace(
+        made.comparison, status="same", findings=(), counts={"identical": len(equal)}
+    )
     tab = opened(msgspec.structs.replace(made, calls=equal, comparison=same, details=()))
     assert tab.inner_text("h1") == "Bitwise identical."
     assert tab.locator("#run-chart").count() == 0

@@ -1,4 +1,6 @@
-"""Plots as files: which there are, that they are pictures of the numbers, and that names in them are only names."""
+"""Plots as files: which there are, that they are pictures of the numbers, and that names in them
+are only names.
+"""
 
 import math
 import re
@@ -28,27 +30,85 @@ def page(*, steps=2, ranks=1, layers=3, name="fc", **changes):
         for step in range(steps):
             for layer in range(layers):
                 bad = (step, layer) >= (1, 1)
-                verdict = "introduced" if (step, layer) == (1, 1) else "inherited" if bad else "identical" if layer == 0 else "noise"
+                verdict = (
+                    "introduced"
+                    if (step, layer) == (1, 1)
+                    else "inherited"
+                    if bad
+                    else "identical"
+                    if layer == 0
+                    else "noise"
+                )
                 error = 0.3 if bad else 0.0 if layer == 0 else 1e-7
                 calls.append(
-                    PageCall(len(calls), f"{name}{layer}", "Linear", verdict, step=step, rank=rank, error=error, noise=2e-7 * (layer + 1))
+                    PageCall(
+                        len(calls),
+                        f"{name}{layer}",
+                        "Linear",
+                        verdict,
+                        step=step,
+                        rank=rank,
+                        error=error,
+                        noise=2e-7 * (layer + 1),
+                    )
                 )
     guilty = next((i for i, call in enumerate(calls) if call.verdict == "introduced"), -1)
     findings = (
-        (Finding(calls[guilty].name, "Linear", "kernel", "introduced", "certain", 1, 0, "replay", pair=guilty),) if guilty >= 0 else ()
+        (
+            Finding(
+                calls[guilty].name,
+                "Linear",
+                "kernel",
+                "introduced",
+                "certain",
+                1,
+                0,
+                "replay",
+                pair=guilty,
+            ),
+        )
+        if guilty >= 0
+        else ()
     )
     result = Comparison(
-        "different" if findings else "same", "replay", "ref", "tgt", findings, None, {}, Coverage(1, 1, 1, 1, 1, True), 0, 0, (), {},
-        Plan(()), (), (),
-    )  # fmt: skip
+        "different" if findings else "same",
+        "replay",
+        "ref",
+        "tgt",
+        findings,
+        None,
+        {},
+        Coverage(1, 1, 1, 1, 1, True),
+        0,
+        0,
+        (),
+        {},
+        Plan(()),
+        (),
+        (),
+    )
     cells = tuple(0.0 if i < 6 else None if i == 7 else 0.01 * i for i in range(24))
     detail = PageDetail(
-        guilty, "output.0", "output.0", "float32", "float32", (4, 6), (4, 6), figures={"rel_l2": 0.3}, elements=24, zeros=3,
-        edges=(1e-3, 1e-2, 1e-1), counts=(5, 16), magnitude=((0.5, 1e-2), (2.0, 5e-2), (0.0, 0.0)), noise=1e-7,
+        guilty,
+        "output.0",
+        "output.0",
+        "float32",
+        "float32",
+        (4, 6),
+        (4, 6),
+        figures={"rel_l2": 0.3},
+        elements=24,
+        zeros=3,
+        edges=(1e-3, 1e-2, 1e-1),
+        counts=(5, 16),
+        magnitude=((0.5, 1e-2), (2.0, 5e-2), (0.0, 0.0)),
+        noise=1e-7,
         quantiles=((0.0, 0.0), (1e-8, 1e-3), (1e-7, 5e-2)),
         heatmap=PageHeatmap((4, 6), cells, 4, 6, (("row", 3, 4),), "row 3"),
-    )  # fmt: skip
-    made = Page(result, PageSide("ref"), PageSide("tgt"), tuple(calls), (detail,) if guilty >= 0 else ())
+    )
+    made = Page(
+        result, PageSide("ref"), PageSide("tgt"), tuple(calls), (detail,) if guilty >= 0 else ()
+    )
     return msgspec.structs.replace(made, **changes)
 
 
@@ -59,12 +119,21 @@ def figure_of(made, name):
     return figure
 
 
-ALL = ["error-along-the-run", "histogram", "error-against-magnitude", "quantiles", "heatmap", "step-by-layer"]
+ALL = [
+    "error-along-the-run",
+    "histogram",
+    "error-against-magnitude",
+    "quantiles",
+    "heatmap",
+    "step-by-layer",
+]
 
 
 def test_every_plot_is_a_png_and_an_svg(tmp_path):
     written = plots.write(page(ranks=2), tmp_path / "p")
-    assert [path.name for path in written] == [f"{name}.{form}" for name in [*ALL, "rank-by-layer"] for form in ("png", "svg")]
+    assert [path.name for path in written] == [
+        f"{name}.{form}" for name in [*ALL, "rank-by-layer"] for form in ("png", "svg")
+    ]
     for path in written:
         if path.suffix == ".svg":
             assert ElementTree.parse(path).getroot().tag.endswith("svg")
@@ -81,7 +150,10 @@ def test_the_same_page_gives_the_same_files(tmp_path):
 
 def test_what_there_is_no_number_for_is_not_drawn():
     bare = PageDetail(4, "output.0", "output.0", "int64", "int64", (4,), (4,))
-    assert [name for name, *_ in plots.plots(page(details=(bare,)))] == ["error-along-the-run", "step-by-layer"]
+    assert [name for name, *_ in plots.plots(page(details=(bare,)))] == [
+        "error-along-the-run",
+        "step-by-layer",
+    ]
     assert [name for name, *_ in plots.plots(page(steps=1))] == ["error-along-the-run"]
     assert list(plots.plots(page(calls=(), details=()))) == []
 
@@ -93,10 +165,19 @@ def test_the_error_along_the_run_shows_every_call_where_it_is():
     shown = sorted((round(x), y) for points in axes.collections for x, y in _offsets(points))
     assert shown == sorted((at, call.error) for at, call in enumerate(made.calls) if call.error)
     assert sorted(round(x) for points in strip.collections for x, _ in _offsets(points)) == [0, 3]
-    assert [text.get_text() for text in axes.texts if text.get_text().startswith("fc")] == ["fc1", "fc1 (Linear), step 1, rank 0: kernel: "
-        "the kernel computes something else than its code says (certain)"]  # fmt: skip
+    assert [text.get_text() for text in axes.texts if text.get_text().startswith("fc")] == [
+        "fc1",
+        "fc1 (Linear), step 1, rank 0: kernel: "
+        "the kernel computes something else than its code says (certain)",
+    ]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["explained by rounding and what came in", "identical (2)", "noise (2)", "inherited (1)", "introduced (1)"]
+    assert labels == [
+        "explained by rounding and what came in",
+        "identical (2)",
+        "noise (2)",
+        "inherited (1)",
+        "introduced (1)",
+    ]
 
 
 def _offsets(points):
@@ -106,7 +187,10 @@ def _offsets(points):
 def test_one_tensor_is_drawn_by_its_numbers():
     made = page()
     (bars,) = figure_of(made, "histogram").axes
-    assert [(patch.get_x(), patch.get_height()) for patch in bars.patches] == [(1e-3, 5), (1e-2, 16)]
+    assert [(patch.get_x(), patch.get_height()) for patch in bars.patches] == [
+        (1e-3, 5),
+        (1e-2, 16),
+    ]
     assert bars.get_xlabel() == "|target - reference|   (3 of 24 equal)"
     (scatter,) = figure_of(made, "error-against-magnitude").axes
     assert scatter.collections[0].get_offsets().tolist() == [[0.5, 1e-2], [2.0, 5e-2]]
@@ -117,8 +201,14 @@ def test_one_tensor_is_drawn_by_its_numbers():
     picture = figure_of(made, "heatmap").axes[0]
     values = picture.images[1].get_array()
     assert values.shape == (4, 6)
-    assert (float(values[3, 5]), bool(values.mask[1, 1]), bool(values.mask[0, 0])) == (0.23, True, True)
-    assert picture.images[0].get_array()[0, 0] == 1.0, "equal elements are white, unknown ones are not"
+    assert (float(values[3, 5]), bool(values.mask[1, 1]), bool(values.mask[0, 0])) == (
+        0.23,
+        True,
+        True,
+    )
+    assert picture.images[0].get_array()[0, 0] == 1.0, (
+        "equal elements are white, unknown ones are not"
+    )
     assert math.isnan(picture.images[0].get_array().filled(math.nan)[1, 1])
 
 
@@ -151,7 +241,9 @@ def test_a_module_that_holds_others_is_in_the_maps_where_it_is_at_fault():
     made = page(layers=2, steps=2)
     for verdict, shown in (("inherited", False), ("introduced", True)):
         root = msgspec.structs.replace(made.calls[0], leaf=False, name="outer", verdict=verdict)
-        figure = figure_of(msgspec.structs.replace(made, calls=(root, *made.calls[1:])), "step-by-layer")
+        figure = figure_of(
+            msgspec.structs.replace(made, calls=(root, *made.calls[1:])), "step-by-layer"
+        )
         labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
         assert ("outer" in labels) is shown
 
@@ -162,7 +254,9 @@ def test_the_band_is_left_out_where_there_is_nothing_to_explain():
     made = page(layers=2, steps=1)
     figure = Figure()
     plots.along(made, figure)
-    band = next(patch for patch in figure.axes[0].patches if patch.get_label().startswith("explained"))
+    band = next(
+        patch for patch in figure.axes[0].patches if patch.get_label().startswith("explained")
+    )
     drawn = [call for call in made.calls if call.leaf]
     values = band.get_data().values
     assert [v == v for v in values] == [call.noise is not None for call in drawn]

@@ -1,4 +1,6 @@
-"""`whence show` on a run made by hand: exact text, and every view safe against names nobody should trust."""
+"""`whence show` on a run made by hand: exact text, and every view safe against names nobody should
+trust.
+"""
 
 import csv
 import io
@@ -10,7 +12,20 @@ import numpy as np
 import pytest
 
 from whence.errors import UsageError
-from whence.records import Call, External, Increment, Kept, MemoryRun, Note, Program, Record, Ref, RunInfo, Statistics, Step
+from whence.records import (
+    Call,
+    External,
+    Increment,
+    Kept,
+    MemoryRun,
+    Note,
+    Program,
+    Record,
+    Ref,
+    RunInfo,
+    Statistics,
+    Step,
+)
 from whence.report import run as show
 from whence.report import tables
 from whence.report.run import Choice
@@ -21,7 +36,11 @@ EVERYTHING = Choice()
 def statistics(array):
     wide = np.asarray(array, np.float64)
     finite = wide[np.isfinite(wide)]
-    figures = (finite.min(), finite.max(), finite.mean(), finite.std(), math.sqrt((finite**2).sum())) if finite.size else (None,) * 5
+    figures = (
+        (finite.min(), finite.max(), finite.mean(), finite.std(), math.sqrt((finite**2).sum()))
+        if finite.size
+        else (None,) * 5
+    )
     return Statistics(
         wide.size,
         *(None if f is None else float(f) for f in figures),
@@ -40,9 +59,29 @@ def run():
         3: np.array([[1.0, np.nan], [np.inf, -2.0]], np.float32),
     }
     records = [
-        Record(0, "int64", (1, 3), hash="0" * 32, statistics=statistics(arrays[0]), elements=Kept(0, 0, 24)),
-        Record(1, "float32", (1, 8), statistics=statistics(arrays[1]), elements=External("model.safetensors", 64, 32)),
-        Record(2, "bfloat16", (1, 3, 8), statistics=statistics(arrays[2]), elements=Kept(0, 64, 48), columns={"kurtosis": 1.5}),
+        Record(
+            0,
+            "int64",
+            (1, 3),
+            hash="0" * 32,
+            statistics=statistics(arrays[0]),
+            elements=Kept(0, 0, 24),
+        ),
+        Record(
+            1,
+            "float32",
+            (1, 8),
+            statistics=statistics(arrays[1]),
+            elements=External("model.safetensors", 64, 32),
+        ),
+        Record(
+            2,
+            "bfloat16",
+            (1, 3, 8),
+            statistics=statistics(arrays[2]),
+            elements=Kept(0, 64, 48),
+            columns={"kurtosis": 1.5},
+        ),
         Record(3, "float32", (2, 2), statistics=statistics(arrays[3]), elements=Kept(0, 128, 16)),
         Record(4, "float16", (0, 4), why="over --max-bytes"),
     ]
@@ -50,7 +89,16 @@ def run():
     for step in (0, 1):
         first = 3 * step
         calls += [
-            Call(first, "", "model", step, first, op_type="Tiny", refs=(Ref("input.ids", 0), Ref("output.0", 3)), source="m.Tiny"),
+            Call(
+                first,
+                "",
+                "model",
+                step,
+                first,
+                op_type="Tiny",
+                refs=(Ref("input.ids", 0), Ref("output.0", 3)),
+                source="m.Tiny",
+            ),
             Call(
                 first + 1,
                 "embed",
@@ -100,7 +148,11 @@ def run():
         path="runs/ref",
         info=info,
         programs={"p1": Program("p1", (), ("input.0",), ())},
-        notes=[Note("budget", "elements of step 1 not kept", "", 1), Note("hook-error", "x", "head"), Note("hook-error", "x", "tail")],
+        notes=[
+            Note("budget", "elements of step 1 not kept", "", 1),
+            Note("hook-error", "x", "head"),
+            Note("hook-error", "x", "tail"),
+        ],
         steps=[Step("model", 0, 88, True), Step("model", 1, 0, False)],
     )
 
@@ -133,7 +185,10 @@ def test_heading(run):
 
 def test_a_command_that_failed_is_said_first(run):
     run.info.settings["exit_code"] = 130
-    assert next(show.heading(run)) == "runs/ref   whence run   complete, but the command ended with exit code 130"
+    assert (
+        next(show.heading(run))
+        == "runs/ref   whence run   complete, but the command ended with exit code 130"
+    )
 
 
 def test_text_lists_calls_and_records(run):
@@ -145,12 +200,17 @@ def test_text_lists_calls_and_records(run):
     lines = list(show.text(run, Choice("head.*", step=1)))
     assert "\n".join(lines[: HEADING.count("\n") + 1]) == HEADING
     body = "\n".join(lines[HEADING.count("\n") + 2 :])
-    assert [line.split() for line in body.splitlines()] == [line.split() for line in expected.splitlines()]
+    assert [line.split() for line in body.splitlines()] == [
+        line.split() for line in expected.splitlines()
+    ]
 
 
 def test_a_limit_says_how_many_more(run):
     lines = list(show.text(run, EVERYTHING, limit=3))
-    assert lines[-1] == "... 11 more records: --all shows them, --name PATTERN, --ids and --step choose"
+    assert (
+        lines[-1]
+        == "... 11 more records: --all shows them, --name PATTERN, --ids and --step choose"
+    )
 
 
 def test_tree_is_written_once_for_equal_steps(run):
@@ -282,29 +342,46 @@ def test_a_name_goes_before_a_tree_number():
 
 
 def test_calls_are_shown_in_the_order_they_began():
-    calls = [Call(0, "a.b", "m", 0, 2, number="1_1"), Call(1, "a", "m", 0, 1, number="1"), Call(2, "", "m", 0, 0)]
+    calls = [
+        Call(0, "a.b", "m", 0, 2, number="1_1"),
+        Call(1, "a", "m", 0, 1, number="1"),
+        Call(2, "", "m", 0, 0),
+    ]
     assert [call.id for call in EVERYTHING.calls(MemoryRun(calls, [], {}))] == [2, 1, 0]
 
 
 def test_names_that_mean_nothing_say_what_is_near(run):
     with pytest.raises(UsageError, match=r"no call named haed\.proj; nearest: head\.proj"):
         show.find(run, "haed.proj", EVERYTHING)
-    with pytest.raises(UsageError, match=r"has no slot grad; slots: param\.weight, input\.0, output\.0"):
+    with pytest.raises(
+        UsageError, match=r"has no slot grad; slots: param\.weight, input\.0, output\.0"
+    ):
         show.find(run, "embed:grad", EVERYTHING)
     with pytest.raises(UsageError, match="in step 9"):
         show.find(run, "embed", Choice(step=9))
     with pytest.raises(UsageError, match="not a regular expression"):
         list(show.table(run, Choice("re:(")))
-    assert list(show.text(run, Choice("nothing")))[-1] == "no call matches, of 6 in steps 0-1; `--tree` lists names and numbers"
+    assert (
+        list(show.text(run, Choice("nothing")))[-1]
+        == "no call matches, of 6 in steps 0-1; `--tree` lists names and numbers"
+    )
 
 
 def test_a_record_without_elements_says_why(run):
-    assert list(show.one(run, "head.proj:output.1", EVERYTHING))[-1] == "  no values: over --max-bytes"
+    assert (
+        list(show.one(run, "head.proj:output.1", EVERYTHING))[-1] == "  no values: over --max-bytes"
+    )
 
 
 def test_increment_and_empty_run():
     record = Record(0, "float32", (2, 3), elements=Increment(4, 1, 0, 0, 8))
-    lines = "\n".join(show.one(MemoryRun([Call(0, "a", "m", 0, 0, refs=(Ref("output.0", 0),))], [record], {}), "a", EVERYTHING))
+    lines = "\n".join(
+        show.one(
+            MemoryRun([Call(0, "a", "m", 0, 0, refs=(Ref("output.0", 0),))], [record], {}),
+            "a",
+            EVERYTHING,
+        )
+    )
     assert "kept as 8 B after record #4 along axis 1" in lines
     empty = MemoryRun([], [], {}, ended="killed in step 0")
     assert "killed in step 0" in next(show.heading(empty))
@@ -335,16 +412,45 @@ def test_nothing_a_terminal_or_spreadsheet_obeys_comes_through():
         )
     ]
     record = Record(
-        0, NASTY, (2,), device=NASTY, why=NASTY, columns={NASTY: 1.0}, subclass=NASTY, hash=NASTY, elements=External(NASTY, 0, 8)
+        0,
+        NASTY,
+        (2,),
+        device=NASTY,
+        why=NASTY,
+        columns={NASTY: 1.0},
+        subclass=NASTY,
+        hash=NASTY,
+        elements=External(NASTY, 0, 8),
     )
     info = RunInfo(
-        command=(NASTY,), user=NASTY, started=NASTY, versions={NASTY: NASTY}, settings={NASTY: NASTY}, environment={NASTY: NASTY}
+        command=(NASTY,),
+        user=NASTY,
+        started=NASTY,
+        versions={NASTY: NASTY},
+        settings={NASTY: NASTY},
+        environment={NASTY: NASTY},
     )
     run = MemoryRun(
-        calls, [record], {}, path=NASTY, info=info, notes=[Note(NASTY, NASTY, NASTY)], steps=[Step(NASTY, 0, 0, False)], ended=NASTY
+        calls,
+        [record],
+        {},
+        path=NASTY,
+        info=info,
+        notes=[Note(NASTY, NASTY, NASTY)],
+        steps=[Step(NASTY, 0, 0, False)],
+        ended=NASTY,
     )
-    views = [show.text(run, EVERYTHING), show.tree(run, EVERYTHING), show.table(run, EVERYTHING), show.csv(run, EVERYTHING)]
-    views += [show.json(run, EVERYTHING), show.one(run, NASTY + "/" + NASTY, EVERYTHING), show.one_json(run, NASTY, EVERYTHING)]
+    views = [
+        show.text(run, EVERYTHING),
+        show.tree(run, EVERYTHING),
+        show.table(run, EVERYTHING),
+        show.csv(run, EVERYTHING),
+    ]
+    views += [
+        show.json(run, EVERYTHING),
+        show.one(run, NASTY + "/" + NASTY, EVERYTHING),
+        show.one_json(run, NASTY, EVERYTHING),
+    ]
     for view in views:
         for line in view:
             assert line.isprintable(), line
@@ -369,7 +475,11 @@ def test_every_kind_of_values_is_shown(array):
     lines = [*show.corners(array), *show.histogram(array)]
     assert lines
     assert all(line.isprintable() for line in lines)
-    counted = sum(int(line.split(" .. ")[1].split(" #")[0].split(maxsplit=1)[1].replace(" ", "")) for line in lines if " .. " in line)
+    counted = sum(
+        int(line.split(" .. ")[1].split(" #")[0].split(maxsplit=1)[1].replace(" ", ""))
+        for line in lines
+        if " .. " in line
+    )
     assert counted == int(np.isfinite(np.asarray(array).astype(np.complex128)).sum())
 
 

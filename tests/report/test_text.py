@@ -25,7 +25,8 @@ def test_same():
 def test_rounding():
     assert without_timing(report.answer(api.compare(net(), net(bfloat16)), output="cmp")) == (
         "SAME               no fault: every difference is rounding\n"
-        "  rests on         two dumps; 100% of 3 calls measured; could not have seen errors below 5 times what came in\n"
+        "  rests on         two dumps; 100% of 3 calls measured; could not have seen errors "
+        "below 5 times what came in\n"
         "3 of 3 calls paired: 2 noise, 1 inherited; 0 unmatched, 0 incomparable\n"
         "written to cmp: summary.json, report.csv, report.json"
     )
@@ -41,7 +42,9 @@ def test_a_changed_weight():
     lines = without_timing(report.answer(api.compare(net(), net(change=change)))).splitlines()
     assert lines[0] == "FAULT              fc2   Linear   param.weight   step 0, rank 0"
     assert lines[1] == "  cause            parameter: the parameters differ (certain)"
-    assert lines[2].startswith("  evidence         weight 1 of 256 elements differ, in row 3; first at [3, 5]: ")
+    assert lines[2].startswith(
+        "  evidence         weight 1 of 256 elements differ, in row 3; first at [3, 5]: "
+    )
     assert lines[2].endswith(" against 0.25")
 
 
@@ -50,19 +53,26 @@ def test_an_operator():
     lines = without_timing(report.answer(result)).splitlines()
     assert lines[0] == "FAULT              fc1   Linear   output.0   step 0, rank 0"
     assert lines[1] == "  verdict          introduced (likely)"
-    assert lines[2].startswith("  evidence         error grows 4.19e+06 times: 0 at its inputs, 0.5 at its outputs (two dumps)")
+    assert lines[2].startswith(
+        "  evidence         error grows 4.19e+06 times: 0 at its inputs, 0.5 at its outputs (two "
+        "dumps)"
+    )
     assert "  inputs           bitwise equal" in lines
     assert "  output           rel_l2 0.5" in lines
 
 
 def test_differing_inputs_come_first():
     result = api.compare(net(), net(change=lambda n, v: v[::-1] if n == "ids" else v))
-    assert report.answer(result).startswith("INPUTS DIFFER      Net step 0: 0 at [0]: 0 against 4 (4 of 5 differ)\nUNDECIDED ")
+    assert report.answer(result).startswith(
+        "INPUTS DIFFER      Net step 0: 0 at [0]: 0 against 4 (4 of 5 differ)\nUNDECIDED "
+    )
 
 
 def test_names_are_not_obeyed_by_a_terminal_or_a_spreadsheet():
     evil = ("=cmd|' /C calc'!A0", "\x1b[31mred\x1b[0m")
-    result = api.compare(net(names=evil), net(names=evil, change=lambda n, v: v * 1.5 if n in ("h", "y") else v))
+    result = api.compare(
+        net(names=evil), net(names=evil, change=lambda n, v: v * 1.5 if n in ("h", "y") else v)
+    )
     assert "\x1b" not in report.answer(result)
     rows = list(csv.reader(io.StringIO(report.table_csv(result))))
     names = {row[1] for row in rows[1:]}
@@ -73,11 +83,29 @@ def test_names_are_not_obeyed_by_a_terminal_or_a_spreadsheet():
 def test_summary_has_the_fields_scripts_read():
     result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
     data = json.loads(report.summary(result))
-    fields = "status evidence findings first_difference counts coverage unmatched incomparable inputs_differ versions"
+    fields = (
+        "status evidence findings first_difference counts coverage unmatched incomparable "
+        "inputs_differ versions"
+    )
     assert set(data) >= set(fields.split())
     finding = data["findings"][0]
-    assert set(finding) >= {"name", "op_type", "cause", "verdict", "confidence", "step", "rank", "evidence", "numbers", "sentence"}
-    assert (data["status"], finding["name"], data["first_difference"]["name"]) == ("different", "fc1", "fc1")
+    assert set(finding) >= {
+        "name",
+        "op_type",
+        "cause",
+        "verdict",
+        "confidence",
+        "step",
+        "rank",
+        "evidence",
+        "numbers",
+        "sentence",
+    }
+    assert (data["status"], finding["name"], data["first_difference"]["name"]) == (
+        "different",
+        "fc1",
+        "fc1",
+    )
 
 
 def test_csv_has_a_line_per_pair_and_empty_cells_for_numbers_that_do_not_exist():
@@ -86,7 +114,9 @@ def test_csv_has_a_line_per_pair_and_empty_cells_for_numbers_that_do_not_exist()
     assert len(rows) == len(result.rows) == 9
     changed = api.compare(net(), net(change=lambda n, v: v * np.nan if n == "h" else v))
     row = next(
-        r for r in csv.DictReader(io.StringIO(report.table_csv(changed))) if r["name"] == "fc1" and r["reference_slot"] == "output.0"
+        r
+        for r in csv.DictReader(io.StringIO(report.table_csv(changed)))
+        if r["name"] == "fc1" and r["reference_slot"] == "output.0"
     )
     assert row["rel_l2"] == ""
     assert "finite" in row["why"]

@@ -31,24 +31,37 @@ def gguf(tensors: dict[str, tuple[int, tuple[int, ...], bytes]], version: int = 
     data = b""
     for name, (kind, shape, raw) in tensors.items():
         data += bytes(-len(data) % 64)
-        head += text(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += (
+            text(name)
+            + struct.pack("<I", len(shape))
+            + struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        )
         head += struct.pack("<IQ", kind, len(data))
         data += raw
     return head + bytes(-len(head) % 64) + data
 
 
-def find(array: np.ndarray, dtype: str, candidates: store.Candidates | list[Path]) -> External | None:
+def find(
+    array: np.ndarray, dtype: str, candidates: store.Candidates | list[Path]
+) -> External | None:
     data = hand.raw(array)
-    return store.find_external(xxhash.xxh3_128_digest(data.data), dtype, array.shape, data, candidates)
+    return store.find_external(
+        xxhash.xxh3_128_digest(data.data), dtype, array.shape, data, candidates
+    )
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    save_file({"a": hand.bits("float32", (40, 5), 1), "b": hand.bits("float32", (40, 5), 2)}, folder / "model.safetensors")
+    save_file(
+        {"a": hand.bits("float32", (40, 5), 1), "b": hand.bits("float32", (40, 5), 2)},
+        folder / "model.safetensors",
+    )
     half = hand.bits("bfloat16", (8, 16), 3)
-    (folder / "model.gguf").write_bytes(gguf({"q": (2, (32,), b"q" * 18), "h": (30, (8, 16), half.tobytes())}))
+    (folder / "model.gguf").write_bytes(
+        gguf({"q": (2, (32,), b"q" * 18), "h": (30, (8, 16), half.tobytes())})
+    )
     (folder / "broken.safetensors").write_bytes(b"\xff" * 100)
     return folder
 
@@ -58,7 +71,10 @@ def test_parameters_are_referred_to_and_read_back(tmp_path: Path, checkpoint: Pa
     assert len(candidates) == 3
     assert len(candidates.skipped) == 2
     run = hand.new(tmp_path / "run")
-    wanted = [(hand.bits("float32", (40, 5), 2), "float32"), (hand.bits("bfloat16", (8, 16), 3), "bfloat16")]
+    wanted = [
+        (hand.bits("float32", (40, 5), 2), "float32"),
+        (hand.bits("bfloat16", (8, 16), 3), "bfloat16"),
+    ]
     with store.Writer(run) as writer:
         for array, dtype in wanted:
             found = find(array, dtype, candidates)
@@ -78,7 +94,9 @@ def test_an_increment_on_external_elements(tmp_path: Path, checkpoint: Path) -> 
     run = hand.new(tmp_path / "run")
     whole = np.concatenate([hand.bits("float32", (40, 5), 2), hand.bits("float32", (1, 5), 7)])
     with store.Writer(run) as writer:
-        base = hand.add(writer, whole[:40], "float32", external=find(whole[:40], "float32", [checkpoint]))
+        base = hand.add(
+            writer, whole[:40], "float32", external=find(whole[:40], "float32", [checkpoint])
+        )
         writer.record("float32", (41, 5), hand.raw(whole[40:]), b"", None, None, base=(base, 0))
     assert hand.same(store.open_run(run).array(1), whole)
 

@@ -61,7 +61,11 @@ def test_force_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     (run / "mine.py").write_text("keep me")
     (run / "rank00000-looks-like-ours").write_text("but is a file")
     store.create(run, RunInfo(), force=True)
-    assert sorted(p.name for p in run.iterdir()) == ["mine.py", "rank00000-looks-like-ours", "run.json"]
+    assert sorted(p.name for p in run.iterdir()) == [
+        "mine.py",
+        "rank00000-looks-like-ours",
+        "run.json",
+    ]
     other = tmp_path / "other"
     other.mkdir()
     (other / "run.json").write_text('{"kind": "something else"}')
@@ -153,14 +157,20 @@ def test_a_full_disk_under_a_large_tensor_keeps_all_before_it(small: Path) -> No
 
 @pytest.mark.parametrize("moment", range(1, 25))
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_any_write_may_fail_halfway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, error: int) -> None:
+def test_any_write_may_fail_halfway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, error: int
+) -> None:
     run = hand.new(tmp_path / "run")
     real, count = os.pwrite, 0
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
         nonlocal count
         count += 1
-        done = real(fd, memoryview(data)[: (len(data) + 1) // 2] if count % 3 == 0 or count == moment else data, offset)
+        done = real(
+            fd,
+            memoryview(data)[: (len(data) + 1) // 2] if count % 3 == 0 or count == moment else data,
+            offset,
+        )
         if count == moment:
             raise OSError(error, os.strerror(error))
         return done
@@ -178,7 +188,11 @@ def test_any_write_may_fail_halfway(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     if added:
         opened = store.open_run(run)
-        assert os.strerror(error) in opened.ended or "uncleanly" in opened.ended or "still being written" in opened.ended
+        assert (
+            os.strerror(error) in opened.ended
+            or "uncleanly" in opened.ended
+            or "still being written" in opened.ended
+        )
         assert len(opened.records) >= added
         assert all(hand.same(opened.array(i), arrays[i % 6]) for i in range(len(opened.records)))
 
@@ -299,7 +313,17 @@ def test_a_torn_journal_is_read_up_to_its_last_whole_line(tmp_path: Path, torn: 
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\0" * 50, b"\xff\xfe garbage", b'{"t":"record","id":3}', b'{"t":"record"', b"[]", b"", b'{"t":5}', b"[" * 99999]
+    "garbage",
+    [
+        b"\0" * 50,
+        b"\xff\xfe garbage",
+        b'{"t":"record","id":3}',
+        b'{"t":"record"',
+        b"[]",
+        b"",
+        b'{"t":5}',
+        b"[" * 99999,
+    ],
 )
 def test_garbage_in_the_middle_stops_there_and_says_so(tmp_path: Path, garbage: bytes) -> None:
     run = written(tmp_path / "run")
@@ -339,15 +363,42 @@ def test_lines_that_cannot_be_true_are_damage(tmp_path: Path, change: tuple[byte
 @pytest.mark.parametrize(
     ("record", "text"),
     [
-        ('"dtype":"float32","shape":[4,3],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":16}', "not one"),
-        ('"dtype":"float32","shape":[2],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":8}', "do not make"),
-        ('"dtype":"int8","shape":[32],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":0}', "do not make"),
-        ('"dtype":"float32","shape":[1000000000000],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":4000000000000}', "wanted bytes"),
-        ('"dtype":"float32","shape":[7],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}', "28 bytes, 16 are stored"),
-        ('"dtype":"float32","shape":[4],"elements":{"in":"kept","shard":5,"offset":0,"nbytes":16}', "cannot read"),
-        ('"dtype":"float3","shape":[4],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}', "dtype 'float3'"),
-        ('"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/dev/zero","offset":0,"nbytes":4}', "not a regular file"),
-        ('"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/etc/passwd","offset":0,"nbytes":4}', "no hash"),
+        (
+            '"dtype":"float32","shape":[4,3],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":16}',
+            "not one",
+        ),
+        (
+            '"dtype":"float32","shape":[2],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":8}',
+            "do not make",
+        ),
+        (
+            '"dtype":"int8","shape":[32],"elements":{"in":"increment","base":0,"axis":0,"shard":0,"offset":0,"nbytes":0}',
+            "do not make",
+        ),
+        (
+            '"dtype":"float32","shape":[1000000000000],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":4000000000000}',
+            "wanted bytes",
+        ),
+        (
+            '"dtype":"float32","shape":[7],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}',
+            "28 bytes, 16 are stored",
+        ),
+        (
+            '"dtype":"float32","shape":[4],"elements":{"in":"kept","shard":5,"offset":0,"nbytes":16}',
+            "cannot read",
+        ),
+        (
+            '"dtype":"float3","shape":[4],"elements":{"in":"kept","shard":0,"offset":0,"nbytes":16}',
+            "dtype 'float3'",
+        ),
+        (
+            '"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/dev/zero","offset":0,"nbytes":4}',
+            "not a regular file",
+        ),
+        (
+            '"dtype":"int8","shape":[4],"elements":{"in":"external","file":"/etc/passwd","offset":0,"nbytes":4}',
+            "no hash",
+        ),
     ],
 )
 def test_a_hostile_record_is_only_missing(tmp_path: Path, record: str, text: str) -> None:
@@ -385,7 +436,9 @@ def test_a_truncated_shard_loses_only_what_lay_behind(tmp_path: Path) -> None:
     os.truncate(shard, (16 << 10) + 640)
     opened = store.open_run(run)
     assert all(hand.same(opened.array(i), hand.bits("float32", (16,), i)) for i in range(10))
-    with pytest.raises(ElementsMissing, match=r"shard-00000.*wanted bytes 17024 to 17088, the file has 17024"):
+    with pytest.raises(
+        ElementsMissing, match=r"shard-00000.*wanted bytes 17024 to 17088, the file has 17024"
+    ):
         opened.array(10)
     with pytest.raises(ElementsMissing):
         opened.raw(10)
@@ -414,7 +467,14 @@ def test_what_is_not_a_run(tmp_path: Path) -> None:
         store.open_run(tmp_path / "file")
     with pytest.raises(UnreadableRun, match=r"no run.json \(found: file\)"):
         store.open_run(tmp_path)
-    for text in ("", "[]", "{", '{"kind": "whence"}', '{"kind": "x", "format": 1}', '{"kind": "whence", "format": 1, "seed": "x"}'):
+    for text in (
+        "",
+        "[]",
+        "{",
+        '{"kind": "whence"}',
+        '{"kind": "x", "format": 1}',
+        '{"kind": "whence", "format": 1, "seed": "x"}',
+    ):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(UnreadableRun):
             store.open_run(tmp_path)
@@ -437,7 +497,9 @@ def test_opening_never_writes(tmp_path: Path) -> None:
     opened = store.open_run(run)
     opened.array(3)
     list(opened.calls)
-    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}
+    assert before == {
+        p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()
+    }
 
 
 def test_a_broken_index_is_not_used(tmp_path: Path) -> None:
@@ -470,9 +532,21 @@ def test_a_hundred_thousand_records_open_without_making_them(tmp_path: Path) -> 
     count = 100_000
     with store.Writer(run) as writer:
         for n in range(count):
-            writer.record("float32", (n % 5, 3), None, n.to_bytes(16, "big"), hand.STATISTICS, None, why="statistics only")
+            writer.record(
+                "float32",
+                (n % 5, 3),
+                None,
+                n.to_bytes(16, "big"),
+                hand.STATISTICS,
+                None,
+                why="statistics only",
+            )
             if n % 2:
-                writer.call(hand.call(n // 2, Ref("input.0", n - 1), Ref("output.0", n), scope=f"layers.{n % 100}"))
+                writer.call(
+                    hand.call(
+                        n // 2, Ref("input.0", n - 1), Ref("output.0", n), scope=f"layers.{n % 100}"
+                    )
+                )
     opened = store.open_run(run)
     assert (len(opened.records), len(opened.calls)) == (count, count // 2)
     assert opened.records[77_777].hash == (77_777).to_bytes(16, "big").hex()
@@ -481,7 +555,9 @@ def test_a_hundred_thousand_records_open_without_making_them(tmp_path: Path) -> 
     (hand.only_process(run) / "index.safetensors").unlink()
     again = store.open_run(run)
     for name in ("hash", "scope", "ref_record", "statistics", "parent"):
-        assert np.array_equal(again.column(name), opened.column(name), equal_nan=name == "statistics")
+        assert np.array_equal(
+            again.column(name), opened.column(name), equal_nan=name == "statistics"
+        )
 
 
 def test_open_while_writing(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""What `scrub` leaves of who made a run, where, and with what: nothing, in any byte of any file or name."""
+"""What `scrub` leaves of who made a run, where, and with what: nothing, in any byte of any file or
+name.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,82 @@ from whence.store.anonymous import Anonymous
 from whence.store.status import leave_status, write_status
 
 HOME = "/home/zoe_planted"
-PLANTED = ("zoe_planted", "planted-node-17", "cafe0123beef", "Planted_Secret", "planted_model", "planted_dataset", "hidden_project")
+PLANTED = (
+    "zoe_planted",
+    "planted-node-17",
+    "cafe0123beef",
+    "Planted_Secret",
+    "planted_model",
+    "planted_dataset",
+    "hidden_project",
+)
 TEXT = (
-    "RuntimeError in /home/zoe_planted/hidden_project/planted_model.py:12 on planted-node-17.cluster.local (cafe0123beef4567), "
+    "RuntimeError in /home/zoe_planted/hidden_project/planted_model.py:12 on "
+    "planted-node-17.cluster.local (cafe0123beef4567), "
     "run by zoe_planted with --name=Planted_Secret and ~/planted_dataset/train.bin"
 )
 
 
 def planted_run(path: Path) -> Path:
-    """Two ranks of two hosts, with something private in every field that is text, one of them killed; and a predictor's program."""
+    """Two ranks of two hosts, with something private in every field that is text, one of them
+    killed; and a predictor's program.
+    """
     info = RunInfo(
-        command=("python", f"{HOME}/hidden_project/planted_model.py", "--name=Planted_Secret", "-n", "3", "planted_dataset/x.bin"),
-        user="zoe_planted", host="planted-node-17", cwd=f"{HOME}/hidden_project", git="cafe0123beef4567cafe0123beef4567cafe0123 (dirty)",
-        environment={"XLA_FLAGS": "--xla_dump_to=/tmp/planted_dataset"}, options={"weights": [f"{HOME}/w.safetensors"], "steps": [0, 2]},
+        command=(
+            "python",
+            f"{HOME}/hidden_project/planted_model.py",
+            "--name=Planted_Secret",
+            "-n",
+            "3",
+            "planted_dataset/x.bin",
+        ),
+        user="zoe_planted",
+        host="planted-node-17",
+        cwd=f"{HOME}/hidden_project",
+        git="cafe0123beef4567cafe0123beef4567cafe0123 (dirty)",
+        environment={"XLA_FLAGS": "--xla_dump_to=/tmp/planted_dataset"},
+        options={"weights": [f"{HOME}/w.safetensors"], "steps": [0, 2]},
         settings={"exit_code": 0, "why": TEXT, "ranks": {"planted-node-17": 0}},
-    )  # fmt: skip
+    )
     run = hand.new(path)
     store.folder.update_info(run, **msgspec.to_builtins(info))
     for rank in range(2):
         with store.Writer(run, rank=rank) as writer:
             first = hand.add(writer, hand.bits("float32", (50,), rank), "float32")
             digest = hand.digest(b"abcd") if hasattr(hand, "digest") else b"\1" * 16
-            outside = writer.record("float32", (1,), None, digest, None, None, external=External(f"{HOME}/w.safetensors", 0, 4))
+            outside = writer.record(
+                "float32",
+                (1,),
+                None,
+                digest,
+                None,
+                None,
+                external=External(f"{HOME}/w.safetensors", 0, 4),
+            )
             lost = writer.record("float32", (1,), None, b"", None, None, why=TEXT)
             writer.program(
-                Program("p", (Operation("aten.relu.default", ({"in": 0},)),), ("input.0",), (("output.0", {"op": [0, 0]}),), notes=(TEXT,))
+                Program(
+                    "p",
+                    (Operation("aten.relu.default", ({"in": 0},)),),
+                    ("input.0",),
+                    (("output.0", {"op": [0, 0]}),),
+                    notes=(TEXT,),
+                )
             )
-            for number, source in enumerate((f"{HOME}/hidden_project/planted_model.py:7", "planted_model.Net", "torch.nn.Linear")):
-                call = hand.call(number, Ref("output.0", first), Ref("input.0", outside), Ref("input.1", lost), scope=f"layers.{number}")
+            for number, source in enumerate(
+                (
+                    f"{HOME}/hidden_project/planted_model.py:7",
+                    "planted_model.Net",
+                    "torch.nn.Linear",
+                )
+            ):
+                call = hand.call(
+                    number,
+                    Ref("output.0", first),
+                    Ref("input.0", outside),
+                    Ref("input.1", lost),
+                    scope=f"layers.{number}",
+                )
                 writer.call(
                     msgspec.structs.replace(
                         call,
@@ -57,12 +107,21 @@ def planted_run(path: Path) -> Path:
                         rank=rank,
                     )
                 )
-            writer.note(Note("settings", json.dumps({"script": f"{HOME}/hidden_project/planted_model.py", "dtype": "float32"})))
+            writer.note(
+                Note(
+                    "settings",
+                    json.dumps(
+                        {"script": f"{HOME}/hidden_project/planted_model.py", "dtype": "float32"}
+                    ),
+                )
+            )
             writer.note(Note("error", TEXT))
     folders = sorted(f for f in run.iterdir() if f.is_dir())
     for rank, folder in enumerate(folders):
         process = json.loads((folder / "process.json").read_text())
-        (folder / "process.json").write_text(json.dumps({**process, "host": f"planted-node-17.{rank}", "pid": 400_000 + rank}))
+        (folder / "process.json").write_text(
+            json.dumps({**process, "host": f"planted-node-17.{rank}", "pid": 400_000 + rank})
+        )
         folder.rename(run / f"rank0000{rank}-planted-node-17-{400_000 + rank}")
     first, second = sorted(f for f in run.iterdir() if f.is_dir())
     leave_status(first, "failed", TEXT)
@@ -83,7 +142,11 @@ def traces(run: Path) -> list[str]:
     found = []
     for file in run.rglob("*"):
         data = file.read_bytes() if file.is_file() else b""
-        found += [f"{file}: {word}" for word in PLANTED if word.encode() in data or word in str(file.relative_to(run))]
+        found += [
+            f"{file}: {word}"
+            for word in PLANTED
+            if word.encode() in data or word in str(file.relative_to(run))
+        ]
     return found
 
 
@@ -92,16 +155,31 @@ def test_nothing_planted_is_left_and_the_run_compares_the_same(tmp_path):
     assert {trace.rpartition(" ")[2] for trace in traces(run)} == set(PLANTED)
     store.scrub(run, force=True)
     assert traces(run) == []
-    assert sorted(f.name for f in run.iterdir() if f.is_dir()) == ["paddle", "rank00000-scrubbed-1", "rank00001-scrubbed-2"]
+    assert sorted(f.name for f in run.iterdir() if f.is_dir()) == [
+        "paddle",
+        "rank00000-scrubbed-1",
+        "rank00001-scrubbed-2",
+    ]
     before, after = store.open_run(whole), store.open_run(run)
-    assert [(c.scope, c.rank, c.refs, c.program, c.arguments["eps"], c.arguments["mode"]) for c in after.calls] == [
-        (c.scope, c.rank, c.refs, c.program, c.arguments["eps"], c.arguments["mode"]) for c in before.calls
+    assert [
+        (c.scope, c.rank, c.refs, c.program, c.arguments["eps"], c.arguments["mode"])
+        for c in after.calls
+    ] == [
+        (c.scope, c.rank, c.refs, c.program, c.arguments["eps"], c.arguments["mode"])
+        for c in before.calls
     ]
     assert [c.source for c in after.calls][:3] == ["<scrubbed>:7", "<scrubbed>", "torch.nn.Linear"]
-    assert [(r.hash, r.shape, r.statistics) for r in after.records] == [(r.hash, r.shape, r.statistics) for r in before.records]
+    assert [(r.hash, r.shape, r.statistics) for r in after.records] == [
+        (r.hash, r.shape, r.statistics) for r in before.records
+    ]
     assert after.programs["p"].operations == before.programs["p"].operations
-    assert json.loads(next(n.text for n in after.notes if n.kind == "settings"))["dtype"] == "float32"
-    same, scrubbed = whence.compare(whole, whole, replay=False), whence.compare(run, whole, replay=False)
+    assert (
+        json.loads(next(n.text for n in after.notes if n.kind == "settings"))["dtype"] == "float32"
+    )
+    same, scrubbed = (
+        whence.compare(whole, whole, replay=False),
+        whence.compare(run, whole, replay=False),
+    )
     assert (scrubbed.status, scrubbed.counts) == (same.status, same.counts)
     data = (run / "paddle" / "12-1" / "model.pdmodel").read_bytes()
     assert len(data) == len(TEXT) + 7 and data.endswith(b"\0relu")
@@ -111,14 +189,26 @@ def test_nothing_planted_is_left_and_the_run_compares_the_same(tmp_path):
 def test_scrubbing_again_changes_nothing_and_finishes_what_was_interrupted(tmp_path, monkeypatch):
     run = planted_run(tmp_path / "run")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patched.setattr(
+            Path,
+            "rename",
+            lambda self, target: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         with pytest.raises(whence.errors.StoreFailed, match="scrub it again"):
             store.scrub(run, force=True)
     store.scrub(run, force=True)
     assert traces(run) == []
-    before = {f.relative_to(run): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.suffix != ".safetensors"}
+    before = {
+        f.relative_to(run): f.read_bytes()
+        for f in run.rglob("*")
+        if f.is_file() and f.suffix != ".safetensors"
+    }
     store.scrub(run, force=True)
-    assert {f.relative_to(run): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.suffix != ".safetensors"} == before
+    assert {
+        f.relative_to(run): f.read_bytes()
+        for f in run.rglob("*")
+        if f.is_file() and f.suffix != ".safetensors"
+    } == before
 
 
 @pytest.mark.torch
@@ -129,10 +219,16 @@ def test_captures_of_every_level_hold_nothing_of_their_place(level, tmp_path, mo
     place.mkdir(parents=True)
     monkeypatch.chdir(place)
     monkeypatch.setenv("TF_VAR_db_pass", "Planted_Secret")
-    code = compile("def forward(self, x):\n    return self.fc(x) + x\n", str(place / "planted_model.py"), "exec")
+    code = compile(
+        "def forward(self, x):\n    return self.fc(x) + x\n",
+        str(place / "planted_model.py"),
+        "exec",
+    )
     names = {}
     exec(code, names)  # noqa: S102 - operators are to come from this file
-    net = type("Net", (torch.nn.Module,), {"forward": names["forward"], "__module__": "planted_model"})()
+    net = type(
+        "Net", (torch.nn.Module,), {"forward": names["forward"], "__module__": "planted_model"}
+    )()
     net.fc = torch.nn.Linear(4, 4)
     if level == "recorded":
         with whence.recording("run") as run:
@@ -144,15 +240,34 @@ def test_captures_of_every_level_hold_nothing_of_their_place(level, tmp_path, mo
     store.folder.update_info(place / "run", cwd=str(place), user="zoe_planted")
     store.scrub(place / "run")
     assert traces(place / "run") == []
-    assert str(tmp_path).encode() not in b"".join(f.read_bytes() for f in (place / "run").rglob("*") if f.is_file())
+    assert str(tmp_path).encode() not in b"".join(
+        f.read_bytes() for f in (place / "run").rglob("*") if f.is_file()
+    )
     assert len(store.open_run(place / "run").calls) > 0
 
 
 def test_what_is_nobodys_stays():
     anonymous = Anonymous(
-        RunInfo(command=("python", "infer.py", "--dtype", "bfloat16", "linear"), user="ann", host="gpu", cwd="/srv/app"), ()
+        RunInfo(
+            command=("python", "infer.py", "--dtype", "bfloat16", "linear"),
+            user="ann",
+            host="gpu",
+            cwd="/srv/app",
+        ),
+        (),
     )
-    for text in ("linear in bfloat16, rank 0/1", "input.0 is float32/bfloat16", "aten.add.Tensor", "annotated gpus", "1/2 of 3/4"):
+    for text in (
+        "linear in bfloat16, rank 0/1",
+        "input.0 is float32/bfloat16",
+        "aten.add.Tensor",
+        "annotated gpus",
+        "1/2 of 3/4",
+    ):
         assert anonymous.text(text) == text
-    assert anonymous.text("/usr/lib/python3.11/site-packages/torch/nn/functional.py:3 on gpu") == "torch/nn/functional.py:3 on <scrubbed>"
-    assert anonymous.text("cannot open /srv/app/data by ann") == "cannot open <scrubbed> by <scrubbed>"
+    assert (
+        anonymous.text("/usr/lib/python3.11/site-packages/torch/nn/functional.py:3 on gpu")
+        == "torch/nn/functional.py:3 on <scrubbed>"
+    )
+    assert (
+        anonymous.text("cannot open /srv/app/data by ann") == "cannot open <scrubbed> by <scrubbed>"
+    )

@@ -39,7 +39,9 @@ def size(n: int) -> int:
 
 
 def killed(tmp_path: Path, after_s: float) -> tuple[Path, int]:
-    """A run whose writer was killed with SIGKILL, and how many records it had acknowledged by then."""
+    """A run whose writer was killed with SIGKILL, and how many records it had acknowledged by
+    then.
+    """
     run = hand.new(tmp_path / "run")
     code = CHILD.format(here=str(Path(__file__).parent), run=str(run))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
@@ -178,14 +180,18 @@ def test_several_processes_are_joined(tmp_path: Path) -> None:
     writers = [store.Writer(run, rank=rank) for rank in (1, 0, 0)]
     for number, writer in enumerate(writers):
         for n in range(4):
-            hand.add(writer, hand.bits("float32", (n + 2,), 10 * number + n), "float32", digest=False)
+            hand.add(
+                writer, hand.bits("float32", (n + 2,), 10 * number + n), "float32", digest=False
+            )
         whole = hand.bits("float32", (3,), number)
         base = hand.add(writer, whole[:2], "float32", digest=False)
         writer.record("float32", (3,), hand.raw(whole[2:]), b"", None, None, base=(base, 0))
         writer.program(program)
         for n in range(4):
             writer.call(
-                hand.call(n, Ref("output.0", n), scope=f"w{number}.{n}", parent=n + 1 if n < 3 else -1),
+                hand.call(
+                    n, Ref("output.0", n), scope=f"w{number}.{n}", parent=n + 1 if n < 3 else -1
+                ),
             )
     for writer in writers:
         writer.close()
@@ -201,7 +207,9 @@ def test_several_processes_are_joined(tmp_path: Path) -> None:
             assert call.id == 4 * place + n
             assert call.parent == (call.id + 1 if n < 3 else -1)
             assert call.refs == (Ref("output.0", 6 * place + n),)
-            assert hand.same(opened.array(call.refs[0].record), hand.bits("float32", (n + 2,), 10 * number + n))
+            assert hand.same(
+                opened.array(call.refs[0].record), hand.bits("float32", (n + 2,), 10 * number + n)
+            )
         last = opened.records[6 * place + 5]
         assert isinstance(last.elements, Increment)
         assert last.elements.base == 6 * place + 4

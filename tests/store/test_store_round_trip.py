@@ -18,7 +18,9 @@ from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
 from whence.records import External, Increment, Kept, Note, Operation, Program, Ref, Step
 
-DRAWN = st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=4), st.integers(0, 99))
+DRAWN = st.tuples(
+    st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=4), st.integers(0, 99)
+)
 SHAPES = [(), (0,), (7,), (3, 5), (2, 0, 3), (1, 1, 1, 4)]
 
 
@@ -53,10 +55,18 @@ def test_special_values_keep_their_bits(tmp_path: Path) -> None:
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
-        st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=4), st.integers(0, 99)), min_size=1, max_size=30
+        st.tuples(
+            st.sampled_from(sorted(DTYPES)),
+            st.lists(st.integers(0, 9), max_size=4),
+            st.integers(0, 99),
+        ),
+        min_size=1,
+        max_size=30,
     )
 )
-def test_law_the_store_returns_the_same_bits(tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, list[int], int]]) -> None:
+def test_law_the_store_returns_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, list[int], int]]
+) -> None:
     run = hand.new(tmp_path_factory.mktemp("law") / "run")
     arrays = [hand.bits(dtype, tuple(shape), seed) for dtype, shape, seed in drawn]
     with store.Writer(run, max_shard_bytes=2048) as writer:
@@ -78,7 +88,14 @@ def test_shards_rotate_by_size_and_a_large_tensor_gets_its_own(tmp_path: Path) -
             hand.add(writer, array, "float32")
     opened = store.open_run(run)
     assert all(hand.same(opened.array(i), array) for i, array in enumerate(arrays))
-    assert [r.elements.shard for r in opened.records if isinstance(r.elements, Kept)] == [0, 0, 1, 2, 3, 4]
+    assert [r.elements.shard for r in opened.records if isinstance(r.elements, Kept)] == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     for record, array in enumerate(arrays):
         file, offset, nbytes = opened.location(record) or ("", 0, 0)
         assert Path(file).read_bytes()[offset : offset + nbytes] == array.tobytes()
@@ -97,13 +114,18 @@ def test_shards_rotate_when_the_header_is_nearly_full(tmp_path: Path) -> None:
         with safe_open(shard, "numpy") as official:
             names = [n for n in official.keys() if n.startswith("record.")]  # noqa: SIM118
             named += len(names)
-            assert all(hand.same(official.get_tensor(n), arrays[int(n.split(".")[1])]) for n in names)
+            assert all(
+                hand.same(official.get_tensor(n), arrays[int(n.split(".")[1])]) for n in names
+            )
     assert named == 500
 
 
 def test_official_reader_on_closed_shards(tmp_path: Path) -> None:
     run = hand.new(tmp_path / "run")
-    arrays = {d: hand.bits(d, (3, 2), 1) for d in ("float32", "float16", "int64", "uint8", "bool", "complex128")}
+    arrays = {
+        d: hand.bits(d, (3, 2), 1)
+        for d in ("float32", "float16", "int64", "uint8", "bool", "complex128")
+    }
     with store.Writer(run) as writer:
         for dtype, array in arrays.items():
             hand.add(writer, array, dtype)
@@ -154,8 +176,12 @@ def test_increments_are_put_together(tmp_path: Path, axis: int) -> None:
         grown = [whole[tuple(slice(n if a == axis else 9) for a in range(3))] for n in range(4, 10)]
         last = hand.add(writer, grown[0], "bfloat16")
         for before, now in itertools.pairwise(grown):
-            added = now[tuple(slice(before.shape[axis] if a == axis else 0, None) for a in range(3))]
-            last = writer.record("bfloat16", now.shape, hand.raw(added), b"", None, None, base=(last, axis))
+            added = now[
+                tuple(slice(before.shape[axis] if a == axis else 0, None) for a in range(3))
+            ]
+            last = writer.record(
+                "bfloat16", now.shape, hand.raw(added), b"", None, None, base=(last, axis)
+            )
         assert writer.nbytes == whole.nbytes
     opened = store.open_run(run)
     assert all(hand.same(opened.array(i), array) for i, array in enumerate(grown))
@@ -169,9 +195,19 @@ def test_increments_are_put_together(tmp_path: Path, axis: int) -> None:
 def test_ten_thousand_increments_need_no_recursion(tmp_path: Path) -> None:
     run = hand.new(tmp_path / "run")
     with store.Writer(run) as writer:
-        last = writer.record("int32", (1, 2), hand.raw(np.array([[0, 0]], np.int32)), b"", None, None)
+        last = writer.record(
+            "int32", (1, 2), hand.raw(np.array([[0, 0]], np.int32)), b"", None, None
+        )
         for n in range(1, 10_000):
-            last = writer.record("int32", (n + 1, 2), hand.raw(np.array([[n, -n]], np.int32)), b"", None, None, base=(last, 0))
+            last = writer.record(
+                "int32",
+                (n + 1, 2),
+                hand.raw(np.array([[n, -n]], np.int32)),
+                b"",
+                None,
+                None,
+                base=(last, 0),
+            )
     found = store.open_run(run).array(last)
     assert found.shape == (10_000, 2)
     assert np.array_equal(found[:, 0], np.arange(10_000))
@@ -181,7 +217,9 @@ def test_an_increment_on_a_record_without_elements_says_so(tmp_path: Path) -> No
     run = hand.new(tmp_path / "run")
     with store.Writer(run) as writer:
         first = writer.record("int32", (1, 2), None, b"", None, None, why="over budget")
-        writer.record("int32", (2, 2), hand.raw(np.zeros((1, 2), np.int32)), b"", None, None, base=(first, 0))
+        writer.record(
+            "int32", (2, 2), hand.raw(np.zeros((1, 2), np.int32)), b"", None, None, base=(first, 0)
+        )
     opened = store.open_run(run)
     with pytest.raises(ElementsMissing, match="over budget"):
         opened.array(0)
@@ -209,11 +247,18 @@ def test_contradictions_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
 def test_calls_programs_notes_and_steps(tmp_path: Path) -> None:
     run = hand.new(tmp_path / "run")
     program = Program(
-        "p", (Operation("aten.add.Tensor", ({"in": 0}, {"const": 0})),), ("input.0",), (("output.0", {"op": [0, 0]}),), (), (0,)
+        "p",
+        (Operation("aten.add.Tensor", ({"in": 0}, {"const": 0})),),
+        ("input.0",),
+        (("output.0", {"op": [0, 0]}),),
+        (),
+        (0,),
     )
     with store.Writer(run) as writer:
         hand.add(writer, hand.bits("float32", (2,)), "float32")
-        child = hand.call(5, Ref("input.0", 0), Ref("output.0", 0, "identity"), scope="a.b", parent=6)
+        child = hand.call(
+            5, Ref("input.0", 0), Ref("output.0", 0, "identity"), scope="a.b", parent=6
+        )
         writer.call(child)
         writer.call(hand.call(6, scope="", step=3))
         writer.program(program)

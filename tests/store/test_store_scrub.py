@@ -16,7 +16,9 @@ from whence.records import Operation, Program, Ref
 
 
 def written(path: Path) -> Path:
-    """Four layers; layer 2's output equals layer 0's; a cache that grows in layer 3; a program constant in layer 1."""
+    """Four layers; layer 2's output equals layer 0's; a cache that grows in layer 3; a program
+    constant in layer 1.
+    """
     run = hand.new(path)
     cache = hand.bits("float32", (6,), 50)
     with store.Writer(run) as writer:
@@ -61,7 +63,12 @@ def test_everything_goes_figures_stay(tmp_path: Path) -> None:
     assert after.ended == ""
     assert ([(r.hash, r.statistics, r.shape) for r in after.records], list(after.calls)) == kept
     info = json.loads((run / "run.json").read_text())
-    assert (info["command"], info["environment"], info["scrubbed"], info["seed"]) == ([], {}, True, 7)
+    assert (info["command"], info["environment"], info["scrubbed"], info["seed"]) == (
+        [],
+        {},
+        True,
+        7,
+    )
     assert store.scrub(run).records == 0
 
 
@@ -101,7 +108,9 @@ def test_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     assert store.open_run(run).info.command
 
 
-def test_an_interrupted_scrub_leaves_the_run_whole_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_scrub_leaves_the_run_whole_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = written(tmp_path / "run")
 
     def crash(*_: object) -> None:
@@ -119,7 +128,9 @@ def test_an_interrupted_scrub_leaves_the_run_whole_and_can_be_repeated(tmp_path:
 
 @pytest.mark.parametrize("name", ["unlink", "replace"])
 @pytest.mark.parametrize("moment", range(1, 4))
-def test_a_scrub_that_fails_anywhere_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: int) -> None:
+def test_a_scrub_that_fails_anywhere_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: int
+) -> None:
     run = written(tmp_path / "run")
     real, count = getattr(Path, name), 0
 

@@ -30,16 +30,38 @@ PLUGIN = "whence.testing.plugin"
 
 
 def pytest_run(folder, *words):
-    """pytest in a process of its own; the plugin is loaded by name where whence was not installed with its entry point."""
-    known = any(point.value == PLUGIN for point in importlib.metadata.entry_points(group="pytest11"))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *([] if known else ["-p", PLUGIN]), *words]
+    """pytest in a process of its own; the plugin is loaded by name where whence was not installed
+    with its entry point.
+    """
+    known = any(
+        point.value == PLUGIN for point in importlib.metadata.entry_points(group="pytest11")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *([] if known else ["-p", PLUGIN]),
+        *words,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
 
 
 def net(eps=1e-5):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32, eps=eps)).eval()
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32, eps=eps)
+    ).eval()
 
 
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
@@ -49,7 +71,11 @@ def test_a_failure_says_which_operator_why_by_how_much_and_where_to_look(tmp_pat
     with pytest.raises(ParityError) as caught:
         assert_parity(net(), net(eps=0.1), X, tmp_path / "kept")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "models differ: 2 (LayerNorm), step 0, rank 0: semantic: the code computes something else (certain)"
+    assert (
+        lines[0]
+        == "models differ: 2 (LayerNorm), step 0, rank 0: semantic: the code computes something "
+        "else (certain)"
+    )
     assert lines[1].startswith("FAULT              2   LayerNorm   output.0")
     assert any("argument 4 1e-05 against 0.1" in line for line in lines)
     assert max(len(line) for line in lines[1:-3]) <= 120
@@ -57,7 +83,10 @@ def test_a_failure_says_which_operator_why_by_how_much_and_where_to_look(tmp_pat
         [str(tmp_path / "kept" / "cmp"), "-o", "report.html"],
         ["show", str(tmp_path / "kept" / "target"), "2"],
     ]
-    assert whence.load_comparison(tmp_path / "kept" / "cmp").findings == caught.value.comparison.findings
+    assert (
+        whence.load_comparison(tmp_path / "kept" / "cmp").findings
+        == caught.value.comparison.findings
+    )
 
 
 def test_a_temporary_folder_stays_when_it_is_needed_only(tmp_path, monkeypatch):
@@ -70,7 +99,9 @@ def test_a_temporary_folder_stays_when_it_is_needed_only(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_told_is_no_parity(tmp_path):
-    with pytest.raises(ParityError, match="cannot be told: no call of one run faces a call of the other"):
+    with pytest.raises(
+        ParityError, match="cannot be told: no call of one run faces a call of the other"
+    ):
         assert_parity(net(), torch.nn.Linear(16, 4), X, tmp_path, match="exact")
 
 
@@ -114,11 +145,21 @@ def test_tests_that_were_generated_keep_their_own_options(tmp_path):
     with whence.capture(model, tmp_path / "run", level="op"), torch.no_grad():
         model(X)
     whence.generate_tests(tmp_path / "run", tmp_path / "tests")
-    done = pytest_run(tmp_path, "tests", "--seed", "42", "--device", "cpu", "--detail_compare_path", "x.csv")
+    done = pytest_run(
+        tmp_path, "tests", "--seed", "42", "--device", "cpu", "--detail_compare_path", "x.csv"
+    )
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "x.csv").exists()
 
 
 def test_the_plugin_loads_nothing_heavy():
-    code = f"import sys, {PLUGIN}; print([m for m in ('torch', 'numpy', 'numba', 'whence.api', 'whence.report') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        f"import sys, {PLUGIN}; print([m for m in ('torch', 'numpy', 'numba', 'whence.api', "
+        "'whence.report') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

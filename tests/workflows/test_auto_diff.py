@@ -16,7 +16,9 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)).eval()
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)
+    ).eval()
 
 
 def test_the_same_and_another(model, capsys):
@@ -36,7 +38,14 @@ def test_inputs_by_name_by_place_and_for_each(model, tmp_path):
     x = torch.ones(2, 8)
     for inputs in ({"input": x}, (x,), ({"input": x}, {"input": x.clone()}), ((x,), [x])):
         assert whence.auto_diff(model, copy.deepcopy(model), inputs)
-    made = whence.auto_diff(model, copy.deepcopy(model), x, output=tmp_path / "out", capture={"keep": "stats"}, strict=True)
+    made = whence.auto_diff(
+        model,
+        copy.deepcopy(model),
+        x,
+        output=tmp_path / "out",
+        capture={"keep": "stats"},
+        strict=True,
+    )
     assert made
     assert whence.load_comparison(tmp_path / "out").status == "same"
     assert whence.open_run(str(tmp_path / "out" / "reference")).calls

@@ -1,5 +1,6 @@
-"""Bad input and bad luck from outside: full, read-only and vanished media, interrupts, damaged runs. A clear message, the right
-exit code, and what was already captured still readable; the captured program always ends as it would have."""
+"""Bad input and bad luck from outside: full, read-only and vanished media, interrupts, damaged
+runs. A clear message, the right exit code, and what was already captured still readable; the
+captured program always ends as it would have."""
 
 import contextlib
 import json
@@ -45,12 +46,21 @@ def program(tmp_path, text):
 
 
 def python(tmp_path, script):
-    return subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
+    return subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    ).stdout
 
 
 def tool(tmp_path, *words, **more):
     command = [sys.executable, "-m", "whence", *map(str, words)]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, **more)
+    return subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, **more
+    )
 
 
 def run(tmp_path, script, *options, output="run"):
@@ -69,7 +79,11 @@ def all_readable(path):
 def mounted(folder, options):
     """A tmpfs of the test's own; skips where mounting is not allowed."""
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         pytest.skip(f"mount is not permitted: {done.stderr.strip()}")
     try:
@@ -143,7 +157,10 @@ def test_a_medium_that_is_read_only(tmp_path):
         done = run(tmp_path, program(tmp_path, PROGRAM.format(steps=1)), output=fixed / "run")
         assert (done.returncode, done.stdout) == (3, "")
         assert "Read-only" in done.stderr
-        with pytest.raises(StoreFailed, match="Read-only"), whence.capture(torch.nn.ReLU(), fixed / "run"):
+        with (
+            pytest.raises(StoreFailed, match="Read-only"),
+            whence.capture(torch.nn.ReLU(), fixed / "run"),
+        ):
             pytest.fail("entered")
 
 
@@ -154,7 +171,9 @@ def test_a_medium_that_becomes_read_only(tmp_path):
             for step in range(4):
                 out = net(torch.full((64, 64), float(step)))
                 if step == 1:
-                    subprocess.run(["mount", "-o", "remount,ro,force", str(turns)], capture_output=True)
+                    subprocess.run(
+                        ["mount", "-o", "remount,ro,force", str(turns)], capture_output=True
+                    )
             assert out.shape == (64, 64)
         del session
         opened = all_readable(turns / "run")
@@ -162,7 +181,9 @@ def test_a_medium_that_becomes_read_only(tmp_path):
 
 
 def test_a_folder_that_is_deleted_under_the_capture(tmp_path):
-    text = PROGRAM.format(steps=40).replace("total +=", "step == 5 and __import__('shutil').rmtree('run')\n            total +=")
+    text = PROGRAM.format(steps=40).replace(
+        "total +=", "step == 5 and __import__('shutil').rmtree('run')\n            total +="
+    )
     script = program(tmp_path, text)
     (tmp_path / "run").mkdir()
     expected = python(tmp_path, script)
@@ -177,9 +198,13 @@ def test_a_folder_that_is_deleted_under_the_capture(tmp_path):
 
 
 def interrupted(tmp_path, words, ready):
-    """Start a command of ours in a group of its own, wait for `ready` on its stdout, press Ctrl-C, and return (code, stderr)."""
+    """Start a command of ours in a group of its own, wait for `ready` on its stdout, press Ctrl-C,
+    and return (code, stderr).
+    """
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=tmp_path, text=True, start_new_session=True, **streams) as process:
+    with subprocess.Popen(
+        words, cwd=tmp_path, text=True, start_new_session=True, **streams
+    ) as process:
         for line in process.stdout:
             if line.startswith(ready):
                 break
@@ -199,7 +224,19 @@ def test_ctrl_c_during_a_capture(tmp_path):
             print("step", step, flush=True)
     """,
     )
-    words = [sys.executable, "-m", "whence", "run", "-o", "run", "--max-bytes", "50MB", "--", sys.executable, str(script)]
+    words = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "-o",
+        "run",
+        "--max-bytes",
+        "50MB",
+        "--",
+        sys.executable,
+        str(script),
+    ]
     code, told = interrupted(tmp_path, words, "step 7")
     assert code == 130, told
     assert "bug in whence" not in told
@@ -209,7 +246,9 @@ def test_ctrl_c_during_a_capture(tmp_path):
 
 
 def test_ctrl_c_while_whence_itself_looks(tmp_path):
-    """The interrupt falls into our own code: the program gets it, later calls hang at the right place."""
+    """The interrupt falls into our own code: the program gets it, later calls hang at the right
+    place.
+    """
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     raised = []
 
@@ -254,7 +293,13 @@ def test_ctrl_c_during_a_comparison(tmp_path):
         from whence import cli
         cli.main(["compare", "a", "b", "-o", "cmp"])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip() == "whence: interrupted"
     assert tool(tmp_path, "compare", "a", "b", "-o", "cmp", "--force").returncode == 1
@@ -320,7 +365,10 @@ def test_a_run_of_a_later_version(tmp_path):
 
 
 def test_a_truncated_shard(tmp_path):
-    good, cut = captured(tmp_path, "good"), captured(tmp_path, "cut", lambda net: net[2].weight.data.add_(1e-3))
+    good, cut = (
+        captured(tmp_path, "good"),
+        captured(tmp_path, "cut", lambda net: net[2].weight.data.add_(1e-3)),
+    )
     (shard,) = only_folder(cut).glob("shard-*.safetensors")
     os.truncate(shard, shard.stat().st_size // 2)
     done = tool(tmp_path, "compare", good, cut)
@@ -339,7 +387,11 @@ def test_a_half_written_run(tmp_path):
     (folder / "status.json").write_text('{"ended": "running", "error": ""}')
     done = tool(tmp_path, "compare", good, half)
     assert done.returncode in (0, 1, 2), done.stderr
-    assert "uncleanly" in done.stdout or "unclean" in done.stderr or "still being written" in done.stdout
+    assert (
+        "uncleanly" in done.stdout
+        or "unclean" in done.stderr
+        or "still being written" in done.stdout
+    )
     assert "unmatched" in done.stdout
 
 

@@ -1,4 +1,6 @@
-"""`whence.capture` and what `whence run` attaches: options, seeds, processes that fork and spawn, and kill -9."""
+"""`whence.capture` and what `whence run` attaches: options, seeds, processes that fork and spawn,
+and kill -9.
+"""
 
 import os
 import random
@@ -28,11 +30,20 @@ def model():
 def run_python(tmp_path, text, *words, **more):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(text))
-    return subprocess.run([*words, sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300, **more)
+    return subprocess.run(
+        [*words, sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **more,
+    )
 
 
 def under_whence(tmp_path, text, *options, name="run"):
-    return run_python(tmp_path, text, sys.executable, "-m", "whence", "run", "-o", name, *options, "--")
+    return run_python(
+        tmp_path, text, sys.executable, "-m", "whence", "run", "-o", name, *options, "--"
+    )
 
 
 # ---- options and refusals
@@ -55,7 +66,12 @@ def test_options_that_cannot_be_meant(given, words, tmp_path):
 
 
 def test_what_is_no_module(tmp_path):
-    with pytest.raises(CaptureError, match=r"cannot capture a dict: .*torch\.nn\.Module.*whence run"), whence.capture({}, tmp_path / "run"):
+    with (
+        pytest.raises(
+            CaptureError, match=r"cannot capture a dict: .*torch\.nn\.Module.*whence run"
+        ),
+        whence.capture({}, tmp_path / "run"),
+    ):
         pytest.fail("entered")
     assert not (tmp_path / "run").exists()
 
@@ -77,7 +93,10 @@ def test_an_existing_run_is_kept_without_force(tmp_path):
 
 def test_a_file_as_parent_folder(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StoreFailed, match="file"), whence.capture(model(), tmp_path / "file" / "run"):
+    with (
+        pytest.raises(StoreFailed, match="file"),
+        whence.capture(model(), tmp_path / "file" / "run"),
+    ):
         pytest.fail("entered")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -111,7 +130,10 @@ def test_a_rank_that_is_not_wanted(tmp_path, monkeypatch):
     net = model()
     with whence.capture(net, tmp_path / "run", ranks="0,1"):
         net(torch.ones(1, 4))
-    with pytest.raises(RuntimeError, match="shapes"), whence.capture(net, tmp_path / "raised", ranks="0,1"):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        whence.capture(net, tmp_path / "raised", ranks="0,1"),
+    ):
         net(torch.ones(1, 5))
     for name in ("run", "raised"):
         with pytest.raises(UnreadableRun, match="empty run: 0 process folder"):
@@ -121,7 +143,10 @@ def test_a_rank_that_is_not_wanted(tmp_path, monkeypatch):
 def test_an_error_in_the_block_is_the_programs(tmp_path):
     net = model()
     original = torch.nn.Module.__call__
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), whence.capture(net, tmp_path / "run"):
+    with (
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+        whence.capture(net, tmp_path / "run"),
+    ):
         net(torch.ones(1, 4))
         net(torch.ones(1, 5))
     assert torch.nn.Module.__call__ is original
@@ -137,7 +162,9 @@ def test_an_interrupt_in_the_block_is_told_by_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), whence.capture(net, tmp_path / "run"):
         net(torch.ones(1, 4))
         raise KeyboardInterrupt
-    assert [n.text for n in open_run(tmp_path / "run").notes if n.kind == "ended"] == ["the block was left by KeyboardInterrupt"]
+    assert [n.text for n in open_run(tmp_path / "run").notes if n.kind == "ended"] == [
+        "the block was left by KeyboardInterrupt"
+    ]
 
 
 # ---- processes
@@ -178,7 +205,10 @@ def test_children_of_a_captured_process(how, tmp_path):
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     run = open_run(tmp_path / "run")
     assert run.ended == "", run.ended
-    heights = sorted(run.records[next(r.record for r in c.refs if r.slot == "input.0")].shape[0] for c in run.calls)
+    heights = sorted(
+        run.records[next(r.record for r in c.refs if r.slot == "input.0")].shape[0]
+        for c in run.calls
+    )
     assert heights == ([1, 2, 4] if how == "os.fork" else [1, 2, 3, 4])
     folders = [p for p in (tmp_path / "run").iterdir() if p.is_dir()]
     assert len(folders) == (2 if how == "os.fork" else 3)
@@ -206,7 +236,10 @@ def test_a_child_forked_inside_the_block(tmp_path):
     assert "stopped" not in done.stderr
     run = open_run(tmp_path / "run")
     assert run.ended == ""
-    assert [run.records[next(r.record for r in c.refs if r.slot == "input.0")].shape[0] for c in run.calls] == [1, 2]
+    assert [
+        run.records[next(r.record for r in c.refs if r.slot == "input.0")].shape[0]
+        for c in run.calls
+    ] == [1, 2]
 
 
 # ---- kill -9
@@ -255,7 +288,9 @@ def trainer(tmp_path_factory):
 
 
 def killed(trainer, path, steps, after_s):
-    """The run of a capture killed `after_s` after its `steps`-th step, and the last step it told of."""
+    """The run of a capture killed `after_s` after its `steps`-th step, and the last step it told
+    of.
+    """
     trainer.stdin.write(f"{path}\n")
     trainer.stdin.flush()
     pid, last, sent = 0, -1, False
@@ -292,7 +327,9 @@ def check_killed(path, last):
             kept[record.id] = data
     for call in run.calls:
         assert all(0 <= r.record < len(run.records) for r in call.refs)
-    inputs = [next(r for r in c.refs if r.slot == "input.0") for c in run.calls if c.scope == "layers.0"]
+    inputs = [
+        next(r for r in c.refs if r.slot == "input.0") for c in run.calls if c.scope == "layers.0"
+    ]
     for step, ref in enumerate(inputs[: last + 1]):
         assert np.array_equal(run.array(ref.record), np.full((8, 32), float(step), np.float32))
     store.recover(path)
@@ -314,11 +351,15 @@ def test_kill_9_of_a_real_capture(trainer, tmp_path):
 def test_kill_9_at_twenty_moments_of_a_real_capture(trainer, tmp_path):
     draw = random.Random(7)
     for trial in range(20):
-        check_killed(*killed(trainer, tmp_path / f"run{trial}", draw.randint(1, 12), draw.random() * 0.15))
+        check_killed(
+            *killed(trainer, tmp_path / f"run{trial}", draw.randint(1, 12), draw.random() * 0.15)
+        )
 
 
 def test_parameters_are_never_kept_by_reference_into_another_run(tmp_path):
-    """A comparison maps the shards of its runs; a capture after it in the same process must not lean on them."""
+    """A comparison maps the shards of its runs; a capture after it in the same process must not
+    lean on them.
+    """
     model = torch.nn.Linear(256, 256).eval()
     for name in ("ref", "tgt"):
         with torch.no_grad(), whence.capture(model, tmp_path / name):
@@ -331,7 +372,10 @@ def test_parameters_are_never_kept_by_reference_into_another_run(tmp_path):
 def test_weights_that_cannot_be_read_are_told_and_parameters_copied(tmp_path):
     model = torch.nn.Linear(256, 256).eval()
     (tmp_path / "w.safetensors").write_bytes(b"nonsense")
-    with torch.no_grad(), whence.capture(model, tmp_path / "run", weights=[str(tmp_path / "w.safetensors")]):
+    with (
+        torch.no_grad(),
+        whence.capture(model, tmp_path / "run", weights=[str(tmp_path / "w.safetensors")]),
+    ):
         model(torch.zeros(1, 256))
     run = whence.open_run(str(tmp_path / "run"))
     assert any(note.kind == "weights" and "w.safetensors" in note.text for note in run.notes)

@@ -1,4 +1,6 @@
-"""`whence.doctor`: healthy where whence is right, and not where it is made blind, trigger-happy or the program draws lots."""
+"""`whence.doctor`: healthy where whence is right, and not where it is made blind, trigger-happy or
+the program draws lots.
+"""
 
 import sys
 import textwrap
@@ -22,7 +24,12 @@ torch.set_num_threads(1)
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 32),
+            nn.GELU(),
+            nn.Linear(32, 16),
+        )
 
     def forward(self, x):
         return x + self.down(self.act(self.up(self.norm(x))))
@@ -42,7 +49,11 @@ def test_a_healthy_checkup(tmp_path):
     state = torch.get_rng_state()
     result = whence.doctor(model, GIVEN, faults=8, dtype=torch.bfloat16, keep=tmp_path / "kept")
     assert result.healthy
-    assert [(c.name, c.status) for c in result.clean] == [("the same again", "same"), ("one thread", "same"), ("bfloat16", "same")]
+    assert [(c.name, c.status) for c in result.clean] == [
+        ("the same again", "same"),
+        ("one thread", "same"),
+        ("bfloat16", "same"),
+    ]
     assert [c.identical for c in result.clean] == [True, True, False]
     assert len({p.fault for p in result.planted}) == 8
     assert {(p.outcome, p.size_class) for p in result.planted} == {("named first", "clear")}
@@ -55,7 +66,9 @@ def test_a_healthy_checkup(tmp_path):
     assert {"reference", "again", "one-thread", "bfloat16"} < kept
     assert len(kept) == 12
     text = report.checkup(result, output="kept")
-    assert text.startswith("HEALTHY            0 of 3 clean runs flagged; 8 of 8 clear faults named first")
+    assert text.startswith(
+        "HEALTHY            0 of 3 clean runs flagged; 8 of 8 clear faults named first"
+    )
     assert "bitwise identical" in text
     assert "12 calls; 100% can be replayed" in text
 
@@ -63,12 +76,16 @@ def test_a_healthy_checkup(tmp_path):
 def test_the_size_of_a_fault_is_its_error_over_the_operators_own_rounding(monkeypatch):
     monkeypatch.setattr("whence.workflows.doctor._NORMAL", ("scale",))
     (one,) = whence.doctor(net(), GIVEN, faults=1).planted
-    # A scale of 1.01 is a relative error of 0.01; the rounding of these operators in float32 is some 1e-8 to 1e-6.
+    # A scale of 1.01 is a relative error of 0.01; the rounding of these operators in float32 is
+    # some 1e-8 to 1e-6.
     assert 0.01 / 1e-6 < one.size < 0.01 / 1e-8
 
 
 def test_the_seed_draws_the_faults():
-    drawn = [[(p.fault, p.site) for p in whence.doctor(net(), GIVEN, faults=2, seed=s).planted] for s in (1, 1, 2)]
+    drawn = [
+        [(p.fault, p.site) for p in whence.doctor(net(), GIVEN, faults=2, seed=s).planted]
+        for s in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -85,9 +102,13 @@ def test_a_fault_below_rounding_is_not_missed(monkeypatch):
 
 def test_a_blind_comparison_is_not_healthy(monkeypatch):
     see = api.compare
-    monkeypatch.setattr("whence.workflows.compare.compare", lambda reference, target, **given: see(reference, reference, **given))
+    monkeypatch.setattr(
+        "whence.workflows.compare.compare",
+        lambda reference, target, **given: see(reference, reference, **given),
+    )
     result = whence.doctor(net(), GIVEN, faults=2)
-    # The same blind comparison cannot measure a fault either: what it calls small is not taken for found.
+    # The same blind comparison cannot measure a fault either: what it calls small is not taken for
+    # found.
     assert {p.outcome for p in result.planted} == {"no effect"}
     monkeypatch.setattr("whence.workflows.doctor._Doctor._size", lambda self, call, result: 1e3)
     result = whence.doctor(net(), GIVEN, faults=2)
@@ -159,13 +180,21 @@ SCRIPT = """
 def test_a_command(tmp_path, capfd):
     (tmp_path / "infer.py").write_text(textwrap.dedent(SCRIPT))
     said = []
-    result = api.doctor_command([sys.executable, str(tmp_path / "infer.py")], faults=2, keep=tmp_path / "kept", tell=said.append)
+    result = api.doctor_command(
+        [sys.executable, str(tmp_path / "infer.py")],
+        faults=2,
+        keep=tmp_path / "kept",
+        tell=said.append,
+    )
     assert result.healthy
     assert [p.outcome for p in result.planted] == ["named first"] * 2
     assert capfd.readouterr().out == ""
     assert said[0] == "running it without a capture"
     run = whence.open_run(str(next((tmp_path / "kept").glob("fault-01-*"))))
-    assert run.info.options["inject"] == f"{result.planted[0].fault}@Sequential/{result.planted[0].site}"
+    assert (
+        run.info.options["inject"]
+        == f"{result.planted[0].fault}@Sequential/{result.planted[0].site}"
+    )
 
 
 def test_a_command_that_fails(tmp_path):

@@ -1,4 +1,6 @@
-"""Labels in code: what is taken of what, who faces whom, and that the program is never changed, stopped or slowed."""
+"""Labels in code: what is taken of what, who faces whom, and that the program is never changed,
+stopped or slowed.
+"""
 
 import csv
 import os
@@ -47,11 +49,23 @@ def pair(name, reference, target, **more):
 def test_anything_array_like_is_taken_bit_by_bit(run):
     x = torch.randn(4, 6)
     given = {
-        "torch": x, "view": x[1:3, ::2].T, "0-d": torch.tensor(3.5), "empty": torch.zeros(0, 3), "bf16": x.bfloat16(),
-        "fp8": x.to(torch.float8_e4m3fn), "bool": x > 0, "conj": torch.complex(x, x).conj(), "parameter": torch.nn.Parameter(x.clone()),
-        "numpy": x.numpy(), "fortran": np.asfortranarray(x.numpy()), "big endian": np.arange(3, dtype=">f4"), "number": 2.5,
-        "list": [[1, 2], [3, 4]], "ml": np.ones(3, ml_dtypes.bfloat16), "int64": np.array([2**62 + 1]),
-    }  # fmt: skip
+        "torch": x,
+        "view": x[1:3, ::2].T,
+        "0-d": torch.tensor(3.5),
+        "empty": torch.zeros(0, 3),
+        "bf16": x.bfloat16(),
+        "fp8": x.to(torch.float8_e4m3fn),
+        "bool": x > 0,
+        "conj": torch.complex(x, x).conj(),
+        "parameter": torch.nn.Parameter(x.clone()),
+        "numpy": x.numpy(),
+        "fortran": np.asfortranarray(x.numpy()),
+        "big endian": np.arange(3, dtype=">f4"),
+        "number": 2.5,
+        "list": [[1, 2], [3, 4]],
+        "ml": np.ones(3, ml_dtypes.bfloat16),
+        "int64": np.array([2**62 + 1]),
+    }
     with whence.recording(run):
         for name, value in given.items():
             whence.label(name, value)
@@ -61,15 +75,25 @@ def test_anything_array_like_is_taken_bit_by_bit(run):
         if isinstance(value, torch.Tensor):
             want = value.detach().resolve_conj()
             assert (record.dtype, record.shape) == (str(value.dtype)[6:], tuple(value.shape))
-            kind = torch.float32 if want.dtype in (torch.bfloat16, torch.float8_e4m3fn) else want.dtype
-            assert np.array_equal(array.astype(np.float32) if kind != want.dtype else array, want.to(kind).numpy()), name
+            kind = (
+                torch.float32 if want.dtype in (torch.bfloat16, torch.float8_e4m3fn) else want.dtype
+            )
+            assert np.array_equal(
+                array.astype(np.float32) if kind != want.dtype else array, want.to(kind).numpy()
+            ), name
         else:
             assert np.array_equal(array, np.asarray(value)), name
             assert record.shape == np.asarray(value).shape
 
 
 def test_what_cannot_be_read_is_a_label_with_the_reason(run):
-    odd = {"none": None, "object": object(), "meta": torch.empty(3, device="meta"), "sparse": torch.eye(3).to_sparse(), "text": "abc"}
+    odd = {
+        "none": None,
+        "object": object(),
+        "meta": torch.empty(3, device="meta"),
+        "sparse": torch.eye(3).to_sparse(),
+        "text": "abc",
+    }
 
     class Hostile:
         def __getattr__(self, name):
@@ -84,7 +108,11 @@ def test_what_cannot_be_read_is_a_label_with_the_reason(run):
     found = labels(run)
     assert [bool(found["reference", name][0][1].why) for name in (*odd, "hostile")] == [True] * 6
     notes = [n.text for n in whence.open_run(str(run)).notes if n.kind == "label-error"]
-    assert [("left" in n, "not empty" in n, "not both" in n).index(True) for n in notes] == [0, 1, 2]
+    assert [("left" in n, "not empty" in n, "not both" in n).index(True) for n in notes] == [
+        0,
+        1,
+        2,
+    ]
     result = whence.compare_labels(run, output=run.parent / "cmp")
     assert (result.status, result.incomparable) == ("undecided", 6)
     rows = table(run.parent / "cmp")
@@ -126,7 +154,9 @@ def test_a_program_is_not_changed(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(plain, captured))
     assert dict(os.environ) == environment
     found = labels(tmp_path / "run")
-    assert np.array_equal(found["target", "y"][0][2], 2 * found["reference", "y"][0][2])  # each as it was when it was labelled
+    assert np.array_equal(
+        found["target", "y"][0][2], 2 * found["reference", "y"][0][2]
+    )  # each as it was when it was labelled
 
 
 def test_programs_of_modules_do_not_hold_what_a_label_does(tmp_path):
@@ -176,7 +206,12 @@ assert len(ys) == 2 and all(abs(y - (torch.sin(x) * 3).numpy()).max() == 0 for y
 assert [run.records[c.refs[0].record].why for c in run.calls if c.scope == "symbolic"] != [""]
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -199,10 +234,15 @@ def test_who_faces_whom(run):
     result = whence.compare_labels(run, output=run.parent / "cmp")
     rows = table(run.parent / "cmp")
     assert [name for name, row in rows.items() if row["cmp_flag"] == "True"] == ["q#0", "q#1", one]
-    assert all(row["relative_euclidean_distance"] == "0.0" for row in rows.values() if row["cmp_flag"] == "True")
+    assert all(
+        row["relative_euclidean_distance"] == "0.0"
+        for row in rows.values()
+        if row["cmp_flag"] == "True"
+    )
     assert (
         rows["turn 1/q#0"]["cmp_fail_reason"]
-        == "the target has no label q#0 in turn 1; it has that name in no task, rank 0; task turn 2, rank 0"
+        == "the target has no label q#0 in turn 1; it has that name in no task, rank 0; task "
+        "turn 2, rank 0"
     )
     assert rows["lone#0"]["cmp_fail_reason"] == "the reference has no label lone#0"
     assert (result.status, result.unmatched, result.coverage.paired) == ("undecided", 3, 3)
@@ -221,22 +261,35 @@ def test_a_tensor_in_other_axes_is_compared_in_the_references(run):
         pair("short", a, a[:1])
     result = whence.compare_labels(run)
     verdicts = {row.name: row.verdict for row in result.rows}
-    assert [verdicts[n] in ("identical", "noise", "inherited") for n in ("first", "heads", "flat")] == [True] * 3
+    assert [
+        verdicts[n] in ("identical", "noise", "inherited") for n in ("first", "heads", "flat")
+    ] == [True] * 3
     assert verdicts["short"] in ("incomparable", "structural")
     assert [f.name for f in result.findings][:1] == ["wrong"]
 
 
-@pytest.mark.parametrize(("error", "dtype", "status"), [
-    (3e-6, np.float32, "same"), (1e-3, np.float32, "different"), (4e-3, ml_dtypes.bfloat16, "same"), (0.2, ml_dtypes.bfloat16, "different"),
-])  # fmt: skip
-def test_the_first_label_of_a_task_is_judged_by_what_rounding_before_it_may_make(run, error, dtype, status):
+@pytest.mark.parametrize(
+    ("error", "dtype", "status"),
+    [
+        (3e-6, np.float32, "same"),
+        (1e-3, np.float32, "different"),
+        (4e-3, ml_dtypes.bfloat16, "same"),
+        (0.2, ml_dtypes.bfloat16, "different"),
+    ],
+)
+def test_the_first_label_of_a_task_is_judged_by_what_rounding_before_it_may_make(
+    run, error, dtype, status
+):
     rng = np.random.default_rng(0)
     a = rng.standard_normal((64, 64))
     b = a * (1 + error * rng.choice([-1, 1], a.shape))
     with whence.recording(run):
         pair("out", a.astype(dtype), b.astype(dtype))
     result = whence.compare_labels(run)
-    assert (result.status, [f.name for f in result.findings]) == (status, ["out"] if status == "different" else [])
+    assert (result.status, [f.name for f in result.findings]) == (
+        status,
+        ["out"] if status == "different" else [],
+    )
 
 
 def test_integers_and_nan_that_differ_are_a_difference(run):
@@ -244,7 +297,11 @@ def test_integers_and_nan_that_differ_are_a_difference(run):
         with whence.task("ids"):
             pair("ids", np.arange(9), np.arange(9) + (np.arange(9) == 4))
         with whence.task("nan"):
-            pair("x", np.ones(9, np.float32), np.where(np.arange(9) == 4, np.nan, 1).astype(np.float32))
+            pair(
+                "x",
+                np.ones(9, np.float32),
+                np.where(np.arange(9) == 4, np.nan, 1).astype(np.float32),
+            )
     result = whence.compare_labels(run)
     assert {f.root for f in result.findings} == {"ids", "nan"}
     assert result.status == "different"
@@ -256,9 +313,7 @@ def test_files_that_are_late_torn_old_or_written_again(run, tmp_path, monkeypatc
 
     def library(name, array, mode="wb", cut=0):
         data = array.tobytes()
-        head = (
-            f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype=0\ndims=2,3\n$Object.data=0,{len(data)}\n$End=1\n"
-        )
+        head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype=0\ndims=2,3\n$Object.data=0,{len(data)}\n$End=1\n"
         with open(name, mode) as file:  # noqa: PTH123
             file.write(head.encode() + data[: len(data) - cut])
 
@@ -310,7 +365,14 @@ print(flat, sorted(inside))
     answers = []
     for i in range(2):
         (tmp_path / "ids.py").write_text(script % i)
-        done = subprocess.run([sys.executable, "ids.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "ids.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         answers.append(done.stdout)
     assert answers[0] == answers[1]
@@ -336,9 +398,16 @@ def test_tasks_of_threads_are_their_own(run):
     result = whence.compare_labels(run, output=run.parent / "cmp")
     rows = table(run.parent / "cmp")
     assert (result.status, len(rows)) == ("same", 202)
-    assert {name.partition("/")[0] for name in rows if name.startswith("request")} == {f"request {k}" for k in range(4)}
+    assert {name.partition("/")[0] for name in rows if name.startswith("request")} == {
+        f"request {k}" for k in range(4)
+    }
     assert {row["relative_euclidean_distance"] for row in rows.values()} == {"0.0"}
-    assert (first.id, second.id, f"{second.id}/in#0" in rows, "out#0" in rows) == ("task0", "task1", True, True)
+    assert (first.id, second.id, f"{second.id}/in#0" in rows, "out#0" in rows) == (
+        "task0",
+        "task1",
+        True,
+        True,
+    )
 
 
 def test_labels_of_children(tmp_path):
@@ -362,10 +431,27 @@ if __name__ == "__main__":
         subprocess.run([sys.executable, "-c", f"import whence; whence.label('started', [1.0], side='{side}')"], check=True)
 """
     (tmp_path / "many.py").write_text(script)
-    line = [sys.executable, "-m", "whence", "run", "--compare", "-o", "cmp", "--", sys.executable, "-W", "ignore", "many.py"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    line = [
+        sys.executable,
+        "-m",
+        "whence",
+        "run",
+        "--compare",
+        "-o",
+        "cmp",
+        "--",
+        sys.executable,
+        "-W",
+        "ignore",
+        "many.py",
+    ]
+    done = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(table(tmp_path / "cmp")) == {f"{n}#0" for n in ("fork", "spawn", "own", "later", "bare", "started")}
+    assert set(table(tmp_path / "cmp")) == {
+        f"{n}#0" for n in ("fork", "spawn", "own", "later", "bare", "started")
+    }
 
 
 def test_runs_with_modules_and_labels(tmp_path):
@@ -411,7 +497,9 @@ def test_errors_before_anything_is_compared(run, tmp_path):
 
 
 def test_ten_thousand_labels_cost_the_same_each(run):
-    """No label looks at those before it: the last tenth takes the calls that the first does. Without a run a label does nearly nothing."""
+    """No label looks at those before it: the last tenth takes the calls that the first does.
+    Without a run a label does nearly nothing.
+    """
     x = torch.randn(32)
     whence.label("warm", x)
 
@@ -436,7 +524,11 @@ def test_faults_in_several_turns_are_told_as_they_happened(tmp_path):
     with whence.recording(tmp_path / "run"):
         for turn in range(4):
             with whence.task(f"turn {turn}"):
-                for name, when, by in (("projection", 1, 1.01), ("activation", 2, 40.0), ("head", 3, 1.5)):
+                for name, when, by in (
+                    ("projection", 1, 1.01),
+                    ("activation", 2, 40.0),
+                    ("head", 3, 1.5),
+                ):
                     value = draw.normal(size=(4, 8)).astype(np.float32)
                     whence.label(name, value, side="reference")
                     whence.label(name, value * np.float32(by if turn == when else 1), side="target")

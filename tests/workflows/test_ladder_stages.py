@@ -1,4 +1,6 @@
-"""`whence.ladder`: the stage of compilation at fault is named, a clean model climbs in silence, and what cannot be told is said."""
+"""`whence.ladder`: the stage of compilation at fault is named, a clean model climbs in silence, and
+what cannot be told is said.
+"""
 
 import copy
 import itertools
@@ -25,13 +27,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 torch.set_num_threads(1)
 
 NORM = torch.ops.aten.native_layer_norm.default
-RIGHT = {"noise", "bit-equal"}  # whether a decomposition rounds as the operator does is the processor's affair
+RIGHT = {
+    "noise",
+    "bit-equal",
+}  # whether a decomposition rounds as the operator does is the processor's affair
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc, self.norm, self.drop, self.out = nn.Linear(16, 32), nn.LayerNorm(32), nn.Dropout(0.3), nn.Linear(32, 4)
+        self.fc, self.norm, self.drop, self.out = (
+            nn.Linear(16, 32),
+            nn.LayerNorm(32),
+            nn.Dropout(0.3),
+            nn.Linear(32, 4),
+        )
 
     def forward(self, x):
         return self.out(self.norm(torch.log1p(torch.relu(self.fc(x)))))
@@ -75,7 +85,9 @@ def decomposed(monkeypatch):
     original = decomposition.decompositions[NORM]
 
     def change(fault):
-        monkeypatch.setitem(decomposition.decompositions, NORM, lambda *args: fault(original, *args))
+        monkeypatch.setitem(
+            decomposition.decompositions, NORM, lambda *args: fault(original, *args)
+        )
         decomposition.fast_random_decomps.cache_clear()
 
     yield change
@@ -90,8 +102,11 @@ def test_a_clean_model(tmp_path):
     assert (result.status, result.stages, result.repeats) == ("same", (), True)
     decomp = result.rungs[2]
     assert verdicts(result) == [
-        ("eager", "bit-equal"), ("aot_eager", "bit-equal"), ("aot_eager_decomp_partition", decomp.verdict), ("inductor", "bit-equal"),
-    ]  # fmt: skip
+        ("eager", "bit-equal"),
+        ("aot_eager", "bit-equal"),
+        ("aot_eager_decomp_partition", decomp.verdict),
+        ("inductor", "bit-equal"),
+    ]
     assert decomp.verdict in RIGHT
     assert decomp.evidence == "replay" or decomp.verdict == "bit-equal"
     assert 0 <= decomp.rel_l2 < 1e-6
@@ -117,23 +132,32 @@ def test_the_figures_are_those_of_the_tensors(tmp_path):
     with torch.no_grad():
         expected = net()(GIVEN).double().numpy()
     made = expected.astype(np.float32) * np.float32(1.005)
-    assert result.rungs[-1].rel_l2 == pytest.approx(np.linalg.norm(made - expected) / np.linalg.norm(expected), rel=1e-4)
+    assert result.rungs[-1].rel_l2 == pytest.approx(
+        np.linalg.norm(made - expected) / np.linalg.norm(expected), rel=1e-4
+    )
     assert result.rungs[-1].previous_rel_l2 == pytest.approx(0.005, rel=1e-2)
 
 
 def test_a_backend_of_the_programs_own_is_named():
     result = whence.ladder(with_backend(wrong), GIVEN)
     assert (result.status, result.stages) == ("different", ("wrong",))
-    assert result.sentence.startswith("aot_eager_decomp_partition is within the noise, inductor is outside the noise: Net: introduced here")
+    assert result.sentence.startswith(
+        "aot_eager_decomp_partition is within the noise, inductor is outside the noise: Net: "
+        "introduced here"
+    )
     assert report.rungs(result).startswith("STAGE wrong ")
 
 
 def test_a_wrong_decomposition(decomposed):
-    decomposed(lambda original, x, shape, weight, bias, eps: original(x, shape, weight, bias, eps + 0.1))
+    decomposed(
+        lambda original, x, shape, weight, bias, eps: original(x, shape, weight, bias, eps + 0.1)
+    )
     result = whence.ladder(with_backend(plain), GIVEN)
     assert (result.status, result.stages) == ("different", ("decomposition",))
     assert [v for _, v in verdicts(result)] == ["bit-equal", "bit-equal", "outside", "bit-equal"]
-    assert result.sentence.endswith("the program as it is (inductor) is bit-equal to eager all the same")
+    assert result.sentence.endswith(
+        "the program as it is (inductor) is bit-equal to eager all the same"
+    )
 
 
 def test_a_decomposition_that_fails_and_a_wrong_backend_behind_it(decomposed):
@@ -169,7 +193,13 @@ class Asks(Net):
 def test_code_that_asks_whether_it_is_compiled():
     result = whence.ladder(with_backend(plain, Asks), GIVEN)
     assert (result.status, result.stages) == ("different", ("dynamo",))
-    assert [name for name, _ in verdicts(result)] == ["eager", "dynamo", "aot_eager", "aot_eager_decomp_partition", "inductor"]
+    assert [name for name, _ in verdicts(result)] == [
+        "eager",
+        "dynamo",
+        "aot_eager",
+        "aot_eager_decomp_partition",
+        "inductor",
+    ]
     assert (result.rungs[1].previous_identical, result.rungs[2].previous_identical) == (False, True)
 
 
@@ -189,7 +219,10 @@ def test_a_guard_that_was_switched_off():
             getattr(model, "_orig_mod", model).scale = 2.0
             model(GIVEN)
 
-    given = {"options": {"guard_filter_fn": lambda guards: [False for _ in guards]}, "backend": plain}
+    given = {
+        "options": {"guard_filter_fn": lambda guards: [False for _ in guards]},
+        "backend": plain,
+    }
     result = whence.ladder(lambda: torch.compile(net(Scaled), **given), use)
     assert (result.status, result.stages) == ("different", ("dynamo",))
     assert [v for _, v in verdicts(result)][1:] == ["outside"] * 4
@@ -222,7 +255,9 @@ def test_an_aot_fault(monkeypatch):
 def test_weights_drawn_anew_each_time():
     def make():
         model = net()
-        model.fc.weight.data += torch.from_numpy(np.random.default_rng().normal(size=(32, 16)).astype(np.float32))
+        model.fc.weight.data += torch.from_numpy(
+            np.random.default_rng().normal(size=(32, 16)).astype(np.float32)
+        )
         return model
 
     result = whence.ladder(make, GIVEN)
@@ -232,7 +267,9 @@ def test_weights_drawn_anew_each_time():
 
 
 class Unsteady(Net):
-    """Rounds another way each time, as atomics do: never as the time before, and never much further off than that."""
+    """Rounds another way each time, as atomics do: never as the time before, and never much further
+    off than that.
+    """
 
     last_bits = itertools.cycle((1, 5, 2, 6, 3, 7, 4, 8))
 
@@ -259,7 +296,9 @@ class Deep(nn.Module):
     def __init__(self):
         super().__init__()
         block = [nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.1)]
-        self.layers = nn.Sequential(*(copy.deepcopy(part) for _ in range(6) for part in block), nn.Linear(16, 4))
+        self.layers = nn.Sequential(
+            *(copy.deepcopy(part) for _ in range(6) for part in block), nn.Linear(16, 4)
+        )
 
     def forward(self, x):
         return self.layers(x) * torch.bernoulli(torch.full((4,), 0.9))
@@ -274,7 +313,9 @@ def trained(model):
 
 
 def two_bits_off(original, *args):
-    """A layer norm whose elements are off by two in their last bit, to and fro, on every processor."""
+    """A layer norm whose elements are off by two in their last bit, to and fro, on every
+    processor.
+    """
     out, mean, rstd = original(*args)
     signs = 1 - 2 * (torch.arange(out.shape[-1]) % 2).to(out.dtype)
     return out * (1 + 2 * 2.0**-23 * signs), mean, rstd
@@ -285,7 +326,9 @@ def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, decomposed):
     decomposed(two_bits_off)
 
     def backend(graph, inputs):
-        return lambda *args: [out * fault for out in graph.forward(*args)] if fault != 1.0 else graph.forward(*args)
+        return lambda *args: (
+            [out * fault for out in graph.forward(*args)] if fault != 1.0 else graph.forward(*args)
+        )
 
     def make():
         torch.manual_seed(0)
@@ -299,7 +342,9 @@ def test_rounding_that_adds_up_where_nothing_can_be_replayed(fault, decomposed):
     assert decomp.rel_l2 > 5 * 2 * 2.0**-24
     # What one more rounding makes here is measured where the difference is larger than that.
     assert any("rounded once more" in note for note in result.notes) == (fault != 1.0)
-    assert (result.status, result.stages) == (("same", ()) if fault == 1.0 else ("different", ("backend",)))
+    assert (result.status, result.stages) == (
+        ("same", ()) if fault == 1.0 else ("different", ("backend",))
+    )
 
 
 def test_a_function():
@@ -314,7 +359,9 @@ def test_a_function():
 
 
 def test_what_is_given_wrongly():
-    with pytest.raises(UsageError, match=r"unknown option 'fulgraph'; torch\.compile takes dynamic, fullgraph"):
+    with pytest.raises(
+        UsageError, match=r"unknown option 'fulgraph'; torch\.compile takes dynamic, fullgraph"
+    ):
         whence.ladder(net(), GIVEN, fulgraph=True)
     with pytest.raises(UsageError, match=r"a torch\.nn\.Module or a function, not a int"):
         whence.ladder(3, GIVEN)
@@ -336,7 +383,9 @@ def test_a_wrong_lowering(kind):
     found = result.compiler_pass
     assert (found.backend, found.subsystem, found.info) == ("inductor", "lowerings", kind)
     assert found.runs > 5
-    assert f"PASS               inductor / lowerings / {found.number} / {kind}\n" in report.rungs(result)
+    assert f"PASS               inductor / lowerings / {found.number} / {kind}\n" in report.rungs(
+        result
+    )
 
 
 class Louder(torch._inductor.custom_graph_pass.CustomGraphPass):
@@ -346,7 +395,9 @@ class Louder(torch._inductor.custom_graph_pass.CustomGraphPass):
                 with graph.inserting_after(node):
                     louder = graph.call_function(torch.ops.aten.mul.Tensor, (node, 1.01))
                 louder.meta = dict(node.meta)
-                node.replace_all_uses_with(louder, delete_user_cb=lambda user, own=louder: user is not own)
+                node.replace_all_uses_with(
+                    louder, delete_user_cb=lambda user, own=louder: user is not own
+                )
 
     def uuid(self):
         return None
@@ -354,7 +405,9 @@ class Louder(torch._inductor.custom_graph_pass.CustomGraphPass):
 
 @pytest.mark.slow
 def test_a_wrong_pass_of_the_programs_own():
-    result = whence.ladder(net(), GIVEN, bisect_pass=True, options={"post_grad_custom_post_pass": Louder()})
+    result = whence.ladder(
+        net(), GIVEN, bisect_pass=True, options={"post_grad_custom_post_pass": Louder()}
+    )
     assert result.stages == ("inductor",)
     found = result.compiler_pass
     assert (found.subsystem, found.info) == ("post_grad_passes", "post_grad_custom_post_pass")

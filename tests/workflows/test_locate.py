@@ -1,4 +1,6 @@
-"""`whence.locate`: what the error at the output is made of, against an oracle computed by hand; commands that are run again."""
+"""`whence.locate`: what the error at the output is made of, against an oracle computed by hand;
+commands that are run again.
+"""
 
 import json
 import shutil
@@ -26,7 +28,15 @@ torch.set_num_threads(1)
 
 def net():
     torch.manual_seed(0)
-    layers = [nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)]
+    layers = [
+        nn.Linear(16, 32),
+        nn.Tanh(),
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.Linear(32, 8),
+    ]
     # Names without numbers: faults of numbered siblings are one finding.
     return nn.Sequential(OrderedDict(zip("abcdefg", layers))).eval()
 
@@ -64,7 +74,11 @@ def by_hand(model, patched=None):
         h = GIVEN.double() * scale
         for i in range(7):
             layer = (other if i in numbers else model)[i]
-            h = torch.tanh(h) if isinstance(layer, nn.Tanh) else h @ layer.weight.detach().double().T + layer.bias.detach().double()
+            h = (
+                torch.tanh(h)
+                if isinstance(layer, nn.Tanh)
+                else h @ layer.weight.detach().double().T + layer.bias.detach().double()
+            )
         outs.append(h.numpy())
     return np.concatenate(outs)
 
@@ -77,7 +91,11 @@ def test_two_faults_are_found_in_turn_and_their_shares_are_those_of_float64(refe
     said = []
     result = whence.locate(reference, model=broken(), use=use, tell=said.append)
     # A layer whose input is the reference's and that is patched computes as the reference does.
-    right, first, both = by_hand(net()), by_hand(broken(), (net(), (0,))), by_hand(broken(), (net(), (0, 4)))
+    right, first, both = (
+        by_hand(net()),
+        by_hand(broken(), (net(), (0,))),
+        by_hand(broken(), (net(), (0, 4))),
+    )
     errors = [rel(right, by_hand(broken())), rel(right, first), rel(right, both)]
     assert (result.status, [r.name for r in result.rounds]) == ("different", ["a", "e"])
     assert [r.finding.cause for r in result.rounds] == ["parameter", "parameter"]
@@ -86,7 +104,9 @@ def test_two_faults_are_found_in_turn_and_their_shares_are_those_of_float64(refe
         assert (one.calls, one.refused) == (2, ())
         assert one.before == pytest.approx(errors[i], rel=1e-4, abs=1e-6)
         assert one.after == pytest.approx(errors[i + 1], rel=1e-4, abs=1e-6)
-        assert one.share == pytest.approx((errors[i] ** 2 - errors[i + 1] ** 2) / errors[0] ** 2, rel=1e-3)
+        assert one.share == pytest.approx(
+            (errors[i] ** 2 - errors[i + 1] ** 2) / errors[0] ** 2, rel=1e-3
+        )
     assert sum(r.share for r in result.rounds) == pytest.approx(1, abs=1e-6)
     assert [r.remaining for r in result.rounds] == [("e",), ()]
     assert (result.remaining, result.runs) == ((), 3)
@@ -109,7 +129,8 @@ def test_calls_that_the_user_names(reference):
     assert [r.name for r in result.rounds] == ["e", "a@1"]
     assert [r.calls for r in result.rounds] == [2, 1]
     by_step = {s[1]: s[2:] for s in result.rounds[1].steps}
-    # Layer e is right already, so with layer a patched at step 1 nothing is left there; at step 0 nothing changed.
+    # Layer e is right already, so with layer a patched at step 1 nothing is left there; at step 0
+    # nothing changed.
     assert by_step[0][0] == by_step[0][1]
     assert by_step[1][1] < 1e-6
 
@@ -150,7 +171,9 @@ def test_siblings_are_one_finding_and_one_patch(tmp_path):
     for norm in model:
         norm.eps = 1e-2
     result = whence.locate(tmp_path / "ref", model=model, use=use)
-    assert [(r.name, r.points, r.calls) for r in result.rounds] == [("0 and 2 like it", ("0", "1", "2"), 6)]
+    assert [(r.name, r.points, r.calls) for r in result.rounds] == [
+        ("0 and 2 like it", ("0", "1", "2"), 6)
+    ]
     assert result.left == 0
 
 
@@ -242,7 +265,9 @@ def place(tmp_path_factory):
 
 def test_a_comparison_is_enough(place, capfd):
     result = whence.locate(place / "cmp")
-    assert [(r.name, r.calls, r.share) for r in result.rounds] == [("0", 1, pytest.approx(1, abs=1e-6))]
+    assert [(r.name, r.calls, r.share) for r in result.rounds] == [
+        ("0", 1, pytest.approx(1, abs=1e-6))
+    ]
     assert (result.runs, result.command[-1]) == (1, "bad")
     assert capfd.readouterr().out == ""  # what the command prints is not the answer
 
@@ -259,7 +284,9 @@ def test_a_run_that_was_made_in_a_folder_that_is_gone(place, tmp_path):
     (moved / "run.json").write_text(json.dumps({**info, "cwd": str(tmp_path / "gone")}))
     with pytest.raises(UnreadableRun, match="gone, which is not there"):
         whence.locate(place / "ref", moved)
-    (moved / "run.json").write_text(json.dumps({**info, "command": ["python", "x.py", "--token", "***"]}))
+    (moved / "run.json").write_text(
+        json.dumps({**info, "command": ["python", "x.py", "--token", "***"]})
+    )
     with pytest.raises(UnreadableRun, match="had secrets"):
         whence.locate(place / "ref", moved)
     (moved / "run.json").write_text(json.dumps({**info, "command": []}))
@@ -296,7 +323,9 @@ def test_output_errors_are_taken_in_float64(tmp_path):
     (found,) = output_errors(left, right).values()
     a, b = GIVEN.double().numpy(), (GIVEN + 0.5).double().numpy()
     assert found.error == pytest.approx(np.linalg.norm(b - a), rel=1e-6)
-    assert found.norm == pytest.approx(np.hypot(np.linalg.norm(a), np.linalg.norm(a * 100)), rel=1e-6)
+    assert found.norm == pytest.approx(
+        np.hypot(np.linalg.norm(a), np.linalg.norm(a * 100)), rel=1e-6
+    )
     assert found.same_question
 
 

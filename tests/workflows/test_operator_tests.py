@@ -1,4 +1,6 @@
-"""Tests that whence writes: they run without whence and numpy, pass on a right device, and name a faulty operator."""
+"""Tests that whence writes: they run without whence and numpy, pass on a right device, and name a
+faulty operator.
+"""
 
 import ast
 import csv
@@ -85,18 +87,36 @@ def plugins(tmp_path_factory):
 
 @pytest.fixture
 def run_tests(plugins, tmp_path):
-    """pytest in a process of its own, in a folder of its own, where neither whence nor numpy can be imported."""
+    """pytest in a process of its own, in a folder of its own, where neither whence nor numpy can be
+    imported.
+    """
 
     def run(tests, table, *words, plugin="", code=0, **environment):
         # An installed whence is a plugin of pytest.
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:whence", "-p", "alone", "--tb=short"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:whence",
+            "-p",
+            "alone",
+            "--tb=short",
+        ]
         command += [str(tests), *words]
         command += ["-p", plugin] if plugin else []
         env = (
-            {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(plugins), "OMP_NUM_THREADS": "1"} | environment
+            {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+            | {"PYTHONPATH": str(plugins), "OMP_NUM_THREADS": "1"}
+            | environment
         )
         command += ["--detail_compare_path", table] if table else []
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-2000:]
         return tmp_path / table if table else done.stdout
 
@@ -139,7 +159,9 @@ def test_two_devices_and_a_faulty_one(runs, run_tests, tmp_path):
     assert backward, "the forward operator and its backward are tested together too"
     assert "aten.silu_backward.default" in table[backward[0]]["calls"]
     head = (tmp_path / "result.csv").read_text().splitlines()[0]
-    assert head.startswith("name,op_name,dtype,shape,min-val,max-val,is_pass,tgt_max,ref_max,tgt_1e-1,ref_1e-1,tgt_1e-2,ref_1e-2")
+    assert head.startswith(
+        "name,op_name,dtype,shape,min-val,max-val,is_pass,tgt_max,ref_max,tgt_1e-1,ref_1e-1,tgt_1e-2,ref_1e-2"
+    )
 
 
 def test_a_row_of_the_table_against_numpy(runs, run_tests, tmp_path):
@@ -160,12 +182,16 @@ def test_a_row_of_the_table_against_numpy(runs, run_tests, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", ["random", "special"])
 def test_other_elements(runs, run_tests, tmp_path, factory):
-    whence.generate_tests(runs / "op", tmp_path / "tests", factory=factory, cpu_init=True, samples=1)
+    whence.generate_tests(
+        runs / "op", tmp_path / "tests", factory=factory, cpu_init=True, samples=1
+    )
     one = run_tests(tmp_path / "tests", "one.csv", "--seed", "3")
     again = run_tests(tmp_path / "tests", "again.csv", "--seed", "3", plugin="other_device")
     assert whence.diff_results(one, again).status == "same"
     other = run_tests(tmp_path / "tests", "other.csv", "--seed", "4")
-    assert {n: r["max"] for n, r in rows(one).items()} != {n: r["max"] for n, r in rows(other).items()}
+    assert {n: r["max"] for n, r in rows(one).items()} != {
+        n: r["max"] for n, r in rows(other).items()
+    }
 
 
 def test_trivial_operators_are_left_out_unless_asked_for(runs, run_tests, tmp_path):
@@ -173,7 +199,10 @@ def test_trivial_operators_are_left_out_unless_asked_for(runs, run_tests, tmp_pa
     left = {name for names in short.left_out.values() for name in names}
     assert {"aten.t.default", "aten.view.default"} <= left
     kept = whence.generate_tests(
-        runs / "op", tmp_path / "kept", keep_trivial=True, include=["t", "view", "ones_like", "transpose", "zeros_like"]
+        runs / "op",
+        tmp_path / "kept",
+        keep_trivial=True,
+        include=["t", "view", "ones_like", "transpose", "zeros_like"],
     )
     assert kept.tests
     table = rows(run_tests(tmp_path / "kept", "kept.csv"))
@@ -195,7 +224,13 @@ def test_leaf_modules(runs, run_tests, tmp_path):
 def test_a_crash_keeps_the_rows_before_it(runs, run_tests, tmp_path):
     whence.generate_tests(runs / "op", tmp_path / "tests", samples=1)
     one = run_tests(tmp_path / "tests", "one.csv")
-    crashed = run_tests(tmp_path / "tests", "crashed.csv", plugin="faulty_device", code=9, CRASHES="aten.native_layer_norm.default")
+    crashed = run_tests(
+        tmp_path / "tests",
+        "crashed.csv",
+        plugin="faulty_device",
+        code=9,
+        CRASHES="aten.native_layer_norm.default",
+    )
     assert 0 < len(rows(crashed)) < len(rows(one))
     found = whence.diff_results(one, crashed)
     assert "aten.native_layer_norm.default" in found.operators
@@ -212,7 +247,8 @@ def test_workers_write_one_table(runs, run_tests, tmp_path):
 @pytest.mark.slow
 def test_a_custom_operator_comes_with_import(runs, run_tests, plugins, tmp_path):
     (plugins / "mine.py").write_text(
-        "import torch\nlib = torch.library.Library('mine', 'DEF')\nlib.define('twice(Tensor x) -> Tensor')\n"
+        "import torch\nlib = torch.library.Library('mine', 'DEF')\nlib.define('twice(Tensor x) "
+        "-> Tensor')\n"
         "lib.impl('twice', lambda x: x * 2, 'CPU')\n"
     )
     x = np.linspace(-1, 1, 9, dtype=np.float32)
@@ -227,14 +263,31 @@ def test_a_custom_operator_comes_with_import(runs, run_tests, plugins, tmp_path)
 def one_call(op, arrays, arguments=None, scope="", source=""):
     records = [record(k, a) for k, a in enumerate(arrays.values())]
     refs = tuple(Ref(slot, k) for k, slot in enumerate(arrays))
-    call = Call(0, scope, "Net", 0, 0, op=op, kind="operator", refs=refs, arguments=arguments or {}, source=source, leaf=True)
+    call = Call(
+        0,
+        scope,
+        "Net",
+        0,
+        0,
+        op=op,
+        kind="operator",
+        refs=refs,
+        arguments=arguments or {},
+        source=source,
+        leaf=True,
+    )
     return MemoryRun([call], records, dict(enumerate(arrays.values())))
 
 
 def test_nothing_of_a_run_becomes_code(tmp_path):
     hostile = 'x"""\nimport os; os.system("true")\n#\u2028\\'
     x = np.ones((2, 2), np.float32)
-    run = one_call("aten.mm.default", {"input.self": x, "input.mat2": x, "output.0": x}, scope=hostile, source=hostile)
+    run = one_call(
+        "aten.mm.default",
+        {"input.self": x, "input.mat2": x, "output.0": x},
+        scope=hostile,
+        source=hostile,
+    )
     whence.generate_tests(run, tmp_path / "tests")
     for file in (tmp_path / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -242,13 +295,23 @@ def test_nothing_of_a_run_becomes_code(tmp_path):
                 assert [n.name for n in node.names] in (["pytest"], ["torch"])
             if isinstance(node, ast.Call):
                 assert isinstance(node.func, (ast.Name, ast.Attribute))
-                assert getattr(node.func, "id", getattr(node.func, "attr", "")) in ("check", "tensor", "parametrize", "gradient", "module")
+                assert getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+                    "check",
+                    "tensor",
+                    "parametrize",
+                    "gradient",
+                    "module",
+                )
     for op in ("aten.mm.default)\nimport os", "../../x.y.z", "aten.from_file.default", "os.system"):
         bad = one_call(op, {"input.self": x}, {"filename": "/etc/passwd"} if "file" in op else {})
         with pytest.raises(UsageError, match="no test can be written"):
             whence.generate_tests(bad, tmp_path / "bad", force=True)
     with pytest.raises(UsageError, match="cannot be written down"):
-        whence.generate_tests(one_call("aten.sum.default", {"input.self": x}, {"dtype": {"dtype": "x; y"}}), tmp_path / "bad", force=True)
+        whence.generate_tests(
+            one_call("aten.sum.default", {"input.self": x}, {"dtype": {"dtype": "x; y"}}),
+            tmp_path / "bad",
+            force=True,
+        )
 
 
 def test_folders_are_not_overwritten(runs, tmp_path):
@@ -264,7 +327,9 @@ def test_folders_are_not_overwritten(runs, tmp_path):
         whence.generate_tests(runs / "op", tmp_path / "tests")
 
 
-@pytest.mark.parametrize("given", [{"factory": "lod"}, {"level": "operator"}, {"samples": 0}, {"include": ["nothing*"]}])
+@pytest.mark.parametrize(
+    "given", [{"factory": "lod"}, {"level": "operator"}, {"samples": 0}, {"include": ["nothing*"]}]
+)
 def test_misspelt_options_fail_at_once(runs, tmp_path, given):
     with pytest.raises(UsageError):
         whence.generate_tests(runs / "op", tmp_path / "tests", **given)
@@ -278,7 +343,10 @@ def test_the_data_is_a_safetensors_file(runs, tmp_path):
     run = whence.open_run(str(runs / "op"))
     call = next(c for c in run.calls if c.op == "aten._softmax.default")
     x = run.array(next(r.record for r in call.refs if r.slot == "input.self"))
-    assert any(np.array_equal(x, stored) for stored in load_file(tmp_path / "tests" / "data.safetensors").values())
+    assert any(
+        np.array_equal(x, stored)
+        for stored in load_file(tmp_path / "tests" / "data.safetensors").values()
+    )
 
 
 # ---- diff
@@ -308,7 +376,10 @@ RULE = [
 def test_the_rule(golden, golden_counts, worst, counts, passes, tmp_path):
     """target_k <= 2 golden_k + max(1, 1e-4 numel); max_t <= max(2 max_g, tol); one-sided."""
     row = 'add_0,aten.add.Tensor,float32,"[64, 64]",-1.0,1.0'
-    one, two = foreign(tmp_path / "a.csv", f"{row},{golden},{golden_counts}"), foreign(tmp_path / "b.csv", f"{row},{worst},{counts}")
+    one, two = (
+        foreign(tmp_path / "a.csv", f"{row},{golden},{golden_counts}"),
+        foreign(tmp_path / "b.csv", f"{row},{worst},{counts}"),
+    )
     found = whence.diff_results(one, two)
     assert found.rows[0].passed is passes, found.rows[0].why
     assert found.status == ("same" if passes else "different")
@@ -316,25 +387,41 @@ def test_the_rule(golden, golden_counts, worst, counts, passes, tmp_path):
 
 def test_missing_and_skipped_rows(tmp_path):
     row = "aten.add.Tensor,float32,[64],-1.0,1.0,0,0,0,0,0,0,0,0,0"
-    one, two = foreign(tmp_path / "a.csv", f"x,{row}", f"y,{row}"), foreign(tmp_path / "b.csv", f"y,{row}", f"z,{row}")
+    one, two = (
+        foreign(tmp_path / "a.csv", f"x,{row}", f"y,{row}"),
+        foreign(tmp_path / "b.csv", f"y,{row}", f"z,{row}"),
+    )
     found = whence.diff_results(one, two)
     assert [(r.name, r.passed) for r in found.rows] == [("x", False), ("y", True), ("z", False)]
     head = HEAD + ",status,reason"
     (tmp_path / "s.csv").write_text(f"{head}\nx,{row},skipped,no kernel\n")
     assert whence.diff_results(tmp_path / "s.csv", tmp_path / "s.csv").status == "undecided"
-    assert whence.diff_results(foreign(tmp_path / "x.csv", f"x,{row}"), tmp_path / "s.csv").status == "different"
+    assert (
+        whence.diff_results(foreign(tmp_path / "x.csv", f"x,{row}"), tmp_path / "s.csv").status
+        == "different"
+    )
     (tmp_path / "f.csv").write_text(f"{head}\nx,{row},fail,error 9 x its floor\n")
-    assert whence.diff_results(foreign(tmp_path / "x.csv", f"x,{row}"), tmp_path / "f.csv").operators == ("aten.add.Tensor",)
-    assert whence.diff_results(tmp_path / "f.csv", foreign(tmp_path / "x.csv", f"x,{row}")).operators == ("aten.add.Tensor",)
+    assert whence.diff_results(
+        foreign(tmp_path / "x.csv", f"x,{row}"), tmp_path / "f.csv"
+    ).operators == ("aten.add.Tensor",)
+    assert whence.diff_results(
+        tmp_path / "f.csv", foreign(tmp_path / "x.csv", f"x,{row}")
+    ).operators == ("aten.add.Tensor",)
 
 
 def test_the_command_says_which_is_which_and_quotes_formulas(tmp_path, capsys):
     from whence import cli
 
     row = "float32,[64],-1.0,1.0"
-    one = foreign(tmp_path / "a.csv", f"=cmd(),aten.add.Tensor,{row},0,0,0,0,0,0,0,0,0", f"m,aten.mm.default,{row},0,0,0,0,0,0,0,0,0")
+    one = foreign(
+        tmp_path / "a.csv",
+        f"=cmd(),aten.add.Tensor,{row},0,0,0,0,0,0,0,0,0",
+        f"m,aten.mm.default,{row},0,0,0,0,0,0,0,0,0",
+    )
     two = foreign(
-        tmp_path / "b.csv", f"=cmd(),aten.add.Tensor,{row},0,0,0,0,0,0,0,0,0", f"m,aten.mm.default,{row},3,64,64,64,64,64,64,64,64"
+        tmp_path / "b.csv",
+        f"=cmd(),aten.add.Tensor,{row},0,0,0,0,0,0,0,0,0",
+        f"m,aten.mm.default,{row},3,64,64,64,64,64,64,64,64",
     )
     assert cli.execute(["ops", "diff", str(one), str(one)]) == 0
     assert "SAME" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""What a page is given: the order and the flow of calls, the noise that explains an error, and elements looked at closely against numpy."""
+"""What a page is given: the order and the flow of calls, the noise that explains an error, and
+elements looked at closely against numpy.
+"""
 
 import json
 import math
@@ -59,7 +61,11 @@ def test_the_heatmap_is_the_root_mean_square_of_its_blocks(pair):
     error = (pair[1].astype(np.float64) - pair[0]).reshape(-1, 130)
     rows, columns = math.ceil(120 / heat.values.shape[0]), math.ceil(130 / heat.values.shape[1])
     expected = [
-        [math.sqrt((error[r : r + rows, c : c + columns] ** 2).mean()) for c in range(0, 130, columns)] for r in range(0, 120, rows)
+        [
+            math.sqrt((error[r : r + rows, c : c + columns] ** 2).mean())
+            for c in range(0, 130, columns)
+        ]
+        for r in range(0, 120, rows)
     ]
     np.testing.assert_allclose(heat.values, expected, rtol=1e-12)
     np.testing.assert_allclose(heat.by_channel, (error**2).sum(0), rtol=1e-12)
@@ -70,7 +76,9 @@ def test_quantiles_of_a_normal_error_lie_on_the_diagonal():
     rng = np.random.default_rng(1)
     reference = np.zeros((200, 200))
     found = metrics.closely(reference, 0.25 * rng.standard_normal(reference.shape))
-    expected, seen = found.quantiles[:-3].T  # of the last few there are only as many as of dice throws
+    expected, seen = found.quantiles[
+        :-3
+    ].T  # of the last few there are only as many as of dice throws
     np.testing.assert_allclose(seen, 0.25 * expected, rtol=0.1, atol=2e-3)
 
 
@@ -92,7 +100,9 @@ def test_small_tensors(shape):
     assert len(found.worst) == one.size
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [np.int64, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
 def test_other_dtypes(dtype):
     zeros, ones = np.zeros((4, 4), dtype), np.ones((4, 4), dtype)
     found = metrics.closely(zeros, ones)
@@ -120,7 +130,11 @@ torch = pytest.importorskip("torch")
 class Net(torch.nn.Module):
     def __init__(self, broken=False):
         super().__init__()
-        self.up, self.mid, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+        self.up, self.mid, self.down = (
+            torch.nn.Linear(32, 64),
+            torch.nn.Linear(64, 64),
+            torch.nn.Linear(64, 8),
+        )
         self.broken = broken
 
     def forward(self, x):
@@ -149,7 +163,9 @@ def test_calls_stand_in_order_with_their_tree_and_flow(folder):
     assert names == ["Net", "up", "mid", "down"]
     assert [c.parent for c in page.calls] == [-1, 0, 0, 0]
     assert page.calls[names.index("mid")].reads == (names.index("up"),)
-    assert page.calls[names.index("down")].reads == (0,)  # what it reads was made between the modules
+    assert page.calls[names.index("down")].reads == (
+        0,
+    )  # what it reads was made between the modules
     assert page.missing == ()
 
 
@@ -165,7 +181,9 @@ def test_what_is_introduced_is_above_what_explains_it_and_what_is_inherited_belo
 
 
 class Rounded(torch.nn.Linear):
-    """The kernel of another processor: its rounding points away from what `reference` gave, as an inherited error may."""
+    """The kernel of another processor: its rounding points away from what `reference` gave, as an
+    inherited error may.
+    """
 
     reference: torch.Tensor
 
@@ -225,8 +243,12 @@ def test_without_the_runs_the_page_says_what_is_missing(folder, tmp_path):
     assert len(page.missing) == 1
     assert "gone" in page.missing[0]
     assert page.details == ()
-    assert [(c.name, c.verdict, c.error) for c in page.calls] == [(c.name, c.verdict, c.error) for c in page_of(compared).calls]
-    swapped = msgspec.structs.replace(compared, rows=tuple(msgspec.structs.replace(r, name=f"x.{r.name}") for r in compared.rows))
+    assert [(c.name, c.verdict, c.error) for c in page.calls] == [
+        (c.name, c.verdict, c.error) for c in page_of(compared).calls
+    ]
+    swapped = msgspec.structs.replace(
+        compared, rows=tuple(msgspec.structs.replace(r, name=f"x.{r.name}") for r in compared.rows)
+    )
     assert "not those that were compared" in page_of(swapped).missing[0]
 
 
@@ -242,7 +264,9 @@ def test_runs_are_found_from_the_folder_of_the_comparison(folder, tmp_path, monk
 
 def test_arrays_in_memory_are_looked_at_too(pair, tmp_path):
     whence.compare({"a": pair[0]}, {"a": pair[1]}, html=tmp_path / "report.html")
-    told = json.loads((tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
+    told = json.loads(
+        (tmp_path / "report.html").read_text().split('id="data">')[1].split("</script>")[0]
+    )
     assert told["missing"] == []
     assert told["details"][0]["worst"]
 
@@ -255,9 +279,14 @@ def test_pages_are_written_from_code(folder, tmp_path):
     with pytest.raises(OutputExists, match="--force"):
         whence.report_html(folder / "cmp", file)
     result = whence.compare(folder / "ref", folder / "tgt", html=tmp_path / "two.html")
-    assert "whence repro" not in (tmp_path / "two.html").read_text().split('id="data"')[1].split("</script>")[0]
+    assert (
+        "whence repro"
+        not in (tmp_path / "two.html").read_text().split('id="data"')[1].split("</script>")[0]
+    )
     result.report(str(tmp_path / "three.html"))
-    assert (tmp_path / "three.html").stat().st_size == pytest.approx((tmp_path / "two.html").stat().st_size, rel=0.05)
+    assert (tmp_path / "three.html").stat().st_size == pytest.approx(
+        (tmp_path / "two.html").stat().st_size, rel=0.05
+    )
     with pytest.raises(OutputExists):
         whence.compare(folder / "ref", folder / "tgt", html=tmp_path / "two.html")
     with pytest.raises(UnreadableRun, match="whence compare"):
@@ -265,7 +294,9 @@ def test_pages_are_written_from_code(folder, tmp_path):
     with pytest.raises(UsageError, match="details"):
         whence.report_html(folder / "cmp", tmp_path / "x.html", details=-1)
     with pytest.raises(UnreadableRun, match="whence tokens"):
-        whence.report_html(folder / "cmp", tmp_path / "x.html", tokens=folder / "cmp" / "summary.json")
+        whence.report_html(
+            folder / "cmp", tmp_path / "x.html", tokens=folder / "cmp" / "summary.json"
+        )
 
 
 class Attention(torch.nn.Module):
@@ -288,7 +319,9 @@ class Block(torch.nn.Module):
 
 @pytest.mark.torch
 def test_flow_goes_through_the_code_between_modules(tmp_path):
-    """What a container's own code reads and makes; what it only hands on to a call in it is not made by it."""
+    """What a container's own code reads and makes; what it only hands on to a call in it is not
+    made by it.
+    """
     torch.manual_seed(0)
     net, x = torch.nn.Sequential(Block(), Block()).eval(), torch.randn(4, 16)
     with torch.no_grad(), whence.capture(net, tmp_path / "a"):
@@ -297,11 +330,19 @@ def test_flow_goes_through_the_code_between_modules(tmp_path):
     names = [c.name for c in page.calls]
     assert {c.name: sorted(names[k] for k in c.reads) for c in page.calls} == {
         "Sequential": [],
-        "0": ["0.attn.o"], "0.norm": [], "0.attn": ["0.attn.k", "0.attn.q", "0.norm"],
-        "0.attn.q": ["0.norm"], "0.attn.k": ["0.norm"], "0.attn.o": ["0.attn"],
-        "1": ["0", "1.attn.o"], "1.norm": ["0"], "1.attn": ["1.attn.k", "1.attn.q", "1.norm"],
-        "1.attn.q": ["1.norm"], "1.attn.k": ["1.norm"], "1.attn.o": ["1.attn"],
-    }  # fmt: skip
+        "0": ["0.attn.o"],
+        "0.norm": [],
+        "0.attn": ["0.attn.k", "0.attn.q", "0.norm"],
+        "0.attn.q": ["0.norm"],
+        "0.attn.k": ["0.norm"],
+        "0.attn.o": ["0.attn"],
+        "1": ["0", "1.attn.o"],
+        "1.norm": ["0"],
+        "1.attn": ["1.attn.k", "1.attn.q", "1.norm"],
+        "1.attn.q": ["1.norm"],
+        "1.attn.k": ["1.norm"],
+        "1.attn.o": ["1.attn"],
+    }
 
 
 @pytest.mark.torch
@@ -309,10 +350,16 @@ def test_without_the_runs_the_tree_still_has_its_root(folder, tmp_path):
     import msgspec
 
     compared = load_comparison(folder / "cmp")
-    page = page_of(msgspec.structs.replace(compared, reference=str(tmp_path / "gone"), target=str(tmp_path / "gone")))
+    page = page_of(
+        msgspec.structs.replace(
+            compared, reference=str(tmp_path / "gone"), target=str(tmp_path / "gone")
+        )
+    )
     assert page.missing
     names = [c.name for c in page.calls]
-    assert {names[c.parent] if c.parent >= 0 else "" for c in page.calls if c.name != "Net"} == {"Net"}
+    assert {names[c.parent] if c.parent >= 0 else "" for c in page.calls if c.name != "Net"} == {
+        "Net"
+    }
 
 
 @pytest.mark.torch
@@ -325,6 +372,11 @@ def test_of_statistics_alone_the_page_shows_how_far_they_are_off(tmp_path):
         net.mid.weight.data *= 1.5
     result = whence.compare(tmp_path / "a", tmp_path / "b")
     calls = {c.name: c for c in page_of(result).calls}
-    judged = {row.name: v.numbers.get("e_out") for v in result.verdicts for row in result.rows if row.pair == v.pair}
+    judged = {
+        row.name: v.numbers.get("e_out")
+        for v in result.verdicts
+        for row in result.rows
+        if row.pair == v.pair
+    }
     assert calls["down"].error == judged["down"] > 0.01
     assert not calls["up"].error  # equal statistics prove nothing of elements

@@ -41,11 +41,17 @@ class Net(torch.nn.Module):
         return self.second(self.first(x))
 
 
-def captured(path, around=contextlib.nullcontext, prepare=lambda net: net, level="module", **changed):
+def captured(
+    path, around=contextlib.nullcontext, prepare=lambda net: net, level="module", **changed
+):
     torch.manual_seed(0)
     net = prepare(Net(**changed).eval())
     x = torch.randn(12, 16)
-    with torch.no_grad(), around(), whence.capture(net, path, **({} if level == "module" else {"level": level})):
+    with (
+        torch.no_grad(),
+        around(),
+        whence.capture(net, path, **({} if level == "module" else {"level": level})),
+    ):
         net(x)
     return path
 
@@ -62,15 +68,21 @@ def compared(tmp_path, reference, target):
 
 
 def ran(script, *words, **environment):
-    """Exit code and stdout of a command on the script, in a folder of its own where whence cannot be imported."""
+    """Exit code and stdout of a command on the script, in a folder of its own where whence cannot
+    be imported.
+    """
     apart = script.parent.parent / "apart"
     shutil.copytree(script.parent, apart, dirs_exist_ok=True)
     bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     (apart / "whence.py").write_text("raise ImportError('the script must not need whence')")
     done = subprocess.run(
-        [sys.executable, *words, str(apart / script.name)], cwd=apart.parent, capture_output=True, text=True, env=bare | environment,
+        [sys.executable, *words, str(apart / script.name)],
+        cwd=apart.parent,
+        capture_output=True,
+        text=True,
+        env=bare | environment,
         check=False,
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -113,7 +125,10 @@ def test_the_capture_notes_how_code_was_compiled(tmp_path):
     assert told["second"]["backend"] == "inductor"
     assert told["second"]["options"] == {"epilogue_fusion": False}
     assert told["second"]["dynamic"] is False
-    assert told["second"]["inductor"] == {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy", "max_fusion_size": 7}
+    assert told["second"]["inductor"] == {
+        "cpp.inject_relu_bug_TESTING_ONLY": "accuracy",
+        "max_fusion_size": 7,
+    }
     assert (told["first"]["backend"], told["first"]["fullgraph"]) == ("aot_eager", True)
 
 
@@ -123,7 +138,9 @@ def test_another_argument(tmp_path, reference):
     made = whence.repro(cmp, tmp_path / "repro")
     assert made.operators == ("aten.native_layer_norm.default",)
     assert (made.how, made.holds) == ("semantic", True)
-    assert made.notes == ("aten.native_layer_norm.default: eps 1e-05 in the reference, 0.01 in the target",)
+    assert made.notes == (
+        "aten.native_layer_norm.default: eps 1e-05 in the reference, 0.01 in the target",
+    )
     script = Path(made.path)
     assert made.notes[0] in ran(script)[1]
     assert ran(script)[0] == 1
@@ -140,7 +157,10 @@ def test_other_weights(tmp_path, level):
             net.second.up.weight[3] *= 1.5
         return net
 
-    first, second = captured(tmp_path / "ref", level=level), captured(tmp_path / "tgt", prepare=worse, level=level)
+    first, second = (
+        captured(tmp_path / "ref", level=level),
+        captured(tmp_path / "tgt", prepare=worse, level=level),
+    )
     made = whence.repro(compared(tmp_path, first, second), tmp_path / "repro")
     assert made.operators == ("aten.t.default", "aten.addmm.default")
     assert (made.how, made.holds) == ("parameter", True)
@@ -150,7 +170,10 @@ def test_other_weights(tmp_path, level):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_an_operator_that_only_one_side_runs(tmp_path, level):
-    first, second = captured(tmp_path / "ref", level=level), captured(tmp_path / "tgt", scale=1.05, level=level)
+    first, second = (
+        captured(tmp_path / "ref", level=level),
+        captured(tmp_path / "tgt", scale=1.05, level=level),
+    )
     made = whence.repro(compared(tmp_path, first, second), tmp_path / "repro")
     assert made.operators == ("aten.mul.Tensor",)
     assert (made.how, made.holds) == ("semantic", True)
@@ -167,11 +190,16 @@ class Off(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_a_kernel_that_this_machine_has_not_is_judged_by_what_was_recorded(tmp_path, level):
-    first, second = captured(tmp_path / "ref", level=level), captured(tmp_path / "tgt", Off, level=level)
+    first, second = (
+        captured(tmp_path / "ref", level=level),
+        captured(tmp_path / "tgt", Off, level=level),
+    )
     made = whence.repro(compared(tmp_path, first, second), tmp_path / "repro")
     assert (made.how, made.default, made.holds) == ("recorded", "recorded", True)
     assert made.operators[-1] == "aten.addmm.default"
-    assert made.sentence.startswith("what was recorded fails; run on this machine as the target was it passes")
+    assert made.sentence.startswith(
+        "what was recorded fails; run on this machine as the target was it passes"
+    )
     code, said = ran(Path(made.path))
     assert code == 1
     assert said.splitlines()[-1] == "FAIL (recorded)"
@@ -200,11 +228,17 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
     for name, scale in (("a", 1.0), ("b", 1.1)):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "x.npy", np.linspace(1, 2, 300, dtype=np.float32))
-        np.save(tmp_path / name / "y.npy", np.linspace(3, 4, 300, dtype=np.float32) * np.float32(scale))
+        np.save(
+            tmp_path / name / "y.npy", np.linspace(3, 4, 300, dtype=np.float32) * np.float32(scale)
+        )
     result = whence.compare(tmp_path / "a", tmp_path / "b", output=tmp_path / "cmp")
     assert cli.execute(["repro", str(tmp_path / "cmp"), "-o", str(tmp_path / "repro")]) == 3
     said = capsys.readouterr().err
-    assert ("cannot be run again" in said and "whence run" in said and "--model" in said) if result.findings else "nothing to" in said
+    assert (
+        ("cannot be run again" in said and "whence run" in said and "--model" in said)
+        if result.findings
+        else "nothing to" in said
+    )
     assert not (tmp_path / "repro").exists()
 
 
@@ -223,7 +257,9 @@ def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(finding._Subject, "_way", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")
     assert (made.default, made.holds) == ("recorded", True)
-    assert made.sentence.startswith("what was recorded fails; the target ran on xpu:7, which this machine has not; passes")
+    assert made.sentence.startswith(
+        "what was recorded fails; the target ran on xpu:7, which this machine has not; passes"
+    )
     assert "tensor.to('xpu:7')" in Path(made.path).read_text()
 
 
@@ -242,12 +278,17 @@ def test_a_model_stands_in_for_a_program_that_was_not_recorded(tmp_path):
 
     first, second = without(tmp_path / "ref"), without(tmp_path / "tgt", eps=1e-2)
     cmp = compared(tmp_path, first, second)
-    with pytest.raises(whence.errors.ReplayRefused, match=r"programs were not recorded[\s\S]*whence repro --model"):
+    with pytest.raises(
+        whence.errors.ReplayRefused, match=r"programs were not recorded[\s\S]*whence repro --model"
+    ):
         whence.repro(cmp, tmp_path / "repro")
     made = whence.repro(cmp, tmp_path / "repro", model=model)
     assert made.operators == ("aten.native_layer_norm.default",)
     assert (made.how, made.holds) == ("recorded", True)
-    assert "the target's own operators are not known (programs were not recorded); the reference's are run" in made.notes
+    assert (
+        "the target's own operators are not known (programs were not recorded); the reference's "
+        "are run" in made.notes
+    )
 
 
 def test_what_is_asked_for_must_be_there(tmp_path, reference, capsys):
@@ -268,7 +309,15 @@ def test_what_is_asked_for_must_be_there(tmp_path, reference, capsys):
 
 def test_no_run_writes_only(tmp_path, reference, capsys):
     cmp = compared(tmp_path, reference, captured(tmp_path / "tgt", eps=1e-2))
-    assert cli.execute(["repro", str(cmp), "-o", str(tmp_path / "repro"), "--no-run", "--format", "json"]) == 0
+    assert (
+        cli.execute(
+            ["repro", str(cmp), "-o", str(tmp_path / "repro"), "--no-run", "--format", "json"]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert (told["holds"], told["seen"]) == (None, {})
-    assert sorted(p.name for p in (tmp_path / "repro").iterdir()) == ["repro.py", "repro.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "repro").iterdir()) == [
+        "repro.py",
+        "repro.safetensors",
+    ]

@@ -1,4 +1,6 @@
-"""`whence.tokens` on files: who faces whom, what cannot be read, two commits, A/A, and files of any shape and size."""
+"""`whence.tokens` on files: who faces whom, what cannot be read, two commits, A/A, and files of any
+shape and size.
+"""
 
 import json
 import os
@@ -15,7 +17,9 @@ from whence.workflows.tokens import predictions
 
 
 def records(n=6, **more):
-    return [{"src": f"p{i}", "tgt": "", "output": f"word{i} and more of it", **more} for i in range(n)]
+    return [
+        {"src": f"p{i}", "tgt": "", "output": f"word{i} and more of it", **more} for i in range(n)
+    ]
 
 
 def lines(items):
@@ -54,7 +58,12 @@ def test_every_layout_of_the_same_records_agrees(put):
     }
     for name, content in layouts.items():
         result = whence.tokens(reference, put("tgt.json", content))
-        assert (result.status, result.full_match, result.half_match, verdicts(result)) == ("pass", 1.0, 1.0, ["PASS"] * 6), name
+        assert (result.status, result.full_match, result.half_match, verdicts(result)) == (
+            "pass",
+            1.0,
+            1.0,
+            ["PASS"] * 6,
+        ), name
         assert result.unreadable == (), name
     assert whence.tokens(items, items).full_match == 1.0
 
@@ -86,12 +95,25 @@ def test_bad_lines_are_named_and_never_pass(put):
     good[10] = b'{"src": "p10", "output": [true]}'
     result = whence.tokens(put("ref.json", items), put("tgt.json", b"\n".join(good)))
     assert verdicts(result) == ["PASS", *["NO"] * 10, "PASS"]
-    assert (result.count, result.full_count, result.full_match, result.not_compared) == (12, 2, 2 / 12, 10)
+    assert (result.count, result.full_count, result.full_match, result.not_compared) == (
+        12,
+        2,
+        2 / 12,
+        10,
+    )
     said = [u.split(": ", 1)[1] for u in result.unreadable]
-    expected = ("line 2: not JSON", "line 3: not UTF-8 at byte 25", "line 4: a list, not an object",
-                "line 5: no key 'output' (it has 'src')",
-                "line 6: 'output' is null", "line 7: 'output' holds nan at 1", "line 8: 'output' holds a list at 0",
-                "line 9: 'output' mixes token ids and text", "line 10: nested too deeply", "line 11: 'output' holds True at 0")  # fmt: skip
+    expected = (
+        "line 2: not JSON",
+        "line 3: not UTF-8 at byte 25",
+        "line 4: a list, not an object",
+        "line 5: no key 'output' (it has 'src')",
+        "line 6: 'output' is null",
+        "line 7: 'output' holds nan at 1",
+        "line 8: 'output' holds a list at 0",
+        "line 9: 'output' mixes token ids and text",
+        "line 10: nested too deeply",
+        "line 11: 'output' holds True at 0",
+    )
     assert [s for s, e in zip(said, expected, strict=True) if not s.startswith(e)] == []
     assert "line 2: not JSON" in result.prompts[1].why.replace(",", "").replace("target ", "")
     assert [p.prompt for p in result.prompts] == [f"p{i}" for i in range(12)]
@@ -101,7 +123,9 @@ def test_bad_lines_are_named_and_never_pass(put):
 
 
 def test_nan_elsewhere_and_surrogates_are_no_trouble(put):
-    content = b'{"src": "a", "score": NaN, "n": 123456789012345678901234567890, "output": "\\ud800 x"}\n'
+    content = (
+        b'{"src": "a", "score": NaN, "n": 123456789012345678901234567890, "output": "\\ud800 x"}\n'
+    )
     content += b'{"src": "\\udfff", "output": "\\ud83d\\ude00"}'
     result = whence.tokens(put("ref.json", content), put("tgt.json", content))
     assert verdicts(result) == ["PASS", "PASS"]
@@ -117,16 +141,23 @@ def test_arrays_that_are_broken(put):
         result = whence.tokens(reference, put("tgt.json", content.encode()))
         return result.full_count, [u.split(": ", 1)[1] for u in result.unreadable]
 
-    assert said(whole[:-20]) == (5, ["element 6: the file ends inside the array: it was cut short, in a string"])
+    assert said(whole[:-20]) == (
+        5,
+        ["element 6: the file ends inside the array: it was cut short, in a string"],
+    )
     assert said(whole[:-1]) == (5, ["element 6: the file ends inside the array: it was cut short"])
-    assert said(whole.replace('"word1 and more of it"', "")) == (5, ["element 2: not JSON: expecting value at character 36"])
+    assert said(whole.replace('"word1 and more of it"', "")) == (
+        5,
+        ["element 2: not JSON: expecting value at character 36"],
+    )
     assert said(whole + " x") == (6, ["element 7: the array ends, and behind it stands 'x'"])
     assert said(whole[:-1] + ",]") == (6, ["element 7: nothing behind the last comma"])
     assert said(whole[:-1] + "}") == (6, ["element 7: the array ends, and behind it stands '}'"])
 
 
 def test_a_cut_array_is_counted_against_it(put):
-    # All six prompts are there, and yet the file says that more was to come: seven, of which six pass.
+    # All six prompts are there, and yet the file says that more was to come: seven, of which six
+    # pass.
     result = whence.tokens(records(), put("tgt.json", (json.dumps([*records(), {}])[:-2]).encode()))
     assert (result.count, result.full_count) == (7, 6)
 
@@ -139,7 +170,9 @@ def test_a_record_too_long_is_named_and_the_rest_is_read(put, monkeypatch):
     for content in (lines(long), json.dumps(long).encode()):
         result = whence.tokens(put("ref.json", items), put("tgt.json", content))
         assert verdicts(result) == ["PASS", "PASS", "NO", "PASS", "PASS", "PASS"]
-        assert next(u.split(": ", 1)[1] for u in result.unreadable).startswith(("line 3: 50", "element 3: 50"))
+        assert next(u.split(": ", 1)[1] for u in result.unreadable).startswith(
+            ("line 3: 50", "element 3: 50")
+        )
     one = put("one.json", b'{"src": "p0", "output": "' + b"x" * 5000)
     with pytest.raises(UnreadableRun, match="none of 1 lines holds an output; line 1: 5025 bytes"):
         whence.tokens(items, one)
@@ -168,7 +201,11 @@ def test_files_that_are_no_outputs(put, tmp_path):
     for name, content, said in [
         ("u.json", "x".encode("utf-16"), "is UTF-16"),
         ("t.json", b"hello\nworld\n", "none of 2 lines holds an output; line 1: not JSON"),
-        ("k.json", lines([{"prompt": "a", "text": "b"}]), "no key 'output' (it has 'prompt', 'text'); --output-key names another"),
+        (
+            "k.json",
+            lines([{"prompt": "a", "text": "b"}]),
+            "no key 'output' (it has 'prompt', 'text'); --output-key names another",
+        ),
         ("d.json", b"[" * 100_000, "the file ends inside the array"),
     ]:
         with pytest.raises(UnreadableRun) as error:
@@ -197,9 +234,18 @@ def test_nothing_to_compare_is_undecided(put):
 def test_empty_outputs_never_pass():
     full = [{"src": "a", "output": "x"}, {"src": "b", "output": [1]}]
     empty = [{"src": "a", "output": ""}, {"src": "b", "output": []}]
-    for reference, target, verdict in ((full, empty, "FAIL"), (empty, full, "FAIL"), (empty, empty, "NO")):
+    for reference, target, verdict in (
+        (full, empty, "FAIL"),
+        (empty, full, "FAIL"),
+        (empty, empty, "NO"),
+    ):
         result = whence.tokens(reference, target, full=0.01, half=0.01)
-        assert (result.status, result.full_match, result.half_match, verdicts(result)) == ("fail", 0.0, 0.0, [verdict] * 2)
+        assert (result.status, result.full_match, result.half_match, verdicts(result)) == (
+            "fail",
+            0.0,
+            0.0,
+            [verdict] * 2,
+        )
 
 
 def test_longer_with_an_equal_prefix_is_reported_apart():
@@ -222,10 +268,18 @@ def test_prompts_find_each_other_in_any_order():
 
 
 def test_a_prompt_may_be_ids_or_messages():
-    for make in (lambda i: [i, i + 1], lambda i: [{"role": "user", "content": f"p{i}"}], lambda i: {"b": 1, "a": i}):
+    for make in (
+        lambda i: [i, i + 1],
+        lambda i: [{"role": "user", "content": f"p{i}"}],
+        lambda i: {"b": 1, "a": i},
+    ):
         items = [{"src": make(i), "output": f"w{i}"} for i in range(4)]
         other = [
-            {"src": dict(reversed(r["src"].items())) if isinstance(r["src"], dict) else r["src"], "output": r["output"]} for r in items
+            {
+                "src": dict(reversed(r["src"].items())) if isinstance(r["src"], dict) else r["src"],
+                "output": r["output"],
+            }
+            for r in items
         ]
         assert whence.tokens(items, other[::-1]).full_match == 1.0
 
@@ -235,7 +289,9 @@ def test_without_a_partner():
     result = whence.tokens(items, [*items[:4], {"src": "new", "output": "x"}])
     assert verdicts(result) == ["PASS"] * 4 + ["NO"] * 3
     assert [p.prompt for p in result.prompts][4:] == ["p4", "p5", "new"]
-    assert [p.why for p in result.prompts][4:] == ["the target has no such prompt"] * 2 + ["the reference has no such prompt"]
+    assert [p.why for p in result.prompts][4:] == ["the target has no such prompt"] * 2 + [
+        "the reference has no such prompt"
+    ]
     assert result.full_match == 4 / 7
     assert "2 only in <reference>: record 5, 6" in result.notes
     none = whence.tokens(items, [{**r, "src": r["src"] + "x"} for r in items])
@@ -260,7 +316,9 @@ def test_a_prompt_asked_twice_is_a_check_of_the_run_itself():
     twice = [*items, items[0], {**items[1], "output": "word1 then"}]
     result = whence.tokens(twice, items)
     assert (result.repeated, result.count, result.full_match) == (2, 6, 1.0)
-    assert [(d.side, d.prompt, d.lines, d.match.first_token) for d in result.disagreements] == [("reference", "p1", (2, 8), 1)]
+    assert [(d.side, d.prompt, d.lines, d.match.first_token) for d in result.disagreements] == [
+        ("reference", "p1", (2, 8), 1)
+    ]
     assert "2 further occurrences of a prompt only check that a run repeats itself" in result.notes
     # The n-th occurrence faces the n-th, and its row says that the run does not repeat itself.
     both = whence.tokens(twice, [*items, items[0], items[1]])
@@ -271,13 +329,23 @@ def test_a_prompt_asked_twice_is_a_check_of_the_run_itself():
 
 def test_how_rows_differ_is_said():
     pairs = [("caf\u00e9 x", "cafe\u0301 x"), ("a b", "a  b"), ("a b", "a c")]
-    reference, target = ([{"src": str(i), "output": p[side]} for i, p in enumerate(pairs)] for side in (0, 1))
+    reference, target = (
+        [{"src": str(i), "output": p[side]} for i, p in enumerate(pairs)] for side in (0, 1)
+    )
     result = whence.tokens(reference, target)
-    assert [p.why for p in result.prompts] == ["equal but for Unicode normalisation", "equal but for blanks", ""]
+    assert [p.why for p in result.prompts] == [
+        "equal but for Unicode normalisation",
+        "equal but for blanks",
+        "",
+    ]
     assert [(p.first_character, p.common, p.reference_at, p.target_at) for p in result.prompts] == [
-        (3, "caf", "\u00e9 x", "e\u0301 x"), (2, "a ", "b", " b"), (2, "a ", "b", "c"),
-    ]  # fmt: skip
-    ids = whence.tokens([{"src": "a", "output": list(range(40))}], [{"src": "a", "output": [*range(30), 99, 31]}])
+        (3, "caf", "\u00e9 x", "e\u0301 x"),
+        (2, "a ", "b", " b"),
+        (2, "a ", "b", "c"),
+    ]
+    ids = whence.tokens(
+        [{"src": "a", "output": list(range(40))}], [{"src": "a", "output": [*range(30), 99, 31]}]
+    )
     row = ids.prompts[0]
     assert (row.unit, row.first_token, row.first_character, row.half) == ("token", 30, None, True)
     assert (row.common[-8:], row.target_at) == ("27 28 29", "99 31")
@@ -298,22 +366,40 @@ def test_outputs_in_arrays_and_other_keys(put):
 
 def commit(passing, of=20, output="a b c d", drop=()):
     reference = [{"src": f"p{i}", "output": output} for i in range(of)]
-    target = [{"src": f"p{i}", "output": output if i in passing else "z"} for i in range(of) if i not in drop]
+    target = [
+        {"src": f"p{i}", "output": output if i in passing else "z"}
+        for i in range(of)
+        if i not in drop
+    ]
     return reference, target
 
 
 def test_two_commits():
-    before, after = commit(set(range(20)) - {8, 12, 14}), commit(set(range(20)) - {0, 2, 3, 5, 6, 8, 10, 11, 12, 16})
+    before, after = (
+        commit(set(range(20)) - {8, 12, 14}),
+        commit(set(range(20)) - {0, 2, 3, 5, 6, 8, 10, 11, 12, 16}),
+    )
     result = whence.tokens(before=before, after=after)
-    assert (result.status, result.full_match, result.before.full_match, result.before.status) == ("fail", 0.5, 0.85, "pass")
+    assert (result.status, result.full_match, result.before.full_match, result.before.status) == (
+        "fail",
+        0.5,
+        0.85,
+        "pass",
+    )
     assert result.table == {"both": 9, "only_before": 8, "only_after": 1, "neither": 2}
     assert result.newly_failing == (1, 3, 4, 6, 7, 11, 12, 17)
     assert result.newly_passing == (15,)
     assert result.p_value == pytest.approx(0.0390625)
-    changed = [(p.number, p.before, p.verdict) for p in result.prompts if p.change == "newly passing"]
+    changed = [
+        (p.number, p.before, p.verdict) for p in result.prompts if p.change == "newly passing"
+    ]
     assert changed == [(15, "FAIL", "PASS")]
     back = whence.tokens(before=after, after=before)
-    assert (back.status, back.table["only_after"], back.newly_passing) == ("pass", 8, (1, 3, 4, 6, 7, 11, 12, 17))
+    assert (back.status, back.table["only_after"], back.newly_passing) == (
+        "pass",
+        8,
+        (1, 3, 4, 6, 7, 11, 12, 17),
+    )
     same = whence.tokens(before=before, after=before)
     assert (same.status, same.p_value, same.newly_failing) == ("pass", 1.0, ())
 
@@ -350,7 +436,11 @@ def test_a_model_named_in_the_records_chooses_its_thresholds(put):
     assert whence.tokens(reference, target, thresholds=path).full_threshold == 0.75
     named = [{**r, "model": "small-1b"} for r in reference]
     result = whence.tokens(named, target, thresholds=path)
-    assert (result.status, result.full_threshold, result.thresholds_from) == ("pass", 0.1, f"{path}, model small*")
+    assert (result.status, result.full_threshold, result.thresholds_from) == (
+        "pass",
+        0.1,
+        f"{path}, model small*",
+    )
     assert whence.tokens(named, target, thresholds=path, model="other").full_threshold == 0.75
     mixed = whence.tokens([{**named[0], "model": "big"}, *named[1:]], target, thresholds=path)
     assert (mixed.full_threshold, any("2 models" in n for n in mixed.notes)) == (0.75, True)
@@ -390,20 +480,50 @@ def test_one_file_on_both_sides_is_said(put):
 @pytest.mark.shared
 def test_the_samples_of_two_commits(shared, put):
     folder = shared / "samples" / "paddle" / "tokens"
-    files = {c: (folder / f"commit{c}_ref_predict.json", folder / f"commit{c}_fused_predict.json") for c in "AB"}
+    files = {
+        c: (folder / f"commit{c}_ref_predict.json", folder / f"commit{c}_fused_predict.json")
+        for c in "AB"
+    }
 
     def as_ids(path):
         words = {}
         items = [json.loads(line) for line in path.read_text().splitlines()]
-        return [{**r, "output": [words.setdefault(w, sum(map(ord, w)) * 31 + len(w)) for w in r["output"].split()]} for r in items]
+        return [
+            {
+                **r,
+                "output": [
+                    words.setdefault(w, sum(map(ord, w)) * 31 + len(w)) for w in r["output"].split()
+                ],
+            }
+            for r in items
+        ]
 
     for a, b in ((files["A"], files["B"]), *[tuple(tuple(map(as_ids, files[c])) for c in "AB")]):
         result = whence.tokens(before=a, after=b)
-        assert (result.before.full_count, result.before.half_count, result.before.status) == (17, 19, "pass")
+        assert (result.before.full_count, result.before.half_count, result.before.status) == (
+            17,
+            19,
+            "pass",
+        )
         assert (result.full_count, result.half_count, result.status) == (10, 16, "fail")
-        assert (len(result.newly_failing), len(result.newly_passing), round(result.p_value, 3)) == (8, 1, 0.039)
+        assert (len(result.newly_failing), len(result.newly_passing), round(result.p_value, 3)) == (
+            8,
+            1,
+            0.039,
+        )
         assert [p.number for p in result.before.prompts if p.verdict == "FAIL"] == [9, 13, 15]
-        assert [p.number for p in result.prompts if p.verdict == "FAIL"] == [1, 3, 4, 6, 7, 9, 11, 12, 13, 17]
+        assert [p.number for p in result.prompts if p.verdict == "FAIL"] == [
+            1,
+            3,
+            4,
+            6,
+            7,
+            9,
+            11,
+            12,
+            13,
+            17,
+        ]
         assert {p.first_token for p in result.prompts} == {None, 4, 18}
 
 

@@ -1,4 +1,6 @@
-"""`api.parity`: two models on the same inputs, of one framework or two, on copies that leave the caller's things alone."""
+"""`api.parity`: two models on the same inputs, of one framework or two, on copies that leave the
+caller's things alone.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,13 @@ torch.set_num_threads(1)
 def net(eps=1e-5, dropout=0.0):
     torch.manual_seed(0)
     nn = torch.nn
-    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, 16), nn.LayerNorm(16, eps=eps))
+    return nn.Sequential(
+        nn.Linear(16, 32),
+        nn.GELU(),
+        nn.Dropout(dropout),
+        nn.Linear(32, 16),
+        nn.LayerNorm(16, eps=eps),
+    )
 
 
 def inputs(*shape):
@@ -70,7 +78,9 @@ def test_arrays_and_several_arguments():
 def test_an_error_of_a_model_says_which_one_it_was(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         parity(net(), torch.nn.Linear(3, 3), inputs(), tmp_path)
-    assert caught.value.__notes__ == ["whence: raised by the target model, Linear, on the inputs given"]
+    assert caught.value.__notes__ == [
+        "whence: raised by the target model, Linear, on the inputs given"
+    ]
     with pytest.raises(CaptureError, match="cannot capture a function"):
         parity(lambda x: x, net(), inputs())
 

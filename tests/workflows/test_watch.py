@@ -1,4 +1,6 @@
-"""`whence.watch` and `whence compare --watch`: runs that are compared while a program still writes them."""
+"""`whence.watch` and `whence compare --watch`: runs that are compared while a program still writes
+them.
+"""
 
 import os
 import subprocess
@@ -37,7 +39,9 @@ class Writing:
     def __init__(self, folder, faulty=1000):
         words = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(faulty)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         assert self.process.stdout.readline() == "ready\n"
 
     def step(self, times=1):
@@ -104,7 +108,10 @@ def test_it_stops_at_the_first_certain_fault_while_both_are_written(writing, tmp
     assert next(looks).status == "same"
     target.step(3)  # the reference has not come to the fourth
     (last,) = looks
-    assert (last.status, [(f.name, f.step, f.confidence) for f in last.findings]) == ("different", [("1", 2, "certain")])
+    assert (last.status, [(f.name, f.step, f.confidence) for f in last.findings]) == (
+        "different",
+        [("1", 2, "certain")],
+    )
     assert last.coverage.calls == 12
     assert target.process.poll() is None
 
@@ -121,11 +128,16 @@ def test_what_is_missing_at_the_end_is_not_the_same(writing, tmp_path):
 def test_the_command_waits_for_a_run_that_is_not_there_yet(tmp_path):
     written(tmp_path / "ref", 2)
     words = [sys.executable, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
-    watching = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watching = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     time.sleep(1)
     written(tmp_path / "tgt", 2)
     out, err = watching.communicate(timeout=120)
-    assert (watching.returncode, out.splitlines()[0]) == (0, "SAME               bitwise identical"), err
+    assert (watching.returncode, out.splitlines()[0]) == (
+        0,
+        "SAME               bitwise identical",
+    ), err
     assert "unexpected" not in err
 
 
@@ -134,7 +146,9 @@ def test_the_command_ends_cleanly_when_interrupted(writing, tmp_path):
     target = writing(tmp_path / "tgt")
     target.step()
     words = [sys.executable, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
-    watching = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watching = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     for _ in range(600):
         if (tmp_path / "cmp" / "report.json").exists():
             break

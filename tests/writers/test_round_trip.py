@@ -1,4 +1,6 @@
-"""Every format: a run comes back call by call and bit by bit, whatever its dtypes and names; the same as itself; nothing is left behind."""
+"""Every format: a run comes back call by call and bit by bit, whatever its dtypes and names; the
+same as itself; nothing is left behind.
+"""
 
 import csv
 import json
@@ -32,7 +34,11 @@ def told(run):
     calls = sorted(run.calls, key=lambda c: (c.rank, c.order))
     fields = "rank step root scope op op_type occurrence kind phase arguments"
     return [
-        (*(getattr(call, name) for name in fields.split()), run.calls[call.parent].scope if call.parent >= 0 else None) for call in calls
+        (
+            *(getattr(call, name) for name in fields.split()),
+            run.calls[call.parent].scope if call.parent >= 0 else None,
+        )
+        for call in calls
     ]
 
 
@@ -43,12 +49,18 @@ def tensors(run):
         for ref in call.refs:
             record, array = run.records[ref.record], run.array(ref.record)
             assert array.dtype == np.dtype(array.dtype.newbyteorder("="))
-            found[call.rank, call.step, call.scope, call.occurrence, ref.slot] = record.dtype, record.shape, array.tobytes()
+            found[call.rank, call.step, call.scope, call.occurrence, ref.slot] = (
+                record.dtype,
+                record.shape,
+                array.tobytes(),
+            )
     return found
 
 
 def test_there_are_these_formats():
-    assert api.formats() == tuple(sorted((*FORMATS, "msit_torch")))  # which holds less: test_msit_torch_written
+    assert api.formats() == tuple(
+        sorted((*FORMATS, "msit_torch"))
+    )  # which holds less: test_msit_torch_written
 
 
 def test_calls_come_back_with_their_names_and_order(converted):
@@ -74,7 +86,9 @@ def test_a_conversion_is_the_same_as_its_run(converted):
 
 def test_it_says_what_it_wrote_and_nothing_lies_elsewhere(converted):
     to, path, written = converted
-    assert all(file.is_file() and file.resolve().is_relative_to(path.resolve()) for file in written.files)
+    assert all(
+        file.is_file() and file.resolve().is_relative_to(path.resolve()) for file in written.files
+    )
     held = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
     assert sorted(held) == sorted(written.files)
     assert list(path.parent.iterdir()) == [path]
@@ -91,7 +105,9 @@ def test_a_planted_difference_is_found_in_the_converted_dump(tmp_path):
 
 
 def test_a_dump_of_another_tool_is_converted_too(tmp_path):
-    source = Path(__file__).parent.parent / "data" / "torch_xray" / "xpu_globalrank-0_localrank-0.h5"
+    source = (
+        Path(__file__).parent.parent / "data" / "torch_xray" / "xpu_globalrank-0_localrank-0.h5"
+    )
     for to in FORMATS:
         whence.convert(source, tmp_path / to, to=to)
         one, two = open_run(str(source)), open_run(str(tmp_path / to))
@@ -101,7 +117,9 @@ def test_a_dump_of_another_tool_is_converted_too(tmp_path):
 
 def test_what_has_no_elements_is_left_out_by_name(tmp_path):
     whole = net()
-    records = [msgspec.structs.replace(r, why="statistics only") if r.id == 3 else r for r in whole.records]
+    records = [
+        msgspec.structs.replace(r, why="statistics only") if r.id == 3 else r for r in whole.records
+    ]
     run = MemoryRun(whole.calls, records, {i: whole.array(i) for i in range(6) if i != 3})
     for to in FORMATS:
         written = whence.convert(run, tmp_path / to, to=to)
@@ -109,7 +127,13 @@ def test_what_has_no_elements_is_left_out_by_name(tmp_path):
         assert "elements are missing (statistics only)" in why, to
         assert "fc1.output.0" in names[0] or "fc1.Linear.0.forward_output.0" in names[0], names
         back = open_run(str(tmp_path / to))
-        held = [r.record for c in back.calls if c.scope == "fc1" for r in c.slots("output") if not back.records[r.record].why]
+        held = [
+            r.record
+            for c in back.calls
+            if c.scope == "fc1"
+            for r in c.slots("output")
+            if not back.records[r.record].why
+        ]
         assert held == [], to
         result = whence.compare(whole, tmp_path / to)
         assert result.status != "same" or result.evidence == "statistics", to
@@ -168,7 +192,9 @@ def test_what_is_interrupted_leaves_nothing(to, tmp_path):
 
 
 def test_nothing_to_write_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match=r"nothing of .* can be written as npy: elements are missing"):
+    with pytest.raises(
+        UsageError, match=r"nothing of .* can be written as npy: elements are missing"
+    ):
         whence.convert(net(keep=False), tmp_path / "dump", to="npy")
     assert list(tmp_path.iterdir()) == []
 
@@ -182,7 +208,9 @@ def test_statistics_alone_become_a_dump_of_statistics_of_msprobe(tmp_path):
     leaf = dump["data"]["Module.fc1.Linear.forward.0"]["parameters"]["weight"]
     weight = net().array(2).astype(np.float64)
     figures = [leaf[name] for name in ("Max", "Min", "Mean", "Norm")]
-    np.testing.assert_allclose(figures, [weight.max(), weight.min(), weight.mean(), np.linalg.norm(weight)], rtol=1e-12)
+    np.testing.assert_allclose(
+        figures, [weight.max(), weight.min(), weight.mean(), np.linalg.norm(weight)], rtol=1e-12
+    )
     assert "data_name" not in leaf
     result = whence.compare(run, tmp_path / "dump")
     assert (result.status, result.evidence) == ("same", "statistics")
@@ -223,14 +251,19 @@ def test_numpy_itself_reads_what_it_has_types_for(tmp_path):
         assert array.view(expected.dtype).tobytes() == expected.tobytes()
         assert array.dtype == expected.dtype or array.dtype.kind == "V"
     bf16 = next(r.id for r in RUN.records if r.dtype == "bfloat16")
-    assert arrays[next(key for key in arrays if int(key[0]) == bf16)].view(ml_dtypes.bfloat16).dtype == ml_dtypes.bfloat16
+    assert (
+        arrays[next(key for key in arrays if int(key[0]) == bf16)].view(ml_dtypes.bfloat16).dtype
+        == ml_dtypes.bfloat16
+    )
 
 
 def test_an_index_that_lies_is_refused_or_costs_the_tensor(tmp_path):
     whence.convert(net(), tmp_path / "dump", to="npy")
     index = tmp_path / "dump" / "whence.jsonl"
     lines = index.read_text().splitlines()
-    index.write_text("\n".join(line.replace("step0/rank0/000001", "../../../000001") for line in lines))
+    index.write_text(
+        "\n".join(line.replace("step0/rank0/000001", "../../../000001") for line in lines)
+    )
     run = open_run(str(tmp_path / "dump"))
     with pytest.raises(whence.errors.ElementsMissing, match="lies outside"):
         run.array(1)
@@ -249,7 +282,9 @@ def test_the_table_beside_the_h5_has_each_dataset(tmp_path):
         weight = file["1/fc1.Linear.0.forward_params.weight"][()].astype(np.float64)
         row = next(row for row in rows if row["Module"] == "fc1.Linear.0.forward_params.weight")
         figures = [float(row[name]) for name in ("Min", "Max", "Mean", "Std")]
-        np.testing.assert_allclose(figures, [weight.min(), weight.max(), weight.mean(), weight.std()], rtol=1e-12)
+        np.testing.assert_allclose(
+            figures, [weight.min(), weight.max(), weight.mean(), weight.std()], rtol=1e-12
+        )
 
 
 def test_leaves_alone_and_step_by_step_as_the_tool_dumps(tmp_path):
@@ -281,23 +316,48 @@ def test_numbers_out_of_a_print_are_never_passed_for_exact_ones(tmp_path):
         for to in FORMATS:
             written = whence.convert(run, tmp_path / to, to=to, force=True)
             back = open_run(str(tmp_path / to))
-            made = [r.record for c in back.calls if c.scope == "fc1" for r in c.slots("output") if not back.records[r.record].why]
+            made = [
+                r.record
+                for c in back.calls
+                if c.scope == "fc1"
+                for r in c.slots("output")
+                if not back.records[r.record].why
+            ]
             if to in ("npy", "safetensors"):
-                assert [(back.records[n].quantum, back.records[n].whole) for n in made] == [(records[3].quantum, records[3].whole)]
+                assert [(back.records[n].quantum, back.records[n].whole) for n in made] == [
+                    (records[3].quantum, records[3].whole)
+                ]
             else:
                 assert (made, len(written.left_out)) == ([], 1)
 
 
 def test_names_that_become_one_name_stay_apart(tmp_path):
     built = every_kind.Builder()
-    names = ("x/y", "x%2Fy", "Model", "model", "a.B", "A" * 200 + "x", "B" + "A" * 199 + "x", "p.0", "p")
+    names = (
+        "x/y",
+        "x%2Fy",
+        "Model",
+        "model",
+        "a.B",
+        "A" * 200 + "x",
+        "B" + "A" * 199 + "x",
+        "p.0",
+        "p",
+    )
     for i, name in enumerate(names):
         built.call(name, {"output.0": np.full(9, i, np.int32)}, op_type="", root="Model")
-    built.call("a", {"output.0": np.full(9, 99, np.int32), "param.output.0": np.full(9, 98, np.int32)}, op_type="B", root="Model")
+    built.call(
+        "a",
+        {"output.0": np.full(9, 99, np.int32), "param.output.0": np.full(9, 98, np.int32)},
+        op_type="B",
+        root="Model",
+    )
     run = built.run()
     for to in FORMATS:
         whence.convert(run, tmp_path / to, to=to)
-        assert {k: v for k, v in tensors(open_run(str(tmp_path / to))).items() if k[2]} == tensors(run), to
+        assert {k: v for k, v in tensors(open_run(str(tmp_path / to))).items() if k[2]} == tensors(
+            run
+        ), to
 
 
 def test_calls_without_tensors_come_back(tmp_path):
@@ -307,7 +367,12 @@ def test_calls_without_tensors_come_back(tmp_path):
         for i in range(30):
             inner = built.call(f"block.{i}", {}, parent=top, step=step, leaf=False)
             if i % 10 == 0:
-                built.call(f"block.{i}.fc", {"output.0": np.arange(9.0) + i + step}, parent=inner, step=step)
+                built.call(
+                    f"block.{i}.fc",
+                    {"output.0": np.arange(9.0) + i + step},
+                    parent=inner,
+                    step=step,
+                )
     run = built.run()
     for to in FORMATS:
         written = whence.convert(run, tmp_path / to, to=to)
@@ -331,4 +396,8 @@ def test_programs_stay_where_there_is_room_for_them(tmp_path):
     for to in ("npy", "safetensors"):
         whence.convert(tmp_path / "ref", tmp_path / to, to=to)
         result = whence.compare(tmp_path / to, tmp_path / "tgt")
-        assert (result.status, result.evidence, [f.name for f in result.findings]) == ("different", "replay", ["1"])
+        assert (result.status, result.evidence, [f.name for f in result.findings]) == (
+            "different",
+            "replay",
+            ["1"],
+        )

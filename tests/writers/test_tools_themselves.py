@@ -1,4 +1,6 @@
-"""The tools whose formats whence writes read them: Polygraphy, h5py, msprobe (in an environment of its own), torch."""
+"""The tools whose formats whence writes read them: Polygraphy, h5py, msprobe (in an environment of
+its own), torch.
+"""
 
 import csv
 import os
@@ -18,15 +20,24 @@ RUN = every_kind.run()
 
 
 def test_polygraphy_loads_run_results(tmp_path):
-    comparator = pytest.importorskip("polygraphy.comparator", reason="Polygraphy is not installed: pip install polygraphy")
+    comparator = pytest.importorskip(
+        "polygraphy.comparator", reason="Polygraphy is not installed: pip install polygraphy"
+    )
     torch = pytest.importorskip("torch", reason="Polygraphy keeps bfloat16 as a tensor of torch")
     whence.convert(RUN, tmp_path / "dump.json", to="polygraphy")
     whence.convert(RUN, tmp_path / "folder", to="polygraphy")
     whole = comparator.RunResults.load(str(tmp_path / "dump.json"))
-    parts = [comparator.RunResults.load(str(file)) for file in sorted((tmp_path / "folder").iterdir())]
-    assert [(name, len(iterations)) for name, iterations in whole.items()] == [("rank0", 2), ("rank1", 2)]
+    parts = [
+        comparator.RunResults.load(str(file)) for file in sorted((tmp_path / "folder").iterdir())
+    ]
+    assert [(name, len(iterations)) for name, iterations in whole.items()] == [
+        ("rank0", 2),
+        ("rank1", 2),
+    ]
     joined = comparator.RunResults.concat(parts)
-    assert [[list(one) for one in its] for its in joined.values()] == [[list(one) for one in its] for its in whole.values()]
+    assert [[list(one) for one in its] for its in joined.values()] == [
+        [list(one) for one in its] for its in whole.values()
+    ]
     outputs = whole["rank1"][0]
     root = next(c for c in RUN.calls if (c.rank, c.step, c.scope) == (1, 0, ""))
     zoo = next(c for c in RUN.calls if (c.rank, c.step, c.scope) == (1, 0, "every.dtype"))
@@ -48,7 +59,13 @@ def test_polygraphy_inspects_what_was_written(tmp_path):
     if tool is None:
         pytest.skip("the command polygraphy is not on the path")
     whence.convert(net(), tmp_path / "dump.json", to="polygraphy")
-    done = subprocess.run([tool, "inspect", "data", str(tmp_path / "dump.json")], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [tool, "inspect", "data", str(tmp_path / "dump.json")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "fc1.output.0 [dtype=float32, shape=(5, 32)]" in done.stdout + done.stderr
 
@@ -59,14 +76,23 @@ def test_h5py_lists_the_order_of_execution_and_plain_types(tmp_path):
     ended = [c for c in RUN.calls if (c.rank, c.step) == (0, 1)]
     with h5py.File(written.files[0]) as file:
         assert list(file) == ["1", "2"]
-        assert [file["2"][name].attrs["module"] for name in file["2"]] == [c.scope.replace("\0", "%00") for c in ended for _ in c.refs]
+        assert [file["2"][name].attrs["module"] for name in file["2"]] == [
+            c.scope.replace("\0", "%00") for c in ended for _ in c.refs
+        ]
         assert "layers.0.attn.Linear.0.forward_params.weight" in file["2"]
         zoo = next(c for c in ended if c.scope == "every.dtype")
         for ref in zoo.slots("output"):
-            dataset, expected = file["2"][f"every.dtype.Zoo.0.forward_{ref.slot}"], RUN.array(ref.record)
+            dataset, expected = (
+                file["2"][f"every.dtype.Zoo.0.forward_{ref.slot}"],
+                RUN.array(ref.record),
+            )
             assert dataset.attrs["dtype"] == f"torch.{dtypes.of(expected).name}"
             assert dataset[()].tobytes() == expected.tobytes() and dataset.shape == expected.shape
-            assert dataset.dtype == (expected.dtype if encodings.has_numpy_type(expected) else np.dtype(f"u{expected.itemsize}"))
+            assert dataset.dtype == (
+                expected.dtype
+                if encodings.has_numpy_type(expected)
+                else np.dtype(f"u{expected.itemsize}")
+            )
 
 
 @pytest.mark.torch
@@ -74,11 +100,17 @@ def test_torch_loads_every_dtype_and_shape(tmp_path):
     torch = pytest.importorskip("torch")
     for shape in ((3, 5), (), (0, 3), (1,), (2, 1, 3)):
         for kind in dtypes.DTYPES.values():
-            raw = np.random.default_rng(0).integers(0, 2 if kind.name == "bool" else 256, int(np.prod(shape)) * kind.itemsize, np.uint8)
+            raw = np.random.default_rng(0).integers(
+                0, 2 if kind.name == "bool" else 256, int(np.prod(shape)) * kind.itemsize, np.uint8
+            )
             encodings.write_torch(tmp_path / "x.pt", raw.view(kind.numpy).reshape(shape))
             for mapped in (False, True):
                 found = torch.load(tmp_path / "x.pt", weights_only=True, mmap=mapped)
-                assert (str(found.dtype), tuple(found.shape), found.stride()) == (f"torch.{kind.name}", shape, torch.empty(shape).stride())
+                assert (str(found.dtype), tuple(found.shape), found.stride()) == (
+                    f"torch.{kind.name}",
+                    shape,
+                    torch.empty(shape).stride(),
+                )
                 assert found.reshape(-1).view(torch.uint8).numpy().tobytes() == raw.tobytes()
 
 
@@ -86,7 +118,10 @@ def msprobe():
     """The command of an msprobe: that of WHENCE_MSPROBE, or on the path."""
     tool = os.environ.get("WHENCE_MSPROBE") or shutil.which("msprobe")
     if tool is None:
-        pytest.skip("msprobe (mindstudio-probe) is not there; WHENCE_MSPROBE names its command, as of a virtual environment of its own")
+        pytest.skip(
+            "msprobe (mindstudio-probe) is not there; WHENCE_MSPROBE names its command, as of a "
+            "virtual environment of its own"
+        )
     return tool
 
 
@@ -99,15 +134,22 @@ def test_msprobe_reads_and_compares_what_was_written(tmp_path):
     theirs = compared(tool, tmp_path, "golden", "target")
     names = [row["NPU Name"] for row in theirs]
     assert names == [row["Bench Name"] for row in theirs]
-    assert {"Module.fc1.Linear.forward.0.parameters.weight", "Module.fc2.Linear.forward.0.output.0"} <= set(names)
+    assert {
+        "Module.fc1.Linear.forward.0.parameters.weight",
+        "Module.fc2.Linear.forward.0.output.0",
+    } <= set(names)
     assert len(names) == len(set(names)) == 9
-    result = whence.compare(tmp_path / "golden", tmp_path / "target", view="msprobe", output=tmp_path / "cmp")
+    result = whence.compare(
+        tmp_path / "golden", tmp_path / "target", view="msprobe", output=tmp_path / "cmp"
+    )
     ours = list(csv.DictReader(report.view_csv("msprobe", result.views["msprobe"]).splitlines()))
     for figure in ("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "Bench l2norm", "NPU max"):
         mine = {row["Bench Name"]: row[figure] for row in ours}
         for row in theirs:
             if row[figure] not in ("None", "N/A"):
-                assert float(mine[row["Bench Name"]]) == pytest.approx(float(row[figure]), rel=1e-5), (figure, row["Bench Name"])
+                assert float(mine[row["Bench Name"]]) == pytest.approx(
+                    float(row[figure]), rel=1e-5
+                ), (figure, row["Bench Name"])
 
 
 @pytest.mark.msprobe
@@ -118,8 +160,12 @@ def test_msprobe_takes_hostile_names_and_small_floats(tmp_path):
     import ml_dtypes
 
     for i, name in enumerate(names):
-        array = np.arange(6 * (i + 1), dtype=np.float32).astype(ml_dtypes.bfloat16 if i % 2 else np.float16)
-        built.call(name, {"input.0": array, "output.0": array + array, "output.1": array > 2}, op_type="-X")
+        array = np.arange(6 * (i + 1), dtype=np.float32).astype(
+            ml_dtypes.bfloat16 if i % 2 else np.float16
+        )
+        built.call(
+            name, {"input.0": array, "output.0": array + array, "output.1": array > 2}, op_type="-X"
+        )
     whence.convert(built.run(), tmp_path / "golden", to="msprobe")
     rows = compared(tool, tmp_path, "golden", "golden")
     assert len(rows) == 3 * len(names)
@@ -129,9 +175,26 @@ def test_msprobe_takes_hostile_names_and_small_floats(tmp_path):
 def compared(tool, folder, golden, target):
     """The rows of msprobe's own table of two dumps."""
     out = folder / "out"
-    line = [tool, "compare", "-tp", str(folder / target / "step0"), "-gp", str(folder / golden / "step0"), "-o", str(out)]
+    line = [
+        tool,
+        "compare",
+        "-tp",
+        str(folder / target / "step0"),
+        "-gp",
+        str(folder / golden / "step0"),
+        "-o",
+        str(out),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env=environment, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
     tables = list(out.glob("compare_result_*.csv"))
     assert len(tables) == 1, done.stdout + done.stderr
     with tables[0].open(newline="") as file:

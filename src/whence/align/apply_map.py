@@ -1,4 +1,6 @@
-"""A map carried out: names rewritten, calls left out, pairs that take the place of all others of the same calls."""
+"""A map carried out: names rewritten, calls left out, pairs that take the place of all others of
+the same calls.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ from whence.records.marks import NOT_SELECTED
 from whence.results import CallPair, Plan, SlotPair
 
 
-def prepared(reference: Run, target: Run, chart: Map) -> tuple[Run, Run, Mapping[str, str], list[str]]:
-    """(reference, target, new names of the target -> old ones, notes): names rewritten, ignored calls not selected.
+def prepared(
+    reference: Run, target: Run, chart: Map
+) -> tuple[Run, Run, Mapping[str, str], list[str]]:
+    """(reference, target, new names of the target -> old ones, notes): names rewritten, ignored
+    calls not selected.
 
     Raises UsageError for patterns that match nothing.
     """
@@ -45,7 +50,10 @@ def _ignored(run: Run, chart: Map, patterns: Sequence[tuple[str, int]], side: st
         if not found:
             raise chart.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
         gone.update(found)
-    calls = [msgspec.structs.replace(c, notes=(*c.notes, NOT_SELECTED)) if c.id in gone else c for c in run.calls]
+    calls = [
+        msgspec.structs.replace(c, notes=(*c.notes, NOT_SELECTED)) if c.id in gone else c
+        for c in run.calls
+    ]
     return Derived(run, (), (), calls)
 
 
@@ -65,36 +73,62 @@ def _renamed(run: Run, chart: Map) -> tuple[Run, Mapping[str, str]]:
     for at, (_, rule) in enumerate(rules):
         if at not in used:
             raise chart.error(rule.line, f"names.from: {_nothing(rule.old, run, 'target')}")
-    calls = [msgspec.structs.replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls]
+    calls = [
+        msgspec.structs.replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls
+    ]
     return Derived(run, (), (), calls), {new: old for old, new in new.items()}
 
 
-def applied(reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[str, str]) -> tuple[Run, Plan]:
-    """(target with what the map makes of it, plan with its pairs): they take the place of all others of the same calls.
+def applied(
+    reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[str, str]
+) -> tuple[Run, Plan]:
+    """(target with what the map makes of it, plan with its pairs): they take the place of all
+    others of the same calls.
 
-    named: the target's own names by rewritten ones. Raises UsageError for entries that match nothing, contradict or do not fit.
+    named: the target's own names by rewritten ones. Raises UsageError for entries that match
+    nothing, contradict or do not fit.
     """
     at = Matching(reference, target, plan)
     at.pairs = {call: _by_name(pair, target, named) for call, pair in at.pairs.items()}
     said: dict[int, tuple[Entry, CallPair]] = {}
     others = _table(selected(target.calls))
     for entry in chart.pairs:
-        calls = [(c, m) for c in selected(reference.calls) if (m := compiled(entry.reference).fullmatch(c.scope))]
+        calls = [
+            (c, m)
+            for c in selected(reference.calls)
+            if (m := compiled(entry.reference).fullmatch(c.scope))
+        ]
         if not calls:
-            raise chart.error(entry.line, f"pairs.reference: {_nothing(entry.reference, reference, 'reference')}")
+            raise chart.error(
+                entry.line, f"pairs.reference: {_nothing(entry.reference, reference, 'reference')}"
+            )
         hit = 0
         for call, match in calls:
             if call.id in said:
-                raise chart.error(entry.line, f"{call.scope} was paired on line {said[call.id][0].line} already; leave one of them out")
-            facing = {name: _facing(call, filled(pattern, match), others) for name, pattern in entry.target}
+                raise chart.error(
+                    entry.line,
+                    f"{call.scope} was paired on line {said[call.id][0].line} already; leave one "
+                    "of them out",
+                )
+            facing = {
+                name: _facing(call, filled(pattern, match), others)
+                for name, pattern in entry.target
+            }
             if all(facing.values()):
                 hit += 1
                 pair = _explicit(call, facing, entry, chart, reference, target, at.making)  # type: ignore[arg-type]
                 said[call.id] = entry, pair
         if not hit:
             call, match = calls[0]
-            wanted = next(w for _, pattern in entry.target if _facing(call, w := filled(pattern, match), others) is None)
-            raise chart.error(entry.line, f"pairs.target: {_nothing(wanted, target, 'target')} where {call.scope} is")
+            wanted = next(
+                w
+                for _, pattern in entry.target
+                if _facing(call, w := filled(pattern, match), others) is None
+            )
+            raise chart.error(
+                entry.line,
+                f"pairs.target: {_nothing(wanted, target, 'target')} where {call.scope} is",
+            )
     for _, pair in said.values():
         at.free("reference", reference.calls[pair.reference])
         for other in (pair.target, *pair.also):
@@ -107,7 +141,11 @@ def applied(reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
     """A pair that rests on a rewritten name says so."""
     old = named.get(target.calls[pair.target].scope)
-    return pair if old is None else msgspec.structs.replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
+    return (
+        pair
+        if old is None
+        else msgspec.structs.replace(pair, rule=USER_MAP, evidence=f"{old} in the target")
+    )
 
 
 def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
@@ -118,20 +156,32 @@ def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
 
 
 def _facing(call: Call, scope: str, others: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
-    """The call of that name in the same step: of the same rank and occurrence where there are several."""
+    """The call of that name in the same step: of the same rank and occurrence where there are
+    several.
+    """
     found = others.get((scope, call.step, call.micro, call.phase), [])
     exact = [c for c in found if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
     return next(iter(exact or (found if len(found) == 1 else [])), None)
 
 
-def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, reference: Run, target: Run, making: Making) -> CallPair:
+def _explicit(
+    call: Call,
+    facing: Mapping[str, Call],
+    entry: Entry,
+    chart: Map,
+    reference: Run,
+    target: Run,
+    making: Making,
+) -> CallPair:
     first = next(iter(facing.values()))
     base = pair_of(call, first, USER_MAP, reference, target)
     slots = {s.reference_slot: s for s in base.slots} if len(facing) == 1 else {}
     records = {r.slot: r.record for r in call.refs}
     for name, how in entry.slots.items():
         if name not in records:
-            raise chart.error(how.line, f"{call.scope} has no slot {name!r}; it has {', '.join(records)}")
+            raise chart.error(
+                how.line, f"{call.scope} has no slot {name!r}; it has {', '.join(records)}"
+            )
         if how.dims is None:
             slots.pop(name, None)
             continue
@@ -146,7 +196,9 @@ def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, 
                 bound[operand] = [record]
             elif operand in theirs:
                 raise chart.error(
-                    how.line, f"{other.scope} of the target has no slot {slot!r} (it has {', '.join(r.slot for r in other.refs)})"
+                    how.line,
+                    f"{other.scope} of the target has no slot {slot!r} (it has "
+                    f"{', '.join(r.slot for r in other.refs)})",
                 )
         try:
             made = making.add(how.dims, bound, f"{chart.path}, line {how.line}")
@@ -155,13 +207,26 @@ def _explicit(call: Call, facing: Mapping[str, Call], entry: Entry, chart: Map, 
         shape = reference.records[records[name]].shape
         if making.record(made).shape != shape:
             raise chart.error(
-                how.line, f"{call.scope}, {name}: {how.dims} has shape {making.record(made).shape}, the reference's is {shape}"
+                how.line,
+                f"{call.scope}, {name}: {how.dims} has shape {making.record(made).shape}, the "
+                f"reference's is {shape}",
             )
-        slots[name] = SlotPair(name, theirs.get(next(iter(facing)), name), records[name], made, str(how.dims))
+        slots[name] = SlotPair(
+            name, theirs.get(next(iter(facing)), name), records[name], made, str(how.dims)
+        )
     only = tuple(r.slot for r in call.refs if r.slot not in slots)
     called = " and ".join(dict.fromkeys(c.scope for c in facing.values()))
     also = tuple(c.id for c in facing.values() if c.id != first.id)
-    return CallPair(call.id, first.id, USER_MAP, f"line {entry.line}: {called}", tuple(slots.values()), only, base.only_target, also)
+    return CallPair(
+        call.id,
+        first.id,
+        USER_MAP,
+        f"line {entry.line}: {called}",
+        tuple(slots.values()),
+        only,
+        base.only_target,
+        also,
+    )
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:
@@ -169,4 +234,6 @@ def _nothing(pattern: str, run: Run, side: str) -> str:
     scopes = list(dict.fromkeys(c.scope for c in run.calls if c.scope))
     plain = re.sub(r"\{\w+\}|\*", "0", pattern)
     near = difflib.get_close_matches(plain, scopes, 3, 0.5)
-    return f"{pattern!r} matches no call of the {side}" + (f"; nearest: {', '.join(near)}" if near else "")
+    return f"{pattern!r} matches no call of the {side}" + (
+        f"; nearest: {', '.join(near)}" if near else ""
+    )

@@ -1,4 +1,6 @@
-"""The calls of a run by site: calls that differ only by step and micro step are one site, so that pairing it once pairs them all."""
+"""The calls of a run by site: calls that differ only by step and micro step are one site, so that
+pairing it once pairs them all.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def same_step(one: Call, other: Call) -> bool:
 
 def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:
     """Root names of the reference -> root names of the target they stand for."""
-    names_left, names_right = dict.fromkeys(c.root for c in left), dict.fromkeys(c.root for c in right)
+    names_left, names_right = (
+        dict.fromkeys(c.root for c in left),
+        dict.fromkeys(c.root for c in right),
+    )
     table = {name: name for name in names_left if name in names_right}
     free_left = [n for n in names_left if n not in table]
     free_right = [n for n in names_right if n not in table]
@@ -49,14 +54,17 @@ def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call])
 class Sites:
     """All sites of a run, numbered in the order in which they were first called.
 
-    keys, first: key and first call of each. moments: (step, micro) -> its selected calls then. selected: has it any.
-    parent: site of the enclosing call, -1 for a root. kids: sites below, in execution order; kids[-1] are the roots. A site that
-    the first steps did not call stands after what ran before it.
+    keys, first: key and first call of each. moments: (step, micro) -> its selected calls then.
+    selected: has it any. parent: site of the enclosing call, -1 for a root. kids: sites below, in
+    execution order; kids[-1] are the roots. A site that the first steps did not call stands after
+    what ran before it.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.calls: Sequence[Call] = run.calls if isinstance(run.calls, (list, tuple)) else list(run.calls)
+        self.calls: Sequence[Call] = (
+            run.calls if isinstance(run.calls, (list, tuple)) else list(run.calls)
+        )
         number: dict[SiteKey, int] = {}
         site_of = [-1] * len(self.calls)
         self.keys: list[SiteKey] = []

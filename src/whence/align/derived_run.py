@@ -1,4 +1,5 @@
-"""The executor of a plan: a run whose tensors were brought to other axes, joined or cut. Made when asked for, from the run's own.
+"""The executor of a plan: a run whose tensors were brought to other axes, joined or cut. Made when
+asked for, from the run's own.
 
 What comes after alignment sees runs of one form, and need not know how they came to it.
 """
@@ -27,15 +28,30 @@ class Derived(Over):
     calls: in place of the run's, ids are positions; None for the run's own.
     """
 
-    def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], calls: Sequence[Call] | None = None) -> None:
+    def __init__(
+        self,
+        base: Run,
+        made: Sequence[Made],
+        records: Sequence[Record],
+        calls: Sequence[Call] | None = None,
+    ) -> None:
         self._first = first = len(base.records)
-        super().__init__(base, calls, Looked(first + len(records), lambda at: records[at - first] if at >= first else base.records[at]))
+        super().__init__(
+            base,
+            calls,
+            Looked(
+                first + len(records),
+                lambda at: records[at - first] if at >= first else base.records[at],
+            ),
+        )
         self.made = tuple(made)
         self._held: OrderedDict[int, Array] = OrderedDict()
         self._held_bytes = 0
 
     def array(self, record: int) -> Array:
-        """Elements of a record, its own or made. Read-only. Raises ElementsMissing with what it is made of."""
+        """Elements of a record, its own or made. Read-only. Raises ElementsMissing with what it is
+        made of.
+        """
         if record < self._first:
             return self.base.array(record)
         found = self._held.get(record)
@@ -56,7 +72,9 @@ class Derived(Over):
             bound = {name: [self.array(r) for r in ids] for name, ids in made.operands}
         except ElementsMissing as error:
             raise ElementsMissing(f"made as {made.dims}: {error}") from None
-        array = np.ascontiguousarray(expressions.parse(made.dims).apply(bound)).reshape(self.records[made.record].shape)
+        array = np.ascontiguousarray(expressions.parse(made.dims).apply(bound)).reshape(
+            self.records[made.record].shape
+        )
         view = array.view()
         view.flags.writeable = False
         return view
@@ -76,8 +94,12 @@ class Making:
         behind = at - len(self.run.records)
         return self._records[behind] if behind >= 0 else self.run.records[at]
 
-    def add(self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = "") -> int:
-        """The record that this expression makes. bound: names -> records. Raises Unfit where it does not fit their shapes or dtypes."""
+    def add(
+        self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = ""
+    ) -> int:
+        """The record that this expression makes. bound: names -> records. Raises Unfit where it
+        does not fit their shapes or dtypes.
+        """
         node = expressions.parse(dims) if isinstance(dims, str) else dims
         operands = tuple((name, tuple(ids)) for name, ids in bound.items())
         if isinstance(node, expressions.Name) and len(bound[node.name]) == 1:
@@ -98,7 +120,9 @@ class Making:
         return number
 
     def unknown(self, records: Sequence[int], why: str) -> int:
-        """A record without elements in the place of these, like the first of them, and the reason."""
+        """A record without elements in the place of these, like the first of them, and the
+        reason.
+        """
         known = self._known.get((why, *records))
         if known is None:
             of, known = self.record(records[0]), len(self.run.records) + len(self.made)
@@ -109,27 +133,45 @@ class Making:
 
     def done(self, calls: Sequence[Call] | None = None) -> Run:
         """The run with what was made; the run itself when that is nothing."""
-        return Derived(self.run, self.made, self._records, calls) if self.made or calls is not None else self.run
+        return (
+            Derived(self.run, self.made, self._records, calls)
+            if self.made or calls is not None
+            else self.run
+        )
 
 
-def _described(number: int, node: expressions.Node, sources: Sequence[Record], shape: tuple[int, ...]) -> Record:
-    """What is known of a made tensor without its elements: figures survive a change of order, the hash only a change of shape."""
+def _described(
+    number: int, node: expressions.Node, sources: Sequence[Record], shape: tuple[int, ...]
+) -> Record:
+    """What is known of a made tensor without its elements: figures survive a change of order, the
+    hash only a change of shape.
+    """
     first = sources[0]
     out = Record(number, first.dtype, shape, device=first.device)
-    moved = isinstance(node, expressions.Rearrange | expressions.Reverse) and isinstance(node.of, expressions.Name)
+    moved = isinstance(node, expressions.Rearrange | expressions.Reverse) and isinstance(
+        node.of, expressions.Name
+    )
     if len(sources) != 1 or not moved:
         return out
     out = msgspec.structs.replace(out, statistics=first.statistics, sketch=first.sketch)
-    return msgspec.structs.replace(out, hash=first.hash) if expressions.keeps_order(node, first.shape) else out
+    return (
+        msgspec.structs.replace(out, hash=first.hash)
+        if expressions.keeps_order(node, first.shape)
+        else out
+    )
 
 
 def text(run: Run, record: int) -> str:
-    """How a record is made, with the expressions of what it is made of put in; "" for one of the run's own."""
+    """How a record is made, with the expressions of what it is made of put in; "" for one of the
+    run's own.
+    """
     made = made_as(run, record)
     if made is None:
         return ""
     inner = {name: text(run, ids[0]) for name, ids in made.operands if len(ids) == 1}
-    return expressions.substituted(made.dims, {name: found for name, found in inner.items() if found})
+    return expressions.substituted(
+        made.dims, {name: found for name, found in inner.items() if found}
+    )
 
 
 def worded(run: Run, plan: Plan) -> Plan:
@@ -150,9 +192,11 @@ def worded(run: Run, plan: Plan) -> Plan:
 
 
 def stated(run: Run, plan: Plan) -> Plan:
-    """The plan as a map has to say it: every tensor of the target written over what the calls of the aligned run hold.
+    """The plan as a map has to say it: every tensor of the target written over what the calls of
+    the aligned run hold.
 
-    Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole to a map.
+    Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole
+    to a map.
     """
     held = {r.record for c in run.calls for r in c.refs}
     made = {m.record: m for m in plan.made_target if m.record not in held}
@@ -163,11 +207,16 @@ def stated(run: Run, plan: Plan) -> Plan:
             return ""
         if record not in known:
             inner = {name: written(ids[0]) for name, ids in made[record].operands if len(ids) == 1}
-            known[record] = expressions.substituted(made[record].dims, {name: found for name, found in inner.items() if found})
+            known[record] = expressions.substituted(
+                made[record].dims, {name: found for name, found in inner.items() if found}
+            )
         return known[record]
 
     pairs = (
-        msgspec.structs.replace(p, slots=tuple(msgspec.structs.replace(s, dims=written(s.target_record)) for s in p.slots))
+        msgspec.structs.replace(
+            p,
+            slots=tuple(msgspec.structs.replace(s, dims=written(s.target_record)) for s in p.slots),
+        )
         for p in plan.pairs
     )
     return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(made.values()))
@@ -197,7 +246,9 @@ def is_on_ranks(made: Made) -> bool:
 
 
 def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
-    """The calls of a tree with ids in the order of ending. begun: in the order of beginning. Returns old id -> new as well."""
+    """The calls of a tree with ids in the order of ending. begun: in the order of beginning.
+    Returns old id -> new as well.
+    """
     below: dict[int, list[Call]] = defaultdict(list)
     for call in begun:
         below[call.parent].append(call)
@@ -217,7 +268,13 @@ def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
         todo += [(kid, False) for kid in reversed(kids)]
     at = {call.id: k for k, call in enumerate(ends)}
     calls = [
-        msgspec.structs.replace(c, id=k, order=order[c.id], parent=at.get(c.parent, -1), number=numbers.get(c.id, c.number))
+        msgspec.structs.replace(
+            c,
+            id=k,
+            order=order[c.id],
+            parent=at.get(c.parent, -1),
+            number=numbers.get(c.id, c.number),
+        )
         for k, c in enumerate(ends)
     ]
     return calls, at

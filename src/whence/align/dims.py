@@ -1,4 +1,5 @@
-"""Dims expressions: how a tensor of one run is made from tensors of the other. Read, shown, carried out; never evaluated as code.
+"""Dims expressions: how a tensor of one run is made from tensors of the other. Read, shown, carried
+out; never evaluated as code.
 
     x                                  the tensor itself
     x[..., 0:192]                      a part of it (integers, slices, ...)
@@ -9,8 +10,9 @@
     a + b                              summed in float64 and rounded once; "sum(*ranks)" for many
     pad(x, axis=-1, to=12, value=0)    filled up behind
 
-They nest. An expression knows the shape it makes from shapes alone, so that a plan is made without data.
-"""
+They nest. An expression knows the shape it makes from shapes alone, so that a plan is made without
+data.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -77,7 +79,11 @@ class Cut:
             raise Unfit(f"{self} takes {len(named)} axes of a tensor of shape {shape}")
         if Ellipsis in self.keys:
             at = self.keys.index(Ellipsis)
-            keys = (*self.keys[:at], *[slice(None)] * (len(shape) - len(named)), *self.keys[at + 1 :])
+            keys = (
+                *self.keys[:at],
+                *[slice(None)] * (len(shape) - len(named)),
+                *self.keys[at + 1 :],
+            )
         else:
             keys = (*self.keys, *[slice(None)] * (len(shape) - len(named)))
         out = []
@@ -111,7 +117,9 @@ class Reverse:
 
 @dataclass(frozen=True, slots=True)
 class Rearrange:
-    """Axes moved, merged and split by names ("b (h d) t -> h (b t) d"). lengths: of axes that the shape does not tell."""
+    """Axes moved, merged and split by names ("b (h d) t -> h (b t) d"). lengths: of axes that the
+    shape does not tell.
+    """
 
     of: Node
     pattern: str
@@ -139,7 +147,10 @@ class Rearrange:
             unknown = [name for name in group if name not in known]
             have = math.prod(known[name] for name in group if name in known)
             if len(unknown) > 1:
-                raise Unfit(f"{self.pattern!r}: the lengths of {' and '.join(unknown)} are not known; give all but one")
+                raise Unfit(
+                    f"{self.pattern!r}: the lengths of {' and '.join(unknown)} are not known; "
+                    "give all but one"
+                )
             if unknown and have and extent % have == 0:
                 known[unknown[0]] = extent // have
             elif unknown or have != extent:
@@ -148,11 +159,15 @@ class Rearrange:
         flat = [name for group in left for name in group]
         wanted = [name for group in right for name in group]
         if sorted(flat) != sorted(wanted):
-            raise Unfit(f"{self.pattern!r}: {', '.join(sorted(set(flat) ^ set(wanted)))} is on one side only, or twice")
+            raise Unfit(
+                f"{self.pattern!r}: {', '.join(sorted(set(flat) ^ set(wanted)))} is on one side "
+                "only, or twice"
+            )
         return (
-            tuple(known[n] for n in flat), tuple(flat.index(n) for n in wanted),
+            tuple(known[n] for n in flat),
+            tuple(flat.index(n) for n in wanted),
             tuple(math.prod(known[n] for n in group) for group in right),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +191,9 @@ class Take:
         return tuple(shape)
 
     def apply(self, bound: Bound) -> Array:
-        found: Array = np.take(self.of.apply(bound), np.asarray(self.indices, np.intp), axis=self.axis)
+        found: Array = np.take(
+            self.of.apply(bound), np.asarray(self.indices, np.intp), axis=self.axis
+        )
         return found
 
 
@@ -197,11 +214,16 @@ class Cat:
         axis = _axis(self.axis, len(shapes[0]), self)
         others = {(len(s), s[:axis], s[axis + 1 :]) for s in shapes}
         if len(others) != 1:
-            raise Unfit(f"cat along axis {self.axis}: shapes {', '.join(map(str, dict.fromkeys(shapes)))} do not fit together")
+            raise Unfit(
+                f"cat along axis {self.axis}: shapes "
+                f"{', '.join(map(str, dict.fromkeys(shapes)))} do not fit together"
+            )
         return (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
 
     def apply(self, bound: Bound) -> Array:
-        return np.concatenate([a for part in self.parts for a in _arrays(part, bound)], axis=self.axis)
+        return np.concatenate(
+            [a for part in self.parts for a in _arrays(part, bound)], axis=self.axis
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +256,9 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Filled up behind to `to` along an axis. value: a number, "lowest" for the most negative finite one of the dtype."""
+    """Filled up behind to `to` along an axis. value: a number, "lowest" for the most negative
+    finite one of the dtype.
+    """
 
     of: Node
     axis: int
@@ -337,7 +361,10 @@ def _groups(side: str, pattern: str) -> list[list[str]]:
             else:
                 inside.append(token)
         else:
-            raise Unfit(f"{pattern!r}: {token!r} is not understood; axes are names, 1, and (a b) for merged ones")
+            raise Unfit(
+                f"{pattern!r}: {token!r} is not understood; axes are names, 1, and (a b) for "
+                "merged ones"
+            )
     if inside is not None:
         raise Unfit(f"{pattern!r}: a bracket is not closed")
     return groups
@@ -384,7 +411,9 @@ def _within(node: Node, inner: Mapping[str, Node]) -> Node:
 
 
 def parse(text: str, default: str = "x") -> Node:
-    """An expression from text. default: the tensor that a bare pattern ("t d -> 1 t d") is about. Raises Unfit with the place."""
+    """An expression from text. default: the tensor that a bare pattern ("t d -> 1 t d") is about.
+    Raises Unfit with the place.
+    """
     if "->" in text and "rearrange" not in text and "'" not in text and '"' not in text:
         pattern, *lengths = (part.strip() for part in text.split(","))
         given = []
@@ -399,7 +428,8 @@ def parse(text: str, default: str = "x") -> Node:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = getattr(error, "offset", None)
         raise Unfit(
-            f"{text!r} is not an expression{f' (column {at})' if at else ''}: x[..., 0:8], cat(a, b, axis=-1), a + b, t d -> 1 t d"
+            f"{text!r} is not an expression{f' (column {at})' if at else ''}: x[..., 0:8], "
+            "cat(a, b, axis=-1), a + b, t d -> 1 t d"
         ) from None
     return _read(tree, text)
 
@@ -411,7 +441,8 @@ def _checked(pattern: str) -> str:
     left, right = (sorted(n for group in _groups(side, pattern) for n in group) for side in sides)
     if left != right or len(set(left)) != len(left):
         raise Unfit(
-            f"{pattern!r}: every axis stands once on either side; {', '.join(sorted(set(left) ^ set(right))) or 'one is there twice'}"
+            f"{pattern!r}: every axis stands once on either side; "
+            f"{', '.join(sorted(set(left) ^ set(right))) or 'one is there twice'}"
         )
     return pattern
 
@@ -438,9 +469,15 @@ def _read(tree: ast.expr, text: str) -> Node:
         match tree.func.id, tree.args:
             case "cat", [_, *_]:
                 axis = _whole(given.pop("axis", -1), "axis", text)
-                return Cat(tuple(_read(p, text) for p in tree.args), axis) if not given else _no(given, text)
+                return (
+                    Cat(tuple(_read(p, text) for p in tree.args), axis)
+                    if not given
+                    else _no(given, text)
+                )
             case "sum", [_, *_]:
-                return Sum(tuple(_read(p, text) for p in tree.args)) if not given else _no(given, text)
+                return (
+                    Sum(tuple(_read(p, text) for p in tree.args)) if not given else _no(given, text)
+                )
             case "rearrange", [of, pattern]:
                 lengths = tuple((name, _whole(n, name, text)) for name, n in given.items())
                 return Rearrange(_read(of, text), _checked(str(_constant(pattern, text))), lengths)
@@ -448,16 +485,28 @@ def _read(tree: ast.expr, text: str) -> Node:
                 found = _constant(indices, text)
                 if not isinstance(found, list) or not all(isinstance(i, int) for i in found):
                     raise wrong("take wants a list of indices")
-                return Take(_read(of, text), tuple(found), _whole(given.get("axis", 0), "axis", text))
+                return Take(
+                    _read(of, text), tuple(found), _whole(given.get("axis", 0), "axis", text)
+                )
             case "pad", [of]:
                 if "to" not in given:
                     raise wrong("pad wants to=, the extent to fill up to")
                 value = given.get("value", 0)
                 if not (isinstance(value, (int, float)) or value == "lowest"):
                     raise wrong(f"value={value!r}: a number or 'lowest'")
-                return Pad(_read(of, text), _whole(given.get("axis", -1), "axis", text), _whole(given["to"], "to", text), value)
-        raise wrong(f"{tree.func.id} is not known, or not with these arguments; there are cat, sum, rearrange, take, pad")
-    raise wrong("not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad")
+                return Pad(
+                    _read(of, text),
+                    _whole(given.get("axis", -1), "axis", text),
+                    _whole(given["to"], "to", text),
+                    value,
+                )
+        raise wrong(
+            f"{tree.func.id} is not known, or not with these arguments; there are cat, sum, "
+            "rearrange, take, pad"
+        )
+    raise wrong(
+        "not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad"
+    )
 
 
 def _no(given: Mapping[str, Any], text: str) -> Any:
@@ -474,12 +523,17 @@ def _constant(tree: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(tree)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Unfit(f"{text!r}: a number or a list of numbers is wanted (column {tree.col_offset + 1})") from None
+        raise Unfit(
+            f"{text!r}: a number or a list of numbers is wanted (column {tree.col_offset + 1})"
+        ) from None
 
 
 def _index(tree: ast.expr, text: str) -> Any:
     if isinstance(tree, ast.Slice):
-        ends = [None if end is None else _whole(_constant(end, text), "slice", text) for end in (tree.lower, tree.upper, tree.step)]
+        ends = [
+            None if end is None else _whole(_constant(end, text), "slice", text)
+            for end in (tree.lower, tree.upper, tree.step)
+        ]
         return slice(*ends)
     found = _constant(tree, text)
     return found if found is Ellipsis else _whole(found, "index", text)

@@ -1,4 +1,6 @@
-"""First things first: were both runs asked the same, under the same conditions? From metadata alone."""
+"""First things first: were both runs asked the same, under the same conditions? From metadata
+alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import msgspec
 
 from whence.records import Run
 
-# Settings that change results beyond rounding or choose other kernels; others are listed but explain nothing.
+# Settings that change results beyond rounding or choose other kernels; others are listed but
+# explain nothing.
 _WATCHED = (
     "training",
     "parameter_dtypes",
@@ -59,7 +62,9 @@ def differences(reference: Run, target: Run) -> list[str]:
         ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
-    told = reference.info.versions and target.info.versions  # a dump of another tool says nothing of them
+    told = (
+        reference.info.versions and target.info.versions
+    )  # a dump of another tool says nothing of them
     for package in sorted({*reference.info.versions, *target.info.versions} if told else ()):
         old, new = reference.info.versions.get(package), target.info.versions.get(package)
         if old != new:
@@ -68,11 +73,15 @@ def differences(reference: Run, target: Run) -> list[str]:
 
 
 def changed(run: Run) -> list[str]:
-    """Sentences on what a capture changed in the program on purpose: outputs patched from another run, a planted fault."""
+    """Sentences on what a capture changed in the program on purpose: outputs patched from another
+    run, a planted fault.
+    """
     out: list[str] = []
     points = run.info.options.get("patch")
     if isinstance(points, list) and points:
-        shown = ", ".join(map(str, points[:4])) + (f" and {len(points) - 4} more" if len(points) > 4 else "")
+        shown = ", ".join(map(str, points[:4])) + (
+            f" and {len(points) - 4} more" if len(points) > 4 else ""
+        )
         out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {shown}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
@@ -87,7 +96,9 @@ def _short(value: Any) -> str:
 
 
 def observer_effects(run: Run) -> Iterator[str]:
-    """What a captured run says of how its own capture changed it: one sentence where nothing did, one for each graph that differs."""
+    """What a captured run says of how its own capture changed it: one sentence where nothing did,
+    one for each graph that differs.
+    """
     none = 0
     for note in run.notes:
         if note.kind == "observer":

@@ -18,7 +18,14 @@ WRAPPERS = frozenset(
     }
 )
 WRAPPER_CLASSES = frozenset(
-    {"DistributedDataParallel", "DataParallel", "OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper", "DeepSpeedEngine"}
+    {
+        "DistributedDataParallel",
+        "DataParallel",
+        "OptimizedModule",
+        "FullyShardedDataParallel",
+        "CheckpointWrapper",
+        "DeepSpeedEngine",
+    }
 )
 
 
@@ -34,7 +41,8 @@ def starred(scope: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in scope.split("."))
 
 
-# Classes that serving and training frameworks put in the place of a plain one; they also turn up inside names.
+# Classes that serving and training frameworks put in the place of a plain one; they also turn up
+# inside names.
 PARALLEL = {
     "columnparallellinear": "linear",
     "rowparallellinear": "linear",
@@ -49,7 +57,8 @@ PARALLEL = {
     "vocabparallelembedding": "embedding",
     "parallelembedding": "embedding",
 }
-# What a class or operator is, by a word in its name. The first that fits; "convolution" before "linear" and so on.
+# What a class or operator is, by a word in its name. The first that fits; "convolution" before
+# "linear" and so on.
 _FAMILIES = (
     ("norm", r"norm$|norm\d?d?$|^rms|layernorm|batchnorm|groupnorm"),
     ("rotary", r"rotary|rope"),
@@ -70,8 +79,8 @@ _MOST_LETTERS = 64
 
 @functools.lru_cache(maxsize=4096)
 def family(op_type: str) -> str:
-    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm", "RmsNormOperation" -> "norm"); "" when its name does not
-    say.
+    """What an operator is, whatever a framework calls its class ("LlamaRMSNorm", "RmsNormOperation"
+    -> "norm"); "" when its name does not say.
     """
     plain = op_type.rpartition(".")[2].replace("_", "").lower().removesuffix("operation")
     known = PARALLEL.get(plain)
@@ -82,7 +91,9 @@ def family(op_type: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 17)
 def plain_scope(scope: str, op_type: str = "") -> tuple[str, ...]:
-    """Components of a scope without wrappers and without the class and its occurrence (`fc1.ColumnParallelLinear.0` -> `fc1`)."""
+    """Components of a scope without wrappers and without the class and its occurrence
+    (`fc1.ColumnParallelLinear.0` -> `fc1`).
+    """
     out: list[str] = []
     for part in normal_scope(scope).split("."):
         if part.isdigit() and out and _names_class(out[-1], op_type):
@@ -127,8 +138,8 @@ def _distance(one: str, other: str, most: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 17)
 def likeness(one: str, other: str) -> float:
-    """How alike two components of a name are, 0..1. 1: equal; 0.9: a typo apart; 0.8: one holds all words of the other
-    (`q_proj`, `q`; `self_attn`, `attn`); numbers are alike only when equal.
+    """How alike two components of a name are, 0..1. 1: equal; 0.9: a typo apart; 0.8: one holds all
+    words of the other (`q_proj`, `q`; `self_attn`, `attn`); numbers are alike only when equal.
     """
     if one == other:
         return 1.0

@@ -1,4 +1,6 @@
-"""The order of alignment: both runs brought to one form, then who faces whom, then what tells tensors of other axes apart."""
+"""The order of alignment: both runs brought to one form, then who faces whom, then what tells
+tensors of other axes apart.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from whence.results import Made, Plan
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Two runs face to face. The plan's ids are those of these runs, which may be made of the given ones (`Derived`)."""
+    """Two runs face to face. The plan's ids are those of these runs, which may be made of the given
+    ones (`Derived`).
+    """
 
     reference: Run
     target: Run
@@ -41,13 +45,19 @@ class Aligned:
 
 
 def align(
-    reference: Run, target: Run, *, match: str = "auto", chart: Map | None = None, inside: Callable[[Run], Inside] | None = None
-) -> Aligned:  # fmt: skip
+    reference: Run,
+    target: Run,
+    *,
+    match: str = "auto",
+    chart: Map | None = None,
+    inside: Callable[[Run], Inside] | None = None,
+) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
 
-    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what the user says of it. Raises
-    UsageError where that does not fit. inside: computes tensors inside calls of the reference that no record holds; asked for those
-    of the target left without a partner.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what
+    the user says of it. Raises UsageError where that does not fit. inside: computes tensors inside
+    calls of the reference that no record holds; asked for those of the target left without a
+    partner.
     """
     reference, target, said = one_level(reference, target)
     if chart is not None:
@@ -60,15 +70,22 @@ def align(
         reference, target, cut = cut_alike(reference, target)
         said = [*said, *cut]
         if chart is None and graphs_in_one(reference, target):
-            reference, target, found = by_module(reference, target, inside(reference) if inside is not None else None)
+            reference, target, found = by_module(
+                reference, target, inside(reference) if inside is not None else None
+            )
             found = msgspec.structs.replace(
-                found, notes=(*said, *found.notes), made_reference=made_of(reference), made_target=made_of(target)
+                found,
+                notes=(*said, *found.notes),
+                made_reference=made_of(reference),
+                made_target=made_of(target),
             )
             return Aligned(reference, target, worded(target, found))
         target, moved = rebased(reference, target)
         said = [*said, *moved]
     if match in ("auto", "names"):
-        reference, target, joined = join.joined(reference, target, chart.ranks if chart is not None else ())
+        reference, target, joined = join.joined(
+            reference, target, chart.ranks if chart is not None else ()
+        )
     faced = batches.Faced(reference, target)
     if match in ("auto", "names"):
         faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
@@ -86,9 +103,13 @@ def align(
     if match == "auto":
         reference, target, found = tensors.face(reference, target, found, inside)
     found = msgspec.structs.replace(
-        found, notes=(*said, *joined, *faced.notes, *together.notes, *found.notes), joined=tuple(faced.joined), parted=tuple(faced.parted),
-        made_reference=made_of(reference), made_target=made_of(target),
-    )  # fmt: skip
+        found,
+        notes=(*said, *joined, *faced.notes, *together.notes, *found.notes),
+        joined=tuple(faced.joined),
+        parted=tuple(faced.parted),
+        made_reference=made_of(reference),
+        made_target=made_of(target),
+    )
     if match in ("auto", "names"):
         target, found = padding.filled(reference, target, found)
     return Aligned(reference, target, worded(target, found))

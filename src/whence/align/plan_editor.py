@@ -1,4 +1,6 @@
-"""The pairs of a plan while stages of alignment change them: who is free, who faces whom, what is made of the target's tensors."""
+"""The pairs of a plan while stages of alignment change them: who is free, who faces whom, what is
+made of the target's tensors.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,25 @@ READ = 3  # of a family of siblings: so many are read to decide for all
 
 
 class Matching:
-    """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner or `also`), free, ambiguous.
+    """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner
+    or `also`), free, ambiguous.
 
-    pairs: by call of the reference. facing: calls of the target -> calls of the reference they face. kids_reference,
-    kids_target: children of every call, in order.
+    pairs: by call of the reference. facing: calls of the target -> calls of the reference they
+    face. kids_reference, kids_target: children of every call, in order.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
         self.reference, self.target, self.plan = reference, target, plan
         self.making = Making(target)
         self.pairs: dict[int, CallPair] = {p.reference: p for p in plan.pairs}
-        self.free_reference, self.free_target = set(plan.unmatched_reference), set(plan.unmatched_target)
+        self.free_reference, self.free_target = (
+            set(plan.unmatched_reference),
+            set(plan.unmatched_target),
+        )
         self.ambiguous = {call: list(others) for call, others in plan.ambiguous}
-        self.facing: defaultdict[int, set[int]] = defaultdict(set)  # calls of the target -> of the reference
+        self.facing: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # calls of the target -> of the reference
         for pair in plan.pairs:
             for other in (pair.target, *pair.also):
                 self.facing[other].add(pair.reference)
@@ -69,39 +77,64 @@ class Matching:
                 texts[slot.target_record] = text(target, slot.target_record)
             return msgspec.structs.replace(slot, dims=texts[slot.target_record])
 
-        pairs = [msgspec.structs.replace(p, slots=tuple(shown(s) for s in p.slots)) for p in pairs] if self.making.made else pairs
+        pairs = (
+            [msgspec.structs.replace(p, slots=tuple(shown(s) for s in p.slots)) for p in pairs]
+            if self.making.made
+            else pairs
+        )
         return target, msgspec.structs.replace(
-            self.plan, pairs=tuple(pairs), notes=tuple(self.notes),
-            unmatched_reference=tuple(sorted(self.free_reference)), unmatched_target=tuple(sorted(self.free_target)),
-            ambiguous=tuple((call, tuple(others)) for call, others in sorted(self.ambiguous.items())),
-        )  # fmt: skip
+            self.plan,
+            pairs=tuple(pairs),
+            notes=tuple(self.notes),
+            unmatched_reference=tuple(sorted(self.free_reference)),
+            unmatched_target=tuple(sorted(self.free_target)),
+            ambiguous=tuple(
+                (call, tuple(others)) for call, others in sorted(self.ambiguous.items())
+            ),
+        )
 
     def faces(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
-        """What faces every record of the reference, and where: (record of the target, "call:slot"). but: calls not to look at."""
+        """What faces every record of the reference, and where: (record of the target, "call:slot").
+        but: calls not to look at.
+        """
         out: dict[int, tuple[int, str]] = {}
         for pair in self.pairs.values():
             if pair.reference not in but:
                 scope = self.target.calls[pair.target].scope
                 for slot in pair.slots:
-                    out.setdefault(slot.reference_record, (slot.target_record, f"{scope}:{slot.target_slot}"))
+                    out.setdefault(
+                        slot.reference_record, (slot.target_record, f"{scope}:{slot.target_slot}")
+                    )
         return out
 
     def put(self, call: int, slots: Iterable[SlotPair]) -> None:
         """Give a pair these slots; what is left over of either call follows."""
         pair = self.pairs[call]
-        mine, theirs = self.reference.calls[pair.reference].refs, self.target.calls[pair.target].refs
+        mine, theirs = (
+            self.reference.calls[pair.reference].refs,
+            self.target.calls[pair.target].refs,
+        )
         order = [r.slot for r in mine]
         chosen = sorted(slots, key=lambda s: order.index(s.reference_slot))
-        faced, used = {s.reference_slot for s in chosen}, {r for s in chosen for r in self._own(s.target_record)}
+        faced, used = (
+            {s.reference_slot for s in chosen},
+            {r for s in chosen for r in self._own(s.target_record)},
+        )
         self.pairs[call] = msgspec.structs.replace(
-            pair, slots=tuple(chosen), only_reference=tuple(n for n in order if n not in faced),
+            pair,
+            slots=tuple(chosen),
+            only_reference=tuple(n for n in order if n not in faced),
             only_target=tuple(r.slot for r in theirs if r.record not in used),
-        )  # fmt: skip
+        )
 
     def _own(self, record: int) -> tuple[int, ...]:
         """The target's own records that one is made of."""
         behind = record - len(self.target.records)
-        return tuple(r for _, ids in self.making.made[behind].operands for r in ids) if behind >= 0 else (record,)
+        return (
+            tuple(r for _, ids in self.making.made[behind].operands for r in ids)
+            if behind >= 0
+            else (record,)
+        )
 
     def said(self, reference: int) -> bool:
         """Did the user say whom this call faces? Then it stays so."""

@@ -17,8 +17,9 @@
       - {names: "*", slot: input.hidden_states, as: zigzag, axis: 1}
     ignore: {reference: ["*.dropout"], target: ["*.rotary_emb"]}
 
-`{i}` stands for one component of a name or a part of one, `*` for anything; both hold on either side of an entry.
-"""
+`{i}` stands for one component of a name or a part of one, `*` for anything; both hold on either
+side of an entry.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """How a slot of the reference is made. names: operand -> slot of the target; () for the slot of the same name. None: left out."""
+    """How a slot of the reference is made. names: operand -> slot of the target; () for the slot of
+    the same name. None: left out.
+    """
 
     dims: Node | None
     names: tuple[tuple[str, str], ...]
@@ -59,7 +62,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Calls of the reference face these calls of the target. target: operand name -> pattern ("x" when there is one)."""
+    """Calls of the reference face these calls of the target. target: operand name -> pattern ("x"
+    when there is one).
+    """
 
     reference: str
     target: tuple[tuple[str, str], ...]
@@ -92,11 +97,15 @@ def load(path: str | os.PathLike[str]) -> Map:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"no map at {name}: {error}; whence align REF TGT -o {name} writes one") from error
+        raise UsageError(
+            f"no map at {name}: {error}; whence align REF TGT -o {name} writes one"
+        ) from error
     try:
         tree = config_files.yaml_tree(text)
     except config_files.NotConfig as error:
-        raise UsageError(f"{name}{f', line {error.line}' if error.line else ''}: {error.reason}") from error
+        raise UsageError(
+            f"{name}{f', line {error.line}' if error.line else ''}: {error.reason}"
+        ) from error
     return _Reader(name).map(tree)
 
 
@@ -110,14 +119,29 @@ class _Reader:
         top = self._table(tree, "the map", _TOP)
         names = tuple(self._rewrite(n) for n in self._list(top.get("names"), "names"))
         pairs = tuple(self._entry(n) for n in self._list(top.get("pairs"), "pairs"))
-        ignore = self._table(top["ignore"], "ignore", ("reference", "target")) if "ignore" in top else {}
+        ignore = (
+            self._table(top["ignore"], "ignore", ("reference", "target")) if "ignore" in top else {}
+        )
         sides = [
-            tuple((self._text(n, "ignore"), _line(n)) for n in self._list(ignore.get(s), f"ignore.{s}")) for s in ("reference", "target")
+            tuple(
+                (self._text(n, "ignore"), _line(n))
+                for n in self._list(ignore.get(s), f"ignore.{s}")
+            )
+            for s in ("reference", "target")
         ]
-        return Map(self.path, names, pairs, sides[0], sides[1], tuple(self._shard(n) for n in self._list(top.get("ranks"), "ranks")))
+        return Map(
+            self.path,
+            names,
+            pairs,
+            sides[0],
+            sides[1],
+            tuple(self._shard(n) for n in self._list(top.get("ranks"), "ranks")),
+        )
 
     def _shard(self, node: yaml.Node) -> Shard:
-        table = self._table(node, "an entry of ranks", ("names", "slot", "as", "axis"), needed=("names", "as"))
+        table = self._table(
+            node, "an entry of ranks", ("names", "slot", "as", "axis"), needed=("names", "as")
+        )
         slot = self._text(table["slot"], "slot") if "slot" in table else "*"
         axis = self._text(table["axis"], "axis") if "axis" in table else "-1"
         if not axis.removeprefix("-").isdigit():
@@ -125,7 +149,13 @@ class _Reader:
         how = self._text(table["as"], "as")
         if how not in HOW:
             raise self._error(table["as"], f"as: {how!r} is not known; there are {', '.join(HOW)}")
-        return Shard(self._text(table["names"], "names"), how, int(axis), slot, f"{self.path}, line {_line(node)}")
+        return Shard(
+            self._text(table["names"], "names"),
+            how,
+            int(axis),
+            slot,
+            f"{self.path}, line {_line(node)}",
+        )
 
     def _rewrite(self, node: yaml.Node) -> Rewrite:
         table = self._table(node, "an entry of names", ("from", "to"), needed=("from", "to"))
@@ -134,23 +164,36 @@ class _Reader:
         return Rewrite(old, new, _line(node))
 
     def _entry(self, node: yaml.Node) -> Entry:
-        table = self._table(node, "an entry of pairs", ("reference", "target", "slots"), needed=("reference", "target"))
+        table = self._table(
+            node,
+            "an entry of pairs",
+            ("reference", "target", "slots"),
+            needed=("reference", "target"),
+        )
         reference = self._text(table["reference"], "reference")
         given = table["target"]
         if isinstance(given, yaml.MappingNode):
-            target = tuple((name, self._text(n, "target")) for name, n in self._table(given, "target").items())
+            target = tuple(
+                (name, self._text(n, "target")) for name, n in self._table(given, "target").items()
+            )
         else:
             target = (("x", self._text(given, "target")),)
         for name, pattern in target:
             if not name.isidentifier():
-                raise self._error(given, f"target: {name!r} cannot stand in an expression; give it a name like q")
+                raise self._error(
+                    given, f"target: {name!r} cannot stand in an expression; give it a name like q"
+                )
             self._holds(reference, pattern, given, "target")
         slots = {}
         if "slots" in table:
             for slot, how in self._table(table["slots"], "slots").items():
                 slots[slot] = self._slot(how, [name for name, _ in target])
         if len(target) > 1 and not any(s.dims is not None for s in slots.values()):
-            raise self._error(node, "several calls of the target need slots with an expression that joins them, like cat(q, k, axis=-1)")
+            raise self._error(
+                node,
+                "several calls of the target need slots with an expression that joins them, like "
+                "cat(q, k, axis=-1)",
+            )
         return Entry(reference, target, slots, _line(node))
 
     def _slot(self, node: yaml.Node, operands: Sequence[str]) -> Slot:
@@ -172,19 +215,29 @@ class _Reader:
         have, want = set(_placeholders(old)), _placeholders(new)
         missing = [w for w in want if w not in have and w != "*"]
         if missing or want.count("*") > _placeholders(old).count("*"):
-            raise self._error(node, f"{what}: {new!r} uses {', '.join(missing) or 'more * than'}, which {old!r} does not hold")
+            raise self._error(
+                node,
+                f"{what}: {new!r} uses {', '.join(missing) or 'more * than'}, which {old!r} does "
+                "not hold",
+            )
 
     def _table(
         self, node: yaml.Node, what: str, known: Sequence[str] = (), *, needed: Sequence[str] = ()
-    ) -> dict[str, yaml.Node]:  # fmt: skip
+    ) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
-            raise self._error(node, f"{what} is no table of {', '.join(known or needed) or 'names'}")
+            raise self._error(
+                node, f"{what} is no table of {', '.join(known or needed) or 'names'}"
+            )
         out: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = self._text(key, "a key")
             if known and name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                raise self._error(key, f"{name!r} is not known in {what}; {f'{near[0]!r}?' if near else 'known: ' + ', '.join(known)}")
+                raise self._error(
+                    key,
+                    f"{name!r} is not known in {what}; "
+                    f"{f'{near[0]!r}?' if near else 'known: ' + ', '.join(known)}",
+                )
             if name in out:
                 raise self._error(key, f"{name!r} is there twice in {what}")
             out[name] = value
@@ -218,7 +271,9 @@ def _placeholders(pattern: str) -> list[str]:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern as a regular expression: {i} inside one component, * anything; a name twice must be the same text."""
+    """A pattern as a regular expression: {i} inside one component, * anything; a name twice must be
+    the same text.
+    """
     out, seen, stars = [], set(), 0
     for part in re.split(r"(\*|\{\w+\})", pattern):
         if part == "*":

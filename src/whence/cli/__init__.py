@@ -1,8 +1,9 @@
 """Words -> api -> report -> exit code, one file a command.
 
-A command is a file `cli/NAME.py` with a click command called `command`; the first line of its docstring is its line in
-`whence --help`. Files are read, not imported, for help: that costs a few milliseconds however heavy a command is.
-Other packages add commands through the entry point group `whence.cli` (name = "module:command").
+A command is a file `cli/NAME.py` with a click command called `command`; the first line of its
+docstring is its line in `whence --help`. Files are read, not imported, for help: that costs a few
+milliseconds however heavy a command is. Other packages add commands through the entry point group
+`whence.cli` (name = "module:command").
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from whence._version import __version__
 from whence.errors import WhenceError
 
 FOLDER = Path(__file__).parent
-ORDER = ("run", "compare", "tokens", "locate", "repro", "ladder", "show", "report", "doctor", "demo")
+ORDER = (
+    "run",
+    "compare",
+    "tokens",
+    "locate",
+    "repro",
+    "ladder",
+    "show",
+    "report",
+    "doctor",
+    "demo",
+)
 USAGE = 3
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -53,10 +65,15 @@ class Commands(click.Group):
         try:
             loaded: click.Command = added.load()
         except Exception as err:  # someone else's package: named, whatever it raises
-            raise WhenceError(f"command {cmd_name} comes from {added.value} and cannot be loaded: {type(err).__name__}: {err}") from err
+            raise WhenceError(
+                f"command {cmd_name} comes from {added.value} and cannot be loaded: "
+                f"{type(err).__name__}: {err}"
+            ) from err
         return loaded
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, saying which commands there are when the name is unknown."""
         try:
             return super().resolve_command(ctx, args)
@@ -81,14 +98,21 @@ def _file(command: str) -> str:
 
 
 def one_line(name: str) -> str:
-    """What a command does in one line: the first line of its file; for another package's, where it comes from."""
+    """What a command does: the first paragraph of its file in one line; of another package's, where
+    it comes from.
+    """
     path = FOLDER / f"{_file(name)}.py"
     if not path.is_file():
         return f"(from {_added()[name].value})"
     with path.open(encoding="utf-8") as file:
-        line = file.readline().strip()
-    quoted = line if line.endswith('"""') and len(line) > 5 else line + '"""'
-    return str(ast.literal_eval(quoted))
+        paragraph = []
+        for line in file:
+            paragraph.append(line.strip())
+            if not line.strip() or line.rstrip().endswith('"""'):
+                break
+    text = " ".join(paragraph).strip()
+    quoted = text if text.endswith('"""') and len(text) > 5 else text + '"""'
+    return str(ast.literal_eval(quoted)).strip()
 
 
 def _added() -> dict[str, Any]:
@@ -97,9 +121,16 @@ def _added() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group="whence.cli")}
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
 @click.version_option(__version__, prog_name="whence")
-@click.option("--debug", is_flag=True, envvar="WHENCE_DEBUG", help="Show where an unexpected error happened (also WHENCE_DEBUG=1).")
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="WHENCE_DEBUG",
+    help="Show where an unexpected error happened (also WHENCE_DEBUG=1).",
+)
 def group(debug: bool) -> None:
     """From which operator does the error come? Compares two runs of one neural network."""
 
@@ -107,7 +138,9 @@ def group(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command `whence`: run one command and leave with its exit code (DESIGN section 5a)."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us; its number must not become that of a file
+        if (
+            getattr(sys, name) is None
+        ):  # closed by who started us; its number must not become that of a file
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -146,7 +179,13 @@ def _execute(arguments: list[str]) -> int:
         _tell(f"whence: {err}")
         return err.exit_code
     except OSError as err:
-        if err.filename is not None or err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG):
+        if err.filename is not None or err.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EIO,
+            errno.EBADF,
+            errno.EFBIG,
+        ):
             return _unexpected(err, arguments, debug)
         _drop_stdout()
         _tell(f"whence: the answer cannot be written to stdout: {err.strerror}")

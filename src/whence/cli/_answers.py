@@ -18,13 +18,25 @@ FORMATS = ("text", "json", "csv", "markdown", "github")
 
 
 def options(default: str | None) -> Callable[[Any], Any]:
-    """Adds --format, --annotations and --junit to a command, which hands them to `said` and `junit`. default: of --format."""
+    """Adds --format, --annotations and --junit to a command, which hands them to `said` and
+    `junit`. default: of --format.
+    """
     form = click.option(
-        "--format", "form", type=click.Choice(FORMATS), default=default, show_default=default is not None,
-        help="What goes to stdout; github: findings as annotations of a workflow."
-    )  # fmt: skip
-    annotations = click.option("--annotations", is_flag=True, help="Also print findings as annotations of a GitHub workflow.")
-    junit = click.option("--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call.")
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default=default,
+        show_default=default is not None,
+        help="What goes to stdout; github: findings as annotations of a workflow.",
+    )
+    annotations = click.option(
+        "--annotations",
+        is_flag=True,
+        help="Also print findings as annotations of a GitHub workflow.",
+    )
+    junit = click.option(
+        "--junit", metavar="FILE", help="Also write JUnit XML: a test case per compared call."
+    )
     return lambda command: form(annotations(junit(command)))
 
 
@@ -38,7 +50,10 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
     from whence.errors import UsageError
 
     if annotations and form in ("json", "csv"):
-        raise UsageError(f"--annotations would stand between the lines of --format {form}: use --format text, markdown or github")
+        raise UsageError(
+            f"--annotations would stand between the lines of --format {form}: use --format text, "
+            "markdown or github"
+        )
     _files.check(junit, force)
 
 
@@ -65,16 +80,24 @@ def put(text: str) -> None:
 
 
 def kept(result: Comparison, output: str | None = None) -> None:
-    """Keep a comparison for the commands that are given none. That it cannot be kept is a line on stderr, no failure."""
+    """Keep a comparison for the commands that are given none. That it cannot be kept is a line on
+    stderr, no failure.
+    """
     from whence import api
     from whence.report import tables
 
     if why := api.keep_latest(result, output):
-        click.echo(f"note: not kept for whence report, trace, repro and locate: {tables.clean(why)}; -o CMP keeps it", err=True)
+        click.echo(
+            f"note: not kept for whence report, trace, repro and locate: {tables.clean(why)}; -o "
+            "CMP keeps it",
+            err=True,
+        )
 
 
 def latest() -> Any:
-    """The last comparison made in this folder, or the folder it lies in; which one is said on stderr. Raises UnreadableRun."""
+    """The last comparison made in this folder, or the folder it lies in; which one is said on
+    stderr. Raises UnreadableRun.
+    """
     from whence import api
     from whence.report import tables
 
@@ -84,7 +107,9 @@ def latest() -> Any:
 
 
 def all_of(*jobs: Callable[[], None] | None) -> None:
-    """Do every job, also when one before it fails; then raise the first StoreFailed or OutputExists, saying that the answer stands."""
+    """Do every job, also when one before it fails; then raise the first StoreFailed or
+    OutputExists, saying that the answer stands.
+    """
     from whence.errors import OutputExists, StoreFailed
 
     failed: list[StoreFailed | OutputExists] = []
@@ -95,7 +120,9 @@ def all_of(*jobs: Callable[[], None] | None) -> None:
         except (StoreFailed, OutputExists) as error:
             failed.append(error)
     if failed:
-        raise type(failed[0])("; ".join(map(str, failed)) + "; the answer above stands") from failed[0]
+        raise type(failed[0])(
+            "; ".join(map(str, failed)) + "; the answer above stands"
+        ) from failed[0]
 
 
 def junit(result: Comparison, file: str | None) -> None:

@@ -19,11 +19,18 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 class Several(click.Command):
-    """A command with options that take several words: `--type model layer` is `--type model --type layer`."""
+    """A command with options that take several words: `--type model layer` is `--type model --type
+    layer`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Spell them so that click reads them."""
-        many = {name for option in self.params if isinstance(option, click.Option) and option.multiple for name in option.opts}
+        many = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and option.multiple
+            for name in option.opts
+        }
         spelt: list[str] = []
         current = ""
         for word in args:
@@ -57,27 +64,83 @@ def _dump(tool: str) -> click.Command:
     @click.command("dump", cls=Several, context_settings=_CONTEXT)
     @click.option("--exec", "command", required=True, metavar="CMD", help="The command, quoted.")
     @click.option(
-        "--type", "types", multiple=True, type=click.Choice(_TYPES), help="What to record, several words.  [default: tensor model]"
+        "--type",
+        "types",
+        multiple=True,
+        type=click.Choice(_TYPES),
+        help="What to record, several words.  [default: tensor model]",
     )
     @click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only.")
     @click.option(
-        "-ids", "--ids", "--save-operation-ids", "ids", is_flag=False, flag_value="", metavar="3,7_1", help="Only these tree numbers."
+        "-ids",
+        "--ids",
+        "--save-operation-ids",
+        "ids",
+        is_flag=False,
+        flag_value="",
+        metavar="3,7_1",
+        help="Only these tree numbers.",
     )
-    @click.option("-er", "--execute-range", default="0,0", show_default=True, metavar="0,1000", help="Tokens, first and last.")
-    @click.option("-child", "--save-operation-child", "child", type=click.BOOL, default=True, help="With -ids: what they call too.")
     @click.option(
-        "-time", "--save-time", "when", type=click.IntRange(0, 3), default=3, show_default=True, help="0 inputs, 1 outputs, 2 and 3 both."
+        "-er",
+        "--execute-range",
+        default="0,0",
+        show_default=True,
+        metavar="0,1000",
+        help="Tokens, first and last.",
     )
     @click.option(
-        "-stp", "--save-tensor-part", "part", type=click.IntRange(0, 2), default=2, show_default=True, help="0 inputs, 1 outputs, 2 both."
+        "-child",
+        "--save-operation-child",
+        "child",
+        type=click.BOOL,
+        default=True,
+        help="With -ids: what they call too.",
     )
     @click.option(
-        "-opname", "--operation-name", metavar="linear,rms", help="Only classes whose name begins so, in capital letters or small."
+        "-time",
+        "--save-time",
+        "when",
+        type=click.IntRange(0, 3),
+        default=3,
+        show_default=True,
+        help="0 inputs, 1 outputs, 2 and 3 both.",
+    )
+    @click.option(
+        "-stp",
+        "--save-tensor-part",
+        "part",
+        type=click.IntRange(0, 2),
+        default=2,
+        show_default=True,
+        help="0 inputs, 1 outputs, 2 both.",
+    )
+    @click.option(
+        "-opname",
+        "--operation-name",
+        metavar="linear,rms",
+        help="Only classes whose name begins so, in capital letters or small.",
     )
     @click.option("-device", "--device-id", "device", type=int, help="Only this rank.")
-    @click.option("-tiling", "--save-tiling", "tiling", is_flag=True, help="Changes nothing: tiling is the library's own.")
-    @click.option("-symlink", "--enable-symlink", is_flag=True, help="Changes nothing: equal tensors are stored once.")
-    @click.option("-config", "--config-path", metavar="FILE", help="Not there: what is dumped is chosen when the command starts.")
+    @click.option(
+        "-tiling",
+        "--save-tiling",
+        "tiling",
+        is_flag=True,
+        help="Changes nothing: tiling is the library's own.",
+    )
+    @click.option(
+        "-symlink",
+        "--enable-symlink",
+        is_flag=True,
+        help="Changes nothing: equal tensors are stored once.",
+    )
+    @click.option(
+        "-config",
+        "--config-path",
+        metavar="FILE",
+        help="Not there: what is dumped is chosen when the command starts.",
+    )
     @click.option(
         "-seed",
         "--set-random-seed",
@@ -98,8 +161,14 @@ def _dump(tool: str) -> click.Command:
         # ait gathers the dumps of all processes in one folder, msit has one for each call.
         folder = Path(output) / ("ait_dump" if tool == "ait" else f"{tool}_dump_{stamp}")
         run = _free(folder / f"whence-run-{stamp}") if tool == "ait" else folder
-        words = [f"--{k.replace('_', '-')}{'' if v is True else f' {_word(v)}'}" for k, v in options.items()]
-        _same(f"{tool} llm dump", " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]))
+        words = [
+            f"--{k.replace('_', '-')}{'' if v is True else f' {_word(v)}'}"
+            for k, v in options.items()
+        ]
+        _same(
+            f"{tool} llm dump",
+            " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]),
+        )
         code = api.run_command(shlex.split(command), str(run), **options)
         _lay_out(run, folder, given["types"] or ("tensor", "model"))
         return code
@@ -108,7 +177,9 @@ def _dump(tool: str) -> click.Command:
 
 
 def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
-    """Write the tool's own files beside the run, and say where they are. What cannot be written is told; the run is there."""
+    """Write the tool's own files beside the run, and say where they are. What cannot be written is
+    told; the run is there.
+    """
     from whence import api
     from whence.errors import WhenceError
 
@@ -122,7 +193,10 @@ def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
     for layer in laid.layers:
         _tell(f"layer {layer.number}: {layer.kind} {layer.name}, {layer.file}")
     if laid.layers:
-        _tell(f"the last layer is number {laid.layers[-1].number}: --ids {laid.layers[-1].number} dumps it alone")
+        _tell(
+            f"the last layer is number {laid.layers[-1].number}: --ids {laid.layers[-1].number} "
+            "dumps it alone"
+        )
     if run != folder and len(laid.tensors) == 1:  # one process: its run goes where its tensors are
         (place,) = laid.tensors.values()
         run = run.rename(place / "whence-run")
@@ -133,14 +207,33 @@ def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
 
 
 def _options(
-    types: Sequence[str], only_save_desc: bool, ids: str | None, execute_range: str, child: bool, when: int, part: int,
-    operation_name: str | None, device: int | None, tiling: bool, config_path: str | None, seed: int | None, **_: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """The tool's options as those of `whence run`; what has no counterpart is told. Raises UsageError."""
+    types: Sequence[str],
+    only_save_desc: bool,
+    ids: str | None,
+    execute_range: str,
+    child: bool,
+    when: int,
+    part: int,
+    operation_name: str | None,
+    device: int | None,
+    tiling: bool,
+    config_path: str | None,
+    seed: int | None,
+    **_: Any,
+) -> dict[str, Any]:
+    """The tool's options as those of `whence run`; what has no counterpart is told. Raises
+    UsageError.
+    """
     if config_path:
-        raise UsageError("-config: what is dumped cannot be changed while the command runs; give -er, -ids and -opname")
+        raise UsageError(
+            "-config: what is dumped cannot be changed while the command runs; give -er, -ids "
+            "and -opname"
+        )
     kinds = set(types or ("tensor", "model"))
-    for kind, why in (("cpu_profiling", "whence ops list RUN has times of operators"), ("onnx", "whence show RUN --tree shows the calls")):
+    for kind, why in (
+        ("cpu_profiling", "whence ops list RUN has times of operators"),
+        ("onnx", "whence show RUN --tree shows the calls"),
+    ):
         if kind in kinds:
             _tell(f"--type {kind} is not there: {why}")
     if tiling:
@@ -162,7 +255,9 @@ def _options(
     if operation_name:
         import re
 
-        out["classes"] = tuple(f"re:(?i:{re.escape(name.strip())}.*)" for name in operation_name.split(","))
+        out["classes"] = tuple(
+            f"re:(?i:{re.escape(name.strip())}.*)" for name in operation_name.split(",")
+        )
     if device is not None:
         out["ranks"] = (device,)
     if seed is not None:
@@ -171,12 +266,19 @@ def _options(
 
 
 def _range(text: str) -> tuple[int, int]:
-    """ "0,1000" as (0, 1001): both ends count there. Of several pairs what spans them. Raises UsageError."""
+    """ "0,1000" as (0, 1001): both ends count there. Of several pairs what spans them. Raises
+    UsageError.
+    """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or len(numbers) % 2 or any(a > b for a, b in zip(numbers[::2], numbers[1::2], strict=True)) or min(numbers) < 0:
+    if (
+        not numbers
+        or len(numbers) % 2
+        or any(a > b for a, b in zip(numbers[::2], numbers[1::2], strict=True))
+        or min(numbers) < 0
+    ):
         raise UsageError(f"-er {text!r}: pairs of a first and a last token, such as 0,1000")
     first, last = min(numbers), max(numbers)
     if len(numbers) > 2:
@@ -186,7 +288,9 @@ def _range(text: str) -> tuple[int, int]:
 
 def _compare(tool: str) -> click.Command:
     @click.command("compare", context_settings=_CONTEXT)
-    @click.option("-gp", "--golden-path", "golden", required=True, metavar="DUMP", help="The reference.")
+    @click.option(
+        "-gp", "--golden-path", "golden", required=True, metavar="DUMP", help="The reference."
+    )
     @click.option("-mp", "--my-path", "mine", required=True, metavar="DUMP", help="The target.")
     @click.option(
         "-cl",
@@ -196,13 +300,36 @@ def _compare(tool: str) -> click.Command:
         help="Rows of the table.  [default: all]",
     )
     @click.option("-o", "--output", default=".", metavar="DIR", help="Folder for the table.")
-    @click.option("-mf", "--op-mapping-file", metavar="DIR", help="Not there: whence compare --map takes a map.")
-    @click.option("-alg", "--custom-algorithms", metavar="FILE:FUNC", help="Not there: metrics are plug-ins (docs/metrics.md).")
-    @click.option("-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared.")
-    @click.option("-st", "--stats", is_flag=True, help="Changes nothing: statistics are compared where there are no elements.")
+    @click.option(
+        "-mf",
+        "--op-mapping-file",
+        metavar="DIR",
+        help="Not there: whence compare --map takes a map.",
+    )
+    @click.option(
+        "-alg",
+        "--custom-algorithms",
+        metavar="FILE:FUNC",
+        help="Not there: metrics are plug-ins (docs/metrics.md).",
+    )
+    @click.option(
+        "-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared."
+    )
+    @click.option(
+        "-st",
+        "--stats",
+        is_flag=True,
+        help="Changes nothing: statistics are compared where there are no elements.",
+    )
     @click.option("-l", "--log-level", help="Changes nothing.")
     def compare(
-        golden: str, mine: str, level: str | None, output: str, op_mapping_file: str | None, custom_algorithms: str | None, **_: Any
+        golden: str,
+        mine: str,
+        level: str | None,
+        output: str,
+        op_mapping_file: str | None,
+        custom_algorithms: str | None,
+        **_: Any,
     ) -> int:
         """Compare two dumps and write the tool's table: `whence compare --view msit`."""
         from whence import api, report
@@ -215,13 +342,18 @@ def _compare(tool: str) -> click.Command:
         ):
             if value:
                 raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
-        _same(f"{tool} llm compare", f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit")
+        _same(
+            f"{tool} llm compare",
+            f"whence compare {shlex.quote(golden)} {shlex.quote(mine)} --view msit",
+        )
 
         def log(line: str) -> None:
             click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
 
         with _progress.shown() as count:
-            result, path = api.cmp_report(golden, mine, level=level or "", tool=tool, output=output, say=log, progress=count)
+            result, path = api.cmp_report(
+                golden, mine, level=level or "", tool=tool, output=output, say=log, progress=count
+            )
         sys.stdout.write(f"{report.answer(result)}written to {path}\n")
         return CODES[result.status]
 
@@ -231,22 +363,44 @@ def _compare(tool: str) -> click.Command:
 def _aclcmp() -> click.Command:
     @click.command("aclcmp", context_settings=_CONTEXT)
     @click.option("--exec", "command", metavar="CMD", help="The command, quoted.")
-    @click.option("-o", "--output", metavar="DIR", help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]")
-    @click.option("--golden-path", "golden", metavar="RUN", help="Labels of the reference, of a run of its own.")
+    @click.option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]",
+    )
+    @click.option(
+        "--golden-path",
+        "golden",
+        metavar="RUN",
+        help="Labels of the reference, of a run of its own.",
+    )
     @click.option("--my-path", "mine", metavar="RUN", help="Labels of the target.")
-    @click.option("--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run.")
-    def aclcmp(command: str | None, output: str | None, golden: str | None, mine: str | None, clean: bool) -> int:
-        """Run CMD, take its labels (set_label) and compare their two sides: `whence run --compare`."""
+    @click.option(
+        "--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run."
+    )
+    def aclcmp(
+        command: str | None, output: str | None, golden: str | None, mine: str | None, clean: bool
+    ) -> int:
+        """Run CMD, take its labels (set_label) and compare their two sides: `whence run
+        --compare`.
+        """
         from whence import api, report
         from whence.cli.compare import CODES
 
         folder = output or str(_free(Path("cmp_dump_data")))
         if golden and mine and not command:
-            _same("ait debug compare aclcmp", f"whence labels {shlex.quote(golden)} {shlex.quote(mine)} -o {shlex.quote(folder)}")
+            _same(
+                "ait debug compare aclcmp",
+                f"whence labels {shlex.quote(golden)} {shlex.quote(mine)} -o {shlex.quote(folder)}",
+            )
             result: Any = api.compare_labels(golden, mine, output=folder)
             code = 0
         elif command and not golden and not mine:
-            words = f"whence run --compare -o {shlex.quote(folder)} --library acltransformer -- {command}"
+            words = (
+                f"whence run --compare -o {shlex.quote(folder)} --library acltransformer -- "
+                f"{command}"
+            )
             _same("ait debug compare aclcmp", words)
             code, result = api.run_labels(shlex.split(command), folder, library="acltransformer")
             if result is None:
@@ -258,7 +412,9 @@ def _aclcmp() -> click.Command:
         sys.stdout.write(report.labels_answer(result, folder))
         if not output:
             table = _free(Path("cmp_report.csv"))
-            _files.write(table, (Path(folder) / "cmp_report.csv").read_text(encoding="utf-8"), force=False)
+            _files.write(
+                table, (Path(folder) / "cmp_report.csv").read_text(encoding="utf-8"), force=False
+            )
             sys.stdout.write(f"written to {table}\n")
         return code or CODES[result.status]
 
@@ -277,7 +433,11 @@ def _free(path: Path) -> Path:
 def _word(value: Any) -> str:
     """A value of an option as it is written on the command line."""
     if isinstance(value, tuple):
-        return f"{value[0]}:{value[1]}" if all(isinstance(v, int) for v in value) and len(value) == 2 else ",".join(map(str, value))
+        return (
+            f"{value[0]}:{value[1]}"
+            if all(isinstance(v, int) for v in value) and len(value) == 2
+            else ",".join(map(str, value))
+        )
     return shlex.quote(str(value))
 
 

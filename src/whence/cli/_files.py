@@ -30,7 +30,9 @@ def write(path: str | Path, text: str | Iterable[str], force: bool) -> None:
 
 
 def leave(text: str, path: str | None, force: bool) -> None:
-    """Write the text into the file, or to the terminal where none is named. Raises OutputExists, StoreFailed."""
+    """Write the text into the file, or to the terminal where none is named. Raises OutputExists,
+    StoreFailed.
+    """
     if path is None:
         click.echo(text, nl=False)
     else:

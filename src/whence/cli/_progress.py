@@ -14,7 +14,9 @@ _SILENT_S = 1.0  # work that takes less says nothing
 
 
 class Progress:
-    """A line on stderr while long work goes on: a bar where its length is known. It comes after a second and goes with the work."""
+    """A line on stderr while long work goes on: a bar where its length is known. It comes after a
+    second and goes with the work.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,10 +59,14 @@ class Progress:
             if self._timer.finished.is_set():  # closed while this waited
                 return
             self._bar = progress.Progress(
-                progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False), progress.BarColumn(32),
-                progress.MofNCompleteColumn(), progress.TimeRemainingColumn(elapsed_when_finished=True),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                progress.SpinnerColumn(),
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(32),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(elapsed_when_finished=True),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._draw()
             self._bar.start()
 
@@ -72,7 +78,9 @@ class Progress:
 
 
 def bar() -> tuple[Callable[[int, int, str], None] | None, Callable[[], None]]:
-    """(count, close) of a `Progress`, for a terminal only: elsewhere count is None and close does nothing."""
+    """(count, close) of a `Progress`, for a terminal only: elsewhere count is None and close does
+    nothing.
+    """
     if not sys.stderr.isatty():
         return None, (lambda: None)
     shown = Progress()
@@ -98,7 +106,9 @@ def teller() -> tuple[Callable[[str], None], Callable[[], None]]:
 
 
 class WithCommand(click.Command):
-    """A command with words of its own before `--` and a program to run after it; the latter is in `ctx.meta["whence.command"]`."""
+    """A command with words of its own before `--` and a program to run after it; the latter is in
+    `ctx.meta["whence.command"]`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, after everything behind the first `--` was taken away."""

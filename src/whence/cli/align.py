@@ -4,7 +4,8 @@
     whence align runs/ref runs/tgt -o map.yaml
     whence compare runs/ref runs/tgt --map map.yaml
 
-What exact names pair is left out; numbers are written {i}; calls without a partner stand there as comments.
+What exact names pair is left out; numbers are written {i}; calls without a partner stand there as
+comments.
 """
 
 from __future__ import annotations
@@ -26,5 +27,7 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
 
     _files.check(output, force)
     aligned = api.face(reference, target, mapping=chart)
-    _files.leave(report.plan_map(aligned.as_said(), aligned.reference, aligned.target), output, force)
+    _files.leave(
+        report.plan_map(aligned.as_said(), aligned.reference, aligned.target), output, force
+    )
     return 0

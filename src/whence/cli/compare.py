@@ -4,11 +4,12 @@
     whence compare runs/ref runs/tgt
     whence compare runs/ref runs/tgt -o cmp --format json
 
-Exit code: 0 the same, 1 different (a finding that is likely or certain), 2 undecided, 3 unreadable input. --bisect maps
-these to 0, 1 and 125, as `git bisect run` wants them. Also 3: what -o, --html or --junit asked for cannot be written; the answer
-stands then.
+Exit code: 0 the same, 1 different (a finding that is likely or certain), 2 undecided, 3 unreadable
+input. --bisect maps these to 0, 1 and 125, as `git bisect run` wants them. Also 3: what -o, --html
+or --junit asked for cannot be written; the answer stands then.
 
-Without -o nothing is written. The last comparison made in a folder is remembered: `whence report`, `trace`, `repro` and `locate` take it.
+Without -o nothing is written. The last comparison made in a folder is remembered: `whence report`,
+`trace`, `repro` and `locate` take it.
 """
 
 from __future__ import annotations
@@ -50,42 +51,115 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
 @_answers.options("text")
-@click.option("--no-replay", is_flag=True, help="Do not run recorded programs: judge from the two dumps alone.")
+@click.option(
+    "--no-replay",
+    is_flag=True,
+    help="Do not run recorded programs: judge from the two dumps alone.",
+)
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
-@click.option("--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Share of calls that must be measured.")
-@click.option("--tier", type=click.Choice(["core", "full"]), default="full", show_default=True, help="How many figures per pair.")
-@click.option("--map", "chart", metavar="FILE", help="Who faces whom, where whence cannot know it (YAML; docs/alignment.md).")
 @click.option(
-    "--program", multiple=True, metavar="FILE", help="Of two logs, the program that ran; once more when TGT ran another (.pdmodel, .json)."
+    "--min-coverage",
+    type=click.FloatRange(0, 1),
+    default=0.9,
+    show_default=True,
+    help="Share of calls that must be measured.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["core", "full"]),
+    default="full",
+    show_default=True,
+    help="How many figures per pair.",
+)
+@click.option(
+    "--map",
+    "chart",
+    metavar="FILE",
+    help="Who faces whom, where whence cannot know it (YAML; docs/alignment.md).",
+)
+@click.option(
+    "--program",
+    multiple=True,
+    metavar="FILE",
+    help="Of two logs, the program that ran; once more when TGT ran another (.pdmodel, .json).",
 )
 @click.option("--plan", is_flag=True, help="Print who faces whom and why, and compare nothing.")
-@click.option("--policy", metavar="FILE", help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).")
 @click.option(
-    "--match", type=click.Choice(["auto", "exact", "names", "order"]), default="auto", show_default=True,
-    help="How calls are paired: all rules, equal names, similar names, or line by line."
-)  # fmt: skip
-@click.option(
-    "--sample", type=click.Choice(["auto", "all"]), default="auto", show_default=True,
-    help="Replay a few of many steps and what stands out, or every call."
-)  # fmt: skip
-@click.option("--budget", metavar="TIME", callback=_seconds, help="Replay for so long at most: 90, 60s, 5m, 1h.")
-@click.option("--allow", multiple=True, metavar="NAMESPACE::", help="Vendor operators that may be replayed (repeatable).")
-@click.option(
-    "--again", multiple=True, metavar="RUN", help="A further run of REF, same inputs: what they differ by is no fault (repeatable)."
-)
-@click.option("--third", metavar="RUN", help="REF in higher precision: how far both are from it, where nothing can be replayed.")
-@click.option(
-    "--model", metavar="MODULE:FACTORY", help="A function that makes REF's model, for calls whose program cannot be replayed; it is run."
+    "--policy",
+    metavar="FILE",
+    help="Declared differences: what may differ where (TOML or YAML; docs/policy.md).",
 )
 @click.option(
-    "--view", multiple=True, metavar="NAME", help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
-    "torch_xray (repeatable; docs/views.md)."
-)  # fmt: skip
-@click.option("--watch", is_flag=True, help="Compare while REF or TGT is still being written, until both have ended or a fault is certain.")
+    "--match",
+    type=click.Choice(["auto", "exact", "names", "order"]),
+    default="auto",
+    show_default=True,
+    help="How calls are paired: all rules, equal names, similar names, or line by line.",
+)
+@click.option(
+    "--sample",
+    type=click.Choice(["auto", "all"]),
+    default="auto",
+    show_default=True,
+    help="Replay a few of many steps and what stands out, or every call.",
+)
+@click.option(
+    "--budget",
+    metavar="TIME",
+    callback=_seconds,
+    help="Replay for so long at most: 90, 60s, 5m, 1h.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="NAMESPACE::",
+    help="Vendor operators that may be replayed (repeatable).",
+)
+@click.option(
+    "--again",
+    multiple=True,
+    metavar="RUN",
+    help="A further run of REF, same inputs: what they differ by is no fault (repeatable).",
+)
+@click.option(
+    "--third",
+    metavar="RUN",
+    help="REF in higher precision: how far both are from it, where nothing can be replayed.",
+)
+@click.option(
+    "--model",
+    metavar="MODULE:FACTORY",
+    help="A function that makes REF's model, for calls whose program cannot be replayed; it is run.",  # noqa: E501
+)
+@click.option(
+    "--view",
+    multiple=True,
+    metavar="NAME",
+    help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
+    "torch_xray (repeatable; docs/views.md).",
+)
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Compare while REF or TGT is still being written, until both have ended or a fault is "
+    "certain.",
+)
 @click.option("--html", metavar="FILE", help="Also write the page that `whence report` writes.")
-@click.option("--occurrences", is_flag=True, help="Count executions: which of each operator's is the first to differ, all of them.")
-def command(reference: str, target: str, output: str | None, force: bool, form: str, bisect: bool, **given: Any) -> int:
+@click.option(
+    "--occurrences",
+    is_flag=True,
+    help="Count executions: which of each operator's is the first to differ, all of them.",
+)
+def command(
+    reference: str,
+    target: str,
+    output: str | None,
+    force: bool,
+    form: str,
+    bisect: bool,
+    **given: Any,
+) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
 
@@ -107,14 +181,31 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
         api.check_output(Path(output), force)
     _files.check(given["html"], force)
     how = {
-        "replay": not given["no_replay"], "strict": given["strict"],
-        "min_coverage": given["min_coverage"], "tier": given["tier"], "allow": given["allow"], "policy": given["policy"],
-        "again": given["again"], "mapping": given["chart"], "match": given["match"], "program": given["program"] or None,
-        "third": given["third"], "sample": given["sample"], "budget": given["budget"], "model": given["model"], "view": given["view"],
+        "replay": not given["no_replay"],
+        "strict": given["strict"],
+        "min_coverage": given["min_coverage"],
+        "tier": given["tier"],
+        "allow": given["allow"],
+        "policy": given["policy"],
+        "again": given["again"],
+        "mapping": given["chart"],
+        "match": given["match"],
+        "program": given["program"] or None,
+        "third": given["third"],
+        "sample": given["sample"],
+        "budget": given["budget"],
+        "model": given["model"],
+        "view": given["view"],
         "occurrences": given["occurrences"],
-    }  # fmt: skip
-    result = _watched(reference, target, output, how) if given["watch"] else _compared(reference, target, how)
-    _answers.put(_answers.said(result, form, given["annotations"], occurrences=given["occurrences"]))
+    }
+    result = (
+        _watched(reference, target, output, how)
+        if given["watch"]
+        else _compared(reference, target, how)
+    )
+    _answers.put(
+        _answers.said(result, form, given["annotations"], occurrences=given["occurrences"])
+    )
 
     def written() -> None:
         if output is not None:
@@ -124,7 +215,9 @@ def command(reference: str, target: str, output: str | None, force: bool, form: 
     def page() -> None:
         if given["html"] is not None:
             is_there = output is not None and (Path(output) / "report.json").is_file()
-            api.report_html(output if is_there and output is not None else result, given["html"], force=force)
+            api.report_html(
+                output if is_there and output is not None else result, given["html"], force=force
+            )
 
     _answers.all_of(written, lambda: _answers.junit(result, given["junit"]), page)
     _answers.kept(result, output)
@@ -140,7 +233,9 @@ def _compared(reference: str, target: str, how: dict[str, Any]) -> Comparison:
 
 
 def _watched(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
-    """The last of the comparisons. Those before it are a line on stderr each; each lies in `output` until the next one does."""
+    """The last of the comparisons. Those before it are a line on stderr each; each lies in `output`
+    until the next one does.
+    """
     from whence import api, report
     from whence.errors import WhenceError
     from whence.report.tables import clean, count
@@ -151,9 +246,15 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
         for result in api.watch(reference, target, tell=say, **how):
             if before is not None:
                 steps = len({(row.rank, row.step) for row in before.rows})
-                click.echo(f"after {count(steps, 'step')}: {before.status}, {clean(report.headline(before))}", err=True)
+                click.echo(
+                    f"after {count(steps, 'step')}: {before.status}, "
+                    f"{clean(report.headline(before))}",
+                    err=True,
+                )
             if output is not None:
-                with contextlib.suppress(WhenceError):  # said behind the last answer, where it still is so
+                with contextlib.suppress(
+                    WhenceError
+                ):  # said behind the last answer, where it still is so
                     api.write(result, Path(output))
             before = result
     finally:

@@ -17,8 +17,15 @@ from whence.cli import _progress
 @click.command("convert", help=__doc__)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("destination", metavar="DST", type=click.Path())
-@click.option("--to", required=True, metavar="FORMAT", help="npy, safetensors, torch_xray, msprobe or polygraphy.")
-@click.option("--force", is_flag=True, help="Replace DST when it holds nothing but files of a dump.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="FORMAT",
+    help="npy, safetensors, torch_xray, msprobe or polygraphy.",
+)
+@click.option(
+    "--force", is_flag=True, help="Replace DST when it holds nothing but files of a dump."
+)
 def command(source: str, destination: str, to: str, force: bool) -> int:
     """Words -> `api.convert`."""
     from whence import api, report

@@ -4,11 +4,13 @@
     whence doctor -- python infer.py
     whence doctor --faults 20 --seed 1 --keep runs/doctor -- bash run.sh
 
-Runs CMD without a capture, twice with one, once on one thread, and once for every fault that it plants in modules of the model
-(nothing is edited), and compares each run with the first. A fault that is smaller than its operator's own rounding is not missed,
-it is below rounding. What CMD prints is shown only when it fails.
+Runs CMD without a capture, twice with one, once on one thread, and once for every fault that it
+plants in modules of the model (nothing is edited), and compares each run with the first. A fault
+that is smaller than its operator's own rounding is not missed, it is below rounding. What CMD
+prints is shown only when it fails.
 
-Exit code: 0 when the clean runs were silent and every clear fault was named first, else 1; 3 when CMD fails or cannot be run.
+Exit code: 0 when the clean runs were silent and every clear fault was named first, else 1; 3 when
+CMD fails or cannot be run.
 """
 
 from __future__ import annotations
@@ -19,10 +21,29 @@ from whence.cli._progress import WithCommand, teller
 
 
 @click.command("doctor", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS] -- CMD ...")
-@click.option("--faults", type=click.IntRange(0), default=8, show_default=True, metavar="N", help="How many faults are planted.")
-@click.option("--seed", type=int, metavar="N", help="Draws the faults, and seeds every run.  [default: 0 for the faults, runs unseeded]")
+@click.option(
+    "--faults",
+    type=click.IntRange(0),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="How many faults are planted.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    metavar="N",
+    help="Draws the faults, and seeds every run.  [default: 0 for the faults, runs unseeded]",
+)
 @click.option("--keep", metavar="DIR", help="Keep the runs in this new folder.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 @click.pass_context
 def command(ctx: click.Context, faults: int, seed: int | None, keep: str | None, form: str) -> int:
     """Words -> `api.doctor_command` -> report -> exit code."""

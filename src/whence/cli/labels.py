@@ -4,8 +4,9 @@
     whence labels runs/both -o cmp
     whence labels runs/ref runs/tgt -o cmp
 
-Of two runs, labels that name no side are the first one's reference and the second one's target. Exit code as of `whence compare`:
-0 the same, 1 different, 2 undecided (also: a label without a partner, a tensor that is not there), 3 no label at all.
+Of two runs, labels that name no side are the first one's reference and the second one's target.
+Exit code as of `whence compare`: 0 the same, 1 different, 2 undecided (also: a label without a
+partner, a tensor that is not there), 3 no label at all.
 """
 
 from __future__ import annotations
@@ -24,12 +25,22 @@ from whence.cli.compare import CODES
     "-o",
     "--output",
     metavar="CMP",
-    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: nothing is written]",
+    help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: "
+    "nothing is written]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 @click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
-def command(run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool) -> int:
+def command(
+    run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool
+) -> int:
     """Words -> `api.compare_labels` -> report -> exit code."""
     from whence import api, report
     from whence.cli import _answers

@@ -4,12 +4,14 @@
     whence ladder -o DIR -- python infer.py
     whence ladder -o DIR --seed 0 --bisect-pass -- python train.py
 
-The command runs twice eagerly, then once per rung: aot_eager (dynamo and AOTAutograd), aot_eager_decomp_partition (with
-inductor's decompositions) and inductor, as it is. Nothing is edited: torch.compile gets another backend in its processes. Each rung is
-compared with eager, and with the rung before it. --bisect-pass then asks torch's own compiler bisector, with this
-comparison as its test, for the pass, lowering or decomposition: some 20 runs more.
+The command runs twice eagerly, then once per rung: aot_eager (dynamo and AOTAutograd),
+aot_eager_decomp_partition (with inductor's decompositions) and inductor, as it is. Nothing is
+edited: torch.compile gets another backend in its processes. Each rung is compared with eager, and
+with the rung before it. --bisect-pass then asks torch's own compiler bisector, with this comparison
+as its test, for the pass, lowering or decomposition: some 20 runs more.
 
-Exit code: 0 no rung is outside the noise, 1 a stage is named, 2 undecided, 3 when the eager command fails or cannot be run.
+Exit code: 0 no rung is outside the noise, 1 a stage is named, 2 undecided, 3 when the eager command
+fails or cannot be run.
 """
 
 from __future__ import annotations
@@ -19,17 +21,47 @@ import click
 from whence.cli._progress import WithCommand, teller
 
 
-@click.command("ladder", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS]", epilog="A command stands after --.")
-@click.option("-o", "--output", metavar="DIR", required=True, help="Folder for runs, comparisons and ladder.json; must not exist.")
+@click.command(
+    "ladder",
+    cls=WithCommand,
+    help=__doc__,
+    options_metavar="[OPTIONS]",
+    epilog="A command stands after --.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    required=True,
+    help="Folder for runs, comparisons and ladder.json; must not exist.",
+)
 @click.option("--force", is_flag=True, help="Replace DIR when it is a ladder.")
-@click.option("--bisect-pass", is_flag=True, help="Name the pass too, by torch's own compiler bisector.")
+@click.option(
+    "--bisect-pass", is_flag=True, help="Name the pass too, by torch's own compiler bisector."
+)
 @click.option("--seed", type=int, metavar="N", help="Seed every run.")
 @click.option("--deterministic", is_flag=True, help="Switch every run to deterministic kernels.")
-@click.option("--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:10, 5:, :3).")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:10, 5:, :3)."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 @click.pass_context
 def command(
-    ctx: click.Context, output: str, force: bool, bisect_pass: bool, seed: int | None, deterministic: bool, steps: str | None, form: str
+    ctx: click.Context,
+    output: str,
+    force: bool,
+    bisect_pass: bool,
+    seed: int | None,
+    deterministic: bool,
+    steps: str | None,
+    form: str,
 ) -> int:
     """Words -> `api.ladder_command` -> report -> exit code."""
     import msgspec
@@ -44,7 +76,9 @@ def command(
     say, wipe = teller()
     try:
         given = {name: value for name, value in options.items() if value is not None}
-        result = api.ladder_command(cmd, output=output, force=force, bisect_pass=bisect_pass, tell=say, **given)
+        result = api.ladder_command(
+            cmd, output=output, force=force, bisect_pass=bisect_pass, tell=say, **given
+        )
     finally:
         wipe()
     if form == "json":

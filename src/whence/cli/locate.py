@@ -1,4 +1,5 @@
-"""Run the target again with the reference's tensors put in: how much of the error does each explain.
+"""Run the target again with the reference's tensors put in: how much of the error does each
+explain.
 
 \b
     whence locate runs/ref -- python infer.py --dtype bf16
@@ -8,12 +9,14 @@
     whence locate cmp --patch layers.3.mlp --patch layers.7
     whence locate cmp --search                            no finding: bisects the calls
 
-Without --patch and --search every finding of the comparison is patched in turn: the first one, then the first one that is
-left, until none is. CALL is NAME[@STEP[.OCCURRENCE]][:SLOT]; its outputs become the reference's, everything after it computes on.
-The shares are of the squared error, so those of independent faults add up.
+Without --patch and --search every finding of the comparison is patched in turn: the first one, then
+the first one that is left, until none is. CALL is NAME[@STEP[.OCCURRENCE]][:SLOT]; its outputs
+become the reference's, everything after it computes on. The shares are of the squared error, so
+those of independent faults add up.
 
-Exit code: 0 the runs are the same, 1 different, 2 undecided (all without any patch), 3 when the command fails or cannot be run.
-"""
+Exit code: 0 the runs are the same, 1 different, 2 undecided (all without any patch), 3 when the
+command fails or cannot be run.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,20 +26,61 @@ from whence.cli import _answers
 from whence.cli._progress import WithCommand, teller
 
 
-@click.command("locate", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS]", epilog="A command stands after --.")
+@click.command(
+    "locate",
+    cls=WithCommand,
+    help=__doc__,
+    options_metavar="[OPTIONS]",
+    epilog="A command stands after --.",
+)
 @click.argument("reference", metavar="[REF|CMP]", required=False)
 @click.argument("target", metavar="[TGT]", required=False)
-@click.option("--patch", multiple=True, metavar="CALL", help="Patch this call (repeatable, one on top of the other).")
-@click.option("--search", is_flag=True, help="Find the call at which half of the squared error has arisen, by bisection.")
-@click.option("--max", "most", type=click.IntRange(1), default=8, show_default=True, help="Most findings to patch.")
-@click.option("--seed", type=int, metavar="N", help="Seed every run.  [default: the reference's seed, if it had one]")
+@click.option(
+    "--patch",
+    multiple=True,
+    metavar="CALL",
+    help="Patch this call (repeatable, one on top of the other).",
+)
+@click.option(
+    "--search",
+    is_flag=True,
+    help="Find the call at which half of the squared error has arisen, by bisection.",
+)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Most findings to patch.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    metavar="N",
+    help="Seed every run.  [default: the reference's seed, if it had one]",
+)
 @click.option("--keep", metavar="DIR", help="Keep the runs in this new folder.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 @click.pass_context
 def command(
-    ctx: click.Context, reference: str | None, target: str | None, patch: tuple[str, ...], search: bool, most: int, seed: int | None,
-    keep: str | None, form: str,
-) -> int:  # fmt: skip
+    ctx: click.Context,
+    reference: str | None,
+    target: str | None,
+    patch: tuple[str, ...],
+    search: bool,
+    most: int,
+    seed: int | None,
+    keep: str | None,
+    form: str,
+) -> int:
     """Words -> `api.locate` -> report -> exit code."""
     import msgspec
 
@@ -47,7 +91,15 @@ def command(
     say, wipe = teller()
     try:
         result = api.locate(
-            taken, target, command=ctx.meta.get("whence.command"), patch=patch, search=search, most=most, seed=seed, keep=keep, tell=say
+            taken,
+            target,
+            command=ctx.meta.get("whence.command"),
+            patch=patch,
+            search=search,
+            most=most,
+            seed=seed,
+            keep=keep,
+            tell=say,
         )
     finally:
         wipe()

@@ -4,11 +4,12 @@
     whence map-weights runs/torch runs/paddle -o map.yaml
     whence compare runs/torch runs/paddle --map map.yaml
 
-Linear weights that lie transposed, names and orders of another framework, fused ones. The comments say of each parameter whether both hold
-the same. The file is a map of `whence compare --map`, to be corrected where it is wrong (docs/alignment.md).
+Linear weights that lie transposed, names and orders of another framework, fused ones. The comments
+say of each parameter whether both hold the same. The file is a map of `whence compare --map`, to be
+corrected where it is wrong (docs/alignment.md).
 
-Exit code: 0 all parameters face each other and are equal, 1 one differs, 2 one could not be compared or has no partner, 3 none face
-each other.
+Exit code: 0 all parameters face each other and are equal, 1 one differs, 2 one could not be
+compared or has no partner, 3 none face each other.
 """
 
 from __future__ import annotations
@@ -33,4 +34,8 @@ def command(reference: str, target: str, output: str | None, force: bool, chart:
     _files.leave(report.weights_map(found), output, force)
     if any(w.state == "differs" for w in found.pairs):
         return 1
-    return 2 if found.only_reference or found.only_target or any(w.state != "equal" for w in found.pairs) else 0
+    return (
+        2
+        if found.only_reference or found.only_target or any(w.state != "equal" for w in found.pairs)
+        else 0
+    )

@@ -23,15 +23,50 @@ def command() -> None:
 
 
 @command.command("compare")
-@click.option("-tp", "--target_path", "target", required=True, metavar="PATH", type=click.Path(), help="The dump that is in question.")
-@click.option("-gp", "--golden_path", "golden", required=True, metavar="PATH", type=click.Path(), help="The dump that is right.")
 @click.option(
-    "-o", "--output_path", "output", default="./output", show_default=True, metavar="FOLDER", type=click.Path(),
-    help="Where compare_result_*.csv goes."
-)  # fmt: skip
-@click.option("-m", "--mode", type=click.Choice(["auto"]), default="auto", help="What kind of dumps these are is told by their content.")
-@click.option("-fm", "--fuzzy_match", is_flag=True, help="Names that differ in spelling are paired with or without it.")
-@click.option("-da", "--diff_analyze", is_flag=True, help="The first difference is named with or without it.")
+    "-tp",
+    "--target_path",
+    "target",
+    required=True,
+    metavar="PATH",
+    type=click.Path(),
+    help="The dump that is in question.",
+)
+@click.option(
+    "-gp",
+    "--golden_path",
+    "golden",
+    required=True,
+    metavar="PATH",
+    type=click.Path(),
+    help="The dump that is right.",
+)
+@click.option(
+    "-o",
+    "--output_path",
+    "output",
+    default="./output",
+    show_default=True,
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Where compare_result_*.csv goes.",
+)
+@click.option(
+    "-m",
+    "--mode",
+    type=click.Choice(["auto"]),
+    default="auto",
+    help="What kind of dumps these are is told by their content.",
+)
+@click.option(
+    "-fm",
+    "--fuzzy_match",
+    is_flag=True,
+    help="Names that differ in spelling are paired with or without it.",
+)
+@click.option(
+    "-da", "--diff_analyze", is_flag=True, help="The first difference is named with or without it."
+)
 def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     """Compare two dumps: msprobe's table into FOLDER, whence's answer on the terminal.
 
@@ -42,7 +77,10 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     from whence import api, report
     from whence.report.tables import clean
 
-    click.echo(f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe -o CMP", err=True)
+    click.echo(
+        f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe -o CMP",  # noqa: E501
+        err=True,
+    )
     result = api.compare(golden, target, view="msprobe")
     by_rank: dict[int, list[Any]] = {}
     for row in result.views["msprobe"]:
@@ -54,7 +92,9 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     for rank, rows in sorted(by_rank.items()):
         whose = "" if Path(target).is_file() else f"rank{rank}_"
         table = report.view_csv("msprobe", rows)
-        jobs.append(partial(_files.write, folder / f"compare_result_{whose}{stamp}.csv", table, force=False))
+        jobs.append(
+            partial(_files.write, folder / f"compare_result_{whose}{stamp}.csv", table, force=False)
+        )
     _answers.all_of(*jobs)
     click.echo(f"written to {clean(output)}")
     return _CODES[result.status]

@@ -19,12 +19,38 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("run_path", metavar="RUN", type=click.Path())
-@click.option("--include", multiple=True, metavar="PATTERN", help="Only operators whose name matches: 'aten.mm.*', 'addmm' (repeatable).")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Not operators whose name matches (repeatable).")
-@click.option("--sort", type=click.Choice(["time", "count", "name"]), default="time", show_default=True, help="What comes first.")
-@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-def list_command(run_path: str, include: tuple[str, ...], exclude: tuple[str, ...], sort: str, form: str) -> int:
-    """List the operators of RUN by signature: how often each ran, on what, in which range, for how long, and where."""
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only operators whose name matches: 'aten.mm.*', 'addmm' (repeatable).",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Not operators whose name matches (repeatable).",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["time", "count", "name"]),
+    default="time",
+    show_default=True,
+    help="What comes first.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+)
+def list_command(
+    run_path: str, include: tuple[str, ...], exclude: tuple[str, ...], sort: str, form: str
+) -> int:
+    """List the operators of RUN by signature: how often each ran, on what, in which range, for how
+    long, and where.
+    """
     from whence import api, report
 
     run = api.open_run(run_path)
@@ -36,20 +62,62 @@ def list_command(run_path: str, include: tuple[str, ...], exclude: tuple[str, ..
 
 @command.command("generate")
 @click.argument("run_path", metavar="RUN", type=click.Path())
-@click.option("-o", "--output", required=True, metavar="TESTS_DIR", help="A new folder for the tests and their data.")
-@click.option("--level", type=click.Choice(["op", "module"]), default="op", show_default=True, help="Test operators, or leaf modules.")
 @click.option(
-    "--factory", type=click.Choice(["load", "random", "special"]), default="load", show_default=True,
-    help="Elements: as recorded, random within the recorded range, or zeros, denormals, infinities, NaN, ties."
-)  # fmt: skip
-@click.option("--cpu-init", is_flag=True, help="Draw random elements on the CPU, so that all devices see the same.")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Only operators (modules) whose name matches (repeatable).")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Not operators (modules) whose name matches (repeatable).")
-@click.option("--keep-trivial", is_flag=True, help="Also random, creation and view operators, compared by structure.")
-@click.option("--samples", type=click.IntRange(1), default=3, show_default=True, help="Recorded calls of one signature at most.")
+    "-o",
+    "--output",
+    required=True,
+    metavar="TESTS_DIR",
+    help="A new folder for the tests and their data.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["op", "module"]),
+    default="op",
+    show_default=True,
+    help="Test operators, or leaf modules.",
+)
+@click.option(
+    "--factory",
+    type=click.Choice(["load", "random", "special"]),
+    default="load",
+    show_default=True,
+    help="Elements: as recorded, random within the recorded range, or zeros, denormals, "
+    "infinities, NaN, ties.",
+)
+@click.option(
+    "--cpu-init",
+    is_flag=True,
+    help="Draw random elements on the CPU, so that all devices see the same.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only operators (modules) whose name matches (repeatable).",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Not operators (modules) whose name matches (repeatable).",
+)
+@click.option(
+    "--keep-trivial",
+    is_flag=True,
+    help="Also random, creation and view operators, compared by structure.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Recorded calls of one signature at most.",
+)
 @click.option("--force", is_flag=True, help="Replace tests that were written before.")
 def generate_command(run_path: str, output: str, **given: object) -> int:
-    """Write the operators of RUN as pytest files that need only torch and pytest, with real shapes and data."""
+    """Write the operators of RUN as pytest files that need only torch and pytest, with real shapes
+    and data.
+    """
     from whence import api, report
 
     written = api.generate_tests(run_path, output, **given)  # type: ignore[arg-type]
@@ -64,7 +132,9 @@ def generate_command(run_path: str, output: str, **given: object) -> int:
 @click.option("-o", "--output", metavar="RESULT_CSV", help="Write the joined table.")
 @click.option("--force", is_flag=True, help="Replace RESULT_CSV.")
 def diff_command(reference: str, target: str, output: str | None, force: bool) -> int:
-    """Compare what the tests measured on two devices. Exit code: 0 the same, 1 different, 2 nothing compared."""
+    """Compare what the tests measured on two devices. Exit code: 0 the same, 1 different, 2 nothing
+    compared.
+    """
     from whence import api, report
 
     found = api.diff_results(reference, target, output, force=force)

@@ -16,6 +16,8 @@ def command(run: str, force: bool) -> int:
     from whence import api
     from whence.report import tables
 
-    for line in api.recover(run, force=force) or (f"{run} holds no process folder: nothing to recover",):
+    for line in api.recover(run, force=force) or (
+        f"{run} holds no process folder: nothing to recover",
+    ):
         click.echo(f"whence: {tables.clean(line)}", err=True)
     return 0

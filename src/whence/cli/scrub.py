@@ -1,8 +1,9 @@
 """Remove elements, and what tells who made a run and where, so that it can be shared.
 
-What stays: names of modules and tensors, shapes, dtypes, statistics and hashes (a value that can be guessed can be confirmed by its hash).
-Command, environment, user, hosts, commit, paths and source files go from every text of the run and from the names of its folders; so it
-compares as before, and cannot be run again. This cannot be undone.
+What stays: names of modules and tensors, shapes, dtypes, statistics and hashes (a value that can be
+guessed can be confirmed by its hash). Command, environment, user, hosts, commit, paths and source
+files go from every text of the run and from the names of its folders; so it compares as before, and
+cannot be run again. This cannot be undone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import click
 @click.command("scrub", help=__doc__)
 @click.argument("run", type=click.Path())
 @click.option(
-    "--name", "names", multiple=True, metavar="PATTERN", help="Only elements under this module, slot or module.slot (repeatable)."
+    "--name",
+    "names",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only elements under this module, slot or module.slot (repeatable).",
 )
 @click.option("--force", is_flag=True, help="Also while a process still writes to the run.")
 def command(run: str, names: tuple[str, ...], force: bool) -> int:
@@ -22,5 +27,9 @@ def command(run: str, names: tuple[str, ...], force: bool) -> int:
     from whence.report import tables
 
     records, nbytes = api.scrub(run, names, force=force)
-    click.echo(f"whence: {run}: elements of {tables.count(records, 'tensor')} removed, {tables.size(nbytes)} smaller", err=True)
+    click.echo(
+        f"whence: {run}: elements of {tables.count(records, 'tensor')} removed, "
+        f"{tables.size(nbytes)} smaller",
+        err=True,
+    )
     return 0

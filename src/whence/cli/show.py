@@ -1,4 +1,5 @@
-"""Show what a run holds: the program, its calls and tensors, the module tree, or one tensor in full.
+"""Show what a run holds: the program, its calls and tensors, the module tree, or one tensor in
+full.
 
 \b
     whence show runs/ref                               what was run, then every call with its tensors
@@ -7,9 +8,9 @@
     whence show runs/ref layers.3.mlp:input.0 --step 2
     whence show runs/ref --format csv -o ref.csv
 
-NAME is a dotted module name, NAME:SLOT, or a tree number. PATTERN is shell style ('layers.*.mlp'), or re: and a regular
-expression.
-"""
+NAME is a dotted module name, NAME:SLOT, or a tree number. PATTERN is shell style ('layers.*.mlp'),
+or re: and a regular expression.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,12 +33,27 @@ LIMIT = 2000
 @click.command("show", help=__doc__)
 @click.argument("run_path", metavar="RUN", type=click.Path())
 @click.argument("name", required=False)
-@click.option("--name", "pattern", metavar="PATTERN", default="", help="Only calls whose name matches.")
-@click.option("--ids", metavar="3,7_1", help="Only calls with these tree numbers, and what they call.")
+@click.option(
+    "--name", "pattern", metavar="PATTERN", default="", help="Only calls whose name matches."
+)
+@click.option(
+    "--ids", metavar="3,7_1", help="Only calls with these tree numbers, and what they call."
+)
 @click.option("--step", type=int, metavar="N", help="Only this step.")
 @click.option("--tree", is_flag=True, help="The numbered tree of module calls.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "csv", "table"]), default="text", show_default=True)
-@click.option("--all", "everything", is_flag=True, help=f"Text: every tensor, however many (else the first {LIMIT}).")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv", "table"]),
+    default="text",
+    show_default=True,
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help=f"Text: every tensor, however many (else the first {LIMIT}).",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--force", is_flag=True, help="Replace FILE when it exists.")
 def command(
@@ -54,18 +70,33 @@ def command(
 ) -> int:
     """Words -> `api.open_to_show` -> `report.show`."""
     if tree and form != "text":
-        raise click.UsageError(f"--tree is text; --format {form} holds the tree numbers of every call")
+        raise click.UsageError(
+            f"--tree is text; --format {form} holds the tree numbers of every call"
+        )
     if tree and name:
-        raise click.UsageError("--tree shows modules and NAME one tensor; ask for one of them (--name PATTERN chooses in the tree)")
+        raise click.UsageError(
+            "--tree shows modules and NAME one tensor; ask for one of them (--name PATTERN "
+            "chooses in the tree)"
+        )
     if name and form in ("csv", "table"):
-        raise click.UsageError(f"one tensor is text or json; for --format {form} choose calls with --name {name}")
+        raise click.UsageError(
+            f"one tensor is text or json; for --format {form} choose calls with --name {name}"
+        )
     from whence import api
     from whence.report.run import Choice
 
     numbers = tuple(part.strip() for part in (ids or "").split(",") if part.strip())
     run = api.open_to_show(run_path, every=not name)
     wide = None if output else width()
-    lines = _lines(run, Choice(pattern, numbers, step), name, tree, form, None if everything or output else LIMIT, wide)
+    lines = _lines(
+        run,
+        Choice(pattern, numbers, step),
+        name,
+        tree,
+        form,
+        None if everything or output else LIMIT,
+        wide,
+    )
     if output is None:
         for line in lines:
             click.echo(line)
@@ -74,7 +105,15 @@ def command(
     return 0
 
 
-def _lines(run: Run, choice: Choice, name: str | None, tree: bool, form: str, limit: int | None, wide: int | None) -> Iterator[str]:
+def _lines(
+    run: Run,
+    choice: Choice,
+    name: str | None,
+    tree: bool,
+    form: str,
+    limit: int | None,
+    wide: int | None,
+) -> Iterator[str]:
     from whence.report import run as show
 
     if name:

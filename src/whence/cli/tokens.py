@@ -5,11 +5,12 @@
     whence tokens ref.json tgt.json --full 0.75 --half 0.4 --format json
     whence tokens --before ref_a.json tgt_a.json --after ref_b.json tgt_b.json
 
-The files hold JSON lines, or one JSON array, of objects with a prompt (src) and an output: text, or a list of token ids.
-A prompt passes when both outputs are equal over the shorter one. --before and --after compare two commits.
+The files hold JSON lines, or one JSON array, of objects with a prompt (src) and an output: text, or
+a list of token ids. A prompt passes when both outputs are equal over the shorter one. --before and
+--after compare two commits.
 
-Exit code: 0 the rates reach their thresholds, 1 they do not, or a commit fails significantly more prompts than it mends,
-2 no prompt could be compared, 3 unreadable input.
+Exit code: 0 the rates reach their thresholds, 1 they do not, or a commit fails significantly more
+prompts than it mends, 2 no prompt could be compared, 3 unreadable input.
 """
 
 from __future__ import annotations
@@ -28,21 +29,62 @@ _PAIR = "REF TGT"
 @click.command("tokens", help=__doc__)
 @click.argument("reference", metavar="REF", required=False)
 @click.argument("target", metavar="TGT", required=False)
-@click.option("--full", type=click.FloatRange(0, 1), help="Share of prompts that must match in full.  [default: 0.75]")
-@click.option("--half", type=click.FloatRange(0, 1), help="Share that must match over the first half.  [default: 0.4]")
-@click.option("--thresholds", metavar="FILE", help="Both shares, per model (TOML or YAML; docs/tokens.md).")
-@click.option("--model", default="", metavar="NAME", help='The model in FILE.  [default: "model" of the records]')
+@click.option(
+    "--full",
+    type=click.FloatRange(0, 1),
+    help="Share of prompts that must match in full.  [default: 0.75]",
+)
+@click.option(
+    "--half",
+    type=click.FloatRange(0, 1),
+    help="Share that must match over the first half.  [default: 0.4]",
+)
+@click.option(
+    "--thresholds", metavar="FILE", help="Both shares, per model (TOML or YAML; docs/tokens.md)."
+)
+@click.option(
+    "--model",
+    default="",
+    metavar="NAME",
+    help='The model in FILE.  [default: "model" of the records]',
+)
 @click.option("--before", nargs=2, metavar=_PAIR, help="Two files of an earlier commit.")
 @click.option("--after", nargs=2, metavar=_PAIR, help="Two files of a later commit.")
-@click.option("--prompt-key", default="src", show_default=True, metavar="KEY", help="Where a record holds the prompt; a.0.b is nested.")
-@click.option("--output-key", default="output", show_default=True, metavar="KEY", help="Where it holds the output.")
 @click.option(
-    "--match", type=click.Choice(["auto", "prompt", "position"]), default="auto", show_default=True,
-    help="How prompts are paired: by themselves, else by position; or by one of these alone."
-)  # fmt: skip
-@click.option("--rows", type=click.IntRange(0), default=40, show_default=True, help="Most prompts in the table; 0 shows all.")
+    "--prompt-key",
+    default="src",
+    show_default=True,
+    metavar="KEY",
+    help="Where a record holds the prompt; a.0.b is nested.",
+)
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True, help="What goes to stdout."
+    "--output-key",
+    default="output",
+    show_default=True,
+    metavar="KEY",
+    help="Where it holds the output.",
+)
+@click.option(
+    "--match",
+    type=click.Choice(["auto", "prompt", "position"]),
+    default="auto",
+    show_default=True,
+    help="How prompts are paired: by themselves, else by position; or by one of these alone.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=40,
+    show_default=True,
+    help="Most prompts in the table; 0 shows all.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
 )
 def command(reference: str | None, target: str | None, rows: int, form: str, **given: Any) -> int:
     """Words -> `api.tokens` -> report -> exit code."""
@@ -52,5 +94,7 @@ def command(reference: str | None, target: str | None, rows: int, form: str, **g
     if form == "text":
         sys.stdout.write(report.tokens_text(result, rows=rows, width=width()))
     else:
-        sys.stdout.write(report.tokens_json(result) if form == "json" else report.tokens_csv(result))
+        sys.stdout.write(
+            report.tokens_json(result) if form == "json" else report.tokens_csv(result)
+        )
     return CODES[result.status]

@@ -6,13 +6,14 @@
     whence trace cmp softmax_1.tmp_0
     whence trace cmp inner_var.40@3 --format json      of step 3
 
-CMP is a folder that `whence compare -o CMP` wrote; one word that is no path is a TENSOR of the last comparison
-that was made in this folder. The runs must still lie where they were. TENSOR is NAME[@STEP[.OCCURRENCE]] of a call of
-the reference. Every operator on the way is shown with what it read; of the last one its attributes, weights, what its kernel logged,
-what it read and nobody captured, and what replay says of it.
+CMP is a folder that `whence compare -o CMP` wrote; one word that is no path is a TENSOR of the last
+comparison that was made in this folder. The runs must still lie where they were. TENSOR is
+NAME[@STEP[.OCCURRENCE]] of a call of the reference. Every operator on the way is shown with what it
+read; of the last one its attributes, weights, what its kernel logged, what it read and nobody
+captured, and what replay says of it.
 
 Exit code: 0 when it was traced, 3 for a tensor or a run that there is not.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from whence.cli import _answers
 @click.command("trace", help=__doc__)
 @click.argument("comparison", metavar="[CMP]", required=False, default="")
 @click.argument("tensor", metavar="[TENSOR]", required=False, default="")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="What goes to stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What goes to stdout.",
+)
 def command(comparison: str, tensor: str, form: str) -> int:
     """Words -> `api.trace` -> report -> exit code."""
     from whence import api, report

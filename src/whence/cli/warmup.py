@@ -1,6 +1,7 @@
 """Compile the compare kernels now, for an image or a cluster.
 
-They are compiled once for a kind of CPU and kept in a cache; without this the first big comparison does it.
+They are compiled once for a kind of CPU and kept in a cache; without this the first big comparison
+does it.
 """
 
 from __future__ import annotations

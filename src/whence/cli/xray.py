@@ -29,13 +29,19 @@ def command() -> None:
 @click.argument("output", metavar="OUT", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def summary_command(dump: str, output: str, force: bool) -> int:
-    """Write min, max, mean and std of every tensor: as a table in a frame, or as csv where OUT ends so."""
+    """Write min, max, mean and std of every tensor: as a table in a frame, or as csv where OUT ends
+    so.
+    """
     from whence import api, report
 
     _same_as(f"whence show {dump}")
     _files.check(Path(output), force)
     run = api.open_to_show(dump)
-    _files.write(Path(output), report.xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"), force)
+    _files.write(
+        Path(output),
+        report.xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"),
+        force,
+    )
     return 0
 
 
@@ -43,13 +49,23 @@ def summary_command(dump: str, output: str, force: bool) -> int:
 @click.argument("bench", metavar="BENCH.h5", type=click.Path())
 @click.argument("target", metavar="TARGET.h5", type=click.Path())
 @click.argument("output", metavar="RESULT.csv", type=click.Path())
-@click.option("--golden", metavar="FILE", type=click.Path(), help="Which of the two is the reference, when it is not the first.")
 @click.option(
-    "--match", type=click.Choice(list(_MATCHES)), default="fuzzy", show_default=True,
-    help="How names are paired: equal, also those that differ in spelling, or line by line."
-)  # fmt: skip
+    "--golden",
+    metavar="FILE",
+    type=click.Path(),
+    help="Which of the two is the reference, when it is not the first.",
+)
+@click.option(
+    "--match",
+    type=click.Choice(list(_MATCHES)),
+    default="fuzzy",
+    show_default=True,
+    help="How names are paired: equal, also those that differ in spelling, or line by line.",
+)
 @click.option("--force", is_flag=True, help="Replace RESULT.csv.")
-def compare_command(bench: str, target: str, output: str, golden: str | None, match: str, force: bool) -> int:
+def compare_command(
+    bench: str, target: str, output: str, golden: str | None, match: str, force: bool
+) -> int:
     """Compare two dumps: torch_xray's table into RESULT.csv, whence's answer on the terminal.
 
     Exit code: 0 the same, 1 different, 2 undecided.
@@ -61,11 +77,18 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
         raise click.UsageError(f"--golden {golden}: {bench} or {target}")
     if golden == target:
         bench, target = target, bench
-    _same_as(f"whence compare {bench} {target} --view torch_xray -o CMP   (Bench, the reference: {bench}; Target: {target})")
+    _same_as(
+        f"whence compare {bench} {target} --view torch_xray -o CMP   (Bench, the reference: "
+        f"{bench}; Target: {target})"
+    )
     _files.check(Path(output), force)
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
     _answers.put(report.answer(result))
-    _answers.all_of(lambda: _files.write(Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force))
+    _answers.all_of(
+        lambda: _files.write(
+            Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force
+        )
+    )
     click.echo(f"written to {clean(output)}")
     return _CODES[result.status]
 
@@ -73,24 +96,37 @@ def compare_command(bench: str, target: str, output: str, golden: str | None, ma
 @command.command("jprof")
 @click.argument("dump", metavar="dump.json", type=click.Path())
 @click.option(
-    "--cpu_init", "--cpu-init", "cpu_init", is_flag=True, help="Draw random elements on the CPU, so that all devices see the same."
+    "--cpu_init",
+    "--cpu-init",
+    "cpu_init",
+    is_flag=True,
+    help="Draw random elements on the CPU, so that all devices see the same.",
 )
 @click.option("--blacklist", is_flag=True, help="Leave out random, creation and view operators.")
 @click.option(
-    "--factory", type=click.Choice(["load", "random", "special"]), default="load", show_default=True,
-    help="Elements: as dumped, random within the dumped range, or special values."
-)  # fmt: skip
+    "--factory",
+    type=click.Choice(["load", "random", "special"]),
+    default="load",
+    show_default=True,
+    help="Elements: as dumped, random within the dumped range, or special values.",
+)
 @click.option("--force", is_flag=True, help="Replace the tests that were written before.")
 def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, force: bool) -> int:
-    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests of the current folder."""
+    """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests of the current
+    folder.
+    """
     from whence import api, report
 
     if not Path(dump).exists():
-        raise click.UsageError(f"{dump} does not exist; end_dump of torch_xray writes xray_debug/proc_<pid>/dump.json")
+        raise click.UsageError(
+            f"{dump} does not exist; end_dump of torch_xray writes xray_debug/proc_<pid>/dump.json"
+        )
     folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
     run, output = folder / "dump", Path("pytests")
     _same_as(f"whence ops generate {run} -o {output} --factory {factory}")
-    written = api.generate_tests(run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force)
+    written = api.generate_tests(
+        run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force
+    )
     for line in report.written(written):
         click.echo(line)
     return 0
@@ -102,7 +138,9 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
 @click.argument("output", metavar="RESULT.csv", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace RESULT.csv.")
 def diff_command(target: str, reference: str, output: str, force: bool) -> int:
-    """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same, 1 different, 2 nothing compared."""
+    """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same,
+    1 different, 2 nothing compared.
+    """
     from whence import api, report
 
     _same_as(f"whence ops diff {reference} {target} -o {output}   (the reference: {reference})")

@@ -1,4 +1,6 @@
-"""Two runs face to face: who faces whom, how far each pair of tensors is apart, and what faces a slot of a program."""
+"""Two runs face to face: who faces whom, how far each pair of tensors is apart, and what faces a
+slot of a program.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,34 @@ _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
 class PairedRuns:
     """The plan of a comparison, carried out.
 
-    calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each pair, by slot of the reference.
-    target: with its masks in the reference's form (`masks.alike`); shown: as it is. kids, target_kids: children of every call.
-    made: records that some call of the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
+    calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each
+    pair, by slot of the reference. target: with its masks in the reference's form (`masks.alike`);
+    shown: as it is. kids, target_kids: children of every call. made: records that some call of the
+    reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
     """
 
-    def __init__(self, reference: Read, target: Read, plan: Plan, options: CompareOptions, tell: Callable[[int, int, str], None]) -> None:
+    def __init__(
+        self,
+        reference: Read,
+        target: Read,
+        plan: Plan,
+        options: CompareOptions,
+        tell: Callable[[int, int, str], None],
+    ) -> None:
         self.reference = reference
         self._options, self._tell = options, tell
         self.stated = options.stated
         self.calls = reference.calls
-        self.made = {r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        self.made = {
+            r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))
+        }
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = plan
         self.shown, self.target = target, alike(reference, target, self.plan)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
-        self.slots: list[dict[str, SlotPair]] = [{s.reference_slot: s for s in p.slots} for p in self.plan.pairs]
+        self.slots: list[dict[str, SlotPair]] = [
+            {s.reference_slot: s for s in p.slots} for p in self.plan.pairs
+        ]
         self.measured: dict[tuple[int, int], Measured] = {}
         self._held: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
@@ -45,7 +59,9 @@ class PairedRuns:
         if self._makers is None:
             made_by = {r.record: c.id for c in self.target.calls for r in c.slots("output")}
             self._makers = {r.record: c.id for c in self.target.calls for r in c.refs} | made_by
-            self._made_of = {m.record: m.operands[0][1][0] for m in self.plan.made_target if m.operands}
+            self._made_of = {
+                m.record: m.operands[0][1][0] for m in self.plan.made_target if m.operands
+            }
         record = slot.target_record
         while record in self._made_of:
             record = self._made_of[record]
@@ -56,7 +72,9 @@ class PairedRuns:
 
     def measure(self) -> None:
         """Measure every pair of tensors, each once."""
-        wanted = dict.fromkeys((s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots)
+        wanted = dict.fromkeys(
+            (s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots
+        )
         out: dict[tuple[int, int], Measured] = {}
         left: list[tuple[int, int]] = []
         for key in wanted:
@@ -83,23 +101,35 @@ class PairedRuns:
                 yield pair
 
         results = metrics.measure_many(
-            arrays(), tier=self._options.tier, rtol=self._options.rtol, atol=self._options.atol, threads=self._options.threads
+            arrays(),
+            tier=self._options.tier,
+            rtol=self._options.rtol,
+            atol=self._options.atol,
+            threads=self._options.threads,
         )
         out.update(zip(readable, results, strict=True))
         self.measured = out
 
     def partly(self, slot: SlotPair) -> str:
-        """What was not printed of a pair that comes from text, in words; "" when nothing is missing."""
-        return judge.partly(self.reference.records[slot.reference_record], self.target.records[slot.target_record])
+        """What was not printed of a pair that comes from text, in words; "" when nothing is
+        missing.
+        """
+        return judge.partly(
+            self.reference.records[slot.reference_record], self.target.records[slot.target_record]
+        )
 
     def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
         try:
-            return self.reference.array(slot.reference_record), self.target.array(slot.target_record)
+            return self.reference.array(slot.reference_record), self.target.array(
+                slot.target_record
+            )
         except ElementsMissing:
             return None
 
     def slot(self, index: int, slot: str) -> SlotPair | None:
-        """What faces each other in a slot of a call's program: of the call itself, or of its k-th child ("3:output.0")."""
+        """What faces each other in a slot of a call's program: of the call itself, or of its k-th
+        child ("3:output.0").
+        """
         if slot.startswith("param"):
             return self.slots[index].get(slot) or self._deeper_parameter(index, slot)
         if not slot[0].isdigit():
@@ -110,7 +140,9 @@ class PairedRuns:
         return self.slots[child].get(slot) if child is not None else None
 
     def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
-        """A parameter that the target's call has under a wrapper's name, or that a call below it has ("param.norm1.weight")."""
+        """A parameter that the target's call has under a wrapper's name, or that a call below it
+        has ("param.norm1.weight").
+        """
         pair = self.plan.pairs[index]
         other = self.target.calls[pair.target]
         wrapped = self.inner_parameter(other, self.calls[pair.reference], slot)
@@ -130,7 +162,9 @@ class PairedRuns:
         return None
 
     def inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
-        """What faces a parameter of a call without a partner: one that the target's call has itself, under the same name."""
+        """What faces a parameter of a call without a partner: one that the target's call has
+        itself, under the same name.
+        """
         held = self._held.get(other.id)
         if held is None:
             held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
@@ -139,19 +173,25 @@ class PairedRuns:
         scope = align.normal_scope(other.scope)
         record = held.get(name.removeprefix(f"{scope}.") if scope else name)
         mine = next((r.record for r in inner.refs if r.slot == slot), None)
-        return SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+        return (
+            SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+        )
 
     def all_same(self, index: int, slots: Iterable[str]) -> bool:
         pairs = [self.slot(index, slot) for slot in slots]
         keys = [(p.reference_record, p.target_record) for p in pairs if p is not None]
-        return len(keys) == len(pairs) and all(key in self.measured and self.measured[key].identical for key in keys)
+        return len(keys) == len(pairs) and all(
+            key in self.measured and self.measured[key].identical for key in keys
+        )
 
     def hands_on(self, call: Call) -> bool:
         """Did an operator of the reference return what it was given?"""
         return region.hands_on(self.reference, call)
 
     def alone(self, call: int) -> list[int]:
-        """Calls below this one without a partner, and without one between; of those that were asked for."""
+        """Calls below this one without a partner, and without one between; of those that were asked
+        for.
+        """
         found: list[int] = []
         todo = [call]
         while todo:
@@ -161,10 +201,11 @@ class PairedRuns:
         return found
 
     def shows_no_inside(self, index: int, pair: CallPair) -> bool:
-        """Is this a call whose inside only the reference shows, with the same bits going in and coming out?
+        """Is this a call whose inside only the reference shows, with the same bits going in and
+        coming out?
 
-        Also one of which the target shows the innermost calls alone: these are then the same to the bit too, and what is missing are
-        the calls around them.
+        Also one of which the target shows the innermost calls alone: these are then the same to the
+        bit too, and what is missing are the calls around them.
         """
         if not self.kids.get(pair.reference) or not self._is_identical(index):
             return False
@@ -173,11 +214,21 @@ class PairedRuns:
         around = self.alone(pair.reference)
         within = {k for call in (pair.reference, *around) for k in self.kids.get(call, ())}
         paired = [self.pair_of[k] for k in within if k in self.pair_of]
-        return bool(around) and all(self.kids.get(k) for k in around) and all(map(self._is_identical, paired))
+        return (
+            bool(around)
+            and all(self.kids.get(k) for k in around)
+            and all(map(self._is_identical, paired))
+        )
 
     def _is_identical(self, index: int) -> bool:
-        slots = [s for s in self.slots[index].values() if s.reference_slot.startswith(("input", "output", "mutated"))]
-        return bool(slots) and all(self.measured[s.reference_record, s.target_record].identical for s in slots)
+        slots = [
+            s
+            for s in self.slots[index].values()
+            if s.reference_slot.startswith(("input", "output", "mutated"))
+        ]
+        return bool(slots) and all(
+            self.measured[s.reference_record, s.target_record].identical for s in slots
+        )
 
 
 def _shape(record: Record) -> str:

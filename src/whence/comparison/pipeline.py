@@ -43,19 +43,26 @@ from whence.records.views import Read
 from whence.results import Comparison
 
 NO_TORCH = (
-    "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For replay: pip install 'whence[torch]', or "
+    "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For "
+    "replay: pip install 'whence[torch]', or "
     "compare on a machine that has it"
-)  # fmt: skip
+)
 
 
-def without_replay(reference: Run, target: Run, options: CompareOptions) -> tuple[CompareOptions, tuple[str, ...]]:
-    """The options as far as they can be followed here, and a note: recorded programs run in torch, of Paddle's models too."""
+def without_replay(
+    reference: Run, target: Run, options: CompareOptions
+) -> tuple[CompareOptions, tuple[str, ...]]:
+    """The options as far as they can be followed here, and a note: recorded programs run in torch,
+    of Paddle's models too.
+    """
     if not options.replay or not (reference.programs or target.programs) or extras.is_here("torch"):
         return options, ()
     return replace(options, replay=False), (NO_TORCH,)
 
 
-def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -> tuple[Read, Read, align.Aligned]:
+def brought_face_to_face(
+    reference: Run, target: Run, options: CompareOptions
+) -> tuple[Read, Read, align.Aligned]:
     """Both runs as they are compared, and the plan with the runs it speaks of."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
     own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
@@ -64,9 +71,16 @@ def brought_face_to_face(reference: Run, target: Run, options: CompareOptions) -
 
 
 def compare_runs(
-    reference: Run, target: Run, options: CompareOptions, *, again: Sequence[Run] = (), third: Run | None = None
+    reference: Run,
+    target: Run,
+    options: CompareOptions,
+    *,
+    again: Sequence[Run] = (),
+    third: Run | None = None,
 ) -> Comparison:
-    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference; third: it in higher precision."""
+    """Compare two opened runs. Reads all, writes nothing. again: further runs of the reference;
+    third: it in higher precision.
+    """
     if generation.logits_alone(reference, target):
         return generation.compare_logits(reference, target, options, again, third)
     options, unreplayed = without_replay(reference, target, options)
@@ -90,10 +104,21 @@ def compare_runs(
 
     with _Timer(timing, "again"):
         further = [beside(described(run)) for run in again]
-        repeated = Again(left, further, allow=options.allow, model=options.model, threads=options.threads, tell=tell)
+        repeated = Again(
+            left,
+            further,
+            allow=options.allow,
+            model=options.model,
+            threads=options.threads,
+            tell=tell,
+        )
     with _Timer(timing, "third"):
-        finer = Third(left, right, beside(described(third)) if third is not None else None, tell=tell)
-    faces = PairedRuns(left, right, put_together(aligned.plan, left.calls, right.calls), options, tell)
+        finer = Third(
+            left, right, beside(described(third)) if third is not None else None, tell=tell
+        )
+    faces = PairedRuns(
+        left, right, put_together(aligned.plan, left.calls, right.calls), options, tell
+    )
     errors = PairErrors(faces, options.policy, repeated)
     with _Timer(timing, "measure"):
         faces.measure()
@@ -105,17 +130,23 @@ def compare_runs(
         repeated.find(tiles)
         judging = Judging(errors, tiles, options, repeated, otherwise, tell)
         verdicts = Ranked(judging).explained(judging.verdicts())
-        figures = ((call, local) for call, found in judging.locals.items() for local in found.values())
+        figures = (
+            (call, local) for call, found in judging.locals.items() for local in found.values()
+        )
         verdicts = repeated.explained(verdicts, figures)
         verdicts = finer.judged(verdicts, tiles, judging.first, errors.of)
         verdicts = otherwise.judged(verdicts, first.differ)
-        verdicts = first.doubted(complete(formed(rewritten.doubted(verdicts, errors), errors), faces))
+        verdicts = first.doubted(
+            complete(formed(rewritten.doubted(verdicts, errors), errors), faces)
+        )
         verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
         verdicts = placed(compiled_kernels.named(verdicts, faces), faces)
     answer = Answer(faces, judging, finer)
     with _Timer(timing, "locate"):
         judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
-        found = [answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)]
+        found = [
+            answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)
+        ]
         noted = remarks(judged, faces.calls, found, align.starred)
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)
@@ -123,35 +154,79 @@ def compare_runs(
         coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     every, plan = tuple(verdicts.values()), faces.plan
     status, why = decide(
-        found, every, coverage, inputs_differ=bool(inputs_differ), strict=options.strict, min_coverage=options.min_coverage,
+        found,
+        every,
+        coverage,
+        inputs_differ=bool(inputs_differ),
+        strict=options.strict,
+        min_coverage=options.min_coverage,
         partly=answer.partly(),
-    )  # fmt: skip
+    )
     result = Comparison(
-        status=status, evidence=answer.evidence(every, found), reference=left.path, target=right.path, findings=tuple(found),
-        first_difference=answer.first_difference(per_call), counts=answer.counts(per_call), coverage=coverage,
-        unmatched=len(plan.unmatched_reference) - coverage.inside + len(plan.unmatched_target) + len(plan.ambiguous),
-        incomparable=answer.incomparable(), inputs_differ=tuple(inputs_differ), versions=answer.versions(), plan=plan,
-        rows=tuple(answer.rows(per_call)), verdicts=every, headline=why,
+        status=status,
+        evidence=answer.evidence(every, found),
+        reference=left.path,
+        target=right.path,
+        findings=tuple(found),
+        first_difference=answer.first_difference(per_call),
+        counts=answer.counts(per_call),
+        coverage=coverage,
+        unmatched=len(plan.unmatched_reference)
+        - coverage.inside
+        + len(plan.unmatched_target)
+        + len(plan.ambiguous),
+        incomparable=answer.incomparable(),
+        inputs_differ=tuple(inputs_differ),
+        versions=answer.versions(),
+        plan=plan,
+        rows=tuple(answer.rows(per_call)),
+        verdicts=every,
+        headline=why,
         notes=(
             *unreplayed,
-            *labelled, *repeated.notes, *finer.notes, *judging.sampling.notes(len(judging.not_replayed)), *judging.tapped.notes,
-            *first.notes, *otherwise.notes(),
-            *notes_of_ties(every, [faces.calls[p.reference].scope or faces.calls[p.reference].root for p in plan.pairs]),
-            *(said for run in (own.base, other.base) if isinstance(run, Computed) for said in run.said),
-            *errors.declaring.notes(), *compiled_kernels.notes(faces, judging),
-            *(options.model.notes() if options.model is not None else ()), *answer.run_notes(),
+            *labelled,
+            *repeated.notes,
+            *finer.notes,
+            *judging.sampling.notes(len(judging.not_replayed)),
+            *judging.tapped.notes,
+            *first.notes,
+            *otherwise.notes(),
+            *notes_of_ties(
+                every,
+                [
+                    faces.calls[p.reference].scope or faces.calls[p.reference].root
+                    for p in plan.pairs
+                ],
+            ),
+            *(
+                said
+                for run in (own.base, other.base)
+                if isinstance(run, Computed)
+                for said in run.said
+            ),
+            *errors.declaring.notes(),
+            *compiled_kernels.notes(faces, judging),
+            *(options.model.notes() if options.model is not None else ()),
+            *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
         ),
-        remarks=tuple(noted), declared=errors.declaring.summary(), repetition=repeated.summary(), third=finer.summary(verdicts, plan.pairs),
-        without_partner=answer.without_partner(), nearest=answer.nearest(),
-        environment=tuple(align.differences(left, right)), timing=timing,
+        remarks=tuple(noted),
+        declared=errors.declaring.summary(),
+        repetition=repeated.summary(),
+        third=finer.summary(verdicts, plan.pairs),
+        without_partner=answer.without_partner(),
+        nearest=answer.nearest(),
+        environment=tuple(align.differences(left, right)),
+        timing=timing,
         views=viewed(faces, options.views, per_call, tell) if options.views else {},
-    )  # fmt: skip
+    )
     if options.occurrences or of_operators(faces):
         tracer = Tracer(flow_of(faces.reference, right, plan, result.rows, every))
         start = tracer.first() if of_operators(faces) and tracer.significant else None
         result = msgspec.structs.replace(
-            result, occurrences=counted(faces, per_call, tracer.significant), origin=tracer.origin(start) if start is not None else None
+            result,
+            occurrences=counted(faces, per_call, tracer.significant),
+            origin=tracer.origin(start) if start is not None else None,
         )
     with _Timer(timing, "tokens"):
         made, unknown = generation.generated(own, other, result, faces.calls)

@@ -2,5 +2,6 @@
 
     from whence.compat.torch_xray import PrecisionDebugger
 
-Each module is called as the tool's own is, and thin over what `import whence` offers. Importing one loads no framework.
+Each module is called as the tool's own is, and thin over what `import whence` offers. Importing one
+loads no framework.
 """

@@ -1,4 +1,6 @@
-"""`ait_llm` and `msit_llm`, one tool of two ages: what is dumped, from the first call of `register_hook` to the end of the process."""
+"""`ait_llm` and `msit_llm`, one tool of two ages: what is dumped, from the first call of
+`register_hook` to the end of the process.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,33 @@ class DumpConfig:
     """What is dumped, and where: below `dump_path`, for ait `<device>_<process>/` and for msit
     `msit_dump_<time>/torch_tensors/<device>_<process>/`, a run of whence too.
 
-    token_range: tokens (calls of the model, from 0) to dump; the first when it is not given, of dump_last_logits all. module_list:
-    classes of modules, or their names; [] for all. api_list: operators that the tool's files have (the run has all); mode: "module",
-    "api" or both. tensor_part: 0 inputs, 1 outputs, 2 both. device_id: only on this device. layer_name: names or a pattern with `*`,
-    from "root" on. dump_last_logits: the logits of each token alone. dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze:
-    statistics too. dump_weight: weights too (the run has them always). seed: for every framework, with deterministic kernels. Raises
-    UsageError for what is not understood.
+    token_range: tokens (calls of the model, from 0) to dump; the first when it is not given, of
+    dump_last_logits all. module_list: classes of modules, or their names; [] for all. api_list:
+    operators that the tool's files have (the run has all); mode: "module", "api" or both.
+    tensor_part: 0 inputs, 1 outputs, 2 both. device_id: only on this device. layer_name: names or a
+    pattern with `*`, from "root" on. dump_last_logits: the logits of each token alone.
+    dump_statistics_mode: 0 tensors, 1 statistics, 2 both; analyze: statistics too. dump_weight:
+    weights too (the run has them always). seed: for every framework, with deterministic kernels.
+    Raises UsageError for what is not understood.
     """
 
     def __init__(
-        self, dump_path: str | os.PathLike[str] | None = None, token_range: Sequence[int] | None = None,
-        module_list: Sequence[Any] | None = None, api_list: Sequence[Any] | None = None, tensor_part: int = 2, device_id: int | None = None,
-        dump_last_logits: bool = False, mode: str | Sequence[str] | None = None, dump_weight: bool = False,
-        layer_name: str | Sequence[str] | None = None, dump_statistics_mode: int = 0, analyze: bool = False, seed: int | None = None,
+        self,
+        dump_path: str | os.PathLike[str] | None = None,
+        token_range: Sequence[int] | None = None,
+        module_list: Sequence[Any] | None = None,
+        api_list: Sequence[Any] | None = None,
+        tensor_part: int = 2,
+        device_id: int | None = None,
+        dump_last_logits: bool = False,
+        mode: str | Sequence[str] | None = None,
+        dump_weight: bool = False,
+        layer_name: str | Sequence[str] | None = None,
+        dump_statistics_mode: int = 0,
+        analyze: bool = False,
+        seed: int | None = None,
         **others: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         from whence.compat._steps import numbers
         from whence.errors import UsageError
 
@@ -43,17 +57,25 @@ class DumpConfig:
         modes = (mode,) if isinstance(mode, str) else tuple(mode or ("module",))
         if wrong := [m for m in modes if m not in _LEVELS]:
             raise UsageError(f"DumpConfig(mode={wrong[0]!r}): module, api, or both in a list")
-        for name, value, known in (("tensor_part", tensor_part, _PARTS), ("dump_statistics_mode", dump_statistics_mode, _STATISTICS)):
+        for name, value, known in (
+            ("tensor_part", tensor_part, _PARTS),
+            ("dump_statistics_mode", dump_statistics_mode, _STATISTICS),
+        ):
             if value not in known:
                 raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, known))}")
         self.dump_path = Path(dump_path or ".")
-        self.steps = numbers("token_range", list(token_range) if token_range else None if dump_last_logits else [0])
+        self.steps = numbers(
+            "token_range", list(token_range) if token_range else None if dump_last_logits else [0]
+        )
         self.device_id, self.modes = device_id, modes
         self.apis = tuple(_named(api) for api in api_list or ())
         self.options: dict[str, Any] = {}
         if dump_last_logits:
             if module_list or layer_name or api_list:
-                raise UsageError("DumpConfig: dump_last_logits takes the logits alone; leave module_list, api_list and layer_name out")
+                raise UsageError(
+                    "DumpConfig: dump_last_logits takes the logits alone; leave module_list, "
+                    "api_list and layer_name out"
+                )
             self.options["level"] = "logits"
         else:
             self.options = {
@@ -64,13 +86,21 @@ class DumpConfig:
             if module_list:
                 self.options["classes"] = tuple(_named(kind) for kind in module_list)
             if layer_name:
-                self.options["include"] = tuple(map(_scope, (layer_name,) if isinstance(layer_name, str) else layer_name))
-        self.laid = {"weights": dump_weight, "statistics": dump_statistics_mode == 2 or bool(analyze), "tensors": dump_statistics_mode != 1}
+                self.options["include"] = tuple(
+                    map(_scope, (layer_name,) if isinstance(layer_name, str) else layer_name)
+                )
+        self.laid = {
+            "weights": dump_weight,
+            "statistics": dump_statistics_mode == 2 or bool(analyze),
+            "tensors": dump_statistics_mode != 1,
+        }
         if seed is not None:
             self.options |= {"seed": seed, "deterministic": True}
 
 
-def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any) -> None:
+def register(
+    tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any
+) -> None:
     """Dump what `model` computes, from here to the end of the process."""
     from whence.api import Dump
     from whence.errors import UsageError
@@ -81,10 +111,20 @@ def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_d
     if hook_type != "dump_data":
         raise UsageError(f"register_hook(hook_type={hook_type!r}): only 'dump_data' is known")
     level = config.options["level"]
-    same_as(f"{tool}.register_hook", f"whence run{'' if level == 'modules' else f' --level {level}'} -o RUN -- CMD")
+    same_as(
+        f"{tool}.register_hook",
+        f"whence run{'' if level == 'modules' else f' --level {level}'} -o RUN -- CMD",
+    )
     device = _device(model)
-    if config.device_id is not None and device != "cpu" and not device.endswith(str(config.device_id)):
-        once(f"register_hook: this process computes on {device}, device_id is {config.device_id}: nothing is dumped here")
+    if (
+        config.device_id is not None
+        and device != "cpu"
+        and not device.endswith(str(config.device_id))
+    ):
+        once(
+            f"register_hook: this process computes on {device}, device_id is {config.device_id}: "
+            "nothing is dumped here"
+        )
         return
     folder = _folder(tool, config.dump_path, f"{device}_{os.getpid()}", model)
     if folder is None:
@@ -96,22 +136,38 @@ def register(tool: str, model: Any, config: DumpConfig, hook_type: str = "dump_d
     def wanted(call: Any) -> bool:
         if call.kind == "module":
             return modules
-        return not config.apis or any(re.search(rf"(^|[.:]){re.escape(api)}(\.|$)", call.op) for api in config.apis)
+        return not config.apis or any(
+            re.search(rf"(^|[.:]){re.escape(api)}(\.|$)", call.op) for api in config.apis
+        )
 
-    Dump(folder, model, steps=config.steps, layout="msit_torch", laid=laid, wanted=wanted, **config.options)
+    Dump(
+        folder,
+        model,
+        steps=config.steps,
+        layout="msit_torch",
+        laid=laid,
+        wanted=wanted,
+        **config.options,
+    )
     once(f"dumped into {folder}")
 
 
 def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None:
-    """Where this process dumps a model, a place of its own for each model; None where this one is dumped there already.
+    """Where this process dumps a model, a place of its own for each model; None where this one is
+    dumped there already.
 
-    The guides of ait say `<dump_path>/<device>_<process>`, those of msit `<dump_path>/msit_dump_<time>/torch_tensors/<device>_<process>`.
+    The guides of ait say `<dump_path>/<device>_<process>`, those of msit
+    `<dump_path>/msit_dump_<time>/torch_tensors/<device>_<process>`.
     """
     from whence.api import opened_dump
 
     parent = dump_path
     if not tool.startswith("ait"):
-        parent = dump_path / f"{tool.partition('_')[0]}_dump_{time.strftime('%Y%m%d_%H%M%S')}" / "torch_tensors"
+        parent = (
+            dump_path
+            / f"{tool.partition('_')[0]}_dump_{time.strftime('%Y%m%d_%H%M%S')}"
+            / "torch_tensors"
+        )
     folder, number = parent / process, 1
     while (there := opened_dump(folder)) is not None:
         if there.model is model:
@@ -122,20 +178,30 @@ def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None
 
 
 def _head(model: Any) -> str:
-    """The name of the module that makes the logits, where the model says which it is; its files are named after it, as the tool's are."""
+    """The name of the module that makes the logits, where the model says which it is; its files are
+    named after it, as the tool's are.
+    """
     ask = getattr(model, "get_output_embeddings", None)
     try:
         head = ask() if callable(ask) else None
     except Exception:  # noqa: BLE001 - the user's own method
         head = None
-    return next((name for name, module in model.named_modules() if module is head), "") if head is not None else ""
+    return (
+        next((name for name, module in model.named_modules() if module is head), "")
+        if head is not None
+        else ""
+    )
 
 
 def registering(tool: str) -> Callable[..., None]:
     """`register_hook` of a tool."""
 
-    def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any) -> None:
-        """Dump what `model` (a torch.nn.Module, the outermost) computes, from here to the end of the process. Nothing of it changes."""
+    def register_hook(
+        model: Any, config: DumpConfig, hook_type: str = "dump_data", **others: Any
+    ) -> None:
+        """Dump what `model` (a torch.nn.Module, the outermost) computes, from here to the end of
+        the process. Nothing of it changes.
+        """
         register(tool, model, config, hook_type, **others)
 
     return register_hook
@@ -145,7 +211,9 @@ def seed_all(seed: int = 2024, mode: bool = False) -> None:
     """Seed Python, numpy and torch. mode: deterministic kernels too."""
     from whence.api import determine
 
-    same_as("seed_all", f"whence run --seed {seed}{' --deterministic' if mode else ''} -o RUN -- CMD")
+    same_as(
+        "seed_all", f"whence run --seed {seed}{' --deterministic' if mode else ''} -o RUN -- CMD"
+    )
     determine(seed, mode)
 
 
@@ -157,7 +225,11 @@ def _device(model: Any) -> str:
 
 def _named(given: Any) -> str:
     """A class, function or name as its name."""
-    return given.rpartition(".")[2] if isinstance(given, str) else str(getattr(given, "__name__", given))
+    return (
+        given.rpartition(".")[2]
+        if isinstance(given, str)
+        else str(getattr(given, "__name__", given))
+    )
 
 
 def _scope(name: str) -> str:

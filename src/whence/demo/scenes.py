@@ -1,4 +1,6 @@
-"""What a demo shows: a clean pair that must come out as the same, and a planted fault that must be named."""
+"""What a demo shows: a clean pair that must come out as the same, and a planted fault that must be
+named.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ _TRIES = 12
 class Scene:
     """One part of a demo, in the order it is told.
 
-    lines: before the answer. comparison: the answer, when there is one. closing: after it. output: where its files lie.
-    expected: False when whence did not say what it had to say.
+    lines: before the answer. comparison: the answer, when there is one. closing: after it. output:
+    where its files lie. expected: False when whence did not say what it had to say.
     """
 
     lines: tuple[str, ...]
@@ -57,17 +59,29 @@ class Planted:
     text: str
 
 
-def play(*, plant: str = "", fault: str | None = None, seed: int = 0, model: str = "tiny", folder: str | None = None) -> Iterator[Scene]:
+def play(
+    *,
+    plant: str = "",
+    fault: str | None = None,
+    seed: int = 0,
+    model: str = "tiny",
+    folder: str | None = None,
+) -> Iterator[Scene]:
     """The scenes of one demo, each computed when it is asked for.
 
-    plant: pattern on the names of the modules a fault may be planted in ("" for all). fault: one of FAULTS, None to draw it.
-    seed: what is drawn. model: tiny or smollm2. folder: where the runs are kept, None for a folder that is removed.
-    Raises UsageError for a pattern that matches no site, OutputExists for a folder with files in it, MissingDependency.
+    plant: pattern on the names of the modules a fault may be planted in ("" for all). fault: one of
+    FAULTS, None to draw it. seed: what is drawn. model: tiny or smollm2. folder: where the runs are
+    kept, None for a folder that is removed. Raises UsageError for a pattern that matches no site,
+    OutputExists for a folder with files in it, MissingDependency.
     """
     if fault is not None and fault not in FAULTS:
         raise UsageError(f"fault {fault!r}: one of {', '.join(FAULTS)}")
-    if folder is not None and (Path(folder).is_file() or (Path(folder).is_dir() and any(Path(folder).iterdir()))):
-        raise OutputExists(f"{folder} is there already; the demo writes only into a new or empty folder")
+    if folder is not None and (
+        Path(folder).is_file() or (Path(folder).is_dir() and any(Path(folder).iterdir()))
+    ):
+        raise OutputExists(
+            f"{folder} is there already; the demo writes only into a new or empty folder"
+        )
     with stage(model):
         player = make(model)
         candidates = draw(player.model, plant, fault, seed)
@@ -76,7 +90,9 @@ def play(*, plant: str = "", fault: str | None = None, seed: int = 0, model: str
 
 
 def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
-    """Candidate (site, fault) in the order the seed gives. Raises UsageError naming the nearest sites when there is none."""
+    """Candidate (site, fault) in the order the seed gives. Raises UsageError naming the nearest
+    sites when there is none.
+    """
     from whence import api
 
     order = [fault] if fault is not None else Random(f"fault {seed}").sample(FAULTS, len(FAULTS))
@@ -88,14 +104,22 @@ def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str
         fitting = [n for n in names if not plant or _matches(plant, n)]
         found += [(n, kind) for n in Random(f"site {kind} {seed}").sample(fitting, len(fitting))]
     if not found:
-        near = difflib.get_close_matches(plant.strip("*"), list(every), n=3, cutoff=0.3) or list(every)[:3]
+        near = (
+            difflib.get_close_matches(plant.strip("*"), list(every), n=3, cutoff=0.3)
+            or list(every)[:3]
+        )
         what = f" for {fault}" if fault is not None else ""
-        raise UsageError(f"--plant {plant!r} matches none of the {len(every)} sites{what}; nearest: {', '.join(near)}")
+        raise UsageError(
+            f"--plant {plant!r} matches none of the {len(every)} sites{what}; nearest: "
+            f"{', '.join(near)}"
+        )
     return found
 
 
 def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: list[int]) -> Planted:
-    """The first site and the largest strength with which the model still writes the same text. Raises UsageError when none does."""
+    """The first site and the largest strength with which the model still writes the same text.
+    Raises UsageError when none does.
+    """
     from whence import api
 
     for site, fault in candidates[:_TRIES]:
@@ -106,21 +130,34 @@ def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: lis
             if made == text:
                 return Planted(site, fault, strength, key, words, player.words(made))
     tried = min(len(candidates), _TRIES)
-    raise UsageError(f"each of the {tried} sites tried changes the text at every strength; another --seed, --fault or --plant may not")
+    raise UsageError(
+        f"each of the {tried} sites tried changes the text at every strength; another --seed, "
+        "--fault or --plant may not"
+    )
 
 
-def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, kept: bool) -> Iterator[Scene]:
+def _scenes(
+    player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, kept: bool
+) -> Iterator[Scene]:
     import whence
     from whence import api
 
     def compare(name: str) -> tuple[Comparison, str]:
         output = str(place / f"compare-{name}") if kept else ""
-        return whence.compare(str(place / "reference"), str(place / name), output=output or None), output
+        return whence.compare(
+            str(place / "reference"), str(place / name), output=output or None
+        ), output
 
     with whence.capture(player.model, place / "reference"):
         reference = player.generate(player.model)
     text = player.words(reference)
-    yield Scene((f"The model: {player.about}.", f"The reference, float32, goes on from {player.prompt!r}:", f"  {text}"))
+    yield Scene(
+        (
+            f"The model: {player.about}.",
+            f"The reference, float32, goes on from {player.prompt!r}:",
+            f"  {text}",
+        )
+    )
 
     rounded = player.in_bfloat16()
     with whence.capture(rounded, place / "bfloat16"):
@@ -129,9 +166,15 @@ def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place:
     result, output = compare("bfloat16")
     told = "the same text" if made == reference else "the text differs; the answer says why"
     yield Scene(
-        ("1. A clean pair: the same weights in bfloat16 against float32. There is no fault to find.", f"  {player.words(made)}  ({told})"),
-        result, output=output, expected=result.status == "same",
-    )  # fmt: skip
+        (
+            "1. A clean pair: the same weights in bfloat16 against float32. There is no fault to "
+            "find.",
+            f"  {player.words(made)}  ({told})",
+        ),
+        result,
+        output=output,
+        expected=result.status == "same",
+    )
 
     found = find(player, candidates, seed, reference)
     random = Random(found.draw)
@@ -148,16 +191,31 @@ def _scenes(player: Player, candidates: list[tuple[str, str]], seed: int, place:
     elif found.site in {f.name for f in result.findings}:
         verdict = f"whence named it, but {first} before it"
     else:
-        verdict = f"whence did NOT name it (its answer: {result.status}{', ' + first if first else ''})"
+        verdict = (
+            f"whence did NOT name it (its answer: {result.status}{', ' + first if first else ''})"
+        )
     yield Scene(
-        ("2. A fault is planted: both sides float32, the same weights and the same text. The text does not show it.",
-         f"  {player.words(made)}  ({'the same text' if made == reference else 'the text differs'})"),
+        (
+            "2. A fault is planted: both sides float32, the same weights and the same text. The "
+            "text does not show it.",
+            f"  {player.words(made)}  "
+            f"({'the same text' if made == reference else 'the text differs'})",
+        ),
         result,
-        (f"planted (seed {seed}, fault {found.fault}): {found.site}: {found.words}.", f"{verdict}."),
-        output, named,
-    )  # fmt: skip
+        (
+            f"planted (seed {seed}, fault {found.fault}): {found.site}: {found.words}.",
+            f"{verdict}.",
+        ),
+        output,
+        named,
+    )
     if kept:
-        yield Scene((f"Kept in {place}: runs reference, bfloat16, planted; try  whence show {place / 'planted'} --tree",))
+        yield Scene(
+            (
+                f"Kept in {place}: runs reference, bfloat16, planted; try  whence show "
+                f"{place / 'planted'} --tree",
+            )
+        )
 
 
 def _matches(pattern: str, name: str) -> bool:

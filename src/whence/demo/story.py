@@ -1,4 +1,6 @@
-"""The words the tiny model learns: a short text of our own, small enough to be learnt by heart in a few seconds."""
+"""The words the tiny model learns: a short text of our own, small enough to be learnt by heart in a
+few seconds.
+"""
 
 from __future__ import annotations
 

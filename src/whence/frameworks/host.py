@@ -1,8 +1,9 @@
 """Host memory: the content hash and the figures of one tensor, from its canonical bytes.
 
-Canonical bytes are the elements in C order, little endian. Capture calls this for every tensor of a program, so there is a
-way in by address (`statistics_at`, `digest_at`) that makes no array, and the compiled pass is used when it is loaded
-(`use_kernels`). Without it numpy gives the same figures: counts, extremes and checksum exactly, sums to 1e-12.
+Canonical bytes are the elements in C order, little endian. Capture calls this for every tensor of a
+program, so there is a way in by address (`statistics_at`, `digest_at`) that makes no array, and the
+compiled pass is used when it is loaded (`use_kernels`). Without it numpy gives the same figures:
+counts, extremes and checksum exactly, sums to 1e-12.
 """
 
 from __future__ import annotations
@@ -23,9 +24,17 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 _CHUNK = 1 << 16
-_VIEWS = 1 << 12  # views of memory that are kept: a program uses the same places again, and a view costs more to make than to find
-_WIDTH: dict[str, tuple[int, int]] = {name: (d.code, d.itemsize) for name, d in dtypes.DTYPES.items()}
-_describe: list[Callable[[int, int, int, int], tuple[Any, ...]]] = []  # holds the compiled pass while `use_kernels` is on
+_VIEWS = (
+    1 << 12
+    # views of memory that are kept: a program uses the same places again, and a view costs more to
+    # make than to find
+)
+_WIDTH: dict[str, tuple[int, int]] = {
+    name: (d.code, d.itemsize) for name, d in dtypes.DTYPES.items()
+}
+_describe: list[
+    Callable[[int, int, int, int], tuple[Any, ...]]
+] = []  # holds the compiled pass while `use_kernels` is on
 
 _READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -34,12 +43,16 @@ _view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 def digest(data: Bytes) -> bytes:
-    """xxh3_128 of the bytes, 16 bytes (its hex form is `Record.hash`). data: contiguous; empty is fine."""
+    """xxh3_128 of the bytes, 16 bytes (its hex form is `Record.hash`). data: contiguous; empty is
+    fine.
+    """
     return xxhash.xxh3_128_digest(cast(Any, data))
 
 
 def digest_at(address: int, nbytes: int) -> bytes:
-    """xxh3_128 of `nbytes` bytes at an address, which must stay valid for the call. nbytes = 0: the address is not looked at."""
+    """xxh3_128 of `nbytes` bytes at an address, which must stay valid for the call. nbytes = 0: the
+    address is not looked at.
+    """
     return xxhash.xxh3_128_digest(memory_at(address, nbytes) if nbytes else b"")
 
 
@@ -51,15 +64,17 @@ def memory_at(address: int, nbytes: int) -> memoryview:
 
 @functools.lru_cache(maxsize=_VIEWS)
 def bytes_at(address: int, nbytes: int) -> Bytes:
-    """The bytes at an address as an array, read-only, without a copy. nbytes = 0: the address is not looked at."""
+    """The bytes at an address as an array, read-only, without a copy. nbytes = 0: the address is
+    not looked at.
+    """
     return np.frombuffer(memory_at(address, nbytes), np.uint8) if nbytes else np.empty(0, np.uint8)
 
 
 def use_kernels(on: bool = True) -> None:
     """From now on take statistics with the compiled pass (on), or with numpy (off).
 
-    Loads the kernels: half a second when they are on disk, and once per machine some ten seconds, announced on standard
-    error. Raises ImportError when numba is missing.
+    Loads the kernels: half a second when they are on disk, and once per machine some ten seconds,
+    announced on standard error. Raises ImportError when numba is missing.
     """
     if on:
         _kernels.load("describe")
@@ -68,15 +83,18 @@ def use_kernels(on: bool = True) -> None:
         _describe.clear()
 
 
-def statistics(data: Bytes, dtype: str, *, kernels: bool | None = None) -> tuple[Statistics, Sketch]:
+def statistics(
+    data: Bytes, dtype: str, *, kernels: bool | None = None
+) -> tuple[Statistics, Sketch]:
     """Figures and sketch of one tensor, in one pass.
 
-    data: 1-D contiguous uint8, the canonical bytes; never written. dtype: a name in `dtypes.DTYPES`; any.
-    Figures are over the finite elements, in float64, of |z| for complex (NaN if either part is, else Inf if either part is).
-    No finite element, or none at all: min, max, mean, std and norm are None. Squares that leave the range of float64 are
-    taken scaled. 64-bit integers are rounded to float64, except for counts and checksum. Sketch sums are None when they
-    overflow. kernels: None takes the compiled pass if `use_kernels` put it on; True loads it; False is numpy.
-    Raises KeyError for an unknown dtype.
+    data: 1-D contiguous uint8, the canonical bytes; never written. dtype: a name in
+    `dtypes.DTYPES`; any. Figures are over the finite elements, in float64, of |z| for complex (NaN
+    if either part is, else Inf if either part is). No finite element, or none at all: min, max,
+    mean, std and norm are None. Squares that leave the range of float64 are taken scaled. 64-bit
+    integers are rounded to float64, except for counts and checksum. Sketch sums are None when they
+    overflow. kernels: None takes the compiled pass if `use_kernels` put it on; True loads it; False
+    is numpy. Raises KeyError for an unknown dtype.
     """
     code, itemsize = _WIDTH[dtype]
     if code < 0 or kernels is False or not (_describe or kernels):
@@ -87,14 +105,18 @@ def statistics(data: Bytes, dtype: str, *, kernels: bool | None = None) -> tuple
     if address % itemsize:
         data = data.copy()
         address = data.__array_interface__["data"][0]
-    found = _structs(data.size // itemsize, _kernels.describe(address, data.size // itemsize, code, 1))
+    found = _structs(
+        data.size // itemsize, _kernels.describe(address, data.size // itemsize, code, 1)
+    )
     return found or _plain(data, dtype)
 
 
 def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sketch]:
-    """`statistics` of the tensor whose canonical bytes lie at an address: the fastest way in, no array is made.
+    """`statistics` of the tensor whose canonical bytes lie at an address: the fastest way in, no
+    array is made.
 
-    The memory must stay valid and unchanged for the call. Takes the compiled pass if `use_kernels` put it on, else numpy.
+    The memory must stay valid and unchanged for the call. Takes the compiled pass if `use_kernels`
+    put it on, else numpy.
     """
     code, itemsize = _WIDTH[dtype]
     if _describe and code >= 0 and address % itemsize == 0:
@@ -106,13 +128,19 @@ def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sk
 
 
 def _structs(count: int, row: tuple[Any, ...]) -> tuple[Statistics, Sketch] | None:
-    """A row of the compiled pass as structs; None when squares left the range of float64 and must be taken scaled."""
+    """A row of the compiled pass as structs; None when squares left the range of float64 and must
+    be taken scaled.
+    """
     n, nan, inf, zero, lo, hi, total, squares, spread, absolute, cube, fourth, check = row
     if n == 0:
-        return Statistics(count, None, None, None, None, None, nan, inf, zero), Sketch(check, 0.0, 0.0, 0.0)
+        return Statistics(count, None, None, None, None, None, nan, inf, zero), Sketch(
+            check, 0.0, 0.0, 0.0
+        )
     if not 1e-280 < squares < 1e300 and (lo != 0.0 or hi != 0.0):
         return None
-    figures = Statistics(count, lo, hi, total / n, math.sqrt(spread / n), math.sqrt(squares), nan, inf, zero)
+    figures = Statistics(
+        count, lo, hi, total / n, math.sqrt(spread / n), math.sqrt(squares), nan, inf, zero
+    )
     if fourth < 1e300:  # then no smaller power overflowed either
         return figures, Sketch(check, absolute, cube, fourth)
     return figures, Sketch(check, _bounded(absolute), _bounded(cube), _bounded(fourth))
@@ -123,7 +151,9 @@ def _bounded(value: float) -> float | None:
 
 
 def _chunks(data: Bytes, dtype: dtypes.DType) -> Iterator[tuple[Floats, int, int]]:
-    """Finite magnitudes or values in float64, a chunk at a time, with how many were NaN and how many Inf."""
+    """Finite magnitudes or values in float64, a chunk at a time, with how many were NaN and how
+    many Inf.
+    """
     step = _CHUNK * dtype.itemsize
     if data.size and data.__array_interface__["data"][0] % dtype.itemsize:
         data = data.copy()
@@ -170,7 +200,9 @@ def _clip(value: float) -> float | None:
 def _accumulate(
     data: Bytes, dtype: dtypes.DType, scale: float
 ) -> tuple[int, int, int, int, float, float, float, float, float, float, float, float]:
-    """n finite, nan, inf, zero, min, max (unscaled), then sum, squares, squared deviations (scaled), |x|, x^3, x^4 (unscaled)."""
+    """n finite, nan, inf, zero, min, max (unscaled), then sum, squares, squared deviations
+    (scaled), |x|, x^3, x^4 (unscaled).
+    """
     n = nan = inf = zero = 0
     lo, hi = math.inf, -math.inf
     total = squares = spread = absolute = cube = fourth = 0.0

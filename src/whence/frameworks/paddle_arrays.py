@@ -1,7 +1,9 @@
-"""Paddle tensors <-> host arrays, dtype kept. Paddle itself is asked only for tensors that do not lie plainly in host memory.
+"""Paddle tensors <-> host arrays, dtype kept. Paddle itself is asked only for tensors that do not
+lie plainly in host memory.
 
-numpy has no bfloat16 and float8, so Paddle hands their bits out as uint16 and int8; they are taken as what the tensor says it is.
-oneDNN keeps images in blocks of channels: `canonical` puts them into the order that the shape says.
+numpy has no bfloat16 and float8, so Paddle hands their bits out as uint16 and int8; they are taken
+as what the tensor says it is. oneDNN keeps images in blocks of channels: `canonical` puts them into
+the order that the shape says.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _NAMES: dict[Any, str] = {}
 
 
 def dtype_name(tensor: Any) -> str:
-    """whence's name of the tensor's dtype, "" when it has none. Takes a DataType of `paddle.inference` too."""
+    """whence's name of the tensor's dtype, "" when it has none. Takes a DataType of
+    `paddle.inference` too.
+    """
     return named(tensor.dtype)
 
 
@@ -37,8 +41,12 @@ def named(dtype: Any) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Is this a tensor with values (an eager one), not a variable of a program that is being built?"""
-    return type(value).__name__ in ("Tensor", "EagerParamBase") and hasattr(value, "_is_initialized")
+    """Is this a tensor with values (an eager one), not a variable of a program that is being
+    built?
+    """
+    return type(value).__name__ in ("Tensor", "EagerParamBase") and hasattr(
+        value, "_is_initialized"
+    )
 
 
 def unreadable(tensor: Any) -> str:
@@ -51,7 +59,9 @@ def unreadable(tensor: Any) -> str:
 
 
 def address(tensor: Any) -> int:
-    """Where the canonical bytes of a readable tensor lie in host memory, 0 when they must be copied first (`canonical`)."""
+    """Where the canonical bytes of a readable tensor lie in host memory, 0 when they must be copied
+    first (`canonical`).
+    """
     if not tensor.place.is_cpu_place() or not tensor.is_contiguous() or _is_blocked(tensor):
         return 0
     return int(tensor.data_ptr())
@@ -70,7 +80,8 @@ def viewed(place: int, nbytes: int) -> Bytes:
 
 
 def canonical(tensor: Any) -> Bytes:
-    """The tensor's bytes in C order, little endian, 1-D uint8: a view of its memory where that holds them, else a copy.
+    """The tensor's bytes in C order, little endian, 1-D uint8: a view of its memory where that
+    holds them, else a copy.
 
     tensor: readable (`unreadable` gives ""), on any device.
     """
@@ -102,15 +113,25 @@ def _nbytes(tensor: Any) -> int:
 
 
 def to_host(tensor: Any) -> Array:
-    """Host array of the same shape and dtype; shares memory where possible. Raises KeyError for a dtype without a name."""
-    return canonical(tensor).view(dtypes.named(dtype_name(tensor)).numpy).reshape(tuple(tensor.shape))
+    """Host array of the same shape and dtype; shares memory where possible. Raises KeyError for a
+    dtype without a name.
+    """
+    return (
+        canonical(tensor).view(dtypes.named(dtype_name(tensor)).numpy).reshape(tuple(tensor.shape))
+    )
 
 
 def of_handle(handle: Any) -> Array:
-    """What an input or output handle of a predictor holds, copied to the host. Raises what Paddle raises when it is not filled."""
+    """What an input or output handle of a predictor holds, copied to the host. Raises what Paddle
+    raises when it is not filled.
+    """
     found = np.ascontiguousarray(handle.copy_to_cpu())
     name = named(handle.type())
-    return found.view(dtypes.named(name).numpy) if name and dtypes.named(name).itemsize == found.itemsize else found
+    return (
+        found.view(dtypes.named(name).numpy)
+        if name and dtypes.named(name).itemsize == found.itemsize
+        else found
+    )
 
 
 def fill(tensor: Any, array: Array) -> None:
@@ -120,7 +141,10 @@ def fill(tensor: Any, array: Array) -> None:
     """
     name = dtype_name(tensor)
     if tuple(tensor.shape) != array.shape or name != dtypes.of(array).name:
-        raise ValueError(f"{dtypes.of(array).name} {list(array.shape)} does not fit a tensor of {name} {list(tensor.shape)}")
+        raise ValueError(
+            f"{dtypes.of(array).name} {list(array.shape)} does not fit a tensor of {name} "
+            f"{list(tensor.shape)}"
+        )
     if _is_blocked(tensor):
         raise ValueError("oneDNN has laid it out in blocks; switch oneDNN off for this run")
     raw = np.ascontiguousarray(array)
@@ -130,7 +154,11 @@ def fill(tensor: Any, array: Array) -> None:
         return
     import paddle
 
-    bits = raw.view({"bfloat16": np.uint16}.get(name, np.int8)) if raw.dtype.kind == "V" or name.startswith(("bf", "float8")) else raw
+    bits = (
+        raw.view({"bfloat16": np.uint16}.get(name, np.int8))
+        if raw.dtype.kind == "V" or name.startswith(("bf", "float8"))
+        else raw
+    )
     with paddle.no_grad():
         if paddle.in_dynamic_mode():
             tensor.set_value(bits)
@@ -140,7 +168,9 @@ def fill(tensor: Any, array: Array) -> None:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors of a value that is one, or lists and tuples of them, in order; anything else holds none."""
+    """The tensors of a value that is one, or lists and tuples of them, in order; anything else
+    holds none.
+    """
     if is_tensor(value):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
 """torch tensors <-> host arrays, dtype kept.
 
-A view wherever the memory allows (CPU, contiguous), a copy elsewhere; the user's tensor is never written. Subclasses must be
-unwrapped first (`plain`). Works for any device type: a device tensor is copied to the host by torch, which orders the copy
-after the work queued on the current stream.
+A view wherever the memory allows (CPU, contiguous), a copy elsewhere; the user's tensor is never
+written. Subclasses must be unwrapped first (`plain`). Works for any device type: a device tensor is
+copied to the host by torch, which orders the copy after the work queued on the current stream.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from whence import dtypes
 from whence.dtypes import Array
 
 NAMES: dict[Any, str] = {
-    getattr(torch, name): name
-    for name in dtypes.DTYPES
-    if hasattr(torch, name)
-}  # fmt: skip
+    getattr(torch, name): name for name in dtypes.DTYPES if hasattr(torch, name)
+}
 TORCH: dict[str, Any] = {name: dtype for dtype, name in NAMES.items()}
 _NESTED = 8  # subclasses inside each other
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def dtype_name(tensor: Any) -> str:
-    """whence's name of the tensor's dtype, or "" when there is none (quantised, bits, packed 4-bit types)."""
+    """whence's name of the tensor's dtype, or "" when there is none (quantised, bits, packed 4-bit
+    types).
+    """
     return NAMES.get(tensor.dtype, "")
 
 
 def plain(value: Any) -> list[tuple[str, Any]] | None:
-    """The plain tensors a tensor holds: itself, or for a wrapper subclass its inner tensors by attribute name.
+    """The plain tensors a tensor holds: itself, or for a wrapper subclass its inner tensors by
+    attribute name.
 
-    What a subclass lists beside tensors (the mesh of a DTensor) is passed over. Returns None when the tensor has no elements to read
-    (meta, fake, sparse, nested), or its class does not say which tensors it holds, so the caller records why.
+    What a subclass lists beside tensors (the mesh of a DTensor) is passed over. Returns None when
+    the tensor has no elements to read (meta, fake, sparse, nested), or its class does not say which
+    tensors it holds, so the caller records why.
     """
     return _plain(value, 0)
 
@@ -50,8 +52,13 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
     if depth > _NESTED:
         return None
     try:
-        # What a collective is still writing has elements once it is waited for; waiting twice is waiting once.
-        parts = {"elem": value.trigger_wait()} if _is_awaited(kind) else {name: getattr(value, name) for name in flatten()[0]}
+        # What a collective is still writing has elements once it is waited for; waiting twice is
+        # waiting once.
+        parts = (
+            {"elem": value.trigger_wait()}
+            if _is_awaited(kind)
+            else {name: getattr(value, name) for name in flatten()[0]}
+        )
     except Exception:  # noqa: BLE001 - a class of the user's may fail in any way; only its own tensors are lost
         return None
     out: list[tuple[str, Any]] = []
@@ -66,11 +73,15 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
 
 
 def _is_awaited(kind: type) -> bool:
-    return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith("torch.distributed.")
+    return kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith(
+        "torch.distributed."
+    )
 
 
 def answers(tensor: Any) -> bool:
-    """Can a tensor be asked what it is? A class of the user's may put properties of its own in the place of torch's, and they may raise."""
+    """Can a tensor be asked what it is? A class of the user's may put properties of its own in the
+    place of torch's, and they may raise.
+    """
     try:
         # A nested tensor has no shape of its own: it is looked at by its values and sizes.
         _ = tensor.layout, tensor.device, tensor.dtype, tensor.is_nested or tuple(tensor.shape)
@@ -81,7 +92,9 @@ def answers(tensor: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors of a value that is one, or lists and tuples of them, in order; anything else holds none."""
+    """The tensors of a value that is one, or lists and tuples of them, in order; anything else
+    holds none.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -90,16 +103,22 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def readable(tensor: Any) -> bool:
-    """Do elements exist in memory? Not for meta, fake, functional and traced tensors, nor non-strided layouts."""
+    """Do elements exist in memory? Not for meta, fake, functional and traced tensors, nor
+    non-strided layouts.
+    """
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return False
-    return not torch._is_functional_tensor(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not torch._is_functional_tensor(
+        tensor
+    ) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def canonical(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The tensor's bytes in C order, little endian, 1-D uint8: a view of its memory when it is a contiguous CPU tensor.
+    """The tensor's bytes in C order, little endian, 1-D uint8: a view of its memory when it is a
+    contiguous CPU tensor.
 
-    tensor: strided, readable, of a dtype with a name. Complex conjugate and negative views are resolved.
+    tensor: strided, readable, of a dtype with a name. Complex conjugate and negative views are
+    resolved.
     """
     t = tensor.detach()
     if t.is_complex() and t.is_conj():
@@ -120,13 +139,17 @@ def canonical(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def to_host(tensor: Any) -> Array:
-    """Host array of the same shape and dtype; shares memory where possible. Raises KeyError for a dtype without a name."""
+    """Host array of the same shape and dtype; shares memory where possible. Raises KeyError for a
+    dtype without a name.
+    """
     dtype = dtypes.named(NAMES[tensor.dtype])
     return canonical(tensor).view(dtype.numpy).reshape(tuple(tensor.shape))
 
 
 def from_host(array: Array) -> Any:
-    """A new torch tensor with the array's values, shape and dtype; never shares memory with the array."""
+    """A new torch tensor with the array's values, shape and dtype; never shares memory with the
+    array.
+    """
     dtype = dtypes.of(array)
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
     if raw.size == 0:

@@ -1,4 +1,6 @@
-"""What the schema of an operator says, and what a dispatch mode's handler must put back for the operator to run as without it."""
+"""What the schema of an operator says, and what a dispatch mode's handler must put back for the
+operator to run as without it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# In-place operators that only change what a tensor looks like. Recorded as the view they amount to, so that replay never changes a
-# tensor object another operation refers to.
+# In-place operators that only change what a tensor looks like. Recorded as the view they amount to,
+# so that replay never changes a tensor object another operation refers to.
 METADATA_ONLY = {
     "aten.t_.default": "aten.t.default",
     "aten.transpose_.default": "aten.transpose.int",
@@ -23,10 +25,28 @@ METADATA_ONLY = {
 }
 # Write their running statistics in training although the schema does not say so.
 STATISTICS_WRITERS = {
-    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
-}  # fmt: skip
-UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS", "hpu": "AutocastHPU"}
+    "batch_norm",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "_batch_norm_impl_index",
+    "instance_norm",
+}
+UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
+AUTOCAST_KEYS = {
+    "cpu": "AutocastCPU",
+    "cuda": "AutocastCUDA",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "hpu": "AutocastHPU",
+}
 
 
 class Facts(NamedTuple):
@@ -53,10 +73,13 @@ def facts_of(func: Any) -> Facts:
         base=base,
         namespace=namespace,
         positional=tuple(a.name for a in schema.arguments if not a.kwarg_only),
-        writes=tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
+        writes=tuple(
+            a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+        ),
         view=bool(returns) and all(a is not None and not a.is_write for a in returns),
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=_has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "ADInplaceOrView"),
+        composite=_has_kernel(func, "CompositeImplicitAutograd")
+        and not _has_kernel(func, "ADInplaceOrView"),
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
     )
 
@@ -69,7 +92,9 @@ def _has_kernel(func: Any, key: str) -> bool:
 
 
 def draws(facts: Facts, named: dict[str, Any]) -> bool:
-    """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on every fused attention."""
+    """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on
+    every fused attention.
+    """
     if not facts.random:
         return False
     names = {**facts.defaults, **named}
@@ -83,17 +108,22 @@ def draws(facts: Facts, named: dict[str, Any]) -> bool:
 def restored(func: Any, autocast: tuple[str, ...]) -> Any:
     """What a mode's handler must put back for `func` to run as it would have without the mode.
 
-    torch calls the handler with view tracking and autocast switched off. An operator that reaches it whole (a composite under
-    inference_mode) would then decide otherwise inside: linear folds its input if and only if the transposed weight requires grad.
-    autocast: the dispatch keys (`AUTOCAST_KEYS`) that are on around the operator. One with an autocast kernel of its own has passed
-    through that already, and autocast is off for what it calls.
+    torch calls the handler with view tracking and autocast switched off. An operator that reaches
+    it whole (a composite under inference_mode) would then decide otherwise inside: linear folds its
+    input if and only if the transposed weight requires grad. autocast: the dispatch keys
+    (`AUTOCAST_KEYS`) that are on around the operator. One with an autocast kernel of its own has
+    passed through that already, and autocast is off for what it calls.
     """
     if not isinstance(func, torch._ops.OpOverload):
         return contextlib.nullcontext()
     inner: tuple[str, ...] = ()
     if not torch.is_inference_mode_enabled():
         if autocast and func.__name__ == "_trilinear.default":
-            inner = tuple(k for k in autocast if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k))
+            inner = tuple(
+                k
+                for k in autocast
+                if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k)
+            )
     elif facts_of(func).composite:
         inner = ("ADInplaceOrView", *(k for k in autocast if not _has_kernel(func, k)))
     if not inner:

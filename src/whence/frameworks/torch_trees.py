@@ -1,4 +1,6 @@
-"""Plain objects that hold tensors, as key/value caches do: where their tensors hang, and which of them changed."""
+"""Plain objects that hold tensors, as key/value caches do: where their tensors hang, and which of
+them changed.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,19 @@ import torch
 
 SIMPLE = (bool, int, float, str)
 _CONTAINER_DEPTH = 3
-# Bounds on what is walked in arguments: containers may hold themselves, and objects whole data sets.
+# Bounds on what is walked in arguments: containers may hold themselves, and objects whole data
+# sets.
 CLOSED = "a class of tensors that raises when it is asked for its form"
 NESTING = 16
 BOXES = 10_000
 
 
 class Watched:
-    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were at the last look.
+    """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were
+    at the last look.
 
-    It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies (`gone`).
+    It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies
+    (`gone`).
     """
 
     def __init__(self, value: Any, gone: Callable[[Any], None]) -> None:
@@ -71,7 +76,9 @@ class Watched:
 
     @property
     def form(self) -> int:
-        """A number that is another one whenever a tensor of it has another shape than before, as of the last look."""
+        """A number that is another one whenever a tensor of it has another shape than before, as of
+        the last look.
+        """
         if self._form is None:
             self._form = hash(tuple((path, tuple(tensor.shape)) for path, tensor in self.items()))
         return self._form
@@ -132,11 +139,15 @@ def is_plain_object(value: Any) -> bool:
 
 
 def rebuilt(out: Any, put: Callable[[str, Any], Any]) -> Any:
-    """What a call returned with `put(slot, tensor)` in the place of each tensor; slots are named as the capture names them.
+    """What a call returned with `put(slot, tensor)` in the place of each tensor; slots are named as
+    the capture names them.
 
-    Containers are new ones of the same class, nothing that was returned is written. Caches and other plain objects stay.
+    Containers are new ones of the same class, nothing that was returned is written. Caches and
+    other plain objects stay.
     """
-    if isinstance(out, (list, tuple, dict)) or (dataclasses.is_dataclass(out) and not isinstance(out, type)):
+    if isinstance(out, (list, tuple, dict)) or (
+        dataclasses.is_dataclass(out) and not isinstance(out, type)
+    ):
         return _rebuilt(out, "output", put)
     return _rebuilt(out, "output.0", put)
 
@@ -147,7 +158,10 @@ def _rebuilt(value: Any, slot: str, put: Callable[[str, Any], Any]) -> Any:
     if value is None or isinstance(value, SIMPLE) or slot.count(".") > NESTING:
         return value
     if isinstance(value, dict):
-        items = {k: _rebuilt(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", put) for k, v in value.items()}
+        items = {
+            k: _rebuilt(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", put)
+            for k, v in value.items()
+        }
         if all(items[k] is value[k] for k in items):
             return value
         made = copy.copy(value)

@@ -1,4 +1,6 @@
-"""Keeps what fails in a listener from the program it listens to: the capture ends and says why, the program goes on."""
+"""Keeps what fails in a listener from the program it listens to: the capture ends and says why, the
+program goes on.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from whence.instrument.wording import raised
 
 
 class Guard:
-    """A block of a listener's own code: holds its lock, and hands an exception that leaves the block to `give_up`, which ends it there.
+    """A block of a listener's own code: holds its lock, and hands an exception that leaves the
+    block to `give_up`, which ends it there.
 
-    local: of the thread, whose `busy` says meanwhile that this code runs; None where nothing asks. A Ctrl-C is not held back.
+    local: of the thread, whose `busy` says meanwhile that this code runs; None where nothing asks.
+    A Ctrl-C is not held back.
     """
 
-    def __init__(self, lock: threading.RLock, give_up: Callable[[Exception], None], local: Any = None) -> None:
+    def __init__(
+        self, lock: threading.RLock, give_up: Callable[[Exception], None], local: Any = None
+    ) -> None:
         self._lock: Any = lock
         self._give_up, self._local = give_up, local
 
@@ -37,7 +43,9 @@ class Guard:
 
 
 def put_back(undo: list[tuple[Any, str, Any, Any]]) -> None:
-    """Take off wrappers, the last first. undo: (owner, name, wrapper, what was there); a wrapper that somebody wrapped in turn stays."""
+    """Take off wrappers, the last first. undo: (owner, name, wrapper, what was there); a wrapper
+    that somebody wrapped in turn stays.
+    """
     while undo:
         owner, name, wrapper, previous = undo.pop()
         if getattr(owner, name) is wrapper:
@@ -49,5 +57,9 @@ def end_capture(session: Session, error: BaseException) -> None:
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    where = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place is not None else ""  # noqa: PTH119
+    where = (
+        f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})"  # noqa: PTH119
+        if place is not None
+        else ""
+    )
     session.fail(f"whence failed: {raised(error)}{where}")

@@ -1,6 +1,8 @@
-"""What a capture keeps: one frozen set of options, the same for the command line, for code and for child processes.
+"""What a capture keeps: one frozen set of options, the same for the command line, for code and for
+child processes.
 
-It travels to child processes as JSON in an environment variable, so every field is a plain JSON value.
+It travels to child processes as JSON in an environment variable, so every field is a plain JSON
+value.
 """
 
 from __future__ import annotations
@@ -30,30 +32,34 @@ _HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options of one capture; the defaults keep everything. Raises UsageError for a value that cannot be meant.
+    """Options of one capture; the defaults keep everything. Raises UsageError for a value that
+    cannot be meant.
 
-    include, exclude: patterns on the dotted scope (shell style, `re:` for a regular expression); a call is captured when it
-    matches any include (or there is none) and no exclude. classes: patterns on the class name. max_depth: calls nested deeper
-    than this are left out, the root is depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children.
-    slots: "both", "input" or "output". steps: (start, stop), stop exclusive, None for open. ranks: None for all.
-    keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per run; None is the smaller of 20 GB and
-    a quarter of the free space, resolved where the run is written.
-    on_record: "module:function" called with (op type, name, tensor), "" for none. print_pattern: names to print live, None for
-    no printing. seed, deterministic: see `capture.launch.apply_determinism`.
-    no_inputs: names whose elements are never kept, statistics only. programs: record what leaf modules ran.
-    weights: checkpoint files parameters may be referenced from instead of copied. force: replace an existing run.
-    patch: points (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault to plant, or "".
-    force_tokens: a run whose tokens the program goes on with, "" for its own. These three change the program on purpose; without
-    them nothing does.
-    level: "modules"; "op": every operator too, in the place of programs; "graph": what torch.compile makes too; or "logits": of every call
-    of the model its tokens and logits alone. positions: "last" token of a row, or "all".
-    samples: with level "op", so many calls of each operator keep their elements, chosen by the seed, None for all. dedup: of equal
-    operator calls (dtypes, shapes, strides, arguments) only the first is written, and all are counted.
-    logits_module: pattern of the module inside that makes them, "" to find them in what the model returns.
-    graph_mode: with level "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node by node instead
-    of inductor's code. graph_buffers: keep buffers too that no node of the graph names. graph_anyway: mode "deep" even where it changes
-    the result.
-    rung: the stage of torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
+    include, exclude: patterns on the dotted scope (shell style, `re:` for a regular expression); a
+    call is captured when it matches any include (or there is none) and no exclude. classes:
+    patterns on the class name. max_depth: calls nested deeper than this are left out, the root is
+    depth 0. ids: tree numbers ("3", "7_1") with their subtrees, or without when no_children. slots:
+    "both", "input" or "output". steps: (start, stop), stop exclusive, None for open. ranks: None
+    for all. keep: "full" elements, "stats" only, "none" topology only. max_bytes: of elements per
+    run; None is the smaller of 20 GB and a quarter of the free space, resolved where the run is
+    written. on_record: "module:function" called with (op type, name, tensor), "" for none.
+    print_pattern: names to print live, None for no printing. seed, deterministic: see
+    `capture.launch.apply_determinism`. no_inputs: names whose elements are never kept, statistics
+    only. programs: record what leaf modules ran. weights: checkpoint files parameters may be
+    referenced from instead of copied. force: replace an existing run. patch: points
+    (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault
+    to plant, or "". force_tokens: a run whose tokens the program goes on with, "" for its own.
+    These three change the program on purpose; without them nothing does. level: "modules"; "op":
+    every operator too, in the place of programs; "graph": what torch.compile makes too; or
+    "logits": of every call of the model its tokens and logits alone. positions: "last" token of a
+    row, or "all". samples: with level "op", so many calls of each operator keep their elements,
+    chosen by the seed, None for all. dedup: of equal operator calls (dtypes, shapes, strides,
+    arguments) only the first is written, and all are counted. logits_module: pattern of the module
+    inside that makes them, "" to find them in what the model returns. graph_mode: with level
+    "graph", "exact": what kernels leave, "deep": what every node computes, "fx": the graph run node
+    by node instead of inductor's code. graph_buffers: keep buffers too that no node of the graph
+    names. graph_anyway: mode "deep" even where it changes the result. rung: the stage of
+    torch.compile that a program is compiled to (docs/graph.md), "" for what it asks for itself.
     """
 
     include: tuple[str, ...] = ()
@@ -101,7 +107,10 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             check_pattern(self.print_pattern, "print_pattern")
         for number in self.ids:
             if not _NUMBER.fullmatch(number):
-                raise UsageError(f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree lists them)")
+                raise UsageError(
+                    f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN "
+                    "--tree lists them)"
+                )
         if self.no_children and not self.ids:
             raise UsageError("no_children says what ids leave out: it needs ids")
         _one_of("slots", self.slots, SLOTS)
@@ -118,11 +127,17 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.steps is not None:
             start, stop = self.steps
             if start < 0 or (stop is not None and stop <= start):
-                raise UsageError(f"steps: {start}:{'' if stop is None else stop} holds no step; write START:STOP with 0 <= START < STOP")
+                raise UsageError(
+                    f"steps: {start}:{'' if stop is None else stop} holds no step; write "
+                    "START:STOP with 0 <= START < STOP"
+                )
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
             raise UsageError(f"ranks: {self.ranks!r} holds no rank, or a negative one")
         if bool(self.patch) != bool(self.patch_from):
-            raise UsageError("patch names calls and patch_from the run whose outputs go in there: one needs the other")
+            raise UsageError(
+                "patch names calls and patch_from the run whose outputs go in there: one needs "
+                "the other"
+            )
         for point in self.patch:
             parse_point(point)
         if self.inject:
@@ -130,34 +145,63 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         if self.on_record and not _HOOK.fullmatch(self.on_record):
             raise UsageError(f"on_record: {self.on_record!r} is not module:function")
         if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UsageError(f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts")
+            raise UsageError(
+                f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts"
+            )
 
     def _check_level(self) -> None:
         if self.level != "op" and (self.samples is not None or self.dedup):
             name = "dedup" if self.dedup else "samples"
-            raise UsageError(f"{name} chooses among operator calls: it needs --level op (level='op')")
+            raise UsageError(
+                f"{name} chooses among operator calls: it needs --level op (level='op')"
+            )
         if self.samples is not None and self.samples < 0:
             raise UsageError(f"samples: {self.samples} is negative; 0 keeps statistics only")
         if self.samples and self.keep != "full":
-            raise UsageError(f"samples keeps the elements of some operator calls, keep={self.keep!r} of none: leave one of them out")
+            raise UsageError(
+                f"samples keeps the elements of some operator calls, keep={self.keep!r} of none: "
+                "leave one of them out"
+            )
         if self.level == "op" and (self.patch or self.inject):
-            raise UsageError("level op records what the program runs; patch and inject change what modules return: leave one of them out")
+            raise UsageError(
+                "level op records what the program runs; patch and inject change what modules "
+                "return: leave one of them out"
+            )
         if self.level != "graph":
-            for name, usual in (("graph_mode", "exact"), ("graph_buffers", False), ("graph_anyway", False)):
+            for name, usual in (
+                ("graph_mode", "exact"),
+                ("graph_buffers", False),
+                ("graph_anyway", False),
+            ):
                 if getattr(self, name) != usual:
-                    raise UsageError(f"{name} says how compiled graphs are captured: it needs --level graph (level='graph')")
+                    raise UsageError(
+                        f"{name} says how compiled graphs are captured: it needs --level graph "
+                        "(level='graph')"
+                    )
         if self.graph_anyway and self.graph_mode != "deep":
-            raise UsageError(f"graph_anyway keeps mode deep where it changes the result; this is mode {self.graph_mode}")
+            raise UsageError(
+                "graph_anyway keeps mode deep where it changes the result; this is mode "
+                f"{self.graph_mode}"
+            )
         if self.level != "logits":
             for name in ("logits_module", "positions"):
                 if getattr(self, name) not in ("", "last"):
-                    raise UsageError(f"{name} says which logits are taken: it needs --level logits (level='logits')")
+                    raise UsageError(
+                        f"{name} says which logits are taken: it needs --level logits "
+                        "(level='logits')"
+                    )
             return
         for name in ("include", "exclude", "classes", "ids", "max_depth", "patch"):
             if getattr(self, name) not in ((), None):
-                raise UsageError(f"{name} chooses modules; --level logits takes only what the model returns: leave one of them out")
+                raise UsageError(
+                    f"{name} chooses modules; --level logits takes only what the model returns: "
+                    "leave one of them out"
+                )
         if self.slots != "both" or self.keep != "full":
-            raise UsageError("level logits keeps the elements of tokens and logits: leave slots and keep as they are")
+            raise UsageError(
+                "level logits keeps the elements of tokens and logits: leave slots and keep as "
+                "they are"
+            )
         if self.logits_module:
             check_pattern(self.logits_module, "logits_module")
 
@@ -166,7 +210,9 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         return msgspec.json.encode(self).decode()
 
     def asdict(self) -> dict[str, Any]:
-        """These options as plain JSON values, for `RunInfo.options`; fields at their default are left out."""
+        """These options as plain JSON values, for `RunInfo.options`; fields at their default are
+        left out.
+        """
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
@@ -180,15 +226,17 @@ def decode(text: str | bytes) -> CaptureOptions:
 
 
 def make(**options: Any) -> CaptureOptions:
-    """Options from keyword arguments, as code gives them: lists or one string for tuples, "0:10" for steps, "2GB" for max_bytes,
-    logits=True for level="logits".
+    """Options from keyword arguments, as code gives them: lists or one string for tuples, "0:10"
+    for steps, "2GB" for max_bytes, logits=True for level="logits".
 
     Raises UsageError naming the nearest option for a misspelt one.
     """
     known = CaptureOptions.__struct_fields__
     for name in options:
         if name not in (*known, "logits"):
-            raise UsageError(f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
+            raise UsageError(
+                f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}"
+            )
     given = dict(options)
     if (short := given.pop("logits", None)) is not None:
         given["level"] = "logits" if short else "modules"
@@ -196,16 +244,22 @@ def make(**options: Any) -> CaptureOptions:
         if name in given:
             given[name] = _strings(given[name])
     if "ids" in given:
-        given["ids"] = parse_ids(given["ids"]) if isinstance(given["ids"], str) else _strings(given["ids"])
+        given["ids"] = (
+            parse_ids(given["ids"]) if isinstance(given["ids"], str) else _strings(given["ids"])
+        )
     for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
         if isinstance(given.get(name), str):
             given[name] = parse(given[name])
     for name in ("patch_from", "force_tokens"):
         if name in given:
-            given[name] = str(Path(given[name]).absolute()) if given[name] else ""  # a child may run elsewhere
+            given[name] = (
+                str(Path(given[name]).absolute()) if given[name] else ""
+            )  # a child may run elsewhere
     if isinstance(given.get("steps"), range):
         if given["steps"].step != 1:
-            raise UsageError(f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones")
+            raise UsageError(
+                f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones"
+            )
         given["steps"] = (given["steps"].start, given["steps"].stop)
     for name in ("steps", "ranks"):
         if isinstance(given.get(name), Iterable):
@@ -217,13 +271,17 @@ def make(**options: Any) -> CaptureOptions:
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:
-    """Read "0:1000" -> (0, 1000), "5:" -> (5, None), ":3" -> (0, 3), "7" -> (7, 8). Raises UsageError."""
+    """Read "0:1000" -> (0, 1000), "5:" -> (5, None), ":3" -> (0, 3), "7" -> (7, 8). Raises
+    UsageError.
+    """
     start, colon, stop = text.strip().partition(":")
     try:
         first = int(start) if start or not colon else 0
         last = (int(stop) if stop else None) if colon else first + 1
     except ValueError:
-        raise UsageError(f"steps: {text!r} is not START:STOP (0:1000, 5:, :3) or one step") from None
+        raise UsageError(
+            f"steps: {text!r} is not START:STOP (0:1000, 5:, :3) or one step"
+        ) from None
     if first < 0 or (last is not None and last <= first):
         raise UsageError(f"steps: {text!r} holds no step; write START:STOP with 0 <= START < STOP")
     return first, last
@@ -234,7 +292,10 @@ def parse_ids(text: str) -> tuple[str, ...]:
     numbers = tuple(part.strip() for part in text.split(",") if part.strip())
     for number in numbers:
         if not _NUMBER.fullmatch(number):
-            raise UsageError(f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree lists them)")
+            raise UsageError(
+                f"ids: {number!r} is not a tree number like 0, 3 or 7_1 (whence show RUN --tree "
+                "lists them)"
+            )
     if not numbers:
         raise UsageError("ids: no tree number given; write them like 3,7_1")
     return numbers
@@ -255,7 +316,9 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_size(text: str) -> int:
-    """Read "20GB" -> 20 * 10**9, "512MiB" -> 512 * 2**20, "4096" -> 4096 bytes. Raises UsageError."""
+    """Read "20GB" -> 20 * 10**9, "512MiB" -> 512 * 2**20, "4096" -> 4096 bytes. Raises
+    UsageError.
+    """
     found = _SIZE.fullmatch(text)
     if not found:
         raise UsageError(f"size: {text!r} is not a number of bytes like 20GB, 512MiB or 4096")
@@ -279,7 +342,9 @@ def check_pattern(pattern: str, option: str) -> None:
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise UsageError(f"{option}: {value!r} is not one of {', '.join(known)}{_nearest(str(value), known)}")
+        raise UsageError(
+            f"{option}: {value!r} is not one of {', '.join(known)}{_nearest(str(value), known)}"
+        )
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

@@ -1,4 +1,6 @@
-"""Which calls of a program are changed on purpose: words for a point of a run (`--patch`) and for a fault (`--inject`). No framework."""
+"""Which calls of a program are changed on purpose: words for a point of a run (`--patch`) and for a
+fault (`--inject`). No framework.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,18 @@ from whence.records import Call
 
 FAULTS = ("scale", "weight", "row", "eps", "bias", "channel", "stale", "constant", "drop-residual")
 
-_POINT = re.compile(r"(?:(?P<root>[^/@:]+)/)?(?P<name>[^/@:]+)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?(?::(?P<slot>output[^/@:]*))?")
-_FAULT = re.compile(r"(?P<kind>[a-z-]+)@(?:(?P<root>[^/@:=]+)/)?(?P<site>[^/@:=]+)(?:=(?P<strength>[-+.\deE]+))?")
+_POINT = re.compile(
+    r"(?:(?P<root>[^/@:]+)/)?(?P<name>[^/@:]+)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?(?::(?P<slot>output[^/@:]*))?"
+)
+_FAULT = re.compile(
+    r"(?P<kind>[a-z-]+)@(?:(?P<root>[^/@:=]+)/)?(?P<site>[^/@:=]+)(?:=(?P<strength>[-+.\deE]+))?"
+)
 
 
 class Point(NamedTuple):
-    """Calls of a run: `[ROOT/]NAME[@STEP[.OCCURRENCE]][:SLOT]`. NAME is a module's, or shell style; what is left out means every one."""
+    """Calls of a run: `[ROOT/]NAME[@STEP[.OCCURRENCE]][:SLOT]`. NAME is a module's, or shell style;
+    what is left out means every one.
+    """
 
     root: str
     name: str
@@ -28,7 +36,11 @@ class Point(NamedTuple):
 
     def fits(self, root: str, scope: str, step: int, occurrence: int) -> bool:
         """Is a call with this key among them? The call of the root itself has the root's name."""
-        if self.step not in (None, step) or self.occurrence not in (None, occurrence) or (self.root and self.root != root):
+        if (
+            self.step not in (None, step)
+            or self.occurrence not in (None, occurrence)
+            or (self.root and self.root != root)
+        ):
             return False
         return fnmatch.fnmatchcase(scope or root, self.name)
 
@@ -51,14 +63,18 @@ def parse_point(text: str) -> Point:
     found = _POINT.fullmatch(text)
     if not found:
         raise UsageError(
-            f"patch: {text!r} is not [ROOT/]NAME[@STEP[.OCCURRENCE]][:SLOT], as in layers.3.mlp, layers.3.mlp@0 or layers.3.mlp:output.0 "
+            f"patch: {text!r} is not [ROOT/]NAME[@STEP[.OCCURRENCE]][:SLOT], as in layers.3.mlp, "
+            "layers.3.mlp@0 or layers.3.mlp:output.0 "
             "(only outputs can be replaced)"
         )
     step, occurrence = found["step"], found["occurrence"]
     return Point(
-        found["root"] or "", found["name"], None if step is None else int(step), None if occurrence is None else int(occurrence),
+        found["root"] or "",
+        found["name"],
+        None if step is None else int(step),
+        None if occurrence is None else int(occurrence),
         found["slot"] or "",
-    )  # fmt: skip
+    )
 
 
 def parse_fault(text: str) -> Fault:
@@ -66,20 +82,32 @@ def parse_fault(text: str) -> Fault:
     found = _FAULT.fullmatch(text)
     try:
         if found and found["kind"] in FAULTS:
-            return Fault(found["kind"], found["root"] or "", found["site"], float(found["strength"]) if found["strength"] else None)
+            return Fault(
+                found["kind"],
+                found["root"] or "",
+                found["site"],
+                float(found["strength"]) if found["strength"] else None,
+            )
     except ValueError:
         pass
-    raise UsageError(f"inject: {text!r} is not KIND@[ROOT/]NAME[=STRENGTH], as in scale@layers.3.mlp=1.01; kinds: {', '.join(FAULTS)}")
+    raise UsageError(
+        f"inject: {text!r} is not KIND@[ROOT/]NAME[=STRENGTH], as in scale@layers.3.mlp=1.01; "
+        f"kinds: {', '.join(FAULTS)}"
+    )
 
 
 def outputs_of(call: Call) -> tuple[str, ...]:
-    """The output slots of a call that are not state it changed (a cache is returned by some modules too)."""
+    """The output slots of a call that are not state it changed (a cache is returned by some modules
+    too).
+    """
     state = {r.record for r in call.slots("mutated")}
     return tuple(r.slot for r in call.slots("output") if r.record not in state)
 
 
 def check_points(points: Iterable[str], calls: Iterable[Call], path: str) -> None:
-    """Raise UsageError, with the nearest names, when a point is no call of the reference at `path`, or one without outputs."""
+    """Raise UsageError, with the nearest names, when a point is no call of the reference at `path`,
+    or one without outputs.
+    """
     held = [c for c in calls if outputs_of(c)]
     names = list(dict.fromkeys(c.scope or c.root for c in held))
     for text in points:
@@ -92,7 +120,11 @@ def check_points(points: Iterable[str], calls: Iterable[Call], path: str) -> Non
             known = any(fnmatch.fnmatchcase(n, point.name) for n in names)
             hint = f" (the module is there{more})" if known else more
             raise UsageError(
-                f"patch: {path} holds no output of a call {point.name}{where}{hint}; whence show {path} --tree lists the calls"
+                f"patch: {path} holds no output of a call {point.name}{where}{hint}; whence show "
+                f"{path} --tree lists the calls"
             )
         if point.slot and not any(point.slot in outputs_of(c) for c in fitting):
-            raise UsageError(f"patch: {point.name} has no {point.slot}; it has {', '.join(outputs_of(fitting[0]))}")
+            raise UsageError(
+                f"patch: {point.name} has no {point.slot}; it has "
+                f"{', '.join(outputs_of(fitting[0]))}"
+            )

@@ -1,4 +1,6 @@
-"""Which calls, slots and ranks a capture takes, decided from names and numbers alone; the answers are remembered per module."""
+"""Which calls, slots and ranks a capture takes, decided from names and numbers alone; the answers
+are remembered per module.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ Matcher = Callable[[str], bool]
 
 
 def matcher(pattern: str) -> Matcher:
-    """A test on whole names: shell style with case (`*` also crosses dots), or `re:` and a regular expression that must match all.
+    """A test on whole names: shell style with case (`*` also crosses dots), or `re:` and a regular
+    expression that must match all.
 
     The pattern was checked before (`options.check_pattern`).
     """
@@ -28,14 +31,18 @@ def any_of(patterns: Sequence[str]) -> Matcher:
 
 
 def within(number: str, ids: Sequence[str], *, children: bool = True) -> bool:
-    """Is the call with tree number `number` one of `ids`, or (children) in the subtree of one of them? "0" is the root of all."""
+    """Is the call with tree number `number` one of `ids`, or (children) in the subtree of one of
+    them? "0" is the root of all.
+    """
     if number in ids:
         return True
     return children and any(i == "0" or number.startswith(i + "_") for i in ids)
 
 
 class Selector:
-    """Decides for one process what is captured in full. Cheap when asked again: answers are kept per (scope, class, number)."""
+    """Decides for one process what is captured in full. Cheap when asked again: answers are kept
+    per (scope, class, number).
+    """
 
     def __init__(self, options: CaptureOptions) -> None:
         self._options = options
@@ -49,7 +56,10 @@ class Selector:
         self._answers: dict[tuple[str, str, str], bool] = {}
         self._elements: dict[tuple[str, str], bool] = {}
         self._printed: dict[str, bool] = {}
-        self._everything = not (options.include or options.exclude or options.classes or options.ids) and options.max_depth is None
+        self._everything = (
+            not (options.include or options.exclude or options.classes or options.ids)
+            and options.max_depth is None
+        )
         self._numbered = bool(options.ids)
         self._used: set[tuple[str, str]] = set()
         self._scopes: set[str] = set()
@@ -57,14 +67,17 @@ class Selector:
         self._numbers: set[str] = set()
 
     def wants(self, scope: str, op_type: str, depth: int, number: str, step: int) -> bool:
-        """Is this call captured? depth: 0 for a root call. number: its place in the tree. step: of its root."""
+        """Is this call captured? depth: 0 for a root call. number: its place in the tree. step: of
+        its root.
+        """
         if step < self._start or (self._stop is not None and step >= self._stop):
             return False
         if self.only is not None and step not in self.only:
             return False
         if self._everything:
             return True
-        # Without --ids the number cannot change the answer, and a number per call would grow the table for ever.
+        # Without --ids the number cannot change the answer, and a number per call would grow the
+        # table for ever.
         key = (scope, op_type, number if self._numbered else "")
         answer = self._answers.get(key)
         if answer is None:
@@ -72,7 +85,9 @@ class Selector:
         return answer
 
     def slots(self, kind: str) -> bool:
-        """Are tensors in slots of this kind ("input", "output", "mutated", "param", "grad") captured? Parameters always are."""
+        """Are tensors in slots of this kind ("input", "output", "mutated", "param", "grad")
+        captured? Parameters always are.
+        """
         if kind == "param" or self._options.slots == "both":
             return True
         # What a call changed in place is one of its results.
@@ -83,16 +98,25 @@ class Selector:
         return self._options.ranks is None or rank in self._options.ranks
 
     def elements(self, scope: str, slot: str) -> bool:
-        """May elements of this slot be kept? False for names given by `no_inputs`, which hold statistics only.
+        """May elements of this slot be kept? False for names given by `no_inputs`, which hold
+        statistics only.
 
-        A name is a scope ("embed"), a slot ("input.input_ids"), both ("embed:input.0"), or the argument alone ("input_ids").
+        A name is a scope ("embed"), a slot ("input.input_ids"), both ("embed:input.0"), or the
+        argument alone ("input_ids").
         """
         if not self._options.no_inputs:
             return True
         answer = self._elements.get((scope, slot))
         if answer is None:
-            names = (f"{scope}:{slot}", slot, slot.partition(".")[2], *((scope,) if slot.startswith("input") else ()))
-            answer = self._elements[scope, slot] = not any(name and self._no_inputs(name) for name in names)
+            names = (
+                f"{scope}:{slot}",
+                slot,
+                slot.partition(".")[2],
+                *((scope,) if slot.startswith("input") else ()),
+            )
+            answer = self._elements[scope, slot] = not any(
+                name and self._no_inputs(name) for name in names
+            )
         return answer
 
     def prints(self, scope: str) -> bool:
@@ -105,7 +129,9 @@ class Selector:
         return answer
 
     def unmatched(self) -> list[str]:
-        """A sentence for every include, class or id that matched no call so far, saying what there was."""
+        """A sentence for every include, class or id that matched no call so far, saying what there
+        was.
+        """
         told = []
         for option, given, seen, noun in (
             ("include", self._options.include, self._scopes, "module"),
@@ -116,7 +142,10 @@ class Selector:
             for pattern in given:
                 if (option, pattern) in self._used:
                     continue
-                close = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.3) or names[:3]
+                close = (
+                    difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.3)
+                    or names[:3]
+                )
                 plural = noun + ("es" if noun == "class" else "s")
                 found = f"nearest: {', '.join(close)}" if close else "none was called"
                 told.append(f"{option}: {pattern!r} matched none of {len(names)} {plural}; {found}")
@@ -128,7 +157,8 @@ class Selector:
         options = self._options
         if self._numbered:
             self._numbers.add(number)
-        # Every test runs, also after one failed, so that `unmatched` blames only patterns that match nothing by themselves.
+        # Every test runs, also after one failed, so that `unmatched` blames only patterns that
+        # match nothing by themselves.
         included = self._mark("include", self._include, scope) or not options.include
         classed = self._mark("classes", self._classes, op_type) or not options.classes
         numbered = not options.ids

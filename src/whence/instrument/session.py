@@ -1,7 +1,9 @@
-"""What a capture keeps and when: selection, byte budget, steps, live printing, and failures. Knows no framework.
+"""What a capture keeps and when: selection, byte budget, steps, live printing, and failures. Knows
+no framework.
 
-A session stands between a listener (which sees calls) and a `Sink` (which writes them). It never raises into the captured
-program: the first failure of the sink ends the capture, leaves the reason in the run and on stderr, and the program goes on.
+A session stands between a listener (which sees calls) and a `Sink` (which writes them). It never
+raises into the captured program: the first failure of the sink ends the capture, leaves the reason
+in the run and on stderr, and the program goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def load_on_record(spec: str) -> OnRecord:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(f"--on-record {spec!r}: cannot import {module_name!r} ({error}); is its folder on PYTHONPATH?") from error
+        raise UsageError(
+            f"--on-record {spec!r}: cannot import {module_name!r} ({error}); is its folder on "
+            "PYTHONPATH?"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"--on-record {spec!r}: {module_name!r} has no function {name!r}")
@@ -47,9 +52,10 @@ def load_on_record(spec: str) -> OnRecord:
 class Session:
     """One capture of one process.
 
-    open_sink: called at the first record with (rank); max_bytes: budget for elements. rank: of this process, or a function that is
-    asked when the first model is called: a program joins its process group before that, and after the capture was set up.
-    say: where lines for a human go (default stderr). Thread-safe; listeners may call from any thread.
+    open_sink: called at the first record with (rank); max_bytes: budget for elements. rank: of this
+    process, or a function that is asked when the first model is called: a program joins its process
+    group before that, and after the capture was set up. say: where lines for a human go (default
+    stderr). Thread-safe; listeners may call from any thread.
     """
 
     def __init__(
@@ -70,20 +76,27 @@ class Session:
         self.failed = ""
         self.elements_on = options.keep == "full"
         self.sampled = options.samples is not None
-        self._never = {"none": "topology only (--keep none)", "stats": "statistics only (--keep stats)"}.get(options.keep, "")
+        self._never = {
+            "none": "topology only (--keep none)",
+            "stats": "statistics only (--keep stats)",
+        }.get(options.keep, "")
         self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
         self._orders = itertools.count()
         self._open_sink = open_sink
         self._sink: Sink | None = None
-        self._on_record = on_record or (load_on_record(options.on_record) if options.on_record else None)
+        self._on_record = on_record or (
+            load_on_record(options.on_record) if options.on_record else None
+        )
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self._step_start = 0
         self._step_bytes: dict[str, int] = {}
         self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
         self._callback_failures = 0
-        self.step_ended: Callable[[str, int], None] | None = None  # called with (root, step) when all of a step is written
+        self.step_ended: Callable[[str, int], None] | None = (
+            None  # called with (root, step) when all of a step is written
+        )
         self.calls = 0
         self.records = 0
 
@@ -97,7 +110,9 @@ class Session:
         return self._rank
 
     def begin(self) -> bool:
-        """The first model is called: is this process among the ranks that were asked for? If not, nothing is ever taken."""
+        """The first model is called: is this process among the ranks that were asked for? If not,
+        nothing is ever taken.
+        """
         if self.options.ranks is not None and self.rank not in self.options.ranks:
             self.failed = self.failed or f"rank {self.rank} was not asked for"
         return not self.failed
@@ -130,7 +145,9 @@ class Session:
                 self._sink.close()
 
     def _tell(self, text: str) -> None:
-        with contextlib.suppress(Exception):  # the program may have closed stderr, or stand on a full disk
+        with contextlib.suppress(
+            Exception
+        ):  # the program may have closed stderr, or stand on a full disk
             self._say(text)
 
     def close(self) -> None:
@@ -148,27 +165,49 @@ class Session:
     # ---- steps and the byte budget: whole steps, first ones first
 
     def begin_step(self, root: str) -> None:
-        """An outermost call of `root` begins. Decides whether its elements are kept: only when the whole step should fit."""
+        """An outermost call of `root` begins. Decides whether its elements are kept: only when the
+        whole step should fit.
+        """
         if self.options.keep != "full":
             return
         used = self._sink.nbytes if self._sink is not None else 0
         self._step_start, self._parameters_before = used, self._parameter_bytes
         if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
             self.elements_on = False
-            needed = f"{size_words(used)} used, the next step needs {size_words(self._step_bytes.get(root, 0))}"
-            self.note("budget", f"elements end here: {needed}, --max-bytes is {size_words(self.max_bytes)}; statistics and hashes go on")
+            needed = (
+                f"{size_words(used)} used, the next step needs "
+                f"{size_words(self._step_bytes.get(root, 0))}"
+            )
+            self.note(
+                "budget",
+                f"elements end here: {needed}, --max-bytes is {size_words(self.max_bytes)}; "
+                "statistics and hashes go on",
+            )
 
     def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
-        """Called before a call takes its tensors: a first step larger than the budget stops between calls, not inside one.
+        """Called before a call takes its tensors: a first step larger than the budget stops between
+        calls, not inside one.
 
         waiting: bytes that are on their way to the sink.
         """
-        if self.elements_on and self._sink is not None and self._sink.nbytes + waiting > self.max_bytes:
+        if (
+            self.elements_on
+            and self._sink is not None
+            and self._sink.nbytes + waiting > self.max_bytes
+        ):
             self.elements_on = False
-            self.note("budget", f"elements end inside this step: it does not fit --max-bytes {size_words(self.max_bytes)}", scope, step)
+            self.note(
+                "budget",
+                "elements end inside this step: it does not fit --max-bytes "
+                f"{size_words(self.max_bytes)}",
+                scope,
+                step,
+            )
 
     def end_step(self, root: str, step: int) -> None:
-        """An outermost call of `root` has ended. The first time, says how large a step is and how many fit."""
+        """An outermost call of `root` has ended. The first time, says how large a step is and how
+        many fit.
+        """
         if self._sink is None or not self.active:
             return
         size = self._sink.nbytes - self._step_start
@@ -180,16 +219,22 @@ class Session:
             self.fail(str(error))
             return
         if kept and wanted:
-            # The first step holds the parameters too, the later ones do not unless an optimizer changes them.
+            # The first step holds the parameters too, the later ones do not unless an optimizer
+            # changes them.
             first = root not in self._step_bytes
-            self._step_bytes[root] = size - parameters if first else max(size, self._step_bytes[root])
+            self._step_bytes[root] = (
+                size - parameters if first else max(size, self._step_bytes[root])
+            )
             if first and root not in self._announced:
                 self._announced.add(root)
                 self._tell(self._size_of_a_step(root, size - parameters, parameters))
         elif root not in self._announced and wanted:
             self._announced.add(root)
             if self.options.keep == "full":
-                self._tell(f"whence: {root}: no whole step fits --max-bytes {size_words(self.max_bytes)}; statistics and hashes go on")
+                self._tell(
+                    f"whence: {root}: no whole step fits --max-bytes "
+                    f"{size_words(self.max_bytes)}; statistics and hashes go on"
+                )
         if self.step_ended is not None:
             self.step_ended(root, step)
 
@@ -199,19 +244,26 @@ class Session:
             return f"whence: {root}: {once}no elements in a step"
         fit = max(1, 1 + int((self.max_bytes - self._step_start - parameters - size) // size))
         count = f"{fit:,}".replace(",", " ")
-        return f"whence: {root}: {once}{size_words(size)}/step, {count} {'step fits' if fit == 1 else 'steps fit'}"
+        return (
+            f"whence: {root}: {once}{size_words(size)}/step, {count} "
+            f"{'step fits' if fit == 1 else 'steps fit'}"
+        )
 
     # ---- what a listener hands over
 
     def only_steps(self, steps: Collection[int] | None) -> None:
-        """Take only these steps of each root from now on; None for all. Calls of others are recorded without tensors."""
+        """Take only these steps of each root from now on; None for all. Calls of others are
+        recorded without tensors.
+        """
         self.selector.only, self.takes_all = None if steps is None else frozenset(steps), False
 
     def next_order(self) -> int:
         """The number of the call that begins now."""
         return next(self._orders)
 
-    def note(self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False) -> None:
+    def note(
+        self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False
+    ) -> None:
         """Leave a note in the run, unless the capture has ended. aloud: and say it now."""
         if self.failed:
             return
@@ -244,19 +296,25 @@ class Session:
         nbytes: int = 0,
         keep: bool | None = None,
     ) -> int:
-        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and `keep` allow.
+        """Take one tensor: statistics always (unless `--keep none`), elements when the budget and
+        `keep` allow.
 
-        Returns its id, -1 after a failure. data: all its canonical bytes, None when they are the `nbytes` at `address`. base, tail: only
-        `tail`, what follows record base[0] along axis base[1], is written.
-        value: the framework's tensor, for a user's on_record. keep: whether elements were wanted when the call of this tensor
-        began, so that no call is kept by half; None asks now.
+        Returns its id, -1 after a failure. data: all its canonical bytes, None when they are the
+        `nbytes` at `address`. base, tail: only `tail`, what follows record base[0] along axis
+        base[1], is written. value: the framework's tensor, for a user's on_record. keep: whether
+        elements were wanted when the call of this tensor began, so that no call is kept by half;
+        None asks now.
         """
         statistics = sketch = None
         why, payload = self._never, None
         if self.options.keep != "none":
             known = self._figures.get((digest, dtype))
             if known is None:
-                known = host.statistics_at(address, nbytes, dtype) if data is None else host.statistics(data, dtype)
+                known = (
+                    host.statistics_at(address, nbytes, dtype)
+                    if data is None
+                    else host.statistics(data, dtype)
+                )
                 if len(self._figures) >= FIGURES:
                     self._figures.clear()
                 self._figures[digest, dtype] = known
@@ -270,18 +328,32 @@ class Session:
                 payload = tail
             else:
                 payload = host.bytes_at(address, nbytes) if data is None else data
-        columns = self._columns(op_type, f"{scope}:{slot}", value) if self._on_record is not None else None
+        columns = (
+            self._columns(op_type, f"{scope}:{slot}", value)
+            if self._on_record is not None
+            else None
+        )
         if self.options.print_pattern is not None and self.selector.prints(scope):
             self._print(f"{scope}:{slot}", dtype, shape, statistics)
         try:
             sink = self._sink or self.sink()
             before = sink.nbytes if slot.startswith("param.") else -1
             number = sink.record(
-                dtype, shape, payload, digest, statistics, sketch,
-                why=why, stride=stride, storage_offset=storage_offset, device=device, columns=columns, subclass=subclass,
+                dtype,
+                shape,
+                payload,
+                digest,
+                statistics,
+                sketch,
+                why=why,
+                stride=stride,
+                storage_offset=storage_offset,
+                device=device,
+                columns=columns,
+                subclass=subclass,
                 base=base if tail is not None and payload is not None else None,
                 external=external if payload is not None else None,
-            )  # fmt: skip
+            )
         except StoreFailed as error:
             self.fail(str(error))
             return -1
@@ -291,13 +363,32 @@ class Session:
         return number
 
     def unreadable(
-        self, dtype: str, shape: tuple[int, ...], why: str, *, device: str = "", subclass: str = "", stride: tuple[int, ...] = (),
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        why: str,
+        *,
+        device: str = "",
+        subclass: str = "",
+        stride: tuple[int, ...] = (),
         storage_offset: int = 0,
-    ) -> int:  # fmt: skip
-        """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never a hole."""
+    ) -> int:
+        """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never
+        a hole.
+        """
         try:
             return self.sink().record(
-                dtype, shape, None, b"", None, None, why=why, device=device, subclass=subclass, stride=stride, storage_offset=storage_offset
+                dtype,
+                shape,
+                None,
+                b"",
+                None,
+                None,
+                why=why,
+                device=device,
+                subclass=subclass,
+                stride=stride,
+                storage_offset=storage_offset,
             )
         except StoreFailed as error:
             self.fail(str(error))
@@ -331,10 +422,15 @@ class Session:
                 self.note("hook-error", f"on_record raised {raised(error)}", name)
             return None
 
-    def _print(self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> None:
+    def _print(
+        self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None
+    ) -> None:
         figures = ""
         if statistics is not None and statistics.mean is not None:
-            figures = f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean {statistics.mean:.6g}  std {statistics.std:.6g}"
+            figures = (
+                f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean "
+                f"{statistics.mean:.6g}  std {statistics.std:.6g}"
+            )
         if statistics is not None and (statistics.nan or statistics.inf):
             figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
         self._tell(f"{name}  {dtype} {list(shape)}{figures}")

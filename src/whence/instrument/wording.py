@@ -9,7 +9,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def raised(error: BaseException) -> str:
-    """ "ValueError: no such token", at most 300 characters; the type alone where there is no text."""
+    """ "ValueError: no such token", at most 300 characters; the type alone where there is no
+    text.
+    """
     name = type(error).__name__
     try:
         text = str(error)

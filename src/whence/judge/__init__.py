@@ -4,7 +4,17 @@ from whence.dtypes import coarser, unit_roundoff
 from whence.judge.activation_forms import forms_of, told_apart
 from whence.judge.composite_error import measure as whole
 from whence.judge.composite_error import steadier
-from whence.judge.error_growth import Error, Growth, below_masks, between, error_of, grow, judge_stated, lone_element, may_be_masked
+from whence.judge.error_growth import (
+    Error,
+    Growth,
+    below_masks,
+    between,
+    error_of,
+    grow,
+    judge_stated,
+    lone_element,
+    may_be_masked,
+)
 from whence.judge.error_patterns import Sight, sight
 from whence.judge.integer_codes import are_codes, at_boundaries, beyond_boundaries, error_of_codes
 from whence.judge.limits import LIMITS, Limits

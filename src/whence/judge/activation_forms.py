@@ -1,7 +1,9 @@
-"""Which of the forms that go by one name an operator computed: GELU by the error function, by tanh, or by a sigmoid.
+"""Which of the forms that go by one name an operator computed: GELU by the error function, by tanh,
+or by a sigmoid.
 
-In 16 bits these differ by less than rounding in nearly all elements, so no size of an error tells them apart. But each form, rounded once,
-gives its own bits: an output that has the bits of one form wherever the forms part was made by that form.
+In 16 bits these differ by less than rounding in nearly all elements, so no size of an error tells
+them apart. But each form, rounded once, gives its own bits: an output that has the bits of one form
+wherever the forms part was made by that form.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from whence.dtypes import Array
 Floats = npt.NDArray[np.float64]
 
 _SAMPLE = 1 << 16  # elements that are looked at
-_LEAST = 4  # elements at which the forms part; chance has a form's bits at all of them and everywhere else once in millions
+# elements at which the forms part; chance has a form's bits at all of them and everywhere else once
+# in millions
+_LEAST = 4
 _AGREE = 0.9  # of the elements at which two forms part; kernels round once more here and there
 _NEARER = 4.0  # times nearer to its own form than to the other; in 16 bits: its bits
 _CLOSE = 4.0  # roundings of a float32 result by which it may be off its form
@@ -43,7 +47,9 @@ _FORMS = {"gelu": _GELU}
 
 
 class Formed(NamedTuple):
-    """The forms of both sides. parts: elements at which they part, in the target's dtype; agree: how many are of the target's form."""
+    """The forms of both sides. parts: elements at which they part, in the target's dtype; agree:
+    how many are of the target's form.
+    """
 
     reference: str
     target: str
@@ -52,15 +58,20 @@ class Formed(NamedTuple):
 
 
 def forms_of(op_type: str) -> dict[str, Callable[[Floats], Floats]]:
-    """The forms that go by an operator's name ("GELU", "PytorchGELUTanh", "gelu"); {} when it has but one."""
+    """The forms that go by an operator's name ("GELU", "PytorchGELUTanh", "gelu"); {} when it has
+    but one.
+    """
     plain = op_type.rpartition(".")[2].lower()
     return next((forms for word, forms in _FORMS.items() if word in plain), {})
 
 
-def told_apart(op_type: str, reference: tuple[Array, Array], target: tuple[Array, Array]) -> Formed | None:
+def told_apart(
+    op_type: str, reference: tuple[Array, Array], target: tuple[Array, Array]
+) -> Formed | None:
     """The two forms when reference and target computed different ones beyond doubt, else None.
 
-    reference, target: (input, output) of one call each, element by element, of any floating dtype; at most 65 536 elements are looked at.
+    reference, target: (input, output) of one call each, element by element, of any floating dtype;
+    at most 65 536 elements are looked at.
     """
     forms = forms_of(op_type)
     if not forms:
@@ -77,12 +88,19 @@ def told_apart(op_type: str, reference: tuple[Array, Array], target: tuple[Array
     return Formed(ours[0], name, many, agree) if many >= _LEAST and agree >= _AGREE * many else None
 
 
-def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Array) -> tuple[str, Floats, Any, Any] | None:
-    """(form, input, its values rounded as the output, the output) of the one form that an output has; None when none or several fit.
+def _form(
+    forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Array
+) -> tuple[str, Floats, Any, Any] | None:
+    """(form, input, its values rounded as the output, the output) of the one form that an output
+    has; None when none or several fit.
 
     Of finite elements.
     """
-    if given.shape != made.shape or not given.size or any(dtypes.of(a).kind != "float" for a in (given, made)):
+    if (
+        given.shape != made.shape
+        or not given.size
+        or any(dtypes.of(a).kind != "float" for a in (given, made))
+    ):
         return None
     x, y = _flat(given), _flat(made)
     finite = np.isfinite(x) & np.isfinite(y)
@@ -98,7 +116,11 @@ def _form(forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Arra
             off = int(np.count_nonzero(values != found))
         else:
             # float32 kernels are some roundings off; forms part by thousands.
-            room = _CLOSE * float(dtypes.of(made).unit_roundoff or 0.0) * np.maximum(np.abs(x), np.abs(wide))
+            room = (
+                _CLOSE
+                * float(dtypes.of(made).unit_roundoff or 0.0)
+                * np.maximum(np.abs(x), np.abs(wide))
+            )
             off = int(np.count_nonzero(np.abs(wide - y) > room))
         fits.append((off, name, values))
     fits.sort(key=lambda f: f[0])

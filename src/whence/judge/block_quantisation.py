@@ -1,4 +1,6 @@
-"""Activations as kernels of quantised models round them: in blocks along the last axis, each with one scale."""
+"""Activations as kernels of quantised models round them: in blocks along the last axis, each with
+one scale.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,20 @@ _FLOAT16 = 65520.0  # from here on float16 has no finite number
 
 
 def in_blocks(array: Array, *, width: int) -> Array:
-    """The values that 8-bit codes in blocks of `width` stand for; as they are where the last axis is no multiple of it.
+    """The values that 8-bit codes in blocks of `width` stand for; as they are where the last axis
+    is no multiple of it.
 
-    array: real floating. A block's scale is its largest magnitude / 127; codes are rounded to the nearest. Scales of blocks of 32
-    are kept in float16, as ggml does (the code is taken with the exact one). Source: ggml-quants.c, quantize_row_q8_0_ref.
-    A block with an element or a kept scale that is not finite has no codes: all of it is NaN.
+    array: real floating. A block's scale is its largest magnitude / 127; codes are rounded to the
+    nearest. Scales of blocks of 32 are kept in float16, as ggml does (the code is taken with the
+    exact one). Source: ggml-quants.c, quantize_row_q8_0_ref. A block with an element or a kept
+    scale that is not finite has no codes: all of it is NaN.
     """
     last = array.shape[-1] if array.ndim else 0
     width = width or last
     if not last or last % width or array.dtype.kind in "iubc":
         return array
-    # In float32, as the kernels do: which code a value near the middle of two gets hangs on the last bit.
+    # In float32, as the kernels do: which code a value near the middle of two gets hangs on the
+    # last bit.
     blocks = array.astype(np.float32).reshape(-1, width)
     most = np.abs(blocks).max(axis=1, keepdims=True)
     coded = most / np.float32(_TOP) < (_FLOAT16 if width == 32 else np.inf)
@@ -47,7 +52,9 @@ def in_blocks(array: Array, *, width: int) -> Array:
 
 
 def by_row(output: Array, right: Array) -> F64:
-    """Relative 2-norm of output - right for every vector along the last axis; both of one shape. inf where a row is not finite."""
+    """Relative 2-norm of output - right for every vector along the last axis; both of one shape.
+    inf where a row is not finite.
+    """
     y, r = (x.astype(np.float64).reshape(-1, x.shape[-1] if x.ndim else 1) for x in (output, right))
     finite: npt.NDArray[np.bool_] = np.isfinite(np.concatenate([y, r], axis=1)).all(axis=1)
     y, r = y[finite], r[finite]
@@ -63,9 +70,11 @@ def typical(errors: F64) -> float:
 
 
 def gain(before: F64, after: F64) -> float:
-    """By how much errors by row fall, root mean square; 0 where one row stays several times further off than rows were before.
+    """By how much errors by row fall, root mean square; 0 where one row stays several times further
+    off than rows were before.
 
-    Rows count alike: one of giant activations does not stand for the others. A fault in one row is none that coarser codes explain.
+    Rows count alike: one of giant activations does not stand for the others. A fault in one row is
+    none that coarser codes explain.
     """
     if not after.size or not np.isfinite(after).all():
         return 0.0
@@ -77,7 +86,10 @@ def gain(before: F64, after: F64) -> float:
 
 
 EXPLAINED = 5.0
-"""From a larger gain on, coarser codes are what the target has: what is left is small beside them."""
+"""From a larger gain on, coarser codes are what the target has: what is left is small beside them.
+"""
 MOSTLY = 1.4
-"""From this gain on, more than half of the squared error is theirs: along many products, codes part at the last bit."""
+"""From this gain on, more than half of the squared error is theirs: along many products, codes part
+at the last bit.
+"""
 _OUTLYING = 3.0

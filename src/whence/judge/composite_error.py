@@ -1,4 +1,6 @@
-"""Is a whole stretch of computation, of which only the ends are seen, explained by rounding inside it? (VERDICT.md level 3)"""
+"""Is a whole stretch of computation, of which only the ends are seen, explained by rounding inside
+it? (VERDICT.md level 3)
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,20 @@ from whence.judge.replay_error import Local, comparable, flat, norm, rounded, sa
 
 
 def measure(
-    output: Array, wide: Array, copies: Sequence[Array], *, reference: Array | None = None, limits: Limits = LIMITS
-) -> Local:  # fmt: skip
-    """Judge `output` (what the target made) against `wide`, the same computation in wide arithmetic on the target's inputs.
+    output: Array,
+    wide: Array,
+    copies: Sequence[Array],
+    *,
+    reference: Array | None = None,
+    limits: Limits = LIMITS,
+) -> Local:
+    """Judge `output` (what the target made) against `wide`, the same computation in wide arithmetic
+    on the target's inputs.
 
-    copies: the computation in the target's dtype, and again with every operator's result off by up to one unit roundoff, drawn
-    at random: their distance from `wide` is the noise that is due. Patterns in the error prove nothing here, since rounding
-    made early spreads along rows and channels; the size (rho) and the worst element (z) are judged. All of one shape.
+    copies: the computation in the target's dtype, and again with every operator's result off by up
+    to one unit roundoff, drawn at random: their distance from `wide` is the noise that is due.
+    Patterns in the error prove nothing here, since rounding made early spreads along rows and
+    channels; the size (rho) and the worst element (z) are judged. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -44,21 +53,44 @@ def measure(
     if mismatch:
         at = int(np.argmax(~(keep | same_sentinel(flat(output), flat(wide), big))))
     inherited = by_reference = None
-    if reference is not None and reference.size == output.size and (base := norm(np.where(keep, flat(reference), 0.0))) > 0:
+    if (
+        reference is not None
+        and reference.size == output.size
+        and (base := norm(np.where(keep, flat(reference), 0.0))) > 0
+    ):
         inherited, by_reference = 0.0, norm(np.where(keep, flat(reference), 0.0) - r) / base
-    index = tuple(int(i) for i in np.unravel_index(at // (y.size // output.size), output.shape)) if output.ndim else ()
+    index = (
+        tuple(int(i) for i in np.unravel_index(at // (y.size // output.size), output.shape))
+        if output.ndim
+        else ()
+    )
     local = Local(
-        0.0, rho, z, index, error_rel=error / size if size else (0.0 if error == 0 else math.inf), floor_rel=floor / size if size else 0.0,
-        inherited_rel=inherited, reference_rel=by_reference, mismatch=mismatch, u=u, whole=True,
-    )  # fmt: skip
-    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts(limits).values()))
+        0.0,
+        rho,
+        z,
+        index,
+        error_rel=error / size if size else (0.0 if error == 0 else math.inf),
+        floor_rel=floor / size if size else 0.0,
+        inherited_rel=inherited,
+        reference_rel=by_reference,
+        mismatch=mismatch,
+        u=u,
+        whole=True,
+    )
+    return dataclasses.replace(
+        local, score=math.inf if mismatch else max(local.parts(limits).values())
+    )
 
 
-def steadier(local: Local, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS) -> Local:
-    """The same figures with the worst element measured by several repetitions, where nothing but that one element stands out.
+def steadier(
+    local: Local, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS
+) -> Local:
+    """The same figures with the worst element measured by several repetitions, where nothing but
+    that one element stands out.
 
-    copies: as for `measure`. One repetition is one draw: a softmax over large scores makes the rounding of a whole head as large or
-    as small as that of one number, and code that works on other shapes (a rank's own heads) draws again.
+    copies: as for `measure`. One repetition is one draw: a softmax over large scores makes the
+    rounding of a whole head as large or as small as that of one number, and code that works on
+    other shapes (a rank's own heads) draws again.
     """
     over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
     if over != {"z"} or local.mismatch or any(c.shape != output.shape for c in copies):

@@ -22,11 +22,12 @@ from whence.results import Measured, Verdict
 class Error:
     """Relative error of one pair of tensors, as far as it is known.
 
-    value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured. evidence: "two dumps" or "statistics".
-    spread: the same between runs of the reference, where there are several. drift: how far its statistics moved, where known.
-    lone: where one element holds most of the error, that element's error over itself or
-    its tensor's root mean square, whichever is larger; 0 where none does.
-    codes: of integers that were rounded from something (`judge.codes`); coarse: what their steps amount to for whoever reads them.
+    value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured.
+    evidence: "two dumps" or "statistics". spread: the same between runs of the reference, where
+    there are several. drift: how far its statistics moved, where known. lone: where one element
+    holds most of the error, that element's error over itself or its tensor's root mean square,
+    whichever is larger; 0 where none does. codes: of integers that were rounded from something
+    (`judge.codes`); coarse: what their steps amount to for whoever reads them.
     """
 
     value: float | None
@@ -48,10 +49,12 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out / max(e_in + 2u, spread).
+    """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out /
+    max(e_in + 2u, spread).
 
-    spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in units of its limit, `by`.
-    repeats: how many calls like this one gave the same bits on both sides, where the verdict rests on that.
+    spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in
+    units of its limit, `by`. repeats: how many calls like this one gave the same bits on both
+    sides, where the verdict rests on that.
     """
 
     verdict: str
@@ -71,26 +74,42 @@ class Growth:
         return max(self.growth / (limits.amplified if self.repeats else limits.growth), self.by)
 
 
-# One element has at least this share of the squared error of a tensor of at least so many elements: it stands alone.
+# One element has at least this share of the squared error of a tensor of at least so many elements:
+# it stands alone.
 _LONE_SHARE, _LONE_COUNT = 0.5, 64
-_UNLIKE = 0.5  # relative error of inputs from which on they have so little in common that figures of what is made of them prove nothing
+# relative error of inputs from which on they have so little in common that figures of what is made
+# of them prove nothing
+_UNLIKE = 0.5
 _SENTINEL = 0.9  # of the largest finite value
 _DWARFS, _DWARFED = 0.5, 0.1
 
 
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
-    """Where the element is that holds most of the error of its tensor, None when the error is spread over many."""
+    """Where the element is that holds most of the error of its tensor, None when the error is
+    spread over many.
+    """
     values = measured.values
     largest, rmse, count = values.get("max_abs_err"), values.get("rmse"), values.get("compared")
-    if measured.identical or not largest or not rmse or not count or count < _LONE_COUNT or not math.isfinite(largest):
+    if (
+        measured.identical
+        or not largest
+        or not rmse
+        or not count
+        or count < _LONE_COUNT
+        or not math.isfinite(largest)
+    ):
         return None
-    return measured.max_abs_index if (largest / rmse) ** 2 > _LONE_SHARE * count else None  # squares alone overflow
+    return (
+        measured.max_abs_index if (largest / rmse) ** 2 > _LONE_SHARE * count else None
+    )  # squares alone overflow
 
 
 def between(reference: Array, target: Array, u: float) -> Error:
-    """The error of a pair without the elements that are a sentinel of the same sign on both sides (|v| >= 0.9 of the largest number).
+    """The error of a pair without the elements that are a sentinel of the same sign on both sides
+    (|v| >= 0.9 of the largest number).
 
-    Masks are filled with the smallest number of their dtype, which differs by dtype and swamps every norm. Source: VERDICT.md.
+    Masks are filled with the smallest number of their dtype, which differs by dtype and swamps
+    every norm. Source: VERDICT.md.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
     tops = [_SENTINEL * (dtypes.of(x).max_finite or np.inf) for x in (reference, target)]
@@ -103,17 +122,21 @@ def between(reference: Array, target: Array, u: float) -> Error:
 
 
 def below_masks(reference: Array, target: Array, error: Error) -> Error:
-    """The error without elements that dwarf all others, where both sides have them at the same places; else the error as it is.
+    """The error without elements that dwarf all others, where both sides have them at the same
+    places; else the error as it is.
 
-    A mask of -10000 is most of the norm of the scores it was written over, so what they are wrong by looks like nothing, and softmax,
-    which drops what is masked, like its cause. Dwarfing: half the largest magnitude, with nothing down to a tenth of that.
+    A mask of -10000 is most of the norm of the scores it was written over, so what they are wrong
+    by looks like nothing, and softmax, which drops what is masked, like its cause. Dwarfing: half
+    the largest magnitude, with nothing down to a tenth of that.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
     if not (a.size and np.isfinite(a).all() and np.isfinite(b).all()):
         return error
     size, other = np.abs(a), np.abs(b)
     big = size >= _DWARFS * size.max()
-    same = np.array_equal(big, other >= _DWARFS * other.max()) and np.array_equal(np.signbit(a[big]), np.signbit(b[big]))
+    same = np.array_equal(big, other >= _DWARFS * other.max()) and np.array_equal(
+        np.signbit(a[big]), np.signbit(b[big])
+    )
     rest = max(size[~big].max(initial=0.0), other[~big].max(initial=0.0))
     if not same or big.sum() < 2 or rest == 0.0 or rest > _DWARFED * size[big].min():
         return error
@@ -123,55 +146,100 @@ def below_masks(reference: Array, target: Array, error: Error) -> Error:
 
 
 def may_be_masked(record: Record) -> bool:
-    """Do the figures of a tensor without elements look like scores with a mask, so that nothing is known of the scores?"""
+    """Do the figures of a tensor without elements look like scores with a mask, so that nothing is
+    known of the scores?
+    """
     s = record.statistics
-    return s is not None and s.min is not None and s.max is not None and s.min < 0 and -s.min * _DWARFED > abs(s.max)
+    return (
+        s is not None
+        and s.min is not None
+        and s.max is not None
+        and s.min < 0
+        and -s.min * _DWARFED > abs(s.max)
+    )
 
 
 def _filled(record: Record) -> bool:
-    s, top = record.statistics, dtypes.named(record.dtype).max_finite if record.dtype in dtypes.DTYPES else None
-    return bool(s and top and s.min is not None and s.max is not None and max(-s.min, s.max) >= _SENTINEL * top)
+    s, top = (
+        record.statistics,
+        dtypes.named(record.dtype).max_finite if record.dtype in dtypes.DTYPES else None,
+    )
+    return bool(
+        s
+        and top
+        and s.min is not None
+        and s.max is not None
+        and max(-s.min, s.max) >= _SENTINEL * top
+    )
 
 
 def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
-    """The error of a pair from its elements, else from both sides' statistics. u: the coarser side's unit roundoff (0: exact kind)."""
+    """The error of a pair from its elements, else from both sides' statistics. u: the coarser
+    side's unit roundoff (0: exact kind).
+    """
     if measured.identical:
         return Error(0.0, exact=True, u=u)
     if (u or reference.dtype != target.dtype) and _filled(reference) and _filled(target):
-        return Error(None, u=u, why="filled with the smallest number of each side's dtype, as masks are")
+        return Error(
+            None, u=u, why="filled with the smallest number of each side's dtype, as masks are"
+        )
     if measured.tier != "none":
-        mismatched = (measured.values.get("nan_mismatch") or 0) + (measured.values.get("inf_mismatch") or 0)
+        mismatched = (measured.values.get("nan_mismatch") or 0) + (
+            measured.values.get("inf_mismatch") or 0
+        )
         if mismatched:
             return Error(math.inf, u=u)
         if u == 0.0:
-            return Error(1.0 if (measured.values.get("equal_count") or 0) < reference.count else 0.0, u=u)
+            return Error(
+                1.0 if (measured.values.get("equal_count") or 0) < reference.count else 0.0, u=u
+            )
         value = measured.values.get("rel_l2")
         if value is None and measured.values.get("equal_count") == reference.count:
             value = 0.0
-        return Error(value, u=u, why=measured.whys.get("rel_l2", ""), drift=drift(reference, target))
+        return Error(
+            value, u=u, why=measured.whys.get("rel_l2", ""), drift=drift(reference, target)
+        )
     a, b = reference.statistics, target.statistics
-    if reference.hash and reference.hash == target.hash and reference.dtype == target.dtype and reference.shape == target.shape:
+    if (
+        reference.hash
+        and reference.hash == target.hash
+        and reference.dtype == target.dtype
+        and reference.shape == target.shape
+    ):
         return Error(0.0, exact=True, u=u)
     if a is None or b is None or reference.shape != target.shape:
         return Error(None, why=measured.why)
     if a.nan != b.nan or a.inf != b.inf:
         return Error(math.inf, "statistics", u=u)
     if u == 0.0:
-        hashed = bool(reference.hash and target.hash) and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
-        figures = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean), (a.norm, b.norm))  # a dump may have some of them only
+        hashed = (
+            bool(reference.hash and target.hash)
+            and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
+        )
+        figures = (
+            (a.min, b.min),
+            (a.max, b.max),
+            (a.mean, b.mean),
+            (a.norm, b.norm),
+        )  # a dump may have some of them only
         parted = any(x != y for x, y in figures if x is not None and y is not None)
-        return Error(1.0 if hashed or parted else 0.0, "statistics", u=u)  # without digests equal figures show no difference
+        return Error(
+            1.0 if hashed or parted else 0.0, "statistics", u=u
+        )  # without digests equal figures show no difference
     moved = drift(reference, target)
     if moved is None:
         return Error(None, why="no finite element to take statistics of")
     return Error(max(moved.extreme, moved.mean, moved.moment), "statistics", u=u, drift=moved)
 
 
-def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS) -> Growth:
+def grow(
+    inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS
+) -> Growth:
     """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs.
 
-    Integer inputs that differ count as e_in = 1: another index legitimately gives another row. Integer outputs that differ prove
-    nothing when inputs differ at all: which of two near ties is chosen is for the scores beside them to tell.
+    Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
+    Integer outputs that differ prove nothing when inputs differ at all: which of two near ties is
+    chosen is for the scores beside them to tell.
     """
     known_in = [e.inherited for e in inputs if e.inherited is not None]
     if any(known_in):
@@ -184,19 +252,31 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
     if not known_out:
         return Growth("undetermined", 0.0, 0.0, 0.0, "")
     e_in, e_out = max(known_in, default=0.0), max(known_out)
-    evidence = "statistics" if any(e.evidence == "statistics" for e in (*inputs, *outputs)) else "two dumps"
+    evidence = (
+        "statistics"
+        if any(e.evidence == "statistics" for e in (*inputs, *outputs))
+        else "two dumps"
+    )
     if all(e.exact for e in outputs):
         return Growth("identical", 0.0, e_in, 0.0, evidence)
     if e_out == 0.0:
         return Growth("noise", 0.0, e_in, 0.0, evidence)
     if math.isinf(e_in):
         return Growth("inherited", 0.0, e_in, e_out, evidence)
-    # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs silent.
+    # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs
+    # silent.
     band = e_in + (4 if evidence == "statistics" else 2) * u
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
     growth, spread = _over(worst, band), worst.spread
     if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
-        return Growth("inherited" if e_in > 0 and e_out > 2 * u else "noise", growth, e_in, e_out, evidence, spread)
+        return Growth(
+            "inherited" if e_in > 0 and e_out > 2 * u else "noise",
+            growth,
+            e_in,
+            e_out,
+            evidence,
+            spread,
+        )
     unlike = e_in >= _UNLIKE and evidence == "two dumps"
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
     found = Growth("", growth, e_in, e_out, evidence, spread, moved, by)
@@ -211,15 +291,27 @@ def grow(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Li
     return dataclasses.replace(found, verdict=verdict)
 
 
-def _moved(inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits) -> tuple[str, float]:
-    """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs and rounding move."""
-    known = [max(e.drift[:3]) if e.drift is not None else e.inherited or 0.0 for e in inputs if e.value is not None]
+def _moved(
+    inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits
+) -> tuple[str, float]:
+    """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs
+    and rounding move.
+    """
+    known = [
+        max(e.drift[:3]) if e.drift is not None else e.inherited or 0.0
+        for e in inputs
+        if e.value is not None
+    ]
     band = max(known, default=0.0) + 4 * u
     worst = ("", 0.0)
     alone = all(e.lone == 0 for e in inputs)
     for error in outputs:
         if error.lone and alone and (u or band):
-            by = error.lone / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread) / limits.lone
+            by = (
+                error.lone
+                / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread)
+                / limits.lone
+            )
             worst = max(worst, ("lone", by), key=lambda found: found[1])
         if error.drift is None or error.exact or band == 0:
             continue
@@ -240,11 +332,15 @@ def _over(error: Error, band: float) -> float:
 _SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above
 
 
-def judge_stated(verdict: Verdict, growth: Growth, u: float, first: bool, limits: Limits = LIMITS) -> Verdict:
-    """The verdict of such a pair after that of its growth, with room for what rounding in unseen operators may make.
+def judge_stated(
+    verdict: Verdict, growth: Growth, u: float, first: bool, limits: Limits = LIMITS
+) -> Verdict:
+    """The verdict of such a pair after that of its growth, with room for what rounding in unseen
+    operators may make.
 
-    first: nothing before it is seen. The room is that of `Limits.otherwise`; at 16 bits only for the first, since growth from there on is
-    judged in units of roundoffs that leave room themselves.
+    first: nothing before it is seen. The room is that of `Limits.otherwise`; at 16 bits only for
+    the first, since growth from there on is judged in units of roundoffs that leave room
+    themselves.
     """
     if verdict.verdict != "introduced" or growth.evidence not in ("two dumps", "statistics"):
         return verdict
@@ -252,7 +348,17 @@ def judge_stated(verdict: Verdict, growth: Growth, u: float, first: bool, limits
     if growth.e_out > room:
         if not first:
             return verdict
-        sentence = f"differs by rel_l2 {growth.e_out:.2g}, {'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
-        return msgspec.structs.replace(verdict, sentence=sentence, numbers={**verdict.numbers, "e_in": None})
-    sentence = f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in operators that nobody labelled may make"
-    return msgspec.structs.replace(verdict, verdict="noise", confidence="", score=None, sentence=sentence)
+        sentence = (
+            f"differs by rel_l2 {growth.e_out:.2g}, "
+            f"{'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
+        )
+        return msgspec.structs.replace(
+            verdict, sentence=sentence, numbers={**verdict.numbers, "e_in": None}
+        )
+    sentence = (
+        f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
+        "operators that nobody labelled may make"
+    )
+    return msgspec.structs.replace(
+        verdict, verdict="noise", confidence="", score=None, sentence=sentence
+    )

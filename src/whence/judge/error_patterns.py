@@ -1,7 +1,8 @@
 """Patterns in the difference of two tensors that rounding makes in no network, however deep.
 
-Rounding at one place reaches all that rests on it, each element by another amount. One factor or one constant on everything, a channel
-that is far off among channels that agree, elements that stand in another place: each of these is one mistake.
+Rounding at one place reaches all that rests on it, each element by another amount. One factor or
+one constant on everything, a channel that is far off among channels that agree, elements that stand
+in another place: each of these is one mistake.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from whence.dtypes import Array
 
 F64 = npt.NDArray[np.float64]
 
-_LEAST, _LEAST_NUMBERS = 64, 16  # elements; of fewer, patterns are chance, and that one number explains all of them
+_LEAST, _LEAST_NUMBERS = (
+    64,
+    16,
+)  # elements; of fewer, patterns are chance, and that one number explains all of them
 _MOSTLY = 0.35  # of the error's 2-norm is left where a pattern explains nearly all of its squares
 _ALIKE = 0.1  # of a factor or constant is what single elements may stray from it
 _COARSE = 0.02  # a factor or constant beyond what storing one scalar in 16 bits makes
-_VARIED = 0.05  # standard deviation over mean; of a tensor that is nearly one number everything is a factor
+# standard deviation over mean; of a tensor that is nearly one number everything is a factor
+_VARIED = 0.05
 _SLICES, _FEW = 8, 0.25  # along an axis: at least so many, and at most this share of them far off
 _CLEARLY = 10  # times the limit is what a slice that is far off differs by
 _LONGEST, _WORK = 1024, 1 << 28
@@ -30,18 +35,26 @@ _CLOSER = 0.25  # of the distance to its own place is that to the place where a 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the elements of a pair show. typical: the median over rows of their relative error. pattern: in words, "" for none."""
+    """What the elements of a pair show. typical: the median over rows of their relative error.
+    pattern: in words, "" for none.
+    """
 
     typical: float
     pattern: str = ""
 
 
 def sight(reference: Array, target: Array, u: float, room: float) -> Sight | None:
-    """Look at a pair of one shape. u: its unit roundoff; room: the relative error that rounding may make. None where nothing can be said.
+    """Look at a pair of one shape. u: its unit roundoff; room: the relative error that rounding may
+    make. None where nothing can be said.
 
-    Rows that are far off, and rows in another place, are patterns only where routing by near ties is no reason: not in 16 bits.
+    Rows that are far off, and rows in another place, are patterns only where routing by near ties
+    is no reason: not in 16 bits.
     """
-    if reference.shape != target.shape or not reference.size or any(dtypes.of(a).kind == "complex" for a in (reference, target)):
+    if (
+        reference.shape != target.shape
+        or not reference.size
+        or any(dtypes.of(a).kind == "complex" for a in (reference, target))
+    ):
         return None
     g, t = reference.astype(np.float64), target.astype(np.float64)
     both = np.isfinite(g) & np.isfinite(t)
@@ -100,9 +113,16 @@ def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
         power, error = (g * g).sum(around), ((t - g) ** 2).sum(around)
         relative = np.sqrt(error / np.maximum(power, power.mean()))
         bad = relative > _CLEARLY * room
-        rest = math.sqrt(float(error[~bad].sum()) / max(float(power[~bad].sum()), 1e-300)) if not bad.all() else math.inf
+        rest = (
+            math.sqrt(float(error[~bad].sum()) / max(float(power[~bad].sum()), 1e-300))
+            if not bad.all()
+            else math.inf
+        )
         if bad.any() and bad.sum() <= _FEW * count and rest <= room:
-            return f"{_named('channel' if channel else 'row', np.flatnonzero(bad))} of {count} {'is' if bad.sum() == 1 else 'are'} far off"
+            return (
+                f"{_named('channel' if channel else 'row', np.flatnonzero(bad))} of {count} "
+                f"{'is' if bad.sum() == 1 else 'are'} far off"
+            )
     return ""
 
 
@@ -124,14 +144,20 @@ def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
         left = float(np.linalg.norm(b - a[np.where(moved, nearest, np.arange(count))]))
         if left <= _MOSTLY * apart and left <= max(room, _ALIKE * apart / size) * size:
             what = _named("channel" if channel else "row", np.flatnonzero(moved))
-            return f"{what} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place of others"
+            return (
+                f"{what} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place "
+                "of others"
+            )
     return ""
 
 
 def _named(what: str, which: npt.NDArray[np.int64]) -> str:
     if len(which) == 1:
         return f"{what} {which[0]}"
-    return f"{len(which)} {what}s ({', '.join(map(str, which[:4]))}{', ...' if len(which) > 4 else ''})"
+    return (
+        f"{len(which)} {what}s "
+        f"({', '.join(map(str, which[:4]))}{', ...' if len(which) > 4 else ''})"
+    )
 
 
 _SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above

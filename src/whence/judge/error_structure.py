@@ -1,7 +1,9 @@
-"""Is the difference to a replay in the same dtype structured? Rounding has no memory of rows, channels or values; a fault has.
+"""Is the difference to a replay in the same dtype structured? Rounding has no memory of rows,
+channels or values; a fault has.
 
-Source: VERDICT.md level 2, structure tests. Each statistic comes with an effect, relative to the tensor's size: transcendental
-kernels are biased against each other at some 1e-7, so significance alone proves nothing.
+Source: VERDICT.md level 2, structure tests. Each statistic comes with an effect, relative to the
+tensor's size: transcendental kernels are biased against each other at some 1e-7, so significance
+alone proves nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ _BINS = 24
 class Structure:
     """What was found in d = output - working replay.
 
-    slope, slope_z: one scale on everything, and its significance clustered by row and by channel (the lower). row, channel:
-    root mean square of the per-row and per-channel scale z, 1 for noise, with their effects. shift: z of the most shifted
-    channel and which. value: z of the most shifted of 24 quantile bins of the value. changed: elements that differ at all.
+    slope, slope_z: one scale on everything, and its significance clustered by row and by channel
+    (the lower). row, channel: root mean square of the per-row and per-channel scale z, 1 for noise,
+    with their effects. shift: z of the most shifted channel and which. value: z of the most shifted
+    of 24 quantile bins of the value. changed: elements that differ at all.
     """
 
     slope: float = 0.0
@@ -43,7 +46,9 @@ class Structure:
 
 
 def structure(d: F64, r: F64, last: int) -> Structure:
-    """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide replay), rows being `last` long."""
+    """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide
+    replay), rows being `last` long.
+    """
     changed = int(np.count_nonzero(d))
     if d.size < _LEAST or changed <= _LEAST_CHANGED or last < 2 or d.size == last:
         return Structure(changed=changed)
@@ -59,28 +64,56 @@ def structure(d: F64, r: F64, last: int) -> Structure:
     size = math.sqrt(float(np.einsum("i,i->", d, d)) / d.size)
     shift, shift_effect, at = _shift(rows, size, rms)
     value, value_effect = _by_value(d, r, size, rms)
-    return Structure(slope, slope_z, row, row_effect, channel, channel_effect, shift, shift_effect, at, value, value_effect, changed)
+    return Structure(
+        slope,
+        slope_z,
+        row,
+        row_effect,
+        channel,
+        channel_effect,
+        shift,
+        shift_effect,
+        at,
+        value,
+        value_effect,
+        changed,
+    )
 
 
 def weaker(a: Structure, b: Structure) -> Structure:
-    """Statistic by statistic the less significant of two readings: a pattern counts only where both show it."""
+    """Statistic by statistic the less significant of two readings: a pattern counts only where both
+    show it.
+    """
     slope = a if a.slope_z <= b.slope_z else b
     row = a if a.row <= b.row else b
     channel = a if a.channel <= b.channel else b
     shift = a if a.shift <= b.shift else b
     value = a if a.value <= b.value else b
     return Structure(
-        slope.slope, slope.slope_z, row.row, row.row_effect, channel.channel, channel.channel_effect,
-        shift.shift, shift.shift_effect, shift.shift_at, value.value, value.value_effect, min(a.changed, b.changed),
-    )  # fmt: skip
+        slope.slope,
+        slope.slope_z,
+        row.row,
+        row.row_effect,
+        channel.channel,
+        channel.channel_effect,
+        shift.shift,
+        shift.shift_effect,
+        shift.shift_at,
+        value.value,
+        value.value_effect,
+        min(a.changed, b.changed),
+    )
 
 
 def without_memory(found: Structure, own: F64, r: F64, last: int) -> Structure:
-    """The same, where the operator's own rounding `own` (1-D, working - wide replay) is alike from row to row.
+    """The same, where the operator's own rounding `own` (1-D, working - wide replay) is alike from
+    row to row.
 
-    A recurrence hands its rounding on from step to step, and rows that are nearly equal round alike: n rows are then worth fewer, and
-    what is summed over rows looks more significant than it is. By how much shows in `own`: the root mean square over the channels
-    of the z of their scale, and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in float16: 5.9.)
+    A recurrence hands its rounding on from step to step, and rows that are nearly equal round
+    alike: n rows are then worth fewer, and what is summed over rows looks more significant than it
+    is. By how much shows in `own`: the root mean square over the channels of the z of their scale,
+    and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in float16:
+    5.9.)
     """
     if own.size < _LEAST or last < 2 or own.size == last:
         return found
@@ -91,20 +124,28 @@ def without_memory(found: Structure, own: F64, r: F64, last: int) -> Structure:
     moved = spread > 0
     z = rows.mean(0)[moved] / spread[moved]
     means = max(1.0, math.sqrt(float((z * z).mean()))) if z.size else 1.0
-    return replace(found, channel=found.channel / scales, shift=found.shift / means, value=found.value / means)
+    return replace(
+        found, channel=found.channel / scales, shift=found.shift / means, value=found.value / means
+    )
 
 
 def without_own_rows(found: Structure, own: F64, r: F64, last: int) -> Structure:
-    """The same, without scales of rows where the program's own rounding `own` (1-D) gives its n rows scales as large.
+    """The same, without scales of rows where the program's own rounding `own` (1-D) gives its n
+    rows scales as large.
 
-    Attention weights rounded to 16 bits no longer sum to one, so every row gets a scale of its own. Code that rounds them elsewhere
-    (before the division, not at all) gives other scales of the same size: their ratio is below exp(3.1 / sqrt n) in 999 of 1000
-    cases (Fisher: half the logarithm of F(n, n) has the variance 1 / n).
+    Attention weights rounded to 16 bits no longer sum to one, so every row gets a scale of its own.
+    Code that rounds them elsewhere (before the division, not at all) gives other scales of the same
+    size: their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
+    F(n, n) has the variance 1 / n).
     """
     product = own.reshape(-1, last) * r.reshape(-1, last)
     row, effect = _coherence(product, product * product, (r * r).reshape(-1, last), 1)
     factor = math.exp(3.1 / math.sqrt(product.shape[0]))
-    return replace(found, row=0.0) if found.row <= factor * row and found.row_effect <= factor * effect else found
+    return (
+        replace(found, row=0.0)
+        if found.row <= factor * row and found.row_effect <= factor * effect
+        else found
+    )
 
 
 def _slope(product: F64, power: float) -> tuple[float, float]:
@@ -118,7 +159,9 @@ def _slope(product: F64, power: float) -> tuple[float, float]:
 
 
 def _coherence(product: F64, squares: F64, power: F64, axis: int) -> tuple[float, float]:
-    """Root mean square over rows (axis 1) or channels (axis 0) of the z of their own scale error, and of that scale itself."""
+    """Root mean square over rows (axis 1) or channels (axis 0) of the z of their own scale error,
+    and of that scale itself.
+    """
     if product.shape[axis] < 8:
         return 0.0, 0.0
     weight = power.sum(axis)
@@ -137,7 +180,8 @@ def _shift(rows: F64, size: float, rms: float) -> tuple[float, float, int]:
     if n < 8:
         return 0.0, 0.0, -1
     mean = rows.mean(0)
-    # A quarter of the overall spread is added: a channel that happens to be exact has no spread of its own.
+    # A quarter of the overall spread is added: a channel that happens to be exact has no spread of
+    # its own.
     spread = rows.std(0, ddof=1) / math.sqrt(n) + 0.25 * size / math.sqrt(n)
     z = np.abs(mean) / np.maximum(spread, 1e-300)
     at = int(z.argmax())

@@ -1,7 +1,9 @@
-"""Integers of 8 bits that were rounded from something: quantised activations and weights, pixels. They differ in steps.
+"""Integers of 8 bits that were rounded from something: quantised activations and weights, pixels.
+They differ in steps.
 
-A value v that is off by d rounds to another code with probability |d|: so the mean distance of the codes, in steps, is that of the values
-they were rounded from. One step is what rounding at a boundary makes; several, at one place, it does not.
+A value v that is off by d rounds to another code with probability |d|: so the mean distance of the
+codes, in steps, is that of the values they were rounded from. One step is what rounding at a
+boundary makes; several, at one place, it does not.
 """
 
 from __future__ import annotations
@@ -30,28 +32,43 @@ def are_codes(dtype: str, measured: Measured) -> bool:
 
 
 def error_of_codes(measured: Measured) -> Error | None:
-    """The error of the values that were rounded to codes, relative to their spread; None where it cannot be told.
+    """The error of the values that were rounded to codes, relative to their spread; None where it
+    cannot be told.
 
-    u: what a few codes at a boundary amount to, so that two of them are no growth. coarse: what the steps themselves amount to, for
-    whoever reads the codes. lone: of an element that is off by several steps.
+    u: what a few codes at a boundary amount to, so that two of them are no growth. coarse: what the
+    steps themselves amount to, for whoever reads the codes. lone: of an element that is off by
+    several steps.
     """
     values = measured.values
-    apart, rms, largest, spread = (values.get(k) for k in ("mean_abs_err", "rmse", "max_abs_err", "reference_std"))
+    apart, rms, largest, spread = (
+        values.get(k) for k in ("mean_abs_err", "rmse", "max_abs_err", "reference_std")
+    )
     count = values.get("compared")
     if apart is None or rms is None or largest is None or not spread or not count:
         return None
     lone = (largest - 1) / spread if largest >= 2 else 0.0
-    return Error(apart / (_MEAN * spread), u=_BY_CHANCE / (_MEAN * spread * count), lone=lone, codes=True, coarse=rms / spread)
+    return Error(
+        apart / (_MEAN * spread),
+        u=_BY_CHANCE / (_MEAN * spread * count),
+        lone=lone,
+        codes=True,
+        coarse=rms / spread,
+    )
 
 
 def beyond_boundaries(output: Array, copies: Sequence[Array]) -> int:
     """How many codes are not explained by values that lie at the boundary between two codes.
 
-    copies: the same computation in several precisions and with inputs a rounding apart. Where they differ a value lies at a boundary, and
-    output may be any of them. As many others may be one step off: the copies are a few draws of many.
+    copies: the same computation in several precisions and with inputs a rounding apart. Where they
+    differ a value lies at a boundary, and output may be any of them. As many others may be one step
+    off: the copies are a few draws of many.
     """
     if dtypes.of(output).name not in ("int8", "uint8"):
-        return int(np.count_nonzero(np.logical_and.reduce([output != c.astype(output.dtype) for c in copies])))
+        return int(
+            np.count_nonzero(
+                np.logical_and.reduce([output != c.astype(output.dtype) for c in copies])
+            )
+        )
     stacked = np.stack([c.astype(np.int64) for c in copies])
     low, high, y = stacked.min(0), stacked.max(0), output.astype(np.int64)
     off = np.maximum(np.maximum(low - y, y - high), 0)
@@ -60,10 +77,12 @@ def beyond_boundaries(output: Array, copies: Sequence[Array]) -> int:
 
 
 def at_boundaries(values: Array, reference: Array, target: Array, u: float) -> bool:
-    """Are these codes of the same values, one step apart at most, and apart only where a value lies at the boundary between two codes?
+    """Are these codes of the same values, one step apart at most, and apart only where a value lies
+    at the boundary between two codes?
 
-    values: what was rounded, of the codes' shape. u: its unit roundoff. All values at which one code faces a certain other are then one
-    number, but for rounding; of codes that were cut off or scaled otherwise they fill a range.
+    values: what was rounded, of the codes' shape. u: its unit roundoff. All values at which one
+    code faces a certain other are then one number, but for rounding; of codes that were cut off or
+    scaled otherwise they fill a range.
     """
     if not values.shape == reference.shape == target.shape or not dtypes.of(values).is_floating:
         return False

@@ -1,8 +1,10 @@
-"""The run-to-run spread of the reference (A/A): what further runs of the same program, with the same inputs, differ by.
+"""The run-to-run spread of the reference (A/A): what further runs of the same program, with the
+same inputs, differ by.
 
-It joins the noise budget. A target that is one more correct run is exchangeable with the further ones, so the ratio of its error
-to theirs is about one; over d independent elements its square follows F(d, d), and exceeds `Limits.spread` = 2 with
-probability 0.004 at d = 16 and below 1e-4 at d = 32. More than one further run only lowers it.
+It joins the noise budget. A target that is one more correct run is exchangeable with the further
+ones, so the ratio of its error to theirs is about one; over d independent elements its square
+follows F(d, d), and exceeds `Limits.spread` = 2 with probability 0.004 at d = 16 and below 1e-4 at
+d = 32. More than one further run only lowers it.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ _PASS = ("noise", "inherited", "amplified")
 def elementwise(reference: Array, again: Iterable[Array]) -> Array:
     """max over the further runs of |again - reference|, element by element.
 
-    reference, again: one shape, any dtype. Returns float64 of that shape, or for complex input complex128 whose real and
-    imaginary parts are those maxima of theirs. Elements that are NaN or infinite on either side have spread 0: a run that is
-    NaN now and then explains nothing.
+    reference, again: one shape, any dtype. Returns float64 of that shape, or for complex input
+    complex128 whose real and imaginary parts are those maxima of theirs. Elements that are NaN or
+    infinite on either side have spread 0: a run that is NaN now and then explains nothing.
     """
     wide = np.complex128 if np.iscomplexobj(reference) else np.float64
     base = reference.astype(wide)
@@ -44,7 +46,9 @@ def elementwise(reference: Array, again: Iterable[Array]) -> Array:
 
 
 def flips(measured: Measured, count: int) -> int:
-    """How many of `count` elements of an exact kind differ in a measured pair; all of them when that was not counted."""
+    """How many of `count` elements of an exact kind differ in a measured pair; all of them when
+    that was not counted.
+    """
     if measured.identical:
         return 0
     equal = measured.values.get("equal_count")
@@ -52,10 +56,12 @@ def flips(measured: Measured, count: int) -> int:
 
 
 def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict:
-    """The verdict of a region that does not repeat itself, its inputs being the same: `nondeterministic` where that explains it.
+    """The verdict of a region that does not repeat itself, its inputs being the same:
+    `nondeterministic` where that explains it.
 
-    spread: relative 2-norm between runs of the reference, of its outputs. What is identical, or blamed although the spread was
-    part of its budget, or inherited from inputs that differ by more, stays what it is.
+    spread: relative 2-norm between runs of the reference, of its outputs. What is identical, or
+    blamed although the spread was part of its budget, or inherited from inputs that differ by more,
+    stays what it is.
     """
     if verdict.verdict not in _PASS:
         return verdict
@@ -63,26 +69,41 @@ def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict
     if verdict.verdict != "noise" and (e_out is None or e_out > limits.spread * spread):
         return verdict
     return msgspec.structs.replace(
-        verdict, verdict="nondeterministic", numbers={**verdict.numbers, "spread": spread if math.isfinite(spread) else None},
-        sentence=f"does not repeat itself: on equal inputs, runs of the reference differ by rel_l2 {spread:.2g}; {verdict.sentence}",
-    )  # fmt: skip
+        verdict,
+        verdict="nondeterministic",
+        numbers={**verdict.numbers, "spread": spread if math.isfinite(spread) else None},
+        sentence="does not repeat itself: on equal inputs, runs of the reference differ by "
+        f"rel_l2 {spread:.2g}; {verdict.sentence}",
+    )
 
 
-def repeated(verdict: Verdict, pairs: Iterable[tuple[Local, Local]], limits: Limits = LIMITS) -> Verdict:
-    """The verdict of a flagged replay, `nondeterministic` when a further run of the reference strays as far on its own inputs.
+def repeated(
+    verdict: Verdict, pairs: Iterable[tuple[Local, Local]], limits: Limits = LIMITS
+) -> Verdict:
+    """The verdict of a flagged replay, `nondeterministic` when a further run of the reference
+    strays as far on its own inputs.
 
-    pairs: per output, figures of the target and of the further run, each against the replay on its own inputs. Where
-    the further run is beyond a limit itself, `limits.spread` times as much is allowed, statistic by statistic.
+    pairs: per output, figures of the target and of the further run, each against the replay on its
+    own inputs. Where the further run is beyond a limit itself, `limits.spread` times as much is
+    allowed, statistic by statistic.
     """
     scores = []
     for target, again in pairs:
         if target.mismatch or target.integer_mismatch:
             return verdict
         own = again.parts(limits)
-        scores += [value / (limits.spread * own[name] if own[name] > 1 else 1.0) for name, value in target.parts(limits).items()]
+        scores += [
+            value / (limits.spread * own[name] if own[name] > 1 else 1.0)
+            for name, value in target.parts(limits).items()
+        ]
     if not scores or not max(scores) <= 1:
         return verdict
     return msgspec.structs.replace(
-        verdict, verdict="nondeterministic", confidence="", cause="", score=max(scores),
-        sentence=f"a further run of the reference strays as far from what its operators give on its own inputs; {verdict.sentence}",
-    )  # fmt: skip
+        verdict,
+        verdict="nondeterministic",
+        confidence="",
+        cause="",
+        score=max(scores),
+        sentence="a further run of the reference strays as far from what its operators give on "
+        f"its own inputs; {verdict.sentence}",
+    )

@@ -1,4 +1,6 @@
-"""Level 0 for parameters: the reference rounded to the target's dtype must be bit-equal; if not, say in words what differs."""
+"""Level 0 for parameters: the reference rounded to the target's dtype must be bit-equal; if not,
+say in words what differs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class ParameterDifference:
-    """What differs in one parameter, in words and numbers. equal: nothing does. comparable: False when it could not be told."""
+    """What differs in one parameter, in words and numbers. equal: nothing does. comparable: False
+    when it could not be told.
+    """
 
     equal: bool
     comparable: bool
@@ -24,18 +28,30 @@ class ParameterDifference:
 
 
 def compare(reference: Array, target: Array) -> ParameterDifference:
-    """Compare one parameter of two models that should hold the same weights, possibly at different precision.
+    """Compare one parameter of two models that should hold the same weights, possibly at different
+    precision.
 
-    The wider one is rounded to the narrower dtype (a float32 checkpoint in a bfloat16 model is equal when rounding gives its
-    bits). Different kinds (a float weight against its int8 codes) and shapes are not comparable here.
+    The wider one is rounded to the narrower dtype (a float32 checkpoint in a bfloat16 model is
+    equal when rounding gives its bits). Different kinds (a float weight against its int8 codes) and
+    shapes are not comparable here.
     """
     if reference.shape != target.shape:
-        if reference.shape == target.shape[::-1] and reference.ndim == 2 and _equal(*_common(reference.T, target)):
-            return ParameterDifference(False, True, f"transposed: {list(reference.shape)} against {list(target.shape)}", {})
-        return ParameterDifference(False, False, f"shape {list(reference.shape)} against {list(target.shape)}")
+        if (
+            reference.shape == target.shape[::-1]
+            and reference.ndim == 2
+            and _equal(*_common(reference.T, target))
+        ):
+            return ParameterDifference(
+                False, True, f"transposed: {list(reference.shape)} against {list(target.shape)}", {}
+            )
+        return ParameterDifference(
+            False, False, f"shape {list(reference.shape)} against {list(target.shape)}"
+        )
     a, b = dtypes.of(reference), dtypes.of(target)
     if a.is_floating != b.is_floating or (a.kind == "complex") != (b.kind == "complex"):
-        return ParameterDifference(False, False, f"{a.name} against {b.name}: stored in another form")
+        return ParameterDifference(
+            False, False, f"{a.name} against {b.name}: stored in another form"
+        )
     ref, tgt = _common(reference, target)
     if _equal(ref, tgt) or _of_one(reference, target):
         return ParameterDifference(True, True)
@@ -60,7 +76,8 @@ def _common(reference: Array, target: Array) -> tuple[Array, Array]:
 
 
 def _of_one(reference: Array, target: Array) -> bool:
-    """Of float16 and bfloat16, neither of which holds the other: may all elements be roundings of the same numbers?
+    """Of float16 and bfloat16, neither of which holds the other: may all elements be roundings of
+    the same numbers?
 
     A number may lie half a last digit from either; rounding one to the other would round twice.
     """
@@ -69,7 +86,9 @@ def _of_one(reference: Array, target: Array) -> bool:
     a, b = reference.astype(np.float64), target.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     with np.errstate(invalid="ignore", over="ignore"):
-        half = sum(np.abs(np.spacing(np.abs(x)).astype(np.float64)) for x in (reference, target)) / 2
+        half = (
+            sum(np.abs(np.spacing(np.abs(x)).astype(np.float64)) for x in (reference, target)) / 2
+        )
         fits = np.abs(a - b) <= half
     return bool(np.all(np.where(finite, fits, (a == b) | (np.isnan(a) & np.isnan(b)))))
 
@@ -86,17 +105,28 @@ def _describe(ref: Array, tgt: Array) -> ParameterDifference:
         different &= ~((ref != ref) & (tgt != tgt))  # NaN in both
     count = int(np.count_nonzero(different))
     if count == 0:
-        return ParameterDifference(False, True, "equal values, different bits (signed zeros or NaN payloads)", {"elements": 0.0})
+        return ParameterDifference(
+            False,
+            True,
+            "equal values, different bits (signed zeros or NaN payloads)",
+            {"elements": 0.0},
+        )
     flat = int(np.argmax(different))
     index = tuple(int(i) for i in np.unravel_index(flat, ref.shape)) if ref.ndim else ()
     a, b = ref.astype(np.float64), tgt.astype(np.float64)
     with np.errstate(all="ignore"):
         size = float(np.linalg.norm(a.ravel()))
         rel = float(np.linalg.norm((b - a).ravel())) / size if size else float("inf")
-    numbers: dict[str, float | None] = {"elements": float(count), "of": float(ref.size), "rel_l2": rel}
+    numbers: dict[str, float | None] = {
+        "elements": float(count),
+        "of": float(ref.size),
+        "rel_l2": rel,
+    }
     how = _shape_of_difference(a, b, ref, tgt, different, numbers)
     where = f"first at {list(index)}: {a.reshape(-1)[flat]:.6g} against {b.reshape(-1)[flat]:.6g}"
-    return ParameterDifference(False, True, f"{how}; {where}" if count < ref.size or ref.size == 1 else how, numbers, index)
+    return ParameterDifference(
+        False, True, f"{how}; {where}" if count < ref.size or ref.size == 1 else how, numbers, index
+    )
 
 
 def _shape_of_difference(
@@ -112,7 +142,9 @@ def _shape_of_difference(
     with np.errstate(all="ignore"):
         power = float((a * a).sum())
         scale = float((a * b).sum()) / power if power > 0 else float("nan")
-        left = float(np.linalg.norm((b - scale * a).ravel())) if np.isfinite(scale) else float("inf")
+        left = (
+            float(np.linalg.norm((b - scale * a).ravel())) if np.isfinite(scale) else float("inf")
+        )
         gone = float(np.linalg.norm((b - a).ravel()))
     if not b.any():
         return "all zero in the target"
@@ -132,43 +164,73 @@ def _shape_of_difference(
         if changed < ref.shape[0]:
             wrong = np.flatnonzero(rows)
             flipped = all(np.array_equal(b[i], -a[i]) for i in wrong)
-            rows_named = f"row{'s' if changed > 1 else ''} {', '.join(map(str, wrong[:4]))}{' ...' if changed > 4 else ''}"
+            rows_named = (
+                f"row{'s' if changed > 1 else ''} "
+                f"{', '.join(map(str, wrong[:4]))}{' ...' if changed > 4 else ''}"
+            )
             if flipped:
                 return f"sign flipped in {rows_named} of {ref.shape[0]}"
-            return f"{int(np.count_nonzero(different))} of {ref.size} elements differ, in {rows_named}"
-    return f"{int(np.count_nonzero(different))} of {ref.size} elements differ (rel_l2 {numbers['rel_l2']:.2g})"
+            return (
+                f"{int(np.count_nonzero(different))} of {ref.size} elements differ, in {rows_named}"
+            )
+    return (
+        f"{int(np.count_nonzero(different))} of {ref.size} elements differ (rel_l2 "
+        f"{numbers['rel_l2']:.2g})"
+    )
 
 
-# A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened again.
+# A target that went through a coarser dtype on its way: a checkpoint saved in 16 bits and widened
+# again.
 _COARSER = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _MOST_BLOCKS = 256
 
 
 def _rounds_to(ref: Array, tgt: Array, name: str) -> bool:
-    if name not in dtypes.DTYPES or not dtypes.of(ref).is_floating or dtypes.of(ref).itemsize <= dtypes.named(name).itemsize:
+    if (
+        name not in dtypes.DTYPES
+        or not dtypes.of(ref).is_floating
+        or dtypes.of(ref).itemsize <= dtypes.named(name).itemsize
+    ):
         return False
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.array_equal(ref.astype(dtypes.named(name).numpy).astype(ref.dtype), tgt, equal_nan=True))
+        return bool(
+            np.array_equal(
+                ref.astype(dtypes.named(name).numpy).astype(ref.dtype), tgt, equal_nan=True
+            )
+        )
 
 
 def _moved(a: F64, b: F64) -> str:
-    """How the same values lie in another order along an axis: chunks, heads, halves against pairs, rows; "" when they do not."""
+    """How the same values lie in another order along an axis: chunks, heads, halves against pairs,
+    rows; "" when they do not.
+    """
     for axis in range(min(a.ndim, 2)):
-        what = ("row", "rows") if axis == 0 and a.ndim > 1 else ("column", "columns") if axis else ("element", "elements")
+        what = (
+            ("row", "rows")
+            if axis == 0 and a.ndim > 1
+            else ("column", "columns")
+            if axis
+            else ("element", "elements")
+        )
         x, y = np.moveaxis(a, axis, 0), np.moveaxis(b, axis, 0)
         n = x.shape[0]
         if n < 2 or not np.array_equal(_sorted_rows(x), _sorted_rows(y)):
             continue
-        # Rotary embeddings pair element i with i + n/2 or with its neighbour; heads are permuted one by one.
+        # Rotary embeddings pair element i with i + n/2 or with its neighbour; heads are permuted
+        # one by one.
         for heads in (h for h in range(1, min(n // 2, _MOST_BLOCKS) + 1) if n % (2 * h) == 0):
             blocks = x.reshape(heads, 2, n // heads // 2, -1)
             pairs = np.swapaxes(blocks, 1, 2).reshape(n, -1)
             if np.array_equal(pairs, y.reshape(n, -1)):
-                return f"{what[1]} interleaved, halves as pairs, in {heads} block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
+                return (
+                    f"{what[1]} interleaved, halves as pairs, in {heads} "
+                    f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
+                )
             back = np.swapaxes(x.reshape(heads, n // heads // 2, 2, -1), 1, 2).reshape(n, -1)
             if np.array_equal(back, y.reshape(n, -1)):
                 return (
-                    f"{what[1]} de-interleaved, pairs as halves, in {heads} block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
+                    f"{what[1]} de-interleaved, pairs as halves, in {heads} "
+                    f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
                 )
         for count in (k for k in range(2, min(n // 2, _MOST_BLOCKS) + 1) if n % k == 0):
             left, right = x.reshape(count, -1), y.reshape(count, -1)
@@ -185,7 +247,9 @@ def _order_of(left: F64, right: F64) -> list[int]:
     """Which block of `left` each block of `right` is."""
     order: list[int] = []
     for block in right:
-        order.append(next(i for i in range(len(left)) if i not in order and np.array_equal(left[i], block)))
+        order.append(
+            next(i for i in range(len(left)) if i not in order and np.array_equal(left[i], block))
+        )
     return order
 
 

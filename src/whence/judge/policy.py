@@ -1,4 +1,5 @@
-"""What a user declares beforehand: which calls may differ, and how. Read from TOML or YAML; no framework, no data.
+"""What a user declares beforehand: which calls may differ, and how. Read from TOML or YAML; no
+framework, no data.
 
     [[allow]]
     module = "model.layers.*"     # glob over the module path ("*" also crosses dots), or /regular expression/; or a list of them
@@ -6,9 +7,9 @@
     declare = "quantisation"
     weights = { bits = 8, per = "channel" }
 
-An entry selects calls and declares one thing of them. Several entries may meet in one call: those of different kinds add up,
-of one kind the last counts.
-"""
+An entry selects calls and declares one thing of them. Several entries may meet in one call: those
+of different kinds add up, of one kind the last counts.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ _ACTIVATIONS = ("mode", "bits", "per", "symmetric", "format", "scale")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How one tensor is quantised. per: "tensor", "channel" (along `axis`), "group" (of `group` along the last axis) or "token".
+    """How one tensor is quantised. per: "tensor", "channel" (along `axis`), "group" (of `group`
+    along the last axis) or "token".
 
-    format: "int" with `bits`, or an 8-bit float. symmetric: no zero point. rounding: "nearest", or "free" where the codes were
-    optimised (GPTQ, AWQ) and need not be the nearest. mode: of activations, "static" (one scale) or "dynamic". scale: the static
-    one where the target does not hold it.
+    format: "int" with `bits`, or an 8-bit float. symmetric: no zero point. rounding: "nearest", or
+    "free" where the codes were optimised (GPTQ, AWQ) and need not be the nearest. mode: of
+    activations, "static" (one scale) or "dynamic". scale: the static one where the target does not
+    hold it.
     """
 
     bits: int = 8
@@ -62,9 +65,10 @@ class Scheme:
 
     def __str__(self) -> str:
         kind = f"int{self.bits}" if self.format == "int" else f"float8 {self.format}"
-        size = {"group": f"group of {self.group}", "channel": "channel" + (f" of axis {self.axis}" if self.axis else "")}.get(
-            self.per, self.per
-        )
+        size = {
+            "group": f"group of {self.group}",
+            "channel": "channel" + (f" of axis {self.axis}" if self.axis else ""),
+        }.get(self.per, self.per)
         parts = [
             self.mode,
             kind,
@@ -77,7 +81,9 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One declaration. number: its place in the file, from 1. module, op, slot: patterns, () for any. min_sqnr: in dB."""
+    """One declaration. number: its place in the file, from 1. module, op, slot: patterns, () for
+    any. min_sqnr: in dB.
+    """
 
     number: int
     declare: str
@@ -115,13 +121,21 @@ class Entry:
         if self.ignore:
             parts.append("ignored")
         elif self.declare == "tolerance":
-            parts.append(f"rel_l2 {self.rel_l2:g}" if self.rel_l2 is not None else f"rtol {self.rtol:g}, atol {self.atol:g}")
+            parts.append(
+                f"rel_l2 {self.rel_l2:g}"
+                if self.rel_l2 is not None
+                else f"rtol {self.rtol:g}, atol {self.atol:g}"
+            )
         return f"{self.declare} ({', '.join(parts)})" if parts else self.declare
 
     @property
     def selection(self) -> str:
         """Which calls, in words, for messages."""
-        parts = [f"{name} {', '.join(given)}" for name, given in (("module", self.module), ("op", self.op)) if given]
+        parts = [
+            f"{name} {', '.join(given)}"
+            for name, given in (("module", self.module), ("op", self.op))
+            if given
+        ]
         return "; ".join(parts) or "every call"
 
 
@@ -131,40 +145,57 @@ class Policy:
 
     entries: tuple[Entry, ...] = ()
     path: str = "<policy>"
-    _seen: dict[tuple[str, tuple[str, ...]], dict[str, Entry]] = field(default_factory=dict, compare=False, repr=False)
+    _seen: dict[tuple[str, tuple[str, ...]], dict[str, Entry]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def of(self, scope: str, op_types: Sequence[str]) -> dict[str, Entry]:
         """The entries that speak of a call, by kind; the last of each kind."""
         key = (scope, tuple(op_types))
         found = self._seen.get(key)
         if found is None:
-            found = self._seen[key] = {e.declare: e for e in self.entries if e.covers(scope, op_types)}
+            found = self._seen[key] = {
+                e.declare: e for e in self.entries if e.covers(scope, op_types)
+            }
         return found
 
     def check(self, calls: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """calls: (module path, operator types) of every paired call. Raises UsageError for an entry that selects none of them."""
+        """calls: (module path, operator types) of every paired call. Raises UsageError for an entry
+        that selects none of them.
+        """
         known = dict.fromkeys((scope, tuple(ops)) for scope, ops in calls)
         for entry in self.entries:
             if any(entry.covers(scope, ops) for scope, ops in known):
                 continue
-            near = _nearest(entry, [scope for scope, _ in known if scope], sorted({o for _, ops in known for o in ops}))
+            near = _nearest(
+                entry,
+                [scope for scope, _ in known if scope],
+                sorted({o for _, ops in known for o in ops}),
+            )
             raise UsageError(
                 f"{self.path}: entry {entry.number} ({entry}) matches no call that both runs have\n"
                 f"  it selects {entry.selection}{near}\n"
-                "  whence show RUN lists the module paths and operator types; a declaration that covers nothing is not passed over"
+                "  whence show RUN lists the module paths and operator types; a declaration that "
+                "covers nothing is not passed over"
             )
 
 
 def load(path: str | os.PathLike[str]) -> Policy:
-    """A policy from a file, .toml, .yaml or .yml. Raises UsageError saying where and what is known instead."""
+    """A policy from a file, .toml, .yaml or .yml. Raises UsageError saying where and what is known
+    instead.
+    """
     place = Path(path)
     suffix = place.suffix.lower()
     if suffix not in (".toml", ".yaml", ".yml"):
-        raise UsageError(f"policy {place}: written as TOML or YAML, so it ends in .toml, .yaml or .yml")
+        raise UsageError(
+            f"policy {place}: written as TOML or YAML, so it ends in .toml, .yaml or .yml"
+        )
     try:
         text = place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"policy {place} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(
+            f"policy {place} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         data = config_files.toml_value(text) if suffix == ".toml" else config_files.yaml_value(text)
     except config_files.NotConfig as error:
@@ -173,9 +204,13 @@ def load(path: str | os.PathLike[str]) -> Policy:
 
 
 def parse(data: Any, *, path: str = "<policy>") -> Policy:
-    """A policy from plain values, as TOML and YAML give them: {"allow": [entry, ...]}. Raises UsageError."""
+    """A policy from plain values, as TOML and YAML give them: {"allow": [entry, ...]}. Raises
+    UsageError.
+    """
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: a policy is a table with a list `allow`, not {type(data).__name__}")
+        raise UsageError(
+            f"{path}: a policy is a table with a list `allow`, not {type(data).__name__}"
+        )
     _known(data, ("allow",), path)
     entries = data.get("allow")
     if not isinstance(entries, list) or not entries:
@@ -190,33 +225,60 @@ def _entry(item: Any, number: int, path: str) -> Entry:
     kind = item.get("declare")
     if kind not in KINDS:
         given = "says nothing to declare" if kind is None else f"declares {kind!r}"
-        raise UsageError(f"{where} {given}; what can be declared: {', '.join(KINDS)}{_close(kind, KINDS)}")
+        raise UsageError(
+            f"{where} {given}; what can be declared: {', '.join(KINDS)}{_close(kind, KINDS)}"
+        )
     where = f"{where} ({kind})"
     _known(item, (*_COMMON, *_OWN[kind]), where)
-    patterns = {key: _patterns(item.get(key), f"{where}: {key}") for key in ("module", "op", "slot")}
+    patterns = {
+        key: _patterns(item.get(key), f"{where}: {key}") for key in ("module", "op", "slot")
+    }
     if not patterns["module"] and not patterns["op"]:
-        raise UsageError(f'{where} selects every call; say module or op (module = "*" if every call is meant)')
+        raise UsageError(
+            f'{where} selects every call; say module or op (module = "*" if every call is meant)'
+        )
     weights = activations = None
     if kind == "quantisation":
-        weights = _scheme(item["weights"], _WEIGHTS, f"{where}: weights") if "weights" in item else None
-        activations = _scheme(item["activations"], _ACTIVATIONS, f"{where}: activations") if "activations" in item else None
+        weights = (
+            _scheme(item["weights"], _WEIGHTS, f"{where}: weights") if "weights" in item else None
+        )
+        activations = (
+            _scheme(item["activations"], _ACTIVATIONS, f"{where}: activations")
+            if "activations" in item
+            else None
+        )
         if weights is None and activations is None:
-            raise UsageError(f'{where}: say weights, activations or both: weights = {{ bits = 8, per = "channel" }}')
+            raise UsageError(
+                f"{where}: say weights, activations or both: weights = {{ bits = 8, per = "
+                f'"channel" }}'
+            )
     entry = Entry(
-        number, kind, patterns["module"], patterns["op"], patterns["slot"], weights, activations,
+        number,
+        kind,
+        patterns["module"],
+        patterns["op"],
+        patterns["slot"],
+        weights,
+        activations,
         form=_one_of(item.get("form", ""), ("", *FORMS), f"{where}: form"),
         mask=_text(item.get("mask", "attention_mask"), f"{where}: mask"),
-        rtol=_number(item.get("rtol", 0.0), f"{where}: rtol"), atol=_number(item.get("atol", 0.0), f"{where}: atol"),
+        rtol=_number(item.get("rtol", 0.0), f"{where}: rtol"),
+        atol=_number(item.get("atol", 0.0), f"{where}: atol"),
         rel_l2=None if "rel_l2" not in item else _number(item["rel_l2"], f"{where}: rel_l2"),
         ignore=_truth(item.get("ignore", False), f"{where}: ignore"),
-        min_sqnr=None if "min_sqnr" not in item else _number(item["min_sqnr"], f"{where}: min_sqnr", negative=True),
+        min_sqnr=None
+        if "min_sqnr" not in item
+        else _number(item["min_sqnr"], f"{where}: min_sqnr", negative=True),
         why=_text(item.get("why", ""), f"{where}: why"),
-    )  # fmt: skip
+    )
     if kind == "tolerance":
-        said = [k for k in ("rel_l2", "ignore") if k in item] + (["rtol, atol"] if "rtol" in item or "atol" in item else [])
+        said = [k for k in ("rel_l2", "ignore") if k in item] + (
+            ["rtol, atol"] if "rtol" in item or "atol" in item else []
+        )
         if len(said) != 1:
             raise UsageError(
-                f"{where}: say one of rel_l2, rtol with atol, or ignore = true" + (f"; it says {', '.join(said)}" if said else "")
+                f"{where}: say one of rel_l2, rtol with atol, or ignore = true"
+                + (f"; it says {', '.join(said)}" if said else "")
             )
         if said == ["ignore"] and not entry.ignore:
             raise UsageError(f"{where}: ignore = false declares nothing")
@@ -227,32 +289,60 @@ def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
     if given == "none":
         return None
     if not isinstance(given, dict):
-        raise UsageError(f'{where} must be a table such as {{ bits = 8, per = "{"channel" if keys is _WEIGHTS else "token"}" }}, or "none"')
+        raise UsageError(
+            f"{where} must be a table such as {{ bits = 8, per = "
+            f'"{"channel" if keys is _WEIGHTS else "token"}" }}, or "none"'
+        )
     _known(given, keys, where)
     ours = keys is _WEIGHTS
     kind = _one_of(given.get("format", "int"), FORMATS, f"{where}.format")
     bits = given.get("bits", 8)
-    if not isinstance(bits, int) or isinstance(bits, bool) or not 2 <= bits <= 8 or (kind != "int" and bits != 8):
-        raise UsageError(f"{where}.bits is {bits!r}: a whole number from 2 to 8 (8 for e4m3 and e5m2)")
-    mode = "" if ours else _one_of(given.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
+    if (
+        not isinstance(bits, int)
+        or isinstance(bits, bool)
+        or not 2 <= bits <= 8
+        or (kind != "int" and bits != 8)
+    ):
+        raise UsageError(
+            f"{where}.bits is {bits!r}: a whole number from 2 to 8 (8 for e4m3 and e5m2)"
+        )
+    mode = (
+        ""
+        if ours
+        else _one_of(given.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
+    )
     if mode == "none":
         return None
     sizes = ("tensor", "channel", "group") if ours else ("tensor", "token")
-    per = _one_of(given.get("per", "channel" if ours else "tensor" if mode == "static" else "token"), sizes, f"{where}.per")
+    per = _one_of(
+        given.get("per", "channel" if ours else "tensor" if mode == "static" else "token"),
+        sizes,
+        f"{where}.per",
+    )
     group = given.get("group", 0)
-    if per == "group" and not (isinstance(group, int) and not isinstance(group, bool) and group > 1):
+    if per == "group" and not (
+        isinstance(group, int) and not isinstance(group, bool) and group > 1
+    ):
         raise UsageError(f'{where}: per = "group" needs its size: group = 128')
     if per != "group" and "group" in given:
         raise UsageError(f'{where}: group is for per = "group"')
     axis = given.get("axis", 0)
     if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
-        raise UsageError(f"{where}.axis is {axis!r}: which axis of the weight has a scale each, from 0")
+        raise UsageError(
+            f"{where}.axis is {axis!r}: which axis of the weight has a scale each, from 0"
+        )
     scale = given.get("scale")
     return Scheme(
-        bits, per, axis, int(group), _truth(given.get("symmetric", True), f"{where}.symmetric"), kind,
-        _one_of(given.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"), mode,
+        bits,
+        per,
+        axis,
+        int(group),
+        _truth(given.get("symmetric", True), f"{where}.symmetric"),
+        kind,
+        _one_of(given.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"),
+        mode,
         None if scale is None else _number(scale, f"{where}.scale"),
-    )  # fmt: skip
+    )
 
 
 def _fits(patterns: Sequence[str], names: Sequence[str]) -> bool:
@@ -279,7 +369,10 @@ def _close(word: Any, among: Sequence[str]) -> str:
 def _known(table: Mapping[Any, Any], keys: Sequence[str], where: str) -> None:
     for key in table:
         if key not in keys:
-            raise UsageError(f"{where}: unknown key {str(key)[:60]!r}; known: {', '.join(keys)}{_close(key, keys)}")
+            raise UsageError(
+                f"{where}: unknown key {str(key)[:60]!r}; known: "
+                f"{', '.join(keys)}{_close(key, keys)}"
+            )
 
 
 def _patterns(value: Any, where: str) -> tuple[str, ...]:
@@ -291,13 +384,18 @@ def _patterns(value: Any, where: str) -> tuple[str, ...]:
             try:
                 re.compile(pattern[1:-1])
             except re.error as error:
-                raise UsageError(f"{where}: {pattern} is not a regular expression: {error}") from error
+                raise UsageError(
+                    f"{where}: {pattern} is not a regular expression: {error}"
+                ) from error
     return tuple(given)
 
 
 def _one_of(value: Any, allowed: Sequence[str], where: str) -> str:
     if value not in allowed or not isinstance(value, str):
-        raise UsageError(f"{where} is {value!r}; one of {', '.join(a for a in allowed if a)}{_close(value, allowed)}")
+        raise UsageError(
+            f"{where} is {value!r}; one of "
+            f"{', '.join(a for a in allowed if a)}{_close(value, allowed)}"
+        )
     return value
 
 
@@ -314,6 +412,13 @@ def _truth(value: Any, where: str) -> bool:
 
 
 def _number(value: Any, where: str, *, negative: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or (value < 0 and not negative):
-        raise UsageError(f"{where} is {value!r}: a {'finite number' if negative else 'number of at least 0'}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or (value < 0 and not negative)
+    ):
+        raise UsageError(
+            f"{where} is {value!r}: a {'finite number' if negative else 'number of at least 0'}"
+        )
     return float(value)

@@ -1,7 +1,8 @@
-"""The second look: weak evidence that points the same way at many siblings ("all RMSNorms are 0.08 % too small").
+"""The second look: weak evidence that points the same way at many siblings ("all RMSNorms are 0.08
+% too small").
 
-Source: VERDICT.md. Taken only when nothing was flagged by itself. Each output contributes its signed slope z, at most 8;
-the sum over m outputs has spread sqrt(m) when they are noise.
+Source: VERDICT.md. Taken only when nothing was flagged by itself. Each output contributes its
+signed slope z, at most 8; the sum over m outputs has spread sqrt(m) when they are noise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _LEAST_CHANGED = 8
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A group of siblings that share a scale error. z: significance; slope: mean relative scale; members: outputs that count."""
+    """A group of siblings that share a scale error. z: significance; slope: mean relative scale;
+    members: outputs that count.
+    """
 
     z: float
     slope: float
@@ -28,21 +31,32 @@ class Pooled:
     @property
     def sentence(self) -> str:
         """What it says, in words."""
-        return f"coherent {100 * self.slope:+.2g} % scale over {self.members} outputs of siblings together ({self.z:.3g} sigma)"
+        return (
+            f"coherent {100 * self.slope:+.2g} % scale over {self.members} outputs of "
+            f"siblings together ({self.z:.3g} sigma)"
+        )
 
 
-def pool(outputs: Iterable[tuple[Hashable, Local]], limits: Limits = LIMITS) -> dict[Hashable, Pooled]:
-    """Groups whose scale error is significant together. outputs: (group, figures); a group is a name with its numbers starred."""
+def pool(
+    outputs: Iterable[tuple[Hashable, Local]], limits: Limits = LIMITS
+) -> dict[Hashable, Pooled]:
+    """Groups whose scale error is significant together. outputs: (group, figures); a group is a
+    name with its numbers starred.
+    """
     groups: dict[Hashable, list[Local]] = {}
     for group, local in outputs:
-        beyond = abs(local.structure.slope) >= limits.spread * local.spread_rel  # what runs of the reference differ by is no evidence
+        beyond = (
+            abs(local.structure.slope) >= limits.spread * local.spread_rel
+        )  # what runs of the reference differ by is no evidence
         if beyond and local.structure.changed > _LEAST_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
     found: dict[Hashable, Pooled] = {}
     for group, members in groups.items():
         if len(members) < 2:
             continue
-        z = abs(sum(math.copysign(min(m.structure.slope_z, _MOST), m.structure.slope) for m in members)) / math.sqrt(len(members))
+        z = abs(
+            sum(math.copysign(min(m.structure.slope_z, _MOST), m.structure.slope) for m in members)
+        ) / math.sqrt(len(members))
         slope = sum(m.structure.slope for m in members) / len(members)
         if z > limits.pooled and abs(slope) >= limits.effect:
             found[group] = Pooled(z, slope, len(members))

@@ -1,4 +1,6 @@
-"""What printed text keeps of a tensor: its leading digits, and often only the elements at its edges."""
+"""What printed text keeps of a tensor: its leading digits, and often only the elements at its
+edges.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from whence.records import Record
 
 
 def roundoff(reference: Record, target: Record) -> float:
-    """Unit roundoff of a pair: that of the coarser dtype, or of the coarser print (half a last digit over the root mean square).
+    """Unit roundoff of a pair: that of the coarser dtype, or of the coarser print (half a last
+    digit over the root mean square).
 
     0 when either dtype is an exact kind.
     """
@@ -25,7 +28,9 @@ def _of_print(record: Record) -> float:
 
 
 def partly(reference: Record, target: Record) -> str:
-    """What is missing of a pair of which only a part was printed, in words; "" when all of it is there."""
+    """What is missing of a pair of which only a part was printed, in words; "" when all of it is
+    there.
+    """
     shown = next((r for r in (reference, target) if r.whole), None)
     if shown is None:
         return ""

@@ -1,8 +1,10 @@
-"""Quantised weights as a target holds them: codes and scales found among its parameters, or read off the values, and checked.
+"""Quantised weights as a target holds them: codes and scales found among its parameters, or read
+off the values, and checked.
 
-A weight w quantised with scale s and zero point z has the code rint(w/s) + z. Given w, the codes bound each scale: s lies between
-w/(c - z + 1/2) and w/(c - z - 1/2) for every weight that shares it. So a wrong scale is told from wrong codes, and its size is
-known to within the width of that interval.
+A weight w quantised with scale s and zero point z has the code rint(w/s) + z. Given w, the codes
+bound each scale: s lies between w/(c - z + 1/2) and w/(c - z - 1/2) for every weight that shares
+it. So a wrong scale is told from wrong codes, and its size is known to within the width of that
+interval.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _FLOATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _GROUPS = (256, 128, 64, 32, 16)
-# Codes further from the reference's weight than this are not a rounding of it, whatever chose them (relative 2-norm).
+# Codes further from the reference's weight than this are not a rounding of it, whatever chose them
+# (relative 2-norm).
 _UNRELATED = 0.7
-# A scale this close to what the codes allow is a scale rounded to another precision, not a wrong one.
+# A scale this close to what the codes allow is a scale rounded to another precision, not a wrong
+# one.
 _SCALE_TOLERANCE = 2e-3
 # Share of codes that are not the nearest from which they were optimised, not mistaken.
 _FREE_SHARE = 0.01
@@ -40,10 +44,11 @@ _U32 = 2.0**-24
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A quantised weight. codes: in the shape of `grouped`, float64; scale, zero: broadcast over it. u: the scale's unit roundoff.
+    """A quantised weight. codes: in the shape of `grouped`, float64; scale, zero: broadcast over
+    it. u: the scale's unit roundoff.
 
-    shape: the weight's own. scheme: what it is, from shapes and values. where: the target's slots it was read from; () when read off
-    the values of a weight that is kept in floating point.
+    shape: the weight's own. scheme: what it is, from shapes and values. where: the target's slots
+    it was read from; () when read off the values of a weight that is kept in floating point.
     """
 
     shape: tuple[int, ...]
@@ -73,19 +78,25 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Is a stored weight the reference's, quantised? sentence: "" when it is. free: codes are not the nearest, but near."""
+    """Is a stored weight the reference's, quantised? sentence: "" when it is. free: codes are not
+    the nearest, but near.
+    """
 
     sentence: str
     numbers: dict[str, float | None]
     free: bool = False
 
 
-def stored(reference: Array, parameters: Mapping[str, Array], slot: str, *, axis: int = 0) -> Stored | None:
-    """The quantised form of the reference's parameter `slot` among the target's parameters of the same call; None without one.
+def stored(
+    reference: Array, parameters: Mapping[str, Array], slot: str, *, axis: int = 0
+) -> Stored | None:
+    """The quantised form of the reference's parameter `slot` among the target's parameters of the
+    same call; None without one.
 
-    reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: which one has the scales where both fit.
-    Codes are integers or 8-bit floats, as many as weights (or packed two or four to a byte); scales are floating, one for all, for
-    each channel or for each group along the last axis.
+    reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: which one
+    has the scales where both fit. Codes are integers or 8-bit floats, as many as weights (or packed
+    two or four to a byte); scales are floating, one for all, for each channel or for each group
+    along the last axis.
     """
     prefix = slot + "."
     inner = {s: a for s, a in parameters.items() if s.startswith(prefix)}
@@ -116,7 +127,10 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                 if (
                     other == slot
                     or not _is_real(scale)
-                    or any(w in names[other] for w in ("input", "output", "act", "bias", "shift", "zero"))
+                    or any(
+                        w in names[other]
+                        for w in ("input", "output", "act", "bias", "shift", "zero")
+                    )
                 ):
                     continue
                 shaped = _shaped(codes, scale, axis)
@@ -126,9 +140,14 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                 for zero_slot, zero in _zeros(parameters, names, (slot, other), scale, s):
                     bits = packed or (8 if form != "int" else _bits(codes))
                     made = Stored(
-                        reference.shape, view, s, zero, Scheme(bits, per, along, group, not zero.any(), form), _u(scale),
+                        reference.shape,
+                        view,
+                        s,
+                        zero,
+                        Scheme(bits, per, along, group, not zero.any(), form),
+                        _u(scale),
                         tuple(x for x in (slot, other, zero_slot) if x),
-                    )  # fmt: skip
+                    )
                     far = norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
                     if best is None or far < best[0]:
                         best = far, made
@@ -136,10 +155,16 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
 
 
 def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int]]:
-    """(codes in the reference's shape, bits of a packed one or 0), in every order they may lie in."""
+    """(codes in the reference's shape, bits of a packed one or 0), in every order they may lie
+    in.
+    """
     if array.size == reference.size:
         wide: F64 = array.astype(np.float64)
-        if array.shape == reference.shape[::-1] and array.ndim == 2 and array.shape != reference.shape:
+        if (
+            array.shape == reference.shape[::-1]
+            and array.ndim == 2
+            and array.shape != reference.shape
+        ):
             yield np.ascontiguousarray(wide.T), 0
         else:
             yield wide.reshape(reference.shape), 0
@@ -159,7 +184,9 @@ def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int
 
 
 def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, int] | None:
-    """(codes, scale that broadcasts over them, per, axis, group), None when the scale fits no way."""
+    """(codes, scale that broadcasts over them, per, axis, group), None when the scale fits no
+    way.
+    """
     s: F64 = scale.astype(np.float64)
     rows, last = codes.shape[0], codes.shape[-1]
     if s.size == 1:
@@ -168,21 +195,48 @@ def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, in
     # A scale with its own axes kept says which one it is for.
     kept = [a for a in fits if s.ndim == codes.ndim and s.shape[a] == s.size]
     for along in kept or fits:
-        return codes, s.reshape([-1 if a == along else 1 for a in range(codes.ndim)]), "channel", along, 0
-    if s.size % rows == 0 and s.size > rows and (codes.size // rows) % (s.size // rows) == 0 and codes.ndim == 2:
+        return (
+            codes,
+            s.reshape([-1 if a == along else 1 for a in range(codes.ndim)]),
+            "channel",
+            along,
+            0,
+        )
+    if (
+        s.size % rows == 0
+        and s.size > rows
+        and (codes.size // rows) % (s.size // rows) == 0
+        and codes.ndim == 2
+    ):
         groups = s.size // rows
         if s.ndim == 2 and s.shape == (groups, rows) and groups != rows:
             s = np.ascontiguousarray(s.T)
-        return codes.reshape(rows, groups, last // groups), s.reshape(rows, groups, 1), "group", 0, last // groups
+        return (
+            codes.reshape(rows, groups, last // groups),
+            s.reshape(rows, groups, 1),
+            "group",
+            0,
+            last // groups,
+        )
     return None
 
 
 def _zeros(
-    parameters: Mapping[str, Array], names: Mapping[str, str], taken: Sequence[str], scale: Array, s: F64
+    parameters: Mapping[str, Array],
+    names: Mapping[str, str],
+    taken: Sequence[str],
+    scale: Array,
+    s: F64,
 ) -> Iterator[tuple[str, F64]]:
-    """(slot, zero point in codes) as it may be: none, or a parameter of the scale's size; a floating shift is in units of the weight."""
+    """(slot, zero point in codes) as it may be: none, or a parameter of the scale's size; a
+    floating shift is in units of the weight.
+    """
     named = [
-        k for k, a in parameters.items() if k not in taken and a.size == scale.size and any(w in names[k] for w in ("zero", "shift", "zp"))
+        k
+        for k, a in parameters.items()
+        if k not in taken
+        and a.size == scale.size
+        and any(w in names[k] for w in ("zero", "shift", "zp"))
     ]
     if not named:
         yield "", np.zeros_like(s)
@@ -190,7 +244,11 @@ def _zeros(
         array = parameters[slot]
         values = (
             array.T
-            if array.shape == scale.shape and array.ndim == 2 and s.size == array.size and s.ndim == 3 and array.shape[0] != s.shape[0]
+            if array.shape == scale.shape
+            and array.ndim == 2
+            and s.size == array.size
+            and s.ndim == 3
+            and array.shape[0] != s.shape[0]
             else array
         )
         zero = np.asarray(values, dtype=np.float64).reshape(s.shape)
@@ -219,10 +277,11 @@ def norm(x: Array) -> float:
 
 
 def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
-    """A floating weight whose values are whole multiples of one step per tensor, channel or group, of at most 256 levels; else None.
+    """A floating weight whose values are whole multiples of one step per tensor, channel or group,
+    of at most 256 levels; else None.
 
-    weight: at least 2-D, real, 32 bits or wider (rounding to 16 bits hides a grid). The step is the smallest difference of two values
-    that share it, or half, a third or a quarter of that.
+    weight: at least 2-D, real, 32 bits or wider (rounding to 16 bits hides a grid). The step is the
+    smallest difference of two values that share it, or half, a third or a quarter of that.
     """
     kind = dtypes.of(weight)
     if weight.ndim < 2 or kind.kind != "float" or kind.bits < 32 or not np.isfinite(weight).all():
@@ -240,7 +299,9 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
     if found is not None:
         multiples, steps = found
         levels = _levels(multiples)
-        per = "tensor" if steps.size > 1 and np.ptp(steps) <= 1e-6 * float(steps.max()) else "channel"
+        per = (
+            "tensor" if steps.size > 1 and np.ptp(steps) <= 1e-6 * float(steps.max()) else "channel"
+        )
         codes = np.moveaxis(multiples.reshape(np.moveaxis(wide, axis, 0).shape), 0, axis)
         scale: F64 = steps.reshape([-1 if a == axis else 1 for a in range(wide.ndim)])
         if per == "tensor":
@@ -255,7 +316,14 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
                 levels = _levels(multiples)
                 shared = steps.reshape(wide.shape[0], -1, 1)
                 split: F64 = multiples.reshape(wide.shape[0], -1, group)
-                return Stored(weight.shape, split, shared, np.zeros_like(shared), Scheme(levels[0], "group", 0, group, levels[1]), _U32)
+                return Stored(
+                    weight.shape,
+                    split,
+                    shared,
+                    np.zeros_like(shared),
+                    Scheme(levels[0], "group", 0, group, levels[1]),
+                    _U32,
+                )
     return None
 
 
@@ -278,11 +346,16 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
         step = first[left] / parts
         some = rows[left]
         whole = np.rint(some / step[:, None])
-        # The smallest gap carries the rounding of two values; all values together give the step far better.
+        # The smallest gap carries the rounding of two values; all values together give the step far
+        # better.
         power = (whole * whole).sum(1)
         step = np.where(power > 0, (some * whole).sum(1) / np.where(power > 0, power, 1.0), step)
         whole = np.rint(some / step[:, None])
-        fits = (np.abs(some / step[:, None] - whole).max(1) <= 1e-3) & (np.ptp(whole, axis=1) <= 255) & (np.abs(whole).max(1) <= 255)
+        fits = (
+            (np.abs(some / step[:, None] - whole).max(1) <= 1e-3)
+            & (np.ptp(whole, axis=1) <= 255)
+            & (np.abs(whole).max(1) <= 255)
+        )
         at = np.flatnonzero(left)[fits]
         steps[at], multiples[at] = step[fits], whole[fits]
         left[at] = False
@@ -292,9 +365,13 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
 
 
 def _levels(multiples: F64) -> tuple[int, bool]:
-    """(bits, symmetric) of a grid's multiples: with a zero point of its own for each part where that needs fewer bits."""
+    """(bits, symmetric) of a grid's multiples: with a zero point of its own for each part where
+    that needs fewer bits.
+    """
     low, high = float(multiples.min()), float(multiples.max())
-    bits = next((b for b in range(2, 10) if low >= -(1 << (b - 1)) and high <= (1 << (b - 1)) - 1), 10)
+    bits = next(
+        (b for b in range(2, 10) if low >= -(1 << (b - 1)) and high <= (1 << (b - 1)) - 1), 10
+    )
     span = max(2, math.ceil(math.log2(float(np.ptp(multiples, axis=-1).max()) + 1)))
     return (bits, True) if bits <= span else (span, False)
 
@@ -303,10 +380,12 @@ def _levels(multiples: F64) -> tuple[int, bool]:
 
 
 def check(reference: Array, found: Stored, *, declared: Scheme | None = None) -> Checked:
-    """Are the codes the reference's weight, quantised with these scales, to within half a step? Says which scale or code is not.
+    """Are the codes the reference's weight, quantised with these scales, to within half a step?
+    Says which scale or code is not.
 
-    declared: the scheme it should be; codes of more bits, or scales for other parts, contradict it. rounding "free" lets codes lie up
-    to one step off. Without a scheme, codes that are often not the nearest count as optimised (`free`).
+    declared: the scheme it should be; codes of more bits, or scales for other parts, contradict it.
+    rounding "free" lets codes lie up to one step off. Without a scheme, codes that are often not
+    the nearest count as optimised (`free`).
     """
     contradiction = _contradiction(found, declared) if declared is not None else ""
     if contradiction:
@@ -335,14 +414,20 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
         return Checked(said, numbers)
     near = bool((off[beyond] <= 2.5).all())
     if declared is not None and declared.rounding == "free":
-        return Checked("", numbers, True) if near else Checked(_codes_said(w, t, found, beyond, count), numbers)
+        return (
+            Checked("", numbers, True)
+            if near
+            else Checked(_codes_said(w, t, found, beyond, count), numbers)
+        )
     if declared is None and near and count >= _FREE_SHARE * w.size:
         return Checked("", numbers, True)
     return Checked(_codes_said(w, t, found, beyond, count), numbers)
 
 
 def _beyond(t: F64, k: F64, off: F64, half: F64 | float, found: Stored) -> tuple[Bools, Bools]:
-    """(codes further than half a step from where the weight is, codes at an end whose weight lies outside)."""
+    """(codes further than half a step from where the weight is, codes at an end whose weight lies
+    outside).
+    """
     if bool((off <= half + 1e-3).all()):
         nowhere = np.zeros(off.shape, dtype=bool)
         return nowhere, nowhere
@@ -351,8 +436,11 @@ def _beyond(t: F64, k: F64, off: F64, half: F64 | float, found: Stored) -> tuple
     outward = ((found.codes >= high) & (t > k)) | ((found.codes <= low) & (t < k))
     if not found.where:  # codes read off values: the ends are whatever was reached
         axes = tuple(a for a in range(k.ndim) if found.scale.shape[a] == 1)
-        outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | ((k <= k.min(axes, keepdims=True)) & (t < k))
-    # The ends are where values are clipped: a zero point that was rounded moves the range by up to one step.
+        outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | (
+            (k <= k.min(axes, keepdims=True)) & (t < k)
+        )
+    # The ends are where values are clipped: a zero point that was rounded moves the range by up to
+    # one step.
     return off > np.where(outward, tolerance + 0.5, tolerance), outward
 
 
@@ -368,9 +456,14 @@ def _contradiction(found: Stored, declared: Scheme) -> str:
         found.where or order.index(mine.per) >= order.index(declared.per)
     ):
         # A single row, or one group a row, looks alike either way.
-        if found.scale.size == 1 or (declared.per == "group" and mine.per == "channel" and found.shape[-1] == declared.group):
+        if found.scale.size == 1 or (
+            declared.per == "group" and mine.per == "channel" and found.shape[-1] == declared.group
+        ):
             return ""
-        return f"has scales per {str(mine).partition('per ')[2]}, declared are scales per {str(declared).partition('per ')[2]}"
+        return (
+            f"has scales per {str(mine).partition('per ')[2]}, declared are scales per "
+            f"{str(declared).partition('per ')[2]}"
+        )
     if declared.symmetric and found.where and found.zero.any():
         return "has zero points, declared is a symmetric scheme"
     return ""
@@ -381,17 +474,23 @@ def _half_steps(found: Stored) -> F64 | float:
         return 0.5
     digits, least = (3, 2.0**-9) if found.scheme.format == "e4m3" else (2, 2.0**-16)
     _, exponent = np.frexp(np.abs(found.codes))
-    spacing = np.where(found.codes == 0, least, np.maximum(np.ldexp(1.0, exponent - 1 - digits), least))
+    spacing = np.where(
+        found.codes == 0, least, np.maximum(np.ldexp(1.0, exponent - 1 - digits), least)
+    )
     out: F64 = 0.5 * spacing
     return out
 
 
-def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool) -> str:
-    """Scales that are not what the largest weight gives, in words, where the codes say that it chose them; "" otherwise.
+def _against_rule(
+    w: F64, found: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool
+) -> str:
+    """Scales that are not what the largest weight gives, in words, where the codes say that it
+    chose them; "" otherwise.
 
-    A scale is nearly always max|w| over the largest code, or over half the number of steps. Which one shows in the codes, which are
-    made before anything can happen to the scale. lenient: scales that are all somewhat off, each by another factor, were fitted.
-    beyond: some code is not the nearest; if all are, only a few scales that leave the rule of the others can be wrong.
+    A scale is nearly always max|w| over the largest code, or over half the number of steps. Which
+    one shows in the codes, which are made before anything can happen to the scale. lenient: scales
+    that are all somewhat off, each by another factor, were fitted. beyond: some code is not the
+    nearest; if all are, only a few scales that leave the rule of the others can be wrong.
     """
     if found.zero.any():
         return ""
@@ -415,7 +514,12 @@ def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.where(most > 0, w * (candidate / most), 0.0)
         made = np.clip(np.rint(t), -high, high - 1) if found.scheme.format == "int" else t
-        share = float(np.mean(np.abs(made - k) <= (_half_steps(found) * 1.01 if found.scheme.format != "int" else 0.5)))
+        share = float(
+            np.mean(
+                np.abs(made - k)
+                <= (_half_steps(found) * 1.01 if found.scheme.format != "int" else 0.5)
+            )
+        )
         if share > best:
             best, top = share, candidate
     if best < _CHOSEN:
@@ -432,7 +536,9 @@ def _against_rule(w: F64, found: Stored, k: F64, numbers: dict[str, float | None
     return _moved(found, off, fits, numbers) or _times(found, off, ratio[off], numbers)
 
 
-def _moved(found: Stored, wrong: Bools, fits: Callable[[F64], Bools], numbers: dict[str, float | None]) -> str:
+def _moved(
+    found: Stored, wrong: Bools, fits: Callable[[F64], Bools], numbers: dict[str, float | None]
+) -> str:
     """ "scales shifted by +1 channel" when scales moved back that far fit, else ""."""
     if found.scale.size <= 2 or np.ptp(found.scale) == 0:
         return ""
@@ -442,10 +548,15 @@ def _moved(found: Stored, wrong: Bools, fits: Callable[[F64], Bools], numbers: d
             back = int(np.count_nonzero(wrong & fits(np.roll(found.scale, -by, axis))))
             # The rows at the ends may have been filled in another way.
             if back > max(2, 0.9 * many - abs(by)):
-                what = "group" if found.scheme.per == "group" and axis == wrong.ndim - 2 else "channel"
+                what = (
+                    "group" if found.scheme.per == "group" and axis == wrong.ndim - 2 else "channel"
+                )
                 numbers["shift"] = float(by)
                 plural = "s" if abs(by) > 1 else ""
-                return f"scales shifted by {by:+d} {what}{plural} ({many} of {wrong.size} are not their own; moved back they are)"
+                return (
+                    f"scales shifted by {by:+d} {what}{plural} ({many} of {wrong.size} are "
+                    "not their own; moved back they are)"
+                )
     return ""
 
 
@@ -455,19 +566,35 @@ def _times(found: Stored, off: Bools, values: F64, numbers: dict[str, float | No
     numbers["scale"] = middle
     even = float(np.abs(values / middle - 1).max()) <= 0.25 * abs(middle - 1) + _SCALE_TOLERANCE
     if not even:
-        return f"scales x{float(values.min()):.4g} to x{float(values.max()):.4g} of what they should be in {_named(off, found)}"
+        return (
+            f"scales x{float(values.min()):.4g} to x{float(values.max()):.4g} of what they "
+            f"should be in {_named(off, found)}"
+        )
     whole = int(np.count_nonzero(off)) >= 0.9 * off.size
     return f"scale x{middle:.4g} in {'the whole tensor' if whole else _named(off, found)}"
 
 
-def _story(w: F64, found: Stored, k: F64, half: F64 | float, beyond: Bools, outward: Bools, numbers: dict[str, float | None]) -> str:
+def _story(
+    w: F64,
+    found: Stored,
+    k: F64,
+    half: F64 | float,
+    beyond: Bools,
+    outward: Bools,
+    numbers: dict[str, float | None],
+) -> str:
     """A wrong scale or zero point in words, "" when the codes themselves are what differs."""
     axes = tuple(a for a in range(w.ndim) if found.scale.shape[a] == 1)
-    inside, outside = np.abs(k) - half - 1e-3, np.abs(k) + np.where(outward, half + 1.0, half) + 1e-3
+    inside, outside = (
+        np.abs(k) - half - 1e-3,
+        np.abs(k) + np.where(outward, half + 1.0, half) + 1e-3,
+    )
     size, agree = np.abs(w), (np.sign(w) * np.sign(k) > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         least = (size / outside).max(axes, keepdims=True)
-        most = np.where(inside > 0, np.where(agree, size / inside, 0.0), np.inf).min(axes, keepdims=True)
+        most = np.where(inside > 0, np.where(agree, size / inside, 0.0), np.inf).min(
+            axes, keepdims=True
+        )
     wrong: Bools = np.asarray(beyond.any(axes, keepdims=True))
     feasible = (least <= most * (1 + 1e-6)) & (most > 0) & np.isfinite(most)
 
@@ -486,9 +613,16 @@ def _story(w: F64, found: Stored, k: F64, half: F64 | float, beyond: Bools, outw
         return _times(found, off, ratio[off], numbers)
     with np.errstate(invalid="ignore"):
         shift = np.rint(
-            np.nanmedian(np.where(found.scale != 0, w / np.where(found.scale == 0, 1.0, found.scale), 0.0) - k, axes, keepdims=True)
+            np.nanmedian(
+                np.where(found.scale != 0, w / np.where(found.scale == 0, 1.0, found.scale), 0.0)
+                - k,
+                axes,
+                keepdims=True,
+            )
         )
-    still = np.abs(w / np.where(found.scale == 0, 1.0, found.scale) - k - shift) > half + 1e-3 + 2 * found.u * np.abs(k)
+    still = np.abs(
+        w / np.where(found.scale == 0, 1.0, found.scale) - k - shift
+    ) > half + 1e-3 + 2 * found.u * np.abs(k)
     moved_by = wrong & (shift != 0) & ~((still & ~outward).any(axes, keepdims=True))
     if moved_by.any() and int(np.count_nonzero(moved_by)) >= 0.9 * int(np.count_nonzero(wrong)):
         by = float(np.median(shift[moved_by]))
@@ -511,14 +645,18 @@ def _named(which: Bools, found: Stored) -> str:
         return (
             f"row {touched[0]} ({many})"
             if len(touched) == 1
-            else f"rows {', '.join(map(str, touched[:4]))}{' ...' if len(touched) > 4 else ''} ({many})"
+            else f"rows {', '.join(map(str, touched[:4]))}{' ...' if len(touched) > 4 else ''} "
+            f"({many})"
         )
     axis = found.scheme.axis
     rows = [int(i[axis]) for i in at]
     what = "row" if axis == 0 else "channel"
     if len(rows) == 1:
         return f"{what} {rows[0]}"
-    return f"{what}s {', '.join(map(str, rows[:4]))}{' ...' if len(rows) > 4 else ''} ({len(rows)} of {which.size})"
+    return (
+        f"{what}s {', '.join(map(str, rows[:4]))}{' ...' if len(rows) > 4 else ''} "
+        f"({len(rows)} of {which.size})"
+    )
 
 
 def _codes_said(w: F64, t: F64, found: Stored, beyond: Bools, count: int) -> str:
@@ -526,8 +664,10 @@ def _codes_said(w: F64, t: F64, found: Stored, beyond: Bools, count: int) -> str
     index = tuple(int(i) for i in np.unravel_index(at, found.shape))
     wanted = (t + found.zero).reshape(-1)[at]
     return (
-        f"{count} of {w.size} codes are not the reference's weight to within half a step; first at {list(index)}: "
-        f"code {found.codes.reshape(-1)[at]:g} where the weight {w.reshape(-1)[at]:.6g} is at {wanted:.4g}"
+        f"{count} of {w.size} codes are not the reference's weight to within half a step; first "
+        f"at {list(index)}: "
+        f"code {found.codes.reshape(-1)[at]:g} where the weight {w.reshape(-1)[at]:.6g} is at "
+        f"{wanted:.4g}"
     )
 
 

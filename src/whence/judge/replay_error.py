@@ -1,6 +1,8 @@
-"""How far a target's output is from a wide replay on its own inputs, in units of that operator's own rounding noise.
+"""How far a target's output is from a wide replay on its own inputs, in units of that operator's
+own rounding noise.
 
-Source of the figures: VERDICT.md level 2. All arrays are widened to float64; rows are vectors along the last axis.
+Source of the figures: VERDICT.md level 2. All arrays are widened to float64; rows are vectors along
+the last axis.
 """
 
 from __future__ import annotations
@@ -14,12 +16,20 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
-from whence.judge.error_structure import Structure, structure, weaker, without_memory, without_own_rows
+from whence.judge.error_structure import (
+    Structure,
+    structure,
+    weaker,
+    without_memory,
+    without_own_rows,
+)
 from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]
-_SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+_SENTINEL = (
+    0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+)
 _TINY = 1e-300
 _CHANGED_FOR_SLOPE = 30
 _NONE: F64 = np.zeros(0)
@@ -29,15 +39,16 @@ _NONE: F64 = np.zeros(0)
 class Local:
     """Figures of one output. score > 1 is beyond this operator's own rounding.
 
-    rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or column's rounding.
-    z_index: where. structure: whether the difference to the working-dtype replay follows rows, channels, values or one scale.
-    error_rel, floor_rel, spread_rel: ||y - r||, E0 and the run-to-run spread, over ||r||. With g what the reference made and r_g
-    the wide replay on its inputs, y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target + introduced by
-    the reference: inherited_rel and reference_rel are the first and the last over ||g||, None where they are not known.
-    mismatch: elements that are non-finite on one side only. whole: of a stretch of computation of which only the ends are seen
-    (judge.whole).
-    integer_mismatch: for exact dtypes, elements that agree with neither replay. choices: what chose otherwise than the reference's
-    operators do, on the way to this output (judge.ties).
+    rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or
+    column's rounding. z_index: where. structure: whether the difference to the working-dtype replay
+    follows rows, channels, values or one scale. error_rel, floor_rel, spread_rel: ||y - r||, E0 and
+    the run-to-run spread, over ||r||. With g what the reference made and r_g the wide replay on its
+    inputs, y - g = (r - r_g) + (y - r) - (g - r_g) = inherited + introduced by the target +
+    introduced by the reference: inherited_rel and reference_rel are the first and the last over
+    ||g||, None where they are not known. mismatch: elements that are non-finite on one side only.
+    whole: of a stretch of computation of which only the ends are seen (judge.whole).
+    integer_mismatch: for exact dtypes, elements that agree with neither replay. choices: what chose
+    otherwise than the reference's operators do, on the way to this output (judge.ties).
     """
 
     score: float
@@ -65,7 +76,9 @@ class Local:
         return {
             "rho": self.rho / rho,
             "z": self.z / z,
-            "slope": s.slope_z / limits.slope if abs(s.slope) >= gate and s.changed > _CHANGED_FOR_SLOPE else 0.0,
+            "slope": s.slope_z / limits.slope
+            if abs(s.slope) >= gate and s.changed > _CHANGED_FOR_SLOPE
+            else 0.0,
             "row": s.row / limits.row if s.row_effect >= gate else 0.0,
             "channel": s.channel / limits.channel if s.channel_effect >= gate else 0.0,
             "shift": s.shift / limits.shift if s.shift_effect >= gate else 0.0,
@@ -74,10 +87,16 @@ class Local:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the error between both sides, the share that was inherited, introduced by the target and by the reference (squared norms)."""
+        """Of the error between both sides, the share that was inherited, introduced by the target
+        and by the reference (squared norms).
+        """
         if self.inherited_rel is None or self.reference_rel is None:
             return {}
-        parts = {"inherited": self.inherited_rel**2, "target": self.error_rel**2, "reference": self.reference_rel**2}
+        parts = {
+            "inherited": self.inherited_rel**2,
+            "target": self.error_rel**2,
+            "reference": self.reference_rel**2,
+        }
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
 
@@ -99,16 +118,19 @@ def measure(
     written_out: bool = False,
     limits: Limits = LIMITS,
 ) -> Local:
-    """Judge `output` (what the target produced) against `wide` and `working`, replays of the reference's program on the target's inputs.
+    """Judge `output` (what the target produced) against `wide` and `working`, replays of the
+    reference's program on the target's inputs.
 
-    output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for 16-bit targets).
-    working: the replay in the target's dtype; it may come in a wider dtype and is then rounded once to the output's.
-    reduction_length: largest number of terms one output element sums, for the floor 0.3 sqrt(n) u_acc |r|.
-    reference, reference_wide: what the reference made and the wide replay on its inputs (None: the same inputs as the target's),
-    for the shares of the error. spread: by how much each element differs between runs of the reference on equal inputs
-    (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it is no evidence; of an exact
-    kind, `limits.spread` times as many elements may differ. written_out: `working` rounds at more steps than the program does, so
-    that its own rounding is no measure of patterns. All of one shape.
+    output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for
+    16-bit targets). working: the replay in the target's dtype; it may come in a wider dtype and is
+    then rounded once to the output's. reduction_length: largest number of terms one output element
+    sums, for the floor 0.3 sqrt(n) u_acc |r|. reference, reference_wide: what the reference made
+    and the wide replay on its inputs (None: the same inputs as the target's), for the shares of the
+    error. spread: by how much each element differs between runs of the reference on equal inputs
+    (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it
+    is no evidence; of an exact kind, `limits.spread` times as many elements may differ.
+    written_out: `working` rounds at more steps than the program does, so that its own rounding is
+    no measure of patterns. All of one shape.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -116,7 +138,11 @@ def measure(
         wrong = int(np.count_nonzero(exact))
         if spread is not None and wrong <= limits.spread * np.count_nonzero(spread):
             wrong = 0
-        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape)) if wrong and exact.ndim else None
+        index = (
+            tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape))
+            if wrong and exact.ndim
+            else None
+        )
         return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
     y, r = flat(output), flat(wide)
@@ -139,22 +165,38 @@ def measure(
     e, f, size = y - r, w - r, norm(r)
     error, own, strays = norm(e), norm(f), norm(s)
     accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
-    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays)
+    floor = max(
+        own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays
+    )
     rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
     z, at = worst(e, f, r, u, size, last, s)
     inherited = by_reference = None
     if g is not None:
         base = norm(g)
-        inherited, by_reference = (x / base if base > 0 else (0.0 if x == 0 else math.inf) for x in (norm(r - again), norm(g - again)))
+        inherited, by_reference = (
+            x / base if base > 0 else (0.0 if x == 0 else math.inf)
+            for x in (norm(r - again), norm(g - again))
+        )
     if mismatch:
         bad = ~(keep | same_sentinel(flat(output), flat(wide), kind.max_finite or math.inf))
         at = int(np.argmax(bad))
-    index = tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
+    index = (
+        tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
+    )
     local = Local(
-        0.0, rho, z, index, _structure(y, r, w, kind, last), error / size if size else (0.0 if error == 0 else math.inf),
-        floor / size if size else 0.0, inherited, by_reference, mismatch, u=u,
+        0.0,
+        rho,
+        z,
+        index,
+        _structure(y, r, w, kind, last),
+        error / size if size else (0.0 if error == 0 else math.inf),
+        floor / size if size else 0.0,
+        inherited,
+        by_reference,
+        mismatch,
+        u=u,
         spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
-    )  # fmt: skip
+    )
     over = local.parts(limits)
     if not mismatch and max(over["channel"], over["shift"], over["value"]) > 1:
         local = dataclasses.replace(local, structure=without_memory(local.structure, f, r, last))
@@ -166,10 +208,12 @@ def measure(
 
 
 def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
-    """The structure of y against the working replay; at 16 bits, the weaker of that and against the wide replay rounded once.
+    """The structure of y against the working replay; at 16 bits, the weaker of that and against the
+    wide replay rounded once.
 
-    Code may round inside (then the working replay does what a correct target does) or compute wide and round once: which of
-    the two cannot be seen from one recording, and the wrong one has a structure of its own (every row of a norm its scale).
+    Code may round inside (then the working replay does what a correct target does) or compute wide
+    and round once: which of the two cannot be seen from one recording, and the wrong one has a
+    structure of its own (every row of a norm its scale).
     """
     found = structure(y - w, r, last)
     if (kind.unit_roundoff or 0.0) <= 1e-5 or kind.kind == "complex":
@@ -206,9 +250,11 @@ def same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
 
 
 def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
-    """(elements that are ordinary numbers on all sides, how many are not although the replay says they should be).
+    """(elements that are ordinary numbers on all sides, how many are not although the replay says
+    they should be).
 
-    A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may overflow where the wide one does not.
+    A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may
+    overflow where the wide one does not.
     """
     limit = _SENTINEL * big
     with np.errstate(invalid="ignore"):
@@ -216,23 +262,34 @@ def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_
     if fine.all():
         return fine, 0
     wrong = ~fine & ~same_sentinel(y, r, big) & ~same_sentinel(y, w, big)
-    # The wide and the working replay disagree, the target agrees with neither: finite target next to an overflowing replay is fine.
+    # The wide and the working replay disagree, the target agrees with neither: finite target next
+    # to an overflowing replay is fine.
     with np.errstate(invalid="ignore"):
         wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
     return fine, int(np.count_nonzero(wrong))
 
 
-def worst(e: F64, f: F64, r: F64, u: float, size: float, last: int, s: F64 = _NONE) -> tuple[float, int]:
-    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and the flat index.
+def worst(
+    e: F64, f: F64, r: F64, u: float, size: float, last: int, s: F64 = _NONE
+) -> tuple[float, int]:
+    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and
+    the flat index.
 
-    s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i is added.
+    s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i
+    is added.
     """
     rows = f.reshape(-1, last)
     square = rows * rows
     if s.size:
         square += (s * s).reshape(-1, last)
-    scale = np.maximum(np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True)))
-    scale = scale.reshape(-1) if scale.shape == rows.shape else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
+    scale = np.maximum(
+        np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True))
+    )
+    scale = (
+        scale.reshape(-1)
+        if scale.shape == rows.shape
+        else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
+    )
     scale += u * np.abs(r)
     if s.size:
         scale += s

@@ -11,23 +11,39 @@ from whence.judge.replay_error import Local
 
 def of_local(local: Local) -> str:
     """What the replay says about one output."""
-    chosen = [said for choice in local.choices for said in (choice.of_the_wrong, choice.of_ties) if said]
+    chosen = [
+        said for choice in local.choices for said in (choice.of_the_wrong, choice.of_ties) if said
+    ]
     return "; ".join([_of_figures(local), *chosen])
 
 
 def _of_figures(local: Local) -> str:
     if local.integer_mismatch:
-        return f"{local.integer_mismatch} elements differ from what the reference's operators give on the same inputs"
+        return (
+            f"{local.integer_mismatch} elements differ from what the reference's operators "
+            "give on the same inputs"
+        )
     if local.mismatch:
-        return f"{local.mismatch} elements are NaN, Inf or finite where the reference's operators on the same inputs say otherwise"
-    own = "run-to-run spread" if local.spread_rel and local.spread_rel >= local.floor_rel else "own rounding"
+        return (
+            f"{local.mismatch} elements are NaN, Inf or finite where the reference's "
+            "operators on the same inputs say otherwise"
+        )
+    own = (
+        "run-to-run spread"
+        if local.spread_rel and local.spread_rel >= local.floor_rel
+        else "own rounding"
+    )
     own = "what rounding in all the calls inside makes" if local.whole else f"this operator's {own}"
     parts = [f"{local.rho:.3g} times {own}"]
     if local.parts()["z"] > 1 and local.z_index is not None:
-        parts.append(f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding")
+        parts.append(
+            f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding"
+        )
     over = {name for name, value in local.parts().items() if value > 1}
     s = local.structure
-    if over & {"slope", "row", "channel"} and abs(s.slope) >= 0.8 * max(s.row_effect, s.channel_effect):
+    if over & {"slope", "row", "channel"} and abs(s.slope) >= 0.8 * max(
+        s.row_effect, s.channel_effect
+    ):
         parts.append(f"coherent {100 * s.slope:+.2g} % scale")
     elif "row" in over:
         parts.append(f"every row has a scale of its own, {100 * s.row_effect:.2g} % off")
@@ -46,9 +62,15 @@ def of_growth(growth: Growth) -> str:
         return "nothing at its outputs could be measured"
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
     apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
-    text = f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at its outputs{apart} ({growth.evidence})"
+    text = (
+        f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at "
+        f"its outputs{apart} ({growth.evidence})"
+    )
     if growth.by > 1 and (growth.evidence == "statistics" or growth.growth <= LIMITS.growth):
-        text = f"{_MOVED[growth.moved]} {growth.by:.3g} times further off than rounding and its inputs explain; {text}"
+        text = (
+            f"{_MOVED[growth.moved]} {growth.by:.3g} times further off than rounding and its "
+            f"inputs explain; {text}"
+        )
     return text
 
 

@@ -1,7 +1,8 @@
 """How far the statistics of one side have moved from those of the other.
 
-Rounding moves each statistic by far less than it moves the elements, and by less the more elements it is taken over: a mean by e / sqrt(n).
-What moves a mean or a norm as far as single elements move is no rounding. Each kind of statistic therefore has a limit of its own.
+Rounding moves each statistic by far less than it moves the elements, and by less the more elements
+it is taken over: a mean by e / sqrt(n). What moves a mean or a norm as far as single elements move
+is no rounding. Each kind of statistic therefore has a limit of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from whence.records import Record, Statistics
 
 
 class Drift(NamedTuple):
-    """Relative distances: of the smallest and largest element over the largest magnitude, of the mean over the root mean square, of the
-    second moments (norm, standard deviation, sum of |x|) and of the higher ones (sums of x^3 and x^4, as lengths)."""
+    """Relative distances: of the smallest and largest element over the largest magnitude, of the
+    mean over the root mean square, of the second moments (norm, standard deviation, sum of |x|) and
+    of the higher ones (sums of x^3 and x^4, as lengths)."""
 
     extreme: float
     mean: float
@@ -23,7 +25,9 @@ class Drift(NamedTuple):
 
 
 def drift(reference: Record, target: Record) -> Drift | None:
-    """The drift of a pair of one shape, None where either side has no statistics of finite elements."""
+    """The drift of a pair of one shape, None where either side has no statistics of finite
+    elements.
+    """
     a, b = reference.statistics, target.statistics
     if a is None or b is None or a.count != b.count or not a.count:
         return None
@@ -38,7 +42,8 @@ def drift(reference: Record, target: Record) -> Drift | None:
     if a.norm is not None and b.norm is not None:
         moment = _over(abs(a.norm - b.norm), a.norm)
     if a.std is not None and b.std is not None:
-        # Rounding by e moves a standard deviation by up to e rms / sqrt(n), however small it is itself (4 values of 0.45 to 0.52).
+        # Rounding by e moves a standard deviation by up to e rms / sqrt(n), however small it is
+        # itself (4 values of 0.45 to 0.52).
         moment = max(moment, _over(abs(a.std - b.std), max(a.std, rms / math.sqrt(a.count))))
     if a.mean is not None and b.mean is not None:
         mean = _over(abs(a.mean - b.mean), rms)
@@ -59,7 +64,9 @@ def _over(apart: float, size: float) -> float:
 
 
 def parted(moved: Drift, u: float) -> bool:
-    """Do the figures of equal elements move so far? Smallest and largest are elements; sums depend on who adds up, and in what dtype."""
+    """Do the figures of equal elements move so far? Smallest and largest are elements; sums depend
+    on who adds up, and in what dtype.
+    """
     return moved.extreme > u or max(moved.mean, moved.moment) > max(4 * u, _SUMS)
 
 

@@ -1,8 +1,10 @@
-"""Three-way: how far reference and target each are from a third run, the reference in higher precision.
+"""Three-way: how far reference and target each are from a third run, the reference in higher
+precision.
 
-The reference's own error against it is a yardstick for noise that needs no program: a target that is as right as the reference
-errs about as much. `Limits.third` = 3 is the multiple that torch's benchmarks allow 16-bit results (torch/_dynamo/utils.py,
-`same`: RMSE of the result against float64 at most 3 times that of eager; 2 times in float32).
+The reference's own error against it is a yardstick for noise that needs no program: a target that
+is as right as the reference errs about as much. `Limits.third` = 3 is the multiple that torch's
+benchmarks allow 16-bit results (torch/_dynamo/utils.py, `same`: RMSE of the result against float64
+at most 3 times that of eager; 2 times in float32).
 """
 
 from __future__ import annotations
@@ -22,16 +24,20 @@ from whence.results import Verdict
 
 _CHUNK = 1 << 20  # elements widened at once
 _CELLS = 1 << 15  # sign-less upper half of a float32
-_SENTINEL = 0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+_SENTINEL = (
+    0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreeWay:
-    """2-norms of reference - third, target - third and third, over elements that are ordinary numbers in all three.
+    """2-norms of reference - third, target - third and third, over elements that are ordinary
+    numbers in all three.
 
-    overlap: 1 - the two-sample Kolmogorov-Smirnov statistic of the absolute errors, 1 when both runs err alike and 0 when no error
-    of one is as small as any of the other. u: unit roundoff of the reference, 0 where the target's is another: then the
-    reference's error is no yardstick for it.
+    overlap: 1 - the two-sample Kolmogorov-Smirnov statistic of the absolute errors, 1 when both
+    runs err alike and 0 when no error of one is as small as any of the other. u: unit roundoff of
+    the reference, 0 where the target's is another: then the reference's error is no yardstick for
+    it.
     """
 
     reference: float
@@ -42,14 +48,18 @@ class ThreeWay:
 
     @property
     def ratio(self) -> float:
-        """Root-mean-square error of the target over that of the reference; 1 for 0/0, inf when only the reference has none."""
+        """Root-mean-square error of the target over that of the reference; 1 for 0/0, inf when only
+        the reference has none.
+        """
         if self.reference == 0.0:
             return 1.0 if self.target == 0.0 else math.inf
         return self.target / self.reference
 
     @property
     def beyond(self) -> float:
-        """The ratio, with half a unit roundoff as the least error a reference is taken to have: it may be exact by luck."""
+        """The ratio, with half a unit roundoff as the least error a reference is taken to have: it
+        may be exact by luck.
+        """
         floor = max(self.reference, 0.5 * self.u * self.third)
         return self.target / floor if floor > 0 else self.ratio
 
@@ -57,14 +67,20 @@ class ThreeWay:
 def three_way(reference: Array, target: Array, third: Array) -> ThreeWay | None:
     """Compare three arrays of one shape, floating or complex; None when their errors say nothing.
 
-    That is: another shape or an exact dtype, nothing finite, or NaN and infinities at other places in the target than in the
-    reference. Equal masks (infinite, or 0.9 of the largest finite value and more) are left out. Reads a chunk at a time.
+    That is: another shape or an exact dtype, nothing finite, or NaN and infinities at other places
+    in the target than in the reference. Equal masks (infinite, or 0.9 of the largest finite value
+    and more) are left out. Reads a chunk at a time.
 
-    overlap: max over x of |F_target(x) - F_reference(x)|, F being the shares of absolute errors up to x, errors cut to 8
-    significant bits. Source: Hodges, The significance probability of the Smirnov two-sample test, 1958.
+    overlap: max over x of |F_target(x) - F_reference(x)|, F being the shares of absolute errors up
+    to x, errors cut to 8 significant bits. Source: Hodges, The significance probability of the
+    Smirnov two-sample test, 1958.
     """
     kinds = [dtypes.of(a) for a in (reference, target, third)]
-    if not all(k.is_floating for k in kinds) or not reference.shape == target.shape == third.shape or reference.size == 0:
+    if (
+        not all(k.is_floating for k in kinds)
+        or not reference.shape == target.shape == third.shape
+        or reference.size == 0
+    ):
         return None
     sums = np.zeros(3)
     cells = np.zeros((2, _CELLS), np.int64)
@@ -87,7 +103,13 @@ def three_way(reference: Array, target: Array, third: Array) -> ThreeWay | None:
     apart = int(np.abs(np.cumsum(cells[0] - cells[1])).max()) / count
     norms = np.sqrt(sums)
     same = kinds[0].unit_roundoff == kinds[1].unit_roundoff
-    return ThreeWay(float(norms[0]), float(norms[1]), float(norms[2]), 1.0 - apart, (kinds[0].unit_roundoff or 0.0) if same else 0.0)
+    return ThreeWay(
+        float(norms[0]),
+        float(norms[1]),
+        float(norms[2]),
+        1.0 - apart,
+        (kinds[0].unit_roundoff or 0.0) if same else 0.0,
+    )
 
 
 def with_third(verdict: Verdict, outputs: Sequence[ThreeWay]) -> Verdict:
@@ -95,29 +117,47 @@ def with_third(verdict: Verdict, outputs: Sequence[ThreeWay]) -> Verdict:
     worst = max(outputs, key=lambda o: o.ratio)
     size = worst.third or math.nan
     figures = {
-        "third_ratio": worst.ratio, "third_overlap": worst.overlap, "third_reference_err": worst.reference / size,
+        "third_ratio": worst.ratio,
+        "third_overlap": worst.overlap,
+        "third_reference_err": worst.reference / size,
         "third_target_err": worst.target / size,
-    }  # fmt: skip
+    }
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     return msgspec.structs.replace(verdict, numbers={**verdict.numbers, **finite})
 
 
-def judge_third(verdict: Verdict, inputs: Sequence[ThreeWay] | None, outputs: Sequence[ThreeWay], limits: Limits = LIMITS) -> Verdict:
+def judge_third(
+    verdict: Verdict,
+    inputs: Sequence[ThreeWay] | None,
+    outputs: Sequence[ThreeWay],
+    limits: Limits = LIMITS,
+) -> Verdict:
     """The verdict of a region that two dumps judged, looked at again with the third run.
 
-    inputs: of those tensors it read that differ, or None when not all of them are known. The target's error at the outputs, in
-    units of the reference's, over the same at the inputs (at least 1): up to `limits.third` it is noise or inherited, beyond
-    `limits.growth` introduced, at most "likely"; with unknown inputs only the former is told. Between, where the runs'
-    precisions differ, and where the reference is off by more than `limits.yardstick`, the two dumps' verdict stays.
+    inputs: of those tensors it read that differ, or None when not all of them are known. The
+    target's error at the outputs, in units of the reference's, over the same at the inputs (at
+    least 1): up to `limits.third` it is noise or inherited, beyond `limits.growth` introduced, at
+    most "likely"; with unknown inputs only the former is told. Between, where the runs' precisions
+    differ, and where the reference is off by more than `limits.yardstick`, the two dumps' verdict
+    stays.
     """
     verdict = with_third(verdict, outputs)
-    if verdict.evidence == "replay" or verdict.verdict not in ("noise", "inherited", "amplified", "introduced", "undetermined"):
+    if verdict.evidence == "replay" or verdict.verdict not in (
+        "noise",
+        "inherited",
+        "amplified",
+        "introduced",
+        "undetermined",
+    ):
         return verdict
     if any(o.u == 0.0 or o.reference > limits.yardstick * o.third for o in outputs):
         return verdict
     out, came_in = max(o.beyond for o in outputs), max([1.0, *(i.beyond for i in inputs or ())])
     relation = out / came_in if math.isfinite(came_in) else 1.0
-    said = f"{out:.3g} times the reference's own error against the third run, {came_in:.3g} times at its inputs"
+    said = (
+        f"{out:.3g} times the reference's own error against the third run, {came_in:.3g} "
+        "times at its inputs"
+    )
     if inputs is None:
         said = said.rpartition(",")[0]
     if relation <= limits.third:
@@ -126,14 +166,24 @@ def judge_third(verdict: Verdict, inputs: Sequence[ThreeWay] | None, outputs: Se
             name = "noise" if out <= limits.third else "inherited"
         return _three(verdict, name, "", None, f"{said}; {verdict.sentence}")
     if relation > limits.growth and inputs is not None:
-        return _three(verdict, "introduced", "likely", relation / limits.growth, f"{said}; {verdict.sentence}")
+        return _three(
+            verdict, "introduced", "likely", relation / limits.growth, f"{said}; {verdict.sentence}"
+        )
     return verdict
 
 
-def _three(verdict: Verdict, name: str, confidence: str, score: float | None, sentence: str) -> Verdict:
+def _three(
+    verdict: Verdict, name: str, confidence: str, score: float | None, sentence: str
+) -> Verdict:
     score = score if score is None or math.isfinite(score) else None
     return msgspec.structs.replace(
-        verdict, verdict=name, evidence="three-way", confidence=confidence, score=score, cause="", sentence=sentence
+        verdict,
+        verdict=name,
+        evidence="three-way",
+        confidence=confidence,
+        score=score,
+        cause="",
+        sentence=sentence,
     )
 
 

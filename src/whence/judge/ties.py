@@ -1,7 +1,9 @@
-"""Is another choice among scores a coin flip? An index is no number: it counts by how far apart the scores are that it chose between.
+"""Is another choice among scores a coin flip? An index is no number: it counts by how far apart the
+scores are that it chose between.
 
-Of two candidates whose scores are equal, or closer than rounding moves them, a correct run may choose either. Source: if no score is
-off by more than d, the score at a rank moves by at most d, and what the other run took at that rank is worth at most 2 d less.
+Of two candidates whose scores are equal, or closer than rounding moves them, a correct run may
+choose either. Source: if no score is off by more than d, the score at a rank moves by at most d,
+and what the other run took at that rank is worth at most 2 d less.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Noise = TypeVar("Noise", float, F64)
 _ROWS_THAT_TELL = 4  # rows in which a choice has the same ranks, from which on that is no chance
-_COMPETING = 4.0  # scores that many times as large as any that is chosen compete with none: masks are -10000 and more
+# scores that many times as large as any that is chosen compete with none: masks are -10000 and more
+_COMPETING = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Two candidates of one choice. row, rank: where; reference, target: which each side took; gap: of their scores; explained: by
-    how much rounding may close it.
+    """Two candidates of one choice. row, rank: where; reference, target: which each side took; gap:
+    of their scores; explained: by how much rounding may close it.
     """
 
     row: int
@@ -41,8 +44,9 @@ class Gap:
 class Followed:
     """A choice, with another run's in every row in which the two differ by ties alone.
 
-    indices: [rows, k]. tied: rows in which the other's was taken and is another. widest: of these, the pair furthest apart in units of
-    what rounding explains; wrong: rows in which rounding does not explain the other choice; worst: of these, the pair furthest apart.
+    indices: [rows, k]. tied: rows in which the other's was taken and is another. widest: of these,
+    the pair furthest apart in units of what rounding explains; wrong: rows in which rounding does
+    not explain the other choice; worst: of these, the pair furthest apart.
     """
 
     indices: I64
@@ -54,7 +58,9 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One operator that chooses, in sentences. tied: rows that chose otherwise among ties, of `rows`; first: the first few of them."""
+    """One operator that chooses, in sentences. tied: rows that chose otherwise among ties, of
+    `rows`; first: the first few of them.
+    """
 
     operator: str
     rows: int
@@ -69,9 +75,18 @@ class Choice:
         """What is said of the rows that chose otherwise among ties, "" when there are none."""
         if not self.tied or self.widest is None:
             return ""
-        rows = ", ".join(str(list(row)) for row in self.first) + (", ..." if self.tied > len(self.first) else "")
-        apart = f"at most {self.widest.gap:.3g} apart, rounding explains {self.widest.explained:.3g}" if self.widest.gap else "equal"
-        return f"{self.operator} chooses otherwise in {self.tied} of {self.rows} rows ({rows}), among scores that tie: {apart}"
+        rows = ", ".join(str(list(row)) for row in self.first) + (
+            ", ..." if self.tied > len(self.first) else ""
+        )
+        apart = (
+            f"at most {self.widest.gap:.3g} apart, rounding explains {self.widest.explained:.3g}"
+            if self.widest.gap
+            else "equal"
+        )
+        return (
+            f"{self.operator} chooses otherwise in {self.tied} of {self.rows} rows ({rows}), "
+            f"among scores that tie: {apart}"
+        )
 
     @property
     def of_the_wrong(self) -> str:
@@ -81,7 +96,10 @@ class Choice:
         worst = self.worst
         at = f"{self.operator} in row {list(self.where)}" if self.where else self.operator
         if math.isinf(worst.gap):
-            return f"{at} takes {worst.target} where the reference's operators take {worst.reference}, which no scores explain"
+            return (
+                f"{at} takes {worst.target} where the reference's operators take "
+                f"{worst.reference}, which no scores explain"
+            )
         return (
             f"{at} takes {worst.target} where the reference's operators take {worst.reference}: "
             f"their scores are {worst.gap:.3g} apart, rounding explains {worst.explained:.3g}"
@@ -91,13 +109,17 @@ class Choice:
 def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
     """By how much rounding moves each row's scores (one standard deviation), [rows, n].
 
-    wide, working: the scores, [rows, n], in wide arithmetic and in the dtype that the target works in. chosen: [rows, k], which are
-    taken. terms: the length of the longest sum behind a score.
+    wide, working: the scores, [rows, n], in wide arithmetic and in the dtype that the target works
+    in. chosen: [rows, k], which are taken. terms: the length of the longest sum behind a score.
     """
     size = np.where(np.isfinite(wide), np.abs(wide), 0.0)
     middle = np.median(size, axis=1, keepdims=True)
-    taken = np.take_along_axis(size, np.clip(chosen, 0, wide.shape[1] - 1), 1).max(axis=1, keepdims=True, initial=0.0)
-    competes = np.isfinite(wide) & np.isfinite(working) & (size <= _COMPETING * np.maximum(taken, middle))
+    taken = np.take_along_axis(size, np.clip(chosen, 0, wide.shape[1] - 1), 1).max(
+        axis=1, keepdims=True, initial=0.0
+    )
+    competes = (
+        np.isfinite(wide) & np.isfinite(working) & (size <= _COMPETING * np.maximum(taken, middle))
+    )
     with np.errstate(invalid="ignore"):
         off = np.where(competes, working - wide, 0.0) ** 2
     by_row = np.sqrt(off.sum(1, keepdims=True) / np.maximum(competes.sum(1, keepdims=True), 1))
@@ -109,12 +131,16 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
 
 
 def closed_by(noise: Noise, limits: Limits = LIMITS) -> Noise:
-    """The widest gap between two scores that noise of this standard deviation in each of them closes."""
+    """The widest gap between two scores that noise of this standard deviation in each of them
+    closes.
+    """
     return noise * limits.flip
 
 
 def explained_by(a: F64, b: F64, noise: F64, u: float, limits: Limits = LIMITS) -> F64:
-    """The widest gap between scores a and b that rounding closes: both rounded once, or moved by their noise."""
+    """The widest gap between scores a and b that rounding closes: both rounded once, or moved by
+    their noise.
+    """
     with np.errstate(invalid="ignore"):
         once = u * (np.abs(a) + np.abs(b))
     return np.asarray(np.maximum(np.where(np.isfinite(once), once, 0.0), closed_by(noise, limits)))
@@ -129,12 +155,21 @@ def distance(a: F64, b: F64) -> F64:
 
 
 def follow(
-    own: I64, other: I64, scores: F64, noise: F64, u: float, *, ordered: bool = True, distinct: bool = True, limits: Limits = LIMITS
-) -> Followed:  # fmt: skip
+    own: I64,
+    other: I64,
+    scores: F64,
+    noise: F64,
+    u: float,
+    *,
+    ordered: bool = True,
+    distinct: bool = True,
+    limits: Limits = LIMITS,
+) -> Followed:
     """`own`, with the rows of `other` that differ from it by ties alone.
 
-    own, other: [rows, k], what is chosen from scores [rows, n], by rank. noise: of `noise_of`. u: unit roundoff of the scores' dtype,
-    0 for exact kinds. ordered: do ranks count, or only which are chosen? distinct: is no candidate chosen twice in a row?
+    own, other: [rows, k], what is chosen from scores [rows, n], by rank. noise: of `noise_of`. u:
+    unit roundoff of the scores' dtype, 0 for exact kinds. ordered: do ranks count, or only which
+    are chosen? distinct: is no candidate chosen twice in a row?
     """
     n = scores.shape[1]
     differs = (own != other).any(axis=1)
@@ -146,7 +181,10 @@ def follow(
     inside = (theirs >= 0) & (theirs < n)
     held = np.where(inside, theirs, 0)
     if not ordered:
-        mine, held = (np.take_along_axis(x, np.argsort(np.take_along_axis(scores[rows], x, 1), axis=1), 1) for x in (mine, held))
+        mine, held = (
+            np.take_along_axis(x, np.argsort(np.take_along_axis(scores[rows], x, 1), axis=1), 1)
+            for x in (mine, held)
+        )
     a, b = (np.take_along_axis(scores[rows], x, 1) for x in (mine, held))
     moved = np.maximum(*(np.take_along_axis(noise[rows], x, 1) for x in (mine, held)))
     gap = np.where(inside if ordered else inside.all(axis=1, keepdims=True), distance(a, b), np.inf)
@@ -165,20 +203,35 @@ def follow(
         if not mask.any():
             return None
         i, j = np.unravel_index(int(np.argmax(np.where(mask, size, -1.0))), size.shape)
-        return Gap(int(rows[i]), int(j), int(mine[i, j]), int(held[i, j] if inside[i, j] else theirs[i, j]), float(gap[i, j]),
-                   float(explained[i, j]))  # fmt: skip
+        return Gap(
+            int(rows[i]),
+            int(j),
+            int(mine[i, j]),
+            int(held[i, j] if inside[i, j] else theirs[i, j]),
+            float(gap[i, j]),
+            float(explained[i, j]),
+        )
 
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(gap > 0, gap / explained, 0.0)
     swapped = (mine - held != 0) & ~bad.reshape(-1, 1)
-    return Followed(indices, tied, wrong, at(swapped, share), at(beyond & (mine != held), gap) or at(beyond, gap))
+    return Followed(
+        indices,
+        tied,
+        wrong,
+        at(swapped, share),
+        at(beyond & (mine != held), gap) or at(beyond, gap),
+    )
 
 
-def alternatives(own: I64, scores: F64, noise: F64, u: float, most: int, limits: Limits = LIMITS) -> list[I64]:
-    """Other choices that are as good as `own`, each for all rows at once: in the n-th, every row with n of them has its n-th.
+def alternatives(
+    own: I64, scores: F64, noise: F64, u: float, most: int, limits: Limits = LIMITS
+) -> list[I64]:
+    """Other choices that are as good as `own`, each for all rows at once: in the n-th, every row
+    with n of them has its n-th.
 
-    own, scores, noise, u: as for `follow`. most: how many. In each, one candidate that was taken is exchanged for one that was not, or
-    changes places with the next that was taken; nearest first.
+    own, scores, noise, u: as for `follow`. most: how many. In each, one candidate that was taken is
+    exchanged for one that was not, or changes places with the next that was taken; nearest first.
     """
     rows, k = own.shape
     taken = np.zeros(scores.shape, bool)
@@ -212,8 +265,9 @@ def alternatives(own: I64, scores: F64, noise: F64, u: float, most: int, limits:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Indices of two runs, each judged by its own scores. tied: rows in which the target's are others, and hold what the ranks ask for;
-    wrong: rows in which they do not; worst: of these, the pair furthest apart.
+    """Indices of two runs, each judged by its own scores. tied: rows in which the target's are
+    others, and hold what the ranks ask for; wrong: rows in which they do not; worst: of these, the
+    pair furthest apart.
     """
 
     tied: Mask
@@ -222,14 +276,21 @@ class Ranked:
 
 
 def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> Ranked | None:
-    """Does what the target chose have the ranks among its own scores that the reference's has among the reference's?
+    """Does what the target chose have the ranks among its own scores that the reference's has among
+    the reference's?
 
-    Without the operator, what the reference chose tells the ranks: those of a top-k, a sort, an argmax, or the same ranks in all of
-    several rows. None where these are no ranks of such a choice, or the extents do not fit. own, other: [rows, k]; scores, others_scores:
-    [rows, n]; u: unit roundoff of the coarser of both.
+    Without the operator, what the reference chose tells the ranks: those of a top-k, a sort, an
+    argmax, or the same ranks in all of several rows. None where these are no ranks of such a
+    choice, or the extents do not fit. own, other: [rows, k]; scores, others_scores: [rows, n]; u:
+    unit roundoff of the coarser of both.
     """
     n = scores.shape[1]
-    if scores.shape != others_scores.shape or own.min(initial=0) < 0 or own.max(initial=0) >= n or np.isnan(scores).any():
+    if (
+        scores.shape != others_scores.shape
+        or own.min(initial=0) < 0
+        or own.max(initial=0) >= n
+        or np.isnan(scores).any()
+    ):
         return None
     lowest, highest = _ranks(scores, own)
     at, last = lowest.max(axis=0), highest.min(axis=0)
@@ -252,12 +313,16 @@ def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> 
     if bad.any():
         i, j = np.unravel_index(int(np.argmax(np.where(gap > explained, gap, -1.0))), gap.shape)
         rank = np.argsort(others_scores[i], kind="stable")[asked[i, j]]
-        worst = Gap(int(i), int(j), int(rank), int(other[i, j]), float(gap[i, j]), float(explained[i, j]))
+        worst = Gap(
+            int(i), int(j), int(rank), int(other[i, j]), float(gap[i, j]), float(explained[i, j])
+        )
     return Ranked(differs & ~bad, bad, worst)
 
 
 def _ranks(scores: F64, chosen: I64) -> tuple[I64, I64]:
-    """The lowest and the highest rank, counted from the smallest, that each chosen candidate can have among equals."""
+    """The lowest and the highest rank, counted from the smallest, that each chosen candidate can
+    have among equals.
+    """
     order = np.argsort(scores, axis=1, kind="stable")
     values = np.take_along_axis(scores, order, 1)
     place = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)

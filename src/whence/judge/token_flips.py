@@ -1,10 +1,13 @@
-"""Is a token that two runs choose differently a coin flip or a fault? And are logits further apart than rounding takes them?
+"""Is a token that two runs choose differently a coin flip or a fault? And are logits further apart
+than rounding takes them?
 
-A token flips when the logits of two candidates change places: their difference must move by the gap between them. If logits carry
-independent errors of standard deviation s, that difference carries sqrt(2) s, so a gap of more than `LIMITS.flip` s (4.2 standard
-deviations of the difference) is not closed by rounding. s is measured where both runs had the same tokens before them; the whole
-vocabulary tells it, so the two candidates themselves hardly enter. A fault must not be taken for the noise it is measured by:
-what jumps out of what was measured before, or above what rounding can make at all, joins no measurement.
+A token flips when the logits of two candidates change places: their difference must move by the gap
+between them. If logits carry independent errors of standard deviation s, that difference carries
+sqrt(2) s, so a gap of more than `LIMITS.flip` s (4.2 standard deviations of the difference) is not
+closed by rounding. s is measured where both runs had the same tokens before them; the whole
+vocabulary tells it, so the two candidates themselves hardly enter. A fault must not be taken for
+the noise it is measured by: what jumps out of what was measured before, or above what rounding can
+make at all, joins no measurement.
 """
 
 from __future__ import annotations
@@ -20,16 +23,19 @@ from whence.metrics.logits import LogitFigures
 
 _MOST_16 = 0.05  # of what rounding makes of the outputs of a model at 16 bits
 _FEW = 3  # measurements from which on a median means something
-# So many tokens in a row whose median is that much above what was measured before: alone each could be chance.
+# So many tokens in a row whose median is that much above what was measured before: alone each could
+# be chance.
 _WINDOW, _LASTING = 8, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What one token's logits mean. noise: standard deviation of a logit that rounding explains here, in logits; None: not known.
+    """What one token's logits mean. noise: standard deviation of a logit that rounding explains
+    here, in logits; None: not known.
 
-    off: logits further apart than that by `score` times what is allowed (> 1). flip: "" where both choose the same token, else
-    "explained" or "unexplained". score: of the flip, gap over what noise closes, or of `off`; the larger where a token is both.
+    off: logits further apart than that by `score` times what is allowed (> 1). flip: "" where both
+    choose the same token, else "explained" or "unexplained". score: of the flip, gap over what
+    noise closes, or of `off`; the larger where a token is both.
     """
 
     noise: float | None
@@ -39,21 +45,32 @@ class Judged:
 
 
 def most(unit_roundoff: float) -> float:
-    """Relative error of logits that rounding alone may make in a model that works at this unit roundoff; inf for 0 (not known)."""
+    """Relative error of logits that rounding alone may make in a model that works at this unit
+    roundoff; inf for 0 (not known).
+    """
     if not unit_roundoff:
         return math.inf
-    return LIMITS.otherwise * unit_roundoff if unit_roundoff <= U32 else max(_MOST_16, 10 * unit_roundoff)
+    return (
+        LIMITS.otherwise * unit_roundoff
+        if unit_roundoff <= U32
+        else max(_MOST_16, 10 * unit_roundoff)
+    )
 
 
 def judged(
-    figures: Sequence[LogitFigures], unit_roundoff: float, again: Sequence[float] = (), faulty: Sequence[float] = ()
+    figures: Sequence[LogitFigures],
+    unit_roundoff: float,
+    again: Sequence[float] = (),
+    faulty: Sequence[float] = (),
 ) -> list[Judged]:
-    """Judge tokens in the order in which they were made; every one with the same tokens before it in both runs.
+    """Judge tokens in the order in which they were made; every one with the same tokens before it
+    in both runs.
 
-    unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing (quantised). again: relative errors of
-    logits between runs of the reference, which noise is then at least. faulty: 0, or for a token whose logits a proven fault
-    reaches the unit roundoff of its arithmetic: such a token measures nothing, and only what was measured elsewhere, or else
-    what rounding makes at most, explains another choice.
+    unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing
+    (quantised). again: relative errors of logits between runs of the reference, which noise is then
+    at least. faulty: 0, or for a token whose logits a proven fault reaches the unit roundoff of its
+    arithmetic: such a token measures nothing, and only what was measured elsewhere, or else what
+    rounding makes at most, explains another choice.
     """
     ceiling = most(unit_roundoff)
     errors = [f.rel_logit_err for f in figures]
@@ -83,6 +100,19 @@ def judged(
             out.append(Judged(noise, off, "", score))
             continue
         closed = closed_by(noise) if noise is not None else math.inf
-        by = math.inf if one.nonfinite or (one.gap and not closed) else one.gap / closed if closed else 0.0
-        out.append(Judged(noise, off, "explained" if by <= 1 else "unexplained", max(by, score) if off and by > 1 else by))
+        by = (
+            math.inf
+            if one.nonfinite or (one.gap and not closed)
+            else one.gap / closed
+            if closed
+            else 0.0
+        )
+        out.append(
+            Judged(
+                noise,
+                off,
+                "explained" if by <= 1 else "unexplained",
+                max(by, score) if off and by > 1 else by,
+            )
+        )
     return out

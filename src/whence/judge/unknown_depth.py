@@ -1,7 +1,9 @@
-"""Tensors between which nobody knows how many operators lie: recorded inputs and outputs, a call that shows no inside.
+"""Tensors between which nobody knows how many operators lie: recorded inputs and outputs, a call
+that shows no inside.
 
-By how much rounding grows in a network of unknown depth is not known, so growth is no evidence there. Evidence is what rounding cannot
-make at any depth: a NaN, a pattern (`judge.patterns`), an error larger than rounding leaves of any network that still works.
+By how much rounding grows in a network of unknown depth is not known, so growth is no evidence
+there. Evidence is what rounding cannot make at any depth: a NaN, a pattern (`judge.patterns`), an
+error larger than rounding leaves of any network that still works.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from whence.judge.limits import LIMITS, Limits
 from whence.results import Verdict
 
 RECORD_MORE = (
-    "to decide it, capture both runs with their modules (`whence capture`), which can be replayed, or record more tensors in between"
+    "to decide it, capture both runs with their modules (`whence capture`), which can "
+    "be replayed, or record more tensors in between"
 )
 KEEP_ELEMENTS = "to decide it, record the elements of the outputs too"
 RECORD_SCORES = "to decide it, record the scores that they were chosen by"
@@ -26,26 +29,47 @@ _ENOUGH = 2  # tensors in float32 that agree show that a network does not round 
 
 
 def judge_unseen(
-    verdict: Verdict, growth: Growth, u: float, before: Sequence[Error] | None, look: Callable[[], Sight | None],
-    *, next_step: str = RECORD_MORE, limits: Limits = LIMITS,
-) -> Verdict:  # fmt: skip
+    verdict: Verdict,
+    growth: Growth,
+    u: float,
+    before: Sequence[Error] | None,
+    look: Callable[[], Sight | None],
+    *,
+    next_step: str = RECORD_MORE,
+    limits: Limits = LIMITS,
+) -> Verdict:
     """The verdict of such a tensor after that of its growth.
 
-    u: unit roundoff of the pair, 0 for an exact kind. before: errors of what was seen before it, None where nothing was. look: what its
-    elements show, None where they are not known; asked only where it matters. next_step: what would decide an open case, as a sentence.
+    u: unit roundoff of the pair, 0 for an exact kind. before: errors of what was seen before it,
+    None where nothing was. look: what its elements show, None where they are not known; asked only
+    where it matters. next_step: what would decide an open case, as a sentence.
     """
-    if growth.verdict == "identical" or not growth.evidence or growth.evidence not in ("two dumps", "statistics"):
+    if (
+        growth.verdict == "identical"
+        or not growth.evidence
+        or growth.evidence not in ("two dumps", "statistics")
+    ):
         return verdict
     if u == 0.0:
         return _of_integers(verdict, growth)
     if growth.evidence == "statistics" and growth.e_out <= limits.far:
-        unknown = msgspec.structs.replace(verdict, numbers={**verdict.numbers, "e_out": growth.e_out or None})
-        return _open(unknown, f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements", KEEP_ELEMENTS)
+        unknown = msgspec.structs.replace(
+            verdict, numbers={**verdict.numbers, "e_out": growth.e_out or None}
+        )
+        return _open(
+            unknown,
+            f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements",
+            KEEP_ELEMENTS,
+        )
     room = limits.within(u)
     if growth.e_out <= room:
         return _within(verdict, growth, u, room)
     if before is None:
-        return _open(verdict, f"differs by rel_l2 {growth.e_out:.2g}, and nothing before it is seen", RECORD_INPUTS)
+        return _open(
+            verdict,
+            f"differs by rel_l2 {growth.e_out:.2g}, and nothing before it is seen",
+            RECORD_INPUTS,
+        )
     if math.isinf(growth.e_out):
         return verdict
     if growth.e_in > room and growth.growth <= limits.growth:
@@ -56,9 +80,12 @@ def judge_unseen(
     far = _far(u, before, limits)
     typical = growth.e_out if seen is None else min(growth.e_out, seen.typical)
     if typical > max(far, limits.growth * growth.e_in):
-        return _introduced(verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works")
+        return _introduced(
+            verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works"
+        )
     said = (
-        f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in: more than the {room:.2g} that rounding usually grows to, "
+        f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in: more than the "
+        f"{room:.2g} that rounding usually grows to, "
         "and how many operators lie between is not known"
     )
     return _open(verdict, said, next_step)
@@ -67,22 +94,38 @@ def judge_unseen(
 def _of_integers(verdict: Verdict, growth: Growth) -> Verdict:
     if verdict.verdict != "introduced":
         return verdict
-    return _open(verdict, "integers differ, and may be chosen by scores that are nearly equal", RECORD_SCORES)
+    return _open(
+        verdict, "integers differ, and may be chosen by scores that are nearly equal", RECORD_SCORES
+    )
 
 
 def _within(verdict: Verdict, growth: Growth, u: float, room: float) -> Verdict:
     if verdict.verdict in ("noise", "inherited"):
         return verdict
     name = "inherited" if growth.e_in > 2 * u else "noise"
-    sentence = f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in operators that nobody sees may make"
-    return msgspec.structs.replace(verdict, verdict=name, confidence="", score=None, sentence=sentence)
+    sentence = (
+        f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
+        "operators that nobody sees may make"
+    )
+    return msgspec.structs.replace(
+        verdict, verdict=name, confidence="", score=None, sentence=sentence
+    )
 
 
 def _far(u: float, before: Sequence[Error], limits: Limits) -> float:
-    """The error that no rounding makes. What is stored in float32 may have been computed in 16 bits, unless what came before did not."""
+    """The error that no rounding makes. What is stored in float32 may have been computed in 16
+    bits, unless what came before did not.
+    """
     if u > _COARSE or any(e.codes for e in before):
         return limits.far_16
-    exact = sum(1 for e in before if 0 < e.u < _SIXTEEN and u < _SIXTEEN and e.value is not None and e.value <= limits.within(e.u))
+    exact = sum(
+        1
+        for e in before
+        if 0 < e.u < _SIXTEEN
+        and u < _SIXTEEN
+        and e.value is not None
+        and e.value <= limits.within(e.u)
+    )
     return limits.far_seen if exact >= _ENOUGH else limits.far
 
 
@@ -90,12 +133,21 @@ def _introduced(verdict: Verdict, growth: Growth, why: str) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
     score = verdict.score if verdict.score is not None else growth.score()
     return msgspec.structs.replace(
-        verdict, verdict="introduced", confidence="likely", score=score if math.isfinite(score) else None, sentence=f"{size}: {why}"
+        verdict,
+        verdict="introduced",
+        confidence="likely",
+        score=score if math.isfinite(score) else None,
+        sentence=f"{size}: {why}",
     )
 
 
 def _open(verdict: Verdict, said: str, next_step: str) -> Verdict:
-    return msgspec.structs.replace(verdict, verdict="undetermined", confidence="", score=None, sentence=f"{said}; {next_step}")
+    return msgspec.structs.replace(
+        verdict, verdict="undetermined", confidence="", score=None, sentence=f"{said}; {next_step}"
+    )
 
 
-_SIXTEEN, _COARSE = 1e-5, 1e-3  # unit roundoffs of 16 bits and fewer, and of bfloat16 and coarser, lie above
+_SIXTEEN, _COARSE = (
+    1e-5,
+    1e-3,
+)  # unit roundoffs of 16 bits and fewer, and of bfloat16 and coarser, lie above

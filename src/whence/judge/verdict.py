@@ -1,4 +1,6 @@
-"""One verdict per region, from whatever evidence there is: exact level, then replay, then two dumps."""
+"""One verdict per region, from whatever evidence there is: exact level, then replay, then two
+dumps.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ from whence.results import Verdict
 class LeafEvidence:
     """All that is known of one leaf call.
 
-    inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local: per output, figures of
-    the replay on the target's inputs, or None with `no_replay` saying why. structural: a sentence when outputs cannot face
-    each other although the inputs do. u: unit roundoff of the coarser side. cause: what a flagged replay is due to, once known.
-    repeats: how many calls of the same operator on tensors of the same form gave the same bits on both sides (`judge.repeated`).
+    inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local:
+    per output, figures of the replay on the target's inputs, or None with `no_replay` saying why.
+    structural: a sentence when outputs cannot face each other although the inputs do. u: unit
+    roundoff of the coarser side. cause: what a flagged replay is due to, once known. repeats: how
+    many calls of the same operator on tensors of the same form gave the same bits on both sides
+    (`judge.repeated`).
     """
 
     pair: int
@@ -47,33 +51,62 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u, limits), evidence, limits)
     numbers = _of_growth(growth)
     if evidence.structural:
-        return Verdict(evidence.pair, "structural", evidence="two dumps", confidence="likely", cause="structural", numbers=numbers,
-                       sentence=evidence.structural)  # fmt: skip
+        return Verdict(
+            evidence.pair,
+            "structural",
+            evidence="two dumps",
+            confidence="likely",
+            cause="structural",
+            numbers=numbers,
+            sentence=evidence.structural,
+        )
     wrong = [(slot, p) for slot, p in evidence.parameters if p.comparable and not p.equal]
     if wrong:
         slot, difference = wrong[0]
         numbers |= difference.numbers or {}
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return Verdict(evidence.pair, "param-diff", evidence="two dumps", confidence="certain", cause="parameter", numbers=numbers,
-                       sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}", slot=slot)  # fmt: skip
+        return Verdict(
+            evidence.pair,
+            "param-diff",
+            evidence="two dumps",
+            confidence="certain",
+            cause="parameter",
+            numbers=numbers,
+            sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}",
+            slot=slot,
+        )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
-        return Verdict(evidence.pair, "identical", evidence="two dumps", numbers=numbers, sentence="bitwise equal")
+        return Verdict(
+            evidence.pair,
+            "identical",
+            evidence="two dumps",
+            numbers=numbers,
+            sentence="bitwise equal",
+        )
     if evidence.parameters and not evidence.outputs:
         return _of_parameters(evidence)
     if evidence.local:
         return _from_replay(evidence, growth, numbers, limits)
     found = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
     if growth.repeats:
-        times = f"{growth.repeats} other calls of it give" if growth.repeats > 1 else "another call of it gives"
-        found = msgspec.structs.replace(found, sentence=f"{found.sentence}; {times} the same bits on both sides")
+        times = (
+            f"{growth.repeats} other calls of it give"
+            if growth.repeats > 1
+            else "another call of it gives"
+        )
+        found = msgspec.structs.replace(
+            found, sentence=f"{found.sentence}; {times} the same bits on both sides"
+        )
     return found
 
 
 def repeated(growth: Growth, evidence: LeafEvidence, limits: Limits = LIMITS) -> Growth:
-    """The growth of a call that others like it speak against: `introduced` where 16 bits alone would let it pass.
+    """The growth of a call that others like it speak against: `introduced` where 16 bits alone
+    would let it pass.
 
-    16 bits allow an operator that is computed otherwise ten roundings. Where other calls of the same operator on tensors of the same
-    form give the same bits on both sides, it is not computed otherwise: equal inputs then leave it `limits.amplified` bands at most.
+    16 bits allow an operator that is computed otherwise ten roundings. Where other calls of the
+    same operator on tensors of the same form give the same bits on both sides, it is not computed
+    otherwise: equal inputs then leave it `limits.amplified` bands at most.
     """
     enough = evidence.repeats >= limits.repeats and growth.e_in == 0 and evidence.u > U32
     if not (enough and growth.verdict == "amplified" and growth.evidence == "two dumps"):
@@ -82,32 +115,60 @@ def repeated(growth: Growth, evidence: LeafEvidence, limits: Limits = LIMITS) ->
 
 
 def _of_parameters(evidence: LeafEvidence) -> Verdict:
-    """The verdict of a call of which there are parameters only, none of them known to differ: a checkpoint."""
+    """The verdict of a call of which there are parameters only, none of them known to differ: a
+    checkpoint.
+    """
     unknown = [(slot, p) for slot, p in evidence.parameters if not p.comparable]
     if not unknown:
-        return Verdict(evidence.pair, "noise", evidence="two dumps", sentence="its parameters are equal in the coarser dtype")
+        return Verdict(
+            evidence.pair,
+            "noise",
+            evidence="two dumps",
+            sentence="its parameters are equal in the coarser dtype",
+        )
     slot, difference = unknown[0]
     more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
     # Nothing of it is known to agree.
-    return Verdict(evidence.pair, "undetermined", evidence="two dumps", numbers={"e_out": 1.0}, slot=slot,
-                   sentence=f"{slot.removeprefix('param.')}: {difference.sentence}{more}")  # fmt: skip
+    return Verdict(
+        evidence.pair,
+        "undetermined",
+        evidence="two dumps",
+        numbers={"e_out": 1.0},
+        slot=slot,
+        sentence=f"{slot.removeprefix('param.')}: {difference.sentence}{more}",
+    )
 
 
-def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, float | None], limits: Limits) -> Verdict:
+def _from_replay(
+    evidence: LeafEvidence, growth: Growth, numbers: dict[str, float | None], limits: Limits
+) -> Verdict:
     assert evidence.local
     slot, worst = max(evidence.local, key=lambda item: item[1].score)
     numbers |= {
-        "rho": _finite(worst.rho), "z": _finite(worst.z), "slope": worst.structure.slope, "slope_z": _finite(worst.structure.slope_z),
-        "error_rel": _finite(worst.error_rel), "floor_rel": _finite(worst.floor_rel), "inherited_rel": worst.inherited_rel,
+        "rho": _finite(worst.rho),
+        "z": _finite(worst.z),
+        "slope": worst.structure.slope,
+        "slope_z": _finite(worst.structure.slope_z),
+        "error_rel": _finite(worst.error_rel),
+        "floor_rel": _finite(worst.floor_rel),
+        "inherited_rel": worst.inherited_rel,
         "reference_rel": worst.reference_rel,
-    }  # fmt: skip
+    }
     if evidence.broken:
         return Verdict(
-            evidence.pair, "introduced", evidence="replay", confidence="likely", score=_finite(evidence.broken), cause="kernel",
-            numbers=numbers, slot=slot, side="reference",
-            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} times beyond the rounding of its own "
+            evidence.pair,
+            "introduced",
+            evidence="replay",
+            confidence="likely",
+            score=_finite(evidence.broken),
+            cause="kernel",
+            numbers=numbers,
+            slot=slot,
+            side="reference",
+            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
+            "times beyond the rounding of its own "
             "operators, run again on its own inputs; the target agrees with them",
-        )  # fmt: skip
+        )
     said = sentences.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
@@ -118,41 +179,86 @@ def _from_replay(evidence: LeafEvidence, growth: Growth, numbers: dict[str, floa
 
     def verdict(name: str, sentence: str, confidence: str = "", cause: str = "") -> Verdict:
         return Verdict(
-            evidence.pair, name, evidence="replay", confidence=confidence, score=_finite(score), cause=cause, numbers=numbers,
-            sentence=sentence, slot=slot,
-        )  # fmt: skip
+            evidence.pair,
+            name,
+            evidence="replay",
+            confidence=confidence,
+            score=_finite(score),
+            cause=cause,
+            numbers=numbers,
+            sentence=sentence,
+            slot=slot,
+        )
 
     if score > 1:
-        low_precision = worst.u > 1e-5 and worst.rho <= limits.precision_rho and not worst.structured and math.isfinite(score)
+        low_precision = (
+            worst.u > 1e-5
+            and worst.rho <= limits.precision_rho
+            and not worst.structured
+            and math.isfinite(score)
+        )
         if low_precision:
-            return verdict("precision", f"{said}; unstructured, as from a low-precision intermediate")
+            return verdict(
+                "precision", f"{said}; unstructured, as from a low-precision intermediate"
+            )
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
         confidence = "certain" if score >= limits.certain else "likely"
-        return verdict("introduced", f"introduced here: {said}{because}", confidence, evidence.cause)
+        return verdict(
+            "introduced", f"introduced here: {said}{because}", confidence, evidence.cause
+        )
     confidence = "suspect" if score > limits.suspect else ""
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
         return verdict("noise", f"rounding: {said}", confidence)
     if inherited > 5 * growth.e_in > 0:
-        return verdict("amplified", f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {said}", confidence)
+        return verdict(
+            "amplified",
+            f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {said}",
+            confidence,
+        )
     return verdict("inherited", f"inherited: {said}", confidence)
 
 
-def judge_region(pair: int, stretch: int, growth: Growth, numbers: dict[str, float | None] | None = None, *, note: str = "") -> Verdict:
-    """The verdict of a region that could not be replayed: growth between two dumps, at most `likely`."""
+def judge_region(
+    pair: int,
+    stretch: int,
+    growth: Growth,
+    numbers: dict[str, float | None] | None = None,
+    *,
+    note: str = "",
+) -> Verdict:
+    """The verdict of a region that could not be replayed: growth between two dumps, at most
+    `likely`.
+    """
     if numbers is None:
         numbers = _of_growth(growth)
     why = f"; no replay: {note}" if note else ""
     sentence = sentences.of_growth(growth) + why
     if growth.verdict == "identical":
-        return Verdict(pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal")
+        return Verdict(
+            pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal"
+        )
     if growth.verdict == "introduced":
-        return Verdict(pair, "introduced", stretch, growth.evidence, "likely", _finite(growth.score()), "", numbers, sentence)
+        return Verdict(
+            pair,
+            "introduced",
+            stretch,
+            growth.evidence,
+            "likely",
+            _finite(growth.score()),
+            "",
+            numbers,
+            sentence,
+        )
     return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
 
 
 def _of_growth(growth: Growth) -> dict[str, float | None]:
-    numbers = {"e_in": _finite(growth.e_in), "e_out": _finite(growth.e_out), "growth": _finite(growth.growth)}
+    numbers = {
+        "e_in": _finite(growth.e_in),
+        "e_out": _finite(growth.e_out),
+        "growth": _finite(growth.growth),
+    }
     return numbers | ({"spread": _finite(growth.spread)} if growth.spread else {})
 
 

@@ -1,7 +1,8 @@
 """Numbers from two aligned arrays. No threshold anywhere.
 
-One pass over the bytes of a pair fills accumulators (compiled, or numpy: `pairs`, `plain`); each metric is a few lines that
-read them (`agreement`, `distance`, `similarity`, ...). METRICS lists them all; `docs/metrics.md` is their reference.
+One pass over the bytes of a pair fills accumulators (compiled, or numpy: `pairs`, `plain`); each
+metric is a few lines that read them (`agreement`, `distance`, `similarity`, ...). METRICS lists
+them all; `docs/metrics.md` is their reference.
 """
 
 from __future__ import annotations
@@ -12,4 +13,16 @@ from whence.metrics.error_profile import Closely, Heat, closely
 from whence.metrics.measure import METRICS, TIERS, measure, measure_many
 from whence.metrics.metric import Metric
 
-__all__ = ["METRICS", "TIERS", "Closely", "Custom", "Heat", "Metric", "closely", "histogram_edges", "installed", "measure", "measure_many"]
+__all__ = [
+    "METRICS",
+    "TIERS",
+    "Closely",
+    "Custom",
+    "Heat",
+    "Metric",
+    "closely",
+    "histogram_edges",
+    "installed",
+    "measure",
+    "measure_many",
+]

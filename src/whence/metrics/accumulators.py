@@ -1,7 +1,9 @@
-"""What one pass over a pair leaves behind: a row of sums, counts and extremes from which every metric follows.
+"""What one pass over a pair leaves behind: a row of sums, counts and extremes from which every
+metric follows.
 
-The passes (`whence._kernels.compare`, `plain.accumulate`) fill rows, `join` makes one row of the chunks of a large tensor,
-and the metric files read columns by name. Columns are listed in `whence._kernels` (F_NAMES, I_NAMES).
+The passes (`whence._kernels.compare`, `plain.accumulate`) fill rows, `join` makes one row of the
+chunks of a large tensor, and the metric files read columns by name. Columns are listed in
+`whence._kernels` (F_NAMES, I_NAMES).
 """
 
 from __future__ import annotations
@@ -25,22 +27,42 @@ _F_EMPTY[[F["r_min"], F["t_min"]]] = np.inf
 _F_EMPTY[[F["r_max"], F["t_max"]]] = -np.inf
 _F_EMPTY[[F["ad_max"], F["row_worst"], F["channel_worst"]]] = -1.0
 SCALES = [F[name] for name in ("r_scale", "t_scale", "rr_scale", "tt_scale", "dd_scale")]
-"""What the values were multiplied by before they were summed: by side, and over the places finite on both."""
+"""What the values were multiplied by before they were summed: by side, and over the places finite
+on both.
+"""
 _F_EMPTY[SCALES] = 1.0
 _I_EMPTY = np.zeros(NI, np.int64)
 _PLACES = [I[name] for name in ("ad_index", "bad_index", "row_index", "channel_index", "ad_block")]
 _I_EMPTY[_PLACES] = -1
-_F_SUMS = [F[n] for n in ("r_sum", "t_sum", "r_sq", "t_sq", "rr", "tt", "rt", "dd", "d_sum", "ad_sum", "rel_sum", "ulp_sum")]
+_F_SUMS = [
+    F[n]
+    for n in (
+        "r_sum",
+        "t_sum",
+        "r_sq",
+        "t_sq",
+        "rr",
+        "tt",
+        "rt",
+        "dd",
+        "d_sum",
+        "ad_sum",
+        "rel_sum",
+        "ulp_sum",
+    )
+]
 _I_SUMS = [i for i in range(NI) if i not in _PLACES]
 
 
 @dataclass(slots=True)
 class Accumulators:
-    """Rows of k pairs. floats (k, NF), ints (k, NI), histogram (k, BINS), and what the metrics must know of the arrays.
+    """Rows of k pairs. floats (k, NF), ints (k, NI), histogram (k, BINS), and what the metrics must
+    know of the arrays.
 
-    channels: length of the last axis where rows and channels were measured, else 0. ulp: both sides are one float dtype.
-    signed: opposite signs mean something (not for complex). r_top, t_top: largest finite magnitude of the dtype where
-    reaching it means saturation (floating-point), else inf. permuted: 1, 0, or NaN where it was not looked at.
+    channels: length of the last axis where rows and channels were measured, else 0. ulp: both sides
+    are one float dtype. signed: opposite signs mean something (not for complex). r_top, t_top:
+    largest finite magnitude of the dtype where reaching it means saturation (floating-point), else
+    inf. permuted: 1, 0, or NaN where it was not looked at.
     """
 
     floats: Floats
@@ -54,9 +76,15 @@ class Accumulators:
     permuted: Floats
 
     def __getitem__(self, column: str) -> Floats:
-        """A column of the pass, as float64, one value a pair. Raises KeyError for a name that is not one."""
+        """A column of the pass, as float64, one value a pair. Raises KeyError for a name that is
+        not one.
+        """
         place = F.get(column)
-        return self.floats[:, place] if place is not None else self.ints[:, I[column]].astype(np.float64)
+        return (
+            self.floats[:, place]
+            if place is not None
+            else self.ints[:, I[column]].astype(np.float64)
+        )
 
 
 def empty(count: int) -> Accumulators:
@@ -76,10 +104,12 @@ def empty(count: int) -> Accumulators:
 
 @np.errstate(all="ignore")
 def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int) -> None:
-    """Add row 0 of `part`, a chunk that begins at flat element `offset` and row `rows_before`, to row 0 of `whole`.
+    """Add row 0 of `part`, a chunk that begins at flat element `offset` and row `rows_before`, to
+    row 0 of `whole`.
 
-    Chunks come in order, so that the first of equal extremes wins. Squared deviations are joined by the formula of Chan,
-    Golub and LeVeque (1979). Worst channels are not joined here: they follow from the sums over all chunks.
+    Chunks come in order, so that the first of equal extremes wins. Squared deviations are joined by
+    the formula of Chan, Golub and LeVeque (1979). Worst channels are not joined here: they follow
+    from the sums over all chunks.
     """
     wf, wi, pf, pi = whole.floats[0], whole.ints[0], part.floats[0], part.ints[0]
     for side in ("r", "t"):
@@ -94,7 +124,10 @@ def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int)
     whole.histogram[0] += part.histogram[0]
     for largest in ("rel_max", "ulp_max"):
         wf[F[largest]] = max(wf[F[largest]], pf[F[largest]])
-    for largest, place, start in (("ad_max", "ad_index", offset), ("row_worst", "row_index", rows_before)):
+    for largest, place, start in (
+        ("ad_max", "ad_index", offset),
+        ("row_worst", "row_index", rows_before),
+    ):
         if pf[F[largest]] > wf[F[largest]]:
             wf[F[largest]] = pf[F[largest]]
             wi[I[place]] = pi[I[place]] + start if pi[I[place]] >= 0 else -1
@@ -103,7 +136,9 @@ def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int)
 
 
 def worst_channel(whole: Accumulators, errors: Floats, references: Floats) -> None:
-    """Set the worst channel of row 0 from the 2-norms of error and reference of every channel, both (channels,)."""
+    """Set the worst channel of row 0 from the 2-norms of error and reference of every channel, both
+    (channels,).
+    """
     with np.errstate(all="ignore"):
         ratio = np.where(errors == 0.0, 0.0, errors / references)
     place = int(ratio.argmax())
@@ -113,9 +148,10 @@ def worst_channel(whole: Accumulators, errors: Floats, references: Floats) -> No
 
 
 def edges() -> tuple[float, ...]:
-    """Lower edges of the bins of `Measured.histogram`; bin k counts edges[k] <= |t - r| < edges[k + 1].
+    """Lower edges of the bins of `Measured.histogram`; bin k counts edges[k] <= |t - r| < edges[k +
+    1].
 
-    Bin 0 holds exactly zero and nothing else; bin 1 every smaller error than 2^-46; the last one everything from 2^15 up.
-    Only places where both sides are finite are counted.
+    Bin 0 holds exactly zero and nothing else; bin 1 every smaller error than 2^-46; the last one
+    everything from 2^15 up. Only places where both sides are finite are counted.
     """
     return (0.0, math.ulp(0.0), *(2.0 ** (k - 48) for k in range(2, BINS)))

@@ -21,24 +21,44 @@ def _close(a: Accumulators) -> Floats:
 
 
 METRICS = (
-    Metric("compared", "core", "places where both sides are finite; the error figures are taken over these", "count", lambda a: a["pairs"]),
+    Metric(
+        "compared",
+        "core",
+        "places where both sides are finite; the error figures are taken over these",
+        "count",
+        lambda a: a["pairs"],
+    ),
     Metric(
         "values_equal",
         "core",
-        "1 if every element has the same value on both sides whatever the dtypes (0 equals -0, NaN equals NaN), else 0",
+        "1 if every element has the same value on both sides whatever the dtypes (0 equals -0, "
+        "NaN equals NaN), else 0",
         "exact comparison",
         _all_equal,
     ),
-    Metric("equal_count", "core", "elements with the same value on both sides, equal infinities included, NaN not", "count", _equal),
+    Metric(
+        "equal_count",
+        "core",
+        "elements with the same value on both sides, equal infinities included, NaN not",
+        "count",
+        _equal,
+    ),
     Metric(
         "close_share",
         "core",
-        "share of elements with |t - r| <= atol + rtol |r|; equal infinities are close, places with NaN on both sides are left out",
+        "share of elements with |t - r| <= atol + rtol |r|; equal infinities are close, places "
+        "with NaN on both sides are left out",
         "numpy.isclose with the reference as second argument",
         _close,
         "every element is NaN on both sides",
     ),
-    Metric("nan_mismatch", "core", "places where exactly one side is NaN", "count", lambda a: a["nan_mismatch"]),
+    Metric(
+        "nan_mismatch",
+        "core",
+        "places where exactly one side is NaN",
+        "count",
+        lambda a: a["nan_mismatch"],
+    ),
     Metric(
         "inf_mismatch",
         "core",
@@ -46,8 +66,16 @@ METRICS = (
         "count",
         lambda a: a["inf_mismatch"],
     ),
-    Metric("nan_matched", "core", "places where both sides are NaN", "count", lambda a: a["nan_both"]),
-    Metric("inf_matched", "core", "places where both sides are the same Inf", "count", lambda a: a["inf_match"]),
+    Metric(
+        "nan_matched", "core", "places where both sides are NaN", "count", lambda a: a["nan_both"]
+    ),
+    Metric(
+        "inf_matched",
+        "core",
+        "places where both sides are the same Inf",
+        "count",
+        lambda a: a["inf_match"],
+    ),
     Metric(
         "sign_mismatch",
         "core",

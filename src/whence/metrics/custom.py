@@ -1,4 +1,6 @@
-"""Metrics of the user's own: a name and a function of two arrays. Each gets a pass of its own over the data."""
+"""Metrics of the user's own: a name and a function of two arrays. Each gets a pass of its own over
+the data.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,32 @@ Custom = tuple[str, Callable[[Array, Array], float]]
 
 
 def installed() -> list[Custom]:
-    """Metrics that installed packages announce under the entry point group `whence.metrics`, in the order of their names.
+    """Metrics that installed packages announce under the entry point group `whence.metrics`, in the
+    order of their names.
 
-    An entry point is a pair (name, function(reference, target) -> float) or a function, which then has the entry's name.
-    One that cannot be imported raises its own error: a metric that was installed on purpose must not be missing silently.
+    An entry point is a pair (name, function(reference, target) -> float) or a function, which then
+    has the entry's name. One that cannot be imported raises its own error: a metric that was
+    installed on purpose must not be missing silently.
     """
     found: list[Custom] = []
-    for entry in sorted(importlib.metadata.entry_points(group="whence.metrics"), key=lambda e: e.name):
+    for entry in sorted(
+        importlib.metadata.entry_points(group="whence.metrics"), key=lambda e: e.name
+    ):
         thing = entry.load()
         found.append((thing[0], thing[1]) if isinstance(thing, tuple) else (entry.name, thing))
     return found
 
 
-def apply(custom: Iterable[Custom], reference: Array, target: Array, values: dict[str, float | None], whys: dict[str, str]) -> None:
-    """Add the custom metrics of one pair. One that raises or returns NaN has no value, and the reason says so."""
+def apply(
+    custom: Iterable[Custom],
+    reference: Array,
+    target: Array,
+    values: dict[str, float | None],
+    whys: dict[str, str],
+) -> None:
+    """Add the custom metrics of one pair. One that raises or returns NaN has no value, and the
+    reason says so.
+    """
     for name, function in custom:
         try:
             value = float(function(reference, target))

@@ -9,7 +9,9 @@ from whence.metrics.metric import Metric, over, ratio
 
 
 def _rel_l2(a: Accumulators) -> Floats:
-    return np.where(a["pairs"] == 0, np.nan, np.sqrt(ratio(a["dd"], a["rr"])) * (a["rr_scale"] / a["dd_scale"]))
+    return np.where(
+        a["pairs"] == 0, np.nan, np.sqrt(ratio(a["dd"], a["rr"])) * (a["rr_scale"] / a["dd_scale"])
+    )
 
 
 def _rmse(a: Accumulators) -> Floats:
@@ -32,7 +34,13 @@ METRICS = (
         "maximum norm",
         lambda a: np.where(a["pairs"] == 0, np.nan, a["ad_max"]),
     ),
-    Metric("mean_abs_err", "core", "mean |t - r|", "mean absolute error", lambda a: over(a["ad_sum"], a["pairs"]) / a["dd_scale"]),
+    Metric(
+        "mean_abs_err",
+        "core",
+        "mean |t - r|",
+        "mean absolute error",
+        lambda a: over(a["ad_sum"], a["pairs"]) / a["dd_scale"],
+    ),
     Metric(
         "mean_err",
         "core",

@@ -1,6 +1,8 @@
-"""One pair of tensors looked at closely: how its error is spread over sizes, over the values it sits on and over the tensor.
+"""One pair of tensors looked at closely: how its error is spread over sizes, over the values it
+sits on and over the tensor.
 
-Everything is bounded: histogram and heatmap see every element, the points of a scatter are a sample. No threshold, no judgement.
+Everything is bounded: histogram and heatmap see every element, the points of a scatter are a
+sample. No threshold, no judgement.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _BINS_A_DECADE = 4
 
 
 class Heat(NamedTuple):
-    """Root mean square error over blocks of (rows, channels): `values` is at most 40 x 80, NaN where a block has no finite element.
+    """Root mean square error over blocks of (rows, channels): `values` is at most 40 x 80, NaN
+    where a block has no finite element.
 
     by_row, by_channel: sums of the squared error, of every row and every channel.
     """
@@ -37,9 +40,9 @@ class Heat(NamedTuple):
 
 
 class Closely(NamedTuple):
-    """What was found. zeros: exact places; edges, counts: histogram of |error| > 0; magnitude: (n, 2) of (|reference|, |error|);
-    quantiles: (k, 2) of (of a standard normal's magnitude, of |error|); worst: flat indices, the largest error first; looked: elements
-    seen.
+    """What was found. zeros: exact places; edges, counts: histogram of |error| > 0; magnitude: (n,
+    2) of (|reference|, |error|); quantiles: (k, 2) of (of a standard normal's magnitude, of
+    |error|); worst: flat indices, the largest error first; looked: elements seen.
     """
 
     looked: int
@@ -56,8 +59,9 @@ class Closely(NamedTuple):
 def closely(reference: Array, target: Array) -> Closely:
     """Look at target - reference.
 
-    reference, target: same shape, any dtype; complex ones by magnitude of the difference. Errors are taken in float64 over elements
-    that are finite on both sides. Tensors of more than 2^24 elements are looked at over their first rows only (`looked`).
+    reference, target: same shape, any dtype; complex ones by magnitude of the difference. Errors
+    are taken in float64 over elements that are finite on both sides. Tensors of more than 2^24
+    elements are looked at over their first rows only (`looked`).
     """
     shape = reference.shape
     last = shape[-1] if len(shape) > 1 else max(reference.size, 1)
@@ -74,9 +78,16 @@ def closely(reference: Array, target: Array) -> Closely:
     worst = worst[np.argsort(rank[worst])[::-1]]
     worst = worst[rank[worst] > 0]
     return Closely(
-        int(ref.size), int(known.size - moved.size), edges, counts, _scatter(sizes, known), _quantiles(known),
-        _heat(error, len(shape), last), worst.astype(np.int64), (int((~np.isfinite(ref)).sum()), int((~np.isfinite(tgt)).sum())),
-    )  # fmt: skip
+        int(ref.size),
+        int(known.size - moved.size),
+        edges,
+        counts,
+        _scatter(sizes, known),
+        _quantiles(known),
+        _heat(error, len(shape), last),
+        worst.astype(np.int64),
+        (int((~np.isfinite(ref)).sum()), int((~np.isfinite(tgt)).sum())),
+    )
 
 
 def _wide(flat: Array) -> npt.NDArray[np.float64] | npt.NDArray[np.complex128]:
@@ -114,7 +125,9 @@ def _scatter(sizes: F64, error: F64) -> F64:
 
 
 def _quantiles(error: F64) -> F64:
-    """(k, 2): quantiles of |N(0, 1)| and of |error|, denser towards the tail; the last is the largest of so many elements."""
+    """(k, 2): quantiles of |N(0, 1)| and of |error|, denser towards the tail; the last is the
+    largest of so many elements.
+    """
     if error.size < 8:
         return np.zeros((0, 2))
     tail = np.geomspace(0.5 / error.size, 0.5, _QUANTILES // 2)
@@ -146,9 +159,11 @@ _SHARE = 0.25
 
 
 def concentrated(energy: npt.NDArray[np.float64]) -> tuple[int, int, float] | None:
-    """(first, last, share) of the shortest stretch of places that holds 90 % of `energy`, None where it is longer than a quarter of them.
+    """(first, last, share) of the shortest stretch of places that holds 90 % of `energy`, None
+    where it is longer than a quarter of them.
 
-    energy: 1-D, sums of squared errors by place, not negative and finite. share: of all of it, at least 0.9.
+    energy: 1-D, sums of squared errors by place, not negative and finite. share: of all of it, at
+    least 0.9.
     """
     total = float(energy.sum())
     if energy.size < _LEAST or not total > 0 or not np.isfinite(total):

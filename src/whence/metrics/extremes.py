@@ -1,6 +1,8 @@
-"""The worst row and the worst channel, so that one giant activation cannot hide an error in all the others.
+"""The worst row and the worst channel, so that one giant activation cannot hide an error in all the
+others.
 
-A row is a vector of the last axis (a token), a channel a place in it (a feature). Of equal ones the first is named.
+A row is a vector of the last axis (a token), a channel a place in it (a feature). Of equal ones the
+first is named.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _SOURCE = "rel_l2 of each"
 
 def _worst(a: Accumulators, column: str) -> Floats:
     # the pass leaves -1 when it saw no difference at all
-    return np.where((a.channels > 0) & (a["pairs"] > 0), np.sqrt(np.maximum(a[column], 0.0)), np.nan)
+    return np.where(
+        (a.channels > 0) & (a["pairs"] > 0), np.sqrt(np.maximum(a[column], 0.0)), np.nan
+    )
 
 
 def _place(a: Accumulators, column: str) -> Floats:
@@ -27,8 +31,36 @@ def _place(a: Accumulators, column: str) -> Floats:
 
 
 METRICS = (
-    Metric("worst_row_rel_l2", "full", "largest rel_l2 of a row", _SOURCE, lambda a: _worst(a, "row_worst"), _NONE),
-    Metric("worst_row", "full", "that row, as flat index over all axes but the last", _SOURCE, lambda a: _place(a, "row_index"), _NONE),
-    Metric("worst_channel_rel_l2", "full", "largest rel_l2 of a channel", _SOURCE, lambda a: _worst(a, "channel_worst"), _NONE),
-    Metric("worst_channel", "full", "that channel, as index on the last axis", _SOURCE, lambda a: _place(a, "channel_index"), _NONE),
+    Metric(
+        "worst_row_rel_l2",
+        "full",
+        "largest rel_l2 of a row",
+        _SOURCE,
+        lambda a: _worst(a, "row_worst"),
+        _NONE,
+    ),
+    Metric(
+        "worst_row",
+        "full",
+        "that row, as flat index over all axes but the last",
+        _SOURCE,
+        lambda a: _place(a, "row_index"),
+        _NONE,
+    ),
+    Metric(
+        "worst_channel_rel_l2",
+        "full",
+        "largest rel_l2 of a channel",
+        _SOURCE,
+        lambda a: _worst(a, "channel_worst"),
+        _NONE,
+    ),
+    Metric(
+        "worst_channel",
+        "full",
+        "that channel, as index on the last axis",
+        _SOURCE,
+        lambda a: _place(a, "channel_index"),
+        _NONE,
+    ),
 )

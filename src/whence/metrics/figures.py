@@ -16,7 +16,9 @@ def _extreme(column: str) -> Metric:
     def formula(a: Accumulators) -> Floats:
         return np.where(a[column[0] + "_finite"] == 0, np.nan, a[column])
 
-    return Metric(f"{side}_{which}", "core", f"{which} of the {side}", "order statistic", formula, _NONE)
+    return Metric(
+        f"{side}_{which}", "core", f"{which} of the {side}", "order statistic", formula, _NONE
+    )
 
 
 def _side(letter: str, side: str) -> tuple[Metric, ...]:
@@ -27,7 +29,9 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
         return np.sqrt(over(a[letter + "_m2"], a[letter + "_finite"])) / a[letter + "_scale"]
 
     def norm(a: Accumulators) -> Floats:
-        return np.where(a[letter + "_finite"] == 0, np.nan, np.sqrt(a[letter + "_sq"]) / a[letter + "_scale"])
+        return np.where(
+            a[letter + "_finite"] == 0, np.nan, np.sqrt(a[letter + "_sq"]) / a[letter + "_scale"]
+        )
 
     def saturated(a: Accumulators) -> Floats:
         top = a.r_top if letter == "r" else a.t_top
@@ -36,7 +40,13 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
 
     def column(name: str) -> Metric:
         what = {"nan": "NaN", "inf": "infinite elements"}[name]
-        return Metric(f"{side}_{name}", "core", f"{what} in the {side}", "count", lambda a: a[f"{letter}_{name}"])
+        return Metric(
+            f"{side}_{name}",
+            "core",
+            f"{what} in the {side}",
+            "count",
+            lambda a: a[f"{letter}_{name}"],
+        )
 
     return (
         _extreme(letter + "_min"),
@@ -56,7 +66,8 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
         Metric(
             f"{side}_saturated",
             "core",
-            f"1 if the {side} reaches the largest finite number of its floating-point dtype (65504 in float16), a sign of overflow, else 0",
+            f"1 if the {side} reaches the largest finite number of its floating-point dtype "
+            "(65504 in float16), a sign of overflow, else 0",
             "comparison with the dtype's range",
             saturated,
         ),

@@ -1,4 +1,6 @@
-"""Numbers from the logits of one token in two runs: how far they are apart, and by how much each chose its token."""
+"""Numbers from the logits of one token in two runs: how far they are apart, and by how much each
+chose its token.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ Floats = npt.NDArray[np.float64]
 class LogitFigures(NamedTuple):
     """Of one token. All in float64, over the entries that are finite on both sides.
 
-    first, other: token ids of the largest logit of the reference and of the target (the first of equal ones). margin: of the
-    reference's largest logit over its second; gap: over the one the target has largest (0 where that is the same).
-    logit_err: root mean square of target - reference without its mean, which no softmax and no argmax sees; scale: the same of
-    the reference itself; rel_logit_err: their ratio. kl: of softmax(reference) from softmax(target), in nats.
-    rank: how many tokens the target puts before `first`. top5: share of the reference's five best among the target's.
-    nonfinite: entries that are NaN or infinite in one run and not the same in the other.
+    first, other: token ids of the largest logit of the reference and of the target (the first of
+    equal ones). margin: of the reference's largest logit over its second; gap: over the one the
+    target has largest (0 where that is the same). logit_err: root mean square of target - reference
+    without its mean, which no softmax and no argmax sees; scale: the same of the reference itself;
+    rel_logit_err: their ratio. kl: of softmax(reference) from softmax(target), in nats. rank: how
+    many tokens the target puts before `first`. top5: share of the reference's five best among the
+    target's. nonfinite: entries that are NaN or infinite in one run and not the same in the other.
     """
 
     first: int
@@ -47,12 +50,15 @@ class LogitFigures(NamedTuple):
 def of_token(reference: Array, target: Array) -> LogitFigures:
     """The figures of one pair of logits.
 
-    reference, target: (vocabulary,), any floating dtype; vocabularies of two sizes are compared up to the shorter, the rest of a
-    padded one being no token. Equal infinities (forbidden tokens) are left out. Nothing finite in common: every error is NaN.
-    Raises UsageError for empty logits or more than one axis.
+    reference, target: (vocabulary,), any floating dtype; vocabularies of two sizes are compared up
+    to the shorter, the rest of a padded one being no token. Equal infinities (forbidden tokens) are
+    left out. Nothing finite in common: every error is NaN. Raises UsageError for empty logits or
+    more than one axis.
     """
     if reference.ndim != 1 or target.ndim != 1 or not min(reference.size, target.size):
-        raise UsageError(f"logits of a token have one axis: reference {reference.shape}, target {target.shape}")
+        raise UsageError(
+            f"logits of a token have one axis: reference {reference.shape}, target {target.shape}"
+        )
     n = min(reference.size, target.size)
     x, y = reference[:n].astype(np.float64), target[:n].astype(np.float64)
     finite = np.isfinite(x) & np.isfinite(y)
@@ -66,10 +72,20 @@ def of_token(reference: Array, target: Array) -> LogitFigures:
     error, spread = b - a, float(np.std(a))
     logit_err, norm = float(np.std(error)), float(np.linalg.norm(a))
     return LogitFigures(
-        first, other, _margin(a), gap, logit_err, spread, _ratio(logit_err, spread), _ratio(float(np.linalg.norm(error)), norm),
-        _ratio(float(a @ b), norm * float(np.linalg.norm(b)), 1.0), _kl(a, b), int(np.count_nonzero(y > y[first])),
-        _overlap(x, y), nonfinite,
-    )  # fmt: skip
+        first,
+        other,
+        _margin(a),
+        gap,
+        logit_err,
+        spread,
+        _ratio(logit_err, spread),
+        _ratio(float(np.linalg.norm(error)), norm),
+        _ratio(float(a @ b), norm * float(np.linalg.norm(b)), 1.0),
+        _kl(a, b),
+        int(np.count_nonzero(y > y[first])),
+        _overlap(x, y),
+        nonfinite,
+    )
 
 
 def _best(x: Floats) -> int:
@@ -98,5 +114,7 @@ def _kl(x: Floats, y: Floats) -> float:
 
 def _overlap(x: Floats, y: Floats) -> float:
     k = min(5, x.size)
-    best = [set(np.argpartition(np.where(np.isnan(v), -np.inf, v), -k)[-k:].tolist()) for v in (x, y)]
+    best = [
+        set(np.argpartition(np.where(np.isnan(v), -np.inf, v), -k)[-k:].tolist()) for v in (x, y)
+    ]
     return len(best[0] & best[1]) / k

@@ -1,8 +1,10 @@
-"""Pairs of arrays -> measurements: decides who is measured by which pass, in which batch, on which thread.
+"""Pairs of arrays -> measurements: decides who is measured by which pass, in which batch, on which
+thread.
 
-Small tensors are gathered into batches of 8 MB and compared by one compiled call without the GIL; a tensor larger than 16 MB
-is cut at row boundaries and joined again. Memory: a few batches beyond what the caller's arrays are themselves; an array that
-is not contiguous is copied a chunk at a time.
+Small tensors are gathered into batches of 8 MB and compared by one compiled call without the GIL; a
+tensor larger than 16 MB is cut at row boundaries and joined again. Memory: a few batches beyond
+what the caller's arrays are themselves; an array that is not contiguous is copied a chunk at a
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ import numpy as np
 from whence import _kernels, dtypes
 from whence.dtypes import Array, DType
 from whence.errors import UsageError
-from whence.metrics import agreement, distance, extremes, figures, numpy_pass, permuted, relative, similarity, thresholds, ulp
+from whence.metrics import (
+    agreement,
+    distance,
+    extremes,
+    figures,
+    numpy_pass,
+    permuted,
+    relative,
+    similarity,
+    thresholds,
+    ulp,
+)
 from whence.metrics.accumulators import Accumulators, F, I, empty, join, worst_channel
 from whence.metrics.custom import Custom, apply
 from whence.metrics.metric import Metric
@@ -59,7 +72,9 @@ U = TypeVar("U")
 
 @dataclass(slots=True)
 class _Job:
-    """One pair to be measured. place: its position in the answer. path: which compiled pass, -1 for numpy."""
+    """One pair to be measured. place: its position in the answer. path: which compiled pass, -1 for
+    numpy.
+    """
 
     place: int
     reference: Array
@@ -91,7 +106,15 @@ def measure(
     custom: Sequence[Custom] = (),
 ) -> Measured:
     """All measurements of one pair; see `measure_many`, which it calls."""
-    return measure_many([(reference, target)], tier=tier, rtol=rtol, atol=atol, threads=1, kernels=kernels, custom=custom)[0]
+    return measure_many(
+        [(reference, target)],
+        tier=tier,
+        rtol=rtol,
+        atol=atol,
+        threads=1,
+        kernels=kernels,
+        custom=custom,
+    )[0]
 
 
 def measure_many(
@@ -104,20 +127,24 @@ def measure_many(
     kernels: bool | None = None,
     custom: Sequence[Custom] = (),
 ) -> list[Measured]:
-    """Measurements of many pairs, in their order. The reference comes first in every pair; nothing is written to an array.
+    """Measurements of many pairs, in their order. The reference comes first in every pair; nothing
+    is written to an array.
 
-    pairs: numpy arrays (ml_dtypes included) of any shape and any mixture of the dtypes whence knows; may be a generator,
-    whose arrays are let go as soon as they are measured. tier: "same" says whether both are bit-identical (and
-    `values_equal` when the dtypes differ), "core" and "full" fill `values` with the metrics of METRICS up to that tier.
-    rtol, atol: for `close_share`. threads: default one a core. kernels: None loads the compiled passes when there are more
-    than 50 MB (or they are loaded already), True always, False never. custom: (name, function(reference, target)) pairs.
+    pairs: numpy arrays (ml_dtypes included) of any shape and any mixture of the dtypes whence
+    knows; may be a generator, whose arrays are let go as soon as they are measured. tier: "same"
+    says whether both are bit-identical (and `values_equal` when the dtypes differ), "core" and
+    "full" fill `values` with the metrics of METRICS up to that tier. rtol, atol: for `close_share`.
+    threads: default one a core. kernels: None loads the compiled passes when there are more than 50
+    MB (or they are loaded already), True always, False never. custom: (name, function(reference,
+    target)) pairs.
 
-    Never raises for what the data holds. Shapes differ, or a dtype has no name: tier "none", not identical, `why` says so.
-    No elements: every value None, "empty". NaN and Inf: error figures are over places finite on both sides, equal infinities
-    match, everything else is counted in nan_mismatch and inf_mismatch; the key `first_nonfinite_mismatch` (a flat index) is
-    there when there is one. max_abs_index: the largest finite error, or the first non-finite mismatch when there is no
-    finite error, or None when nothing differs. Raises UsageError for an unknown tier, ImportError when kernels is True and
-    numba is missing.
+    Never raises for what the data holds. Shapes differ, or a dtype has no name: tier "none", not
+    identical, `why` says so. No elements: every value None, "empty". NaN and Inf: error figures are
+    over places finite on both sides, equal infinities match, everything else is counted in
+    nan_mismatch and inf_mismatch; the key `first_nonfinite_mismatch` (a flat index) is there when
+    there is one. max_abs_index: the largest finite error, or the first non-finite mismatch when
+    there is no finite error, or None when nothing differs. Raises UsageError for an unknown tier,
+    ImportError when kernels is True and numba is missing.
     """
     if tier not in TIERS:
         raise UsageError(f"unknown tier {tier!r}; known: {', '.join(TIERS)}")
@@ -154,7 +181,9 @@ def measure_many(
     return answer  # type: ignore[return-value]
 
 
-def _jobs(pairs: Iterable[tuple[Array, Array]], answer: list[Measured | None], tier: str) -> Iterator[_Job]:
+def _jobs(
+    pairs: Iterable[tuple[Array, Array]], answer: list[Measured | None], tier: str
+) -> Iterator[_Job]:
     """Pairs that need a look at their elements; the others are answered here."""
     known = _KNOWN
     for reference, target in pairs:
@@ -162,7 +191,9 @@ def _jobs(pairs: Iterable[tuple[Array, Array]], answer: list[Measured | None], t
         place = len(answer)
         shape = reference.shape
         if shape != target.shape:
-            answer.append(Measured("none", False, why=f"shape {_show(shape)} against {_show(target.shape)}"))
+            answer.append(
+                Measured("none", False, why=f"shape {_show(shape)} against {_show(target.shape)}")
+            )
             continue
         r_type, t_type = known.get(reference.dtype), known.get(target.dtype)
         if r_type is None or t_type is None:
@@ -174,7 +205,11 @@ def _jobs(pairs: Iterable[tuple[Array, Array]], answer: list[Measured | None], t
         if reference.size == 0:
             answer.append(_empty(tier, r_type is t_type))
             continue
-        channels = shape[-1] if len(shape) >= 2 and shape[-1] <= extremes.MAX_CHANNELS and tier == "full" else 0
+        channels = (
+            shape[-1]
+            if len(shape) >= 2 and shape[-1] <= extremes.MAX_CHANNELS and tier == "full"
+            else 0
+        )
         answer.append(None)
         yield _Job(
             place,
@@ -202,12 +237,18 @@ def _path(r_type: DType, t_type: DType, size: int, tier: str) -> int:
         return _kernels.PATH_SAME
     r, t = r_type.code, t_type.code
     if r in _NARROW and t in _NARROW:
-        return _kernels.PATH_8 if size >= JOINT_FROM and r_type.bits == t_type.bits == 8 else _kernels.PATH_32
+        return (
+            _kernels.PATH_8
+            if size >= JOINT_FROM and r_type.bits == t_type.bits == 8
+            else _kernels.PATH_32
+        )
     return _kernels.PATH_64 if r in _WIDE and t in _WIDE else -1
 
 
 class _Worker:
-    """Carries out one `measure_many`. Threads are started with the second batch: most calls need none."""
+    """Carries out one `measure_many`. Threads are started with the second batch: most calls need
+    none.
+    """
 
     def __init__(self, options: _Options, answer: list[Measured | None], threads: int) -> None:
         self.options, self.answer, self.threads = options, answer, threads
@@ -253,7 +294,9 @@ class _Worker:
         return self.pool
 
     def _ordered(self, work: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-        """work(item) for every item, in order, on the pool, never more than twice as many at once as there are threads."""
+        """work(item) for every item, in order, on the pool, never more than twice as many at once
+        as there are threads.
+        """
         if self.threads == 1:
             yield from map(work, items)
             return
@@ -280,12 +323,19 @@ class _Worker:
 
         def work(start: int) -> tuple[int, Accumulators, Any, Any]:
             stop = min(start + step, job.reference.size)
-            r, t = numpy_pass.flat(job.reference, start, stop), numpy_pass.flat(job.target, start, stop)
-            part = _Job(0, r, t, job.r_type, job.t_type, job.channels, job.path, r.nbytes + t.nbytes)
+            r, t = (
+                numpy_pass.flat(job.reference, start, stop),
+                numpy_pass.flat(job.target, start, stop),
+            )
+            part = _Job(
+                0, r, t, job.r_type, job.t_type, job.channels, job.path, r.nbytes + t.nbytes
+            )
             part_dd, part_rr = np.zeros(job.channels), np.zeros(job.channels)
             return start, _compiled([part], self.options, (part_dd, part_rr)), part_dd, part_rr
 
-        for start, part, part_dd, part_rr in self._ordered(work, range(0, job.reference.size, step)):
+        for start, part, part_dd, part_rr in self._ordered(
+            work, range(0, job.reference.size, step)
+        ):
             join(whole, part, start, start // job.channels if job.channels else 0)
             whole.ints[0, I["bytes_differ"]] = min(1, whole.ints[0, I["bytes_differ"]])
             dd += part_dd
@@ -306,7 +356,9 @@ class _Worker:
         _context(jobs, rows)
         if options.tier == "full":
             for k in permuted.candidates(rows):
-                rows.permuted[k] = float(permuted.is_permutation(jobs[k].reference, jobs[k].target, options.compiled))
+                rows.permuted[k] = float(
+                    permuted.is_permutation(jobs[k].reference, jobs[k].target, options.compiled)
+                )
         for job, measured in zip(jobs, _measured(jobs, rows, options)):
             self.answer[job.place] = measured
 
@@ -317,7 +369,9 @@ def _numpy(job: _Job, options: _Options) -> Accumulators:
         rows = empty(1)
         rows.ints[0, I["bytes_differ"]] = int(not numpy_pass.same_bytes(job.reference, job.target))
         return rows
-    return numpy_pass.accumulate(job.reference, job.target, job.channels, options.tier == "full", options.rtol, options.atol)
+    return numpy_pass.accumulate(
+        job.reference, job.target, job.channels, options.tier == "full", options.rtol, options.atol
+    )
 
 
 def _rows(jobs: list[_Job], options: _Options) -> Accumulators:
@@ -329,14 +383,22 @@ def _rows(jobs: list[_Job], options: _Options) -> Accumulators:
     by_kernel = [k for k, job in enumerate(jobs) if job.path >= 0 and options.compiled]
     if by_kernel:
         some = _compiled([jobs[k] for k in by_kernel], options)
-        rows.floats[by_kernel], rows.ints[by_kernel], rows.histogram[by_kernel] = some.floats, some.ints, some.histogram
+        rows.floats[by_kernel], rows.ints[by_kernel], rows.histogram[by_kernel] = (
+            some.floats,
+            some.ints,
+            some.histogram,
+        )
     for k in by_numpy:
         _copy_row(_numpy(jobs[k], options), rows, k)
     return rows
 
 
-def _compiled(jobs: Sequence[_Job], options: _Options, split: tuple[Any, Any] | None = None) -> Accumulators:
-    """The rows of a batch by one compiled call. split: where the sums by channel go when this is a chunk of a larger tensor."""
+def _compiled(
+    jobs: Sequence[_Job], options: _Options, split: tuple[Any, Any] | None = None
+) -> Accumulators:
+    """The rows of a batch by one compiled call. split: where the sums by channel go when this is a
+    chunk of a larger tensor.
+    """
     rows = empty(len(jobs))
     widest = max(job.channels for job in jobs)
     scratch = np.empty(_kernels.SCRATCH_BYTES // 8 + 2 * widest, np.float64)
@@ -394,7 +456,11 @@ def _plain_memory(array: Array) -> bool:
 def _out_of_range(rows: Accumulators, k: int) -> bool:
     """Do squares of these float64 values leave the range of float64?"""
     f = rows.floats[k]
-    sides = [abs(f[F[name]]) for name in ("r_min", "r_max", "t_min", "t_max") if abs(f[F[name]]) != np.inf]
+    sides = [
+        abs(f[F[name]])
+        for name in ("r_min", "r_max", "t_min", "t_max")
+        if abs(f[F[name]]) != np.inf
+    ]
     top = max(sides, default=0.0)
     return bool(top > 1e150 or 0.0 < top < 1e-140)
 
@@ -404,7 +470,9 @@ def _copy_row(one: Accumulators, rows: Accumulators, k: int) -> None:
 
 
 def _context(jobs: Sequence[_Job], rows: Accumulators) -> None:
-    about = [_DTYPE_PAIRS.get((job.r_type.name, job.t_type.name)) or _dtype_pair(job) for job in jobs]
+    about = [
+        _DTYPE_PAIRS.get((job.r_type.name, job.t_type.name)) or _dtype_pair(job) for job in jobs
+    ]
     rows.channels[:] = [job.channels for job in jobs]
     rows.ulp[:] = [one[0] for one in about]
     rows.signed[:] = [one[1] for one in about]
@@ -416,10 +484,20 @@ _DTYPE_PAIRS: dict[tuple[str, str], tuple[bool, bool, float, float]] = {}
 
 
 def _dtype_pair(job: _Job) -> tuple[bool, bool, float, float]:
-    """What `Accumulators` keeps of two dtypes: ULP defined, signed, largest finite magnitude of either where that matters."""
+    """What `Accumulators` keeps of two dtypes: ULP defined, signed, largest finite magnitude of
+    either where that matters.
+    """
     r, t = job.r_type, job.t_type
-    tops = [float(d.max_finite) if d.kind == "float" and d.max_finite is not None else np.inf for d in (r, t)]
-    found = (r is t and r.kind == "float", r.kind != "complex" and t.kind != "complex", tops[0], tops[1])
+    tops = [
+        float(d.max_finite) if d.kind == "float" and d.max_finite is not None else np.inf
+        for d in (r, t)
+    ]
+    found = (
+        r is t and r.kind == "float",
+        r.kind != "complex" and t.kind != "complex",
+        tops[0],
+        tops[1],
+    )
     return _DTYPE_PAIRS.setdefault((r.name, t.name), found)
 
 
@@ -436,15 +514,23 @@ def _same(job: _Job, rows: Accumulators, k: int) -> Measured:
 
 
 def _measured(jobs: Sequence[_Job], rows: Accumulators, options: _Options) -> Iterator[Measured]:
-    """Rows -> what the reader gets. Formulas run over all rows at once; a row without gaps costs one dict."""
+    """Rows -> what the reader gets. Formulas run over all rows at once; a row without gaps costs
+    one dict.
+    """
     metrics, names = _BY_TIER[options.tier], _NAMES[options.tier]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         table = np.stack([m.formula(rows) for m in metrics], axis=1)
     gaps: Any = np.isnan(table)
     gap_in = gaps.any(axis=1).tolist()
     lists = table.tolist()
-    ad_index, bad_index = rows.ints[:, I["ad_index"]].tolist(), rows.ints[:, I["bad_index"]].tolist()
-    differ, none_finite = rows.ints[:, I["bytes_differ"]].tolist(), (rows.ints[:, I["pairs"]] == 0).tolist()
+    ad_index, bad_index = (
+        rows.ints[:, I["ad_index"]].tolist(),
+        rows.ints[:, I["bad_index"]].tolist(),
+    )
+    differ, none_finite = (
+        rows.ints[:, I["bytes_differ"]].tolist(),
+        (rows.ints[:, I["pairs"]] == 0).tolist(),
+    )
     histograms = rows.histogram.tolist() if options.tier == "full" else None
     sentences: dict[tuple[bytes, bool], tuple[dict[str, str], list[int]]] = {}
     for k, job in enumerate(jobs):
@@ -454,7 +540,10 @@ def _measured(jobs: Sequence[_Job], rows: Accumulators, options: _Options) -> It
             key = (gaps[k].tobytes(), none_finite[k])
             if key not in sentences:
                 missing = [int(j) for j in np.flatnonzero(gaps[k])]
-                sentences[key] = {names[j]: _why(metrics[j], none_finite[k]) for j in missing}, missing
+                sentences[key] = (
+                    {names[j]: _why(metrics[j], none_finite[k]) for j in missing},
+                    missing,
+                )
             reasons, missing = sentences[key]
             whys = dict(reasons)
             values.update(dict.fromkeys(reasons))
@@ -479,12 +568,16 @@ def _measured(jobs: Sequence[_Job], rows: Accumulators, options: _Options) -> It
 def _why(metric: Metric, none_finite: bool) -> str:
     if metric.why and not (none_finite and metric.name in _ERROR_NAMES):
         return metric.why
-    return "no place is finite on both sides" if none_finite else "not a number: sums left the range of float64"
+    return (
+        "no place is finite on both sides"
+        if none_finite
+        else "not a number: sums left the range of float64"
+    )
 
 
 _ERROR_NAMES = frozenset(
     m.name for family in (distance, similarity, relative) for m in family.METRICS
-)  # fmt: skip
+)
 
 
 def _unravel(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,9 +14,10 @@ from whence.metrics.accumulators import Accumulators, Floats
 class Metric:
     """A number of a pair.
 
-    tier: "core" or "full", the pass that yields it. definition: one line; r is the reference, t the target, sums run over the
-    places where both are finite. source: where the formula comes from. formula: accumulators of k pairs -> (k,) float64, NaN
-    where the metric is not defined (inf is a value). why: the sentence that then stands in its place.
+    tier: "core" or "full", the pass that yields it. definition: one line; r is the reference, t the
+    target, sums run over the places where both are finite. source: where the formula comes from.
+    formula: accumulators of k pairs -> (k,) float64, NaN where the metric is not defined (inf is a
+    value). why: the sentence that then stands in its place.
     """
 
     name: str

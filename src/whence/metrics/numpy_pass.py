@@ -1,7 +1,9 @@
-"""The pass with numpy alone: any pair of dtypes, a chunk at a time. The measure of the compiled pass, and its stand-in.
+"""The pass with numpy alone: any pair of dtypes, a chunk at a time. The measure of the compiled
+pass, and its stand-in.
 
-Used when there is too little data to pay for loading the kernels, for dtypes they do not decode (complex, 64-bit integers,
-rare 8-bit floats), and for values whose squares leave the range of float64.
+Used when there is too little data to pay for loading the kernels, for dtypes they do not decode
+(complex, 64-bit integers, rare 8-bit floats), and for values whose squares leave the range of
+float64.
 """
 
 from __future__ import annotations
@@ -14,14 +16,25 @@ import numpy as np
 from whence import dtypes
 from whence._kernels import BINS, THRESHOLDS
 from whence.dtypes import Array, DType
-from whence.metrics.accumulators import SCALES, Accumulators, F, Floats, I, empty, join, worst_channel
+from whence.metrics.accumulators import (
+    SCALES,
+    Accumulators,
+    F,
+    Floats,
+    I,
+    empty,
+    join,
+    worst_channel,
+)
 
 CHUNK = 1 << 16
 """Elements looked at in one go: their float64 temporaries fit in the second-level cache."""
 
 
 def flat(array: Array, start: int, stop: int) -> Array:
-    """Elements start..stop in C order: 1-D, contiguous, aligned, native byte order; a view where the array allows."""
+    """Elements start..stop in C order: 1-D, contiguous, aligned, native byte order; a view where
+    the array allows.
+    """
     part = array.reshape(-1)[start:stop] if array.flags.c_contiguous else array.flat[start:stop]
     if not part.dtype.isnative:
         part = part.astype(part.dtype.newbyteorder("="))
@@ -29,20 +42,28 @@ def flat(array: Array, start: int, stop: int) -> Array:
 
 
 def same_bytes(reference: Array, target: Array) -> bool:
-    """Are two arrays of one dtype and shape equal to the bit? Looks at a chunk at a time and stops at the first difference."""
+    """Are two arrays of one dtype and shape equal to the bit? Looks at a chunk at a time and stops
+    at the first difference.
+    """
     for start in range(0, reference.size, CHUNK * 4):
         stop = start + CHUNK * 4
-        r, t = (np.ascontiguousarray(flat(side, start, stop)).view(np.uint8) for side in (reference, target))
+        r, t = (
+            np.ascontiguousarray(flat(side, start, stop)).view(np.uint8)
+            for side in (reference, target)
+        )
         if not np.array_equal(r, t):
             return False
     return True
 
 
-def accumulate(reference: Array, target: Array, channels: int, full: bool, rtol: float, atol: float) -> Accumulators:
-    """One row for a pair of arrays of equal shape and at least one element, of any dtypes whence knows.
+def accumulate(
+    reference: Array, target: Array, channels: int, full: bool, rtol: float, atol: float
+) -> Accumulators:
+    """One row for a pair of arrays of equal shape and at least one element, of any dtypes whence
+    knows.
 
-    channels: length of the last axis, or 0 to leave rows and channels out. What is above 1e150 or below 1e-140 at its largest
-    (a side, or the difference) is summed scaled by a power of two.
+    channels: length of the last axis, or 0 to leave rows and channels out. What is above 1e150 or
+    below 1e-140 at its largest (a side, or the difference) is summed scaled by a power of two.
     """
     r_type, t_type = dtypes.of(reference), dtypes.of(target)
     whole = empty(1)
@@ -54,7 +75,22 @@ def accumulate(reference: Array, target: Array, channels: int, full: bool, rtol:
         r, t = flat(reference, start, start + step), flat(target, start, start + step)
         part = empty(1)
         with np.errstate(all="ignore"):
-            _chunk(r, t, r_type, t_type, part.floats[0], part.ints[0], part.histogram[0], dd, rr, channels, full, rtol, atol, scales)
+            _chunk(
+                r,
+                t,
+                r_type,
+                t_type,
+                part.floats[0],
+                part.ints[0],
+                part.histogram[0],
+                dd,
+                rr,
+                channels,
+                full,
+                rtol,
+                atol,
+                scales,
+            )
         join(whole, part, start, start // channels if channels else 0)
     whole.ints[0, I["bytes_differ"]] = int(r_type != t_type or not same_bytes(reference, target))
     if channels and full:
@@ -67,8 +103,8 @@ UNSCALED = (1.0,) * 5
 
 
 def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tuple[float, ...]:
-    """By column of `SCALES`: 1, or the power of two that brings the largest magnitude near 1 when its square would leave the
-    range of float64."""
+    """By column of `SCALES`: 1, or the power of two that brings the largest magnitude near 1 when
+    its square would leave the range of float64."""
     if not any(d.name in ("float64", "complex128") for d in (r_type, t_type)):
         return UNSCALED
     tops = [0.0] * 5
@@ -78,7 +114,11 @@ def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tu
             both = np.isfinite(r) & np.isfinite(t)
             pr, pt = r[both], t[both]
             for k, values in enumerate((r[np.isfinite(r)], t[np.isfinite(t)], pr, pt, pt - pr)):
-                size = np.maximum(np.abs(values.real), np.abs(values.imag)) if values.dtype.kind == "c" else np.abs(values)
+                size = (
+                    np.maximum(np.abs(values.real), np.abs(values.imag))
+                    if values.dtype.kind == "c"
+                    else np.abs(values)
+                )
                 tops[k] = max(tops[k], float(size.max(initial=0.0)))
     return tuple(_power(top) for top in tops)
 
@@ -98,14 +138,17 @@ def _is_int(d: DType) -> bool:
 
 
 def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
-    """target - reference where float64 values alone would lose it: 64-bit integers on either side. None: nothing is lost."""
+    """target - reference where float64 values alone would lose it: 64-bit integers on either side.
+    None: nothing is lost.
+    """
     if not any(_is_int(d) and d.bits == 64 for d in (r_type, t_type)):
         return None
     if _is_int(r_type) and _is_int(t_type):
         return _int_difference(r, t)
     if r_type.kind == "complex" or t_type.kind == "complex":
         return None
-    # integer against float: equal as float64 is not equal yet, so look at the float as an integer there
+    # integer against float: equal as float64 is not equal yet, so look at the float as an integer
+    # there
     whole, other, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
     value = other.astype(np.float64)
     difference: Floats = value - whole.astype(np.float64)
@@ -158,7 +201,10 @@ def _chunk(
     i[I["n"]] = rv.size
     r_nan, t_nan = np.isnan(rv), np.isnan(tv)
     r_inf, t_inf = np.isinf(rv) & ~r_nan, np.isinf(tv) & ~t_nan
-    for side, values, nan, inf, scale in (("r", rv, r_nan, r_inf, r_own), ("t", tv, t_nan, t_inf, t_own)):
+    for side, values, nan, inf, scale in (
+        ("r", rv, r_nan, r_inf, r_own),
+        ("t", tv, t_nan, t_inf, t_own),
+    ):
         _figures(side, values[~(nan | inf)], scale, f, i)
         i[I[side + "_nan"]], i[I[side + "_inf"]] = nan.sum(), inf.sum()
     odd = r_nan | t_nan | r_inf | t_inf
@@ -182,8 +228,16 @@ def _chunk(
     rs, ts = rv * r_scale, tv * t_scale
     ds = difference if d_scale == 1.0 else tv * d_scale - rv * d_scale
     squares_d, squares_r = np.square(np.abs(ds)), np.square(np.abs(rs))
-    f[F["rr"]], f[F["tt"]], f[F["dd"]] = squares_r.sum(), np.square(np.abs(ts)).sum(), squares_d.sum()
-    f[F["rt"]] = (rs.real * ts.real + rs.imag * ts.imag).sum() if rs.dtype.kind == "c" or ts.dtype.kind == "c" else (rs * ts).sum()
+    f[F["rr"]], f[F["tt"]], f[F["dd"]] = (
+        squares_r.sum(),
+        np.square(np.abs(ts)).sum(),
+        squares_d.sum(),
+    )
+    f[F["rt"]] = (
+        (rs.real * ts.real + rs.imag * ts.imag).sum()
+        if rs.dtype.kind == "c" or ts.dtype.kind == "c"
+        else (rs * ts).sum()
+    )
     f[F["d_sum"]] = ds.sum() if ds.dtype.kind != "c" else math.nan
     f[F["ad_sum"]] = np.abs(ds).sum()
     if i[I["pairs"]]:
@@ -248,15 +302,19 @@ def _figures(side: str, values: Any, scale: float, f: Floats, i: Any) -> None:
 
 
 def _ulp(r: Array, t: Array, kind: DType) -> Floats:
-    """Distances in units in the last place: how many numbers of the type lie between. 0 and -0 are the same number.
+    """Distances in units in the last place: how many numbers of the type lie between. 0 and -0 are
+    the same number.
 
-    Codes are mapped to integers that rise with the value; float64 distances may need 64 bits, so they are taken unsigned.
+    Codes are mapped to integers that rise with the value; float64 distances may need 64 bits, so
+    they are taken unsigned.
     """
     bits = kind.bits
     if bits == 64:
         low = np.int64(0x7FFFFFFFFFFFFFFF)
         u, v = (np.where(c >= 0, c, -(c & low)) for c in (r.view(np.int64), t.view(np.int64)))
-        gap = np.where(u > v, u.view(np.uint64) - v.view(np.uint64), v.view(np.uint64) - u.view(np.uint64))
+        gap = np.where(
+            u > v, u.view(np.uint64) - v.view(np.uint64), v.view(np.uint64) - u.view(np.uint64)
+        )
         wide: Floats = gap.astype(np.float64)
         return wide
     top = 1 << (bits if kind.name == "float8_e8m0fnu" else bits - 1)  # e8m0 has no sign

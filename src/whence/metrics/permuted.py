@@ -1,4 +1,6 @@
-"""Are the values the same in another order? Then it is layout (a transpose, a reordered batch), not accuracy."""
+"""Are the values the same in another order? Then it is layout (a transpose, a reordered batch), not
+accuracy.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ _CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
 
 
 def candidates(a: Accumulators) -> list[int]:
-    """Rows whose figures agree on both sides although the elements do not: only these are worth another look at the data."""
+    """Rows whose figures agree on both sides although the elements do not: only these are worth
+    another look at the data.
+    """
     f, i = a.floats, a.ints
-    different = (i[:, I["values_differ"]] > 0) | (i[:, I["inf_mismatch"]] > 0) | (i[:, I["nan_mismatch"]] > 0)
+    different = (
+        (i[:, I["values_differ"]] > 0)
+        | (i[:, I["inf_mismatch"]] > 0)
+        | (i[:, I["nan_mismatch"]] > 0)
+    )
     if not different.any():
         return []
     for left, right in (("r_finite", "t_finite"), ("r_nan", "t_nan"), ("r_inf", "t_inf")):
@@ -29,7 +37,8 @@ def candidates(a: Accumulators) -> list[int]:
 
 
 def is_permutation(reference: Array, target: Array, compiled: bool) -> bool:
-    """Do both hold the same multiset of elements? By checksums of the mixed bits; of float64 values when the dtypes differ.
+    """Do both hold the same multiset of elements? By checksums of the mixed bits; of float64 values
+    when the dtypes differ.
 
     Wrong with a chance of 2^-64. compiled: take the compiled pass, which must be loaded.
     """
@@ -39,7 +48,9 @@ def is_permutation(reference: Array, target: Array, compiled: bool) -> bool:
     return _checksum(reference, common, compiled) == _checksum(target, common, compiled)
 
 
-def _checksum(array: Array, common: type[np.float64] | type[np.complex128] | None, compiled: bool) -> int:
+def _checksum(
+    array: Array, common: type[np.float64] | type[np.complex128] | None, compiled: bool
+) -> int:
     total = 0
     for start in range(0, array.size, 4 * CHUNK):
         part = flat(array, start, start + 4 * CHUNK)

@@ -1,4 +1,6 @@
-"""Relative error element by element. An element whose reference is exactly 0 has none: it is left out and counted."""
+"""Relative error element by element. An element whose reference is exactly 0 has none: it is left
+out and counted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ def _largest(a: Accumulators) -> Floats:
 
 
 METRICS = (
-    Metric("max_rel_err", "full", "max |t - r| / |r| over elements with r not 0", "Higham 2002, sec. 1.2, componentwise", _largest, _NONE),
+    Metric(
+        "max_rel_err",
+        "full",
+        "max |t - r| / |r| over elements with r not 0",
+        "Higham 2002, sec. 1.2, componentwise",
+        _largest,
+        _NONE,
+    ),
     Metric(
         "mean_rel_err",
         "full",
@@ -24,5 +33,11 @@ METRICS = (
         lambda a: over(a["rel_sum"], a["pairs"] - a["rel_skipped"]),
         _NONE,
     ),
-    Metric("rel_err_skipped", "full", "elements left out of both because r is exactly 0", "count", lambda a: a["rel_skipped"]),
+    Metric(
+        "rel_err_skipped",
+        "full",
+        "elements left out of both because r is exactly 0",
+        "count",
+        lambda a: a["rel_skipped"],
+    ),
 )

@@ -17,7 +17,8 @@ METRICS = (
     Metric(
         "cosine_similarity",
         "core",
-        "sum r t / (|r| |t|) with 2-norms, for complex the real part of sum conj(r) t; blind to scale",
+        "sum r t / (|r| |t|) with 2-norms, for complex the real part of sum conj(r) t; blind to "
+        "scale",
         "cosine of the angle between both as vectors",
         _cosine,
         "one side is all zero and has no direction",
@@ -25,7 +26,8 @@ METRICS = (
     Metric(
         "scale_estimate",
         "core",
-        "sum r t / sum r^2: the factor that brings the reference closest to the target; 1 without scale error",
+        "sum r t / sum r^2: the factor that brings the reference closest to the target; 1 "
+        "without scale error",
         "least squares through the origin",
         lambda a: over(a["rt"], a["rr"]) * (a["rr_scale"] / a["tt_scale"]),
         "the reference is all zero",

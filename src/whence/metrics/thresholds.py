@@ -1,4 +1,6 @@
-"""How many elements are off by more than 1e-1, 1e-2, ... 1e-8: the error's distribution in decades."""
+"""How many elements are off by more than 1e-1, 1e-2, ... 1e-8: the error's distribution in
+decades.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +15,12 @@ def _count(column: str) -> Callable[[Accumulators], Floats]:
 
 
 METRICS = tuple(
-    Metric(f"abs_err_over_1e-{k + 1}", "full", f"elements with |t - r| > 1e-{k + 1}", "count", _count(f"over_{k}")) for k in range(8)
+    Metric(
+        f"abs_err_over_1e-{k + 1}",
+        "full",
+        f"elements with |t - r| > 1e-{k + 1}",
+        "count",
+        _count(f"over_{k}"),
+    )
+    for k in range(8)
 )

@@ -1,4 +1,6 @@
-"""Distance in units in the last place: how many numbers of the type lie between both. 0 and -0 are the same number."""
+"""Distance in units in the last place: how many numbers of the type lie between both. 0 and -0 are
+the same number.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from whence.metrics.accumulators import Accumulators, Floats
 from whence.metrics.metric import Metric, over
 
 _NONE = "needs one floating-point dtype on both sides"
-_SOURCE = "Bruce Dawson, Comparing Floating Point Numbers (2012): difference of the ordered bit patterns"
+_SOURCE = (
+    "Bruce Dawson, Comparing Floating Point Numbers (2012): difference of the ordered bit patterns"
+)
 
 
 def _largest(a: Accumulators) -> Floats:
@@ -20,6 +24,20 @@ def _mean(a: Accumulators) -> Floats:
 
 
 METRICS = (
-    Metric("ulp_max", "full", "largest distance of r and t in units in the last place", _SOURCE, _largest, _NONE),
-    Metric("ulp_mean", "full", "mean distance of r and t in units in the last place", _SOURCE, _mean, _NONE),
+    Metric(
+        "ulp_max",
+        "full",
+        "largest distance of r and t in units in the last place",
+        _SOURCE,
+        _largest,
+        _NONE,
+    ),
+    Metric(
+        "ulp_mean",
+        "full",
+        "mean distance of r and t in units in the last place",
+        _SOURCE,
+        _mean,
+        _NONE,
+    ),
 )

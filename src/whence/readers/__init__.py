@@ -1,6 +1,8 @@
-"""Foreign dumps as a Run: one file a format, found by content, lazy, pure Python, never executing anything in a dump.
+"""Foreign dumps as a Run: one file a format, found by content, lazy, pure Python, never executing
+anything in a dump.
 
-A reader is a file `readers/NAME.py` (or a module behind an entry point of the group `whence.readers`) with
+A reader is a file `readers/NAME.py` (or a module behind an entry point of the group
+`whence.readers`) with
 
     LOOKS_LIKE = "a folder with dump.json"           what it recognises, in words, for error messages
     ORDER = 50                                       whom to ask first: 10 for marks nobody else has, 90 for what could be anything's
@@ -8,7 +10,7 @@ A reader is a file `readers/NAME.py` (or a module behind an entry point of the g
     def open_run(place: Place) -> Run                lazy: the index now, elements when asked; UnreadableRun says what is wrong
 
 `Building` puts calls and records together; `parts` holds what several formats share.
-"""
+"""  # noqa: E501
 
 from whence.readers.assembly.builder import LOGGED, Building
 from whence.readers.registry import Reader, known, open_run
@@ -17,5 +19,6 @@ from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WID
 from whence.records.views import Opened
 
 __all__ = [
-    "GATHERED", "LOGGED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building", "Opened", "Place", "Reader", "known", "open_run",
+    "GATHERED", "LOGGED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building",
+    "Opened", "Place", "Reader", "known", "open_run",
 ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""A foreign dump made comparable: figures and hashes of its tensors, and which of them are one and the same."""
+"""A foreign dump made comparable: figures and hashes of its tensors, and which of them are one and
+the same.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,19 @@ from whence.records import Call, Looked, Over, Record, Ref, Run, children
 
 _TELLING = 8  # elements from which on equal content is no coincidence
 _SHOWN_BYTES = 4 << 30
-_KERNELS_FROM_BYTES = 50_000_000  # of elements; below, loading the compiled pass costs more than it saves
+_KERNELS_FROM_BYTES = (
+    50_000_000  # of elements; below, loading the compiled pass costs more than it saves
+)
 
 
 class Described(Over):
-    """A dump with what a capture takes of every tensor: hash, statistics and sketch; and with the data flow that equal content shows.
+    """A dump with what a capture takes of every tensor: hash, statistics and sketch; and with the
+    data flow that equal content shows.
 
-    A tensor that a call read and that equals bit by bit one seen before it (an output, an input) is that one; so is what a call returns
-    and was given, or its children made. Where elements are missing, the dump's digest or equal figures tell. Tensors of fewer
-    than 8 elements, or of one value, are alike by chance and stay apart.
+    A tensor that a call read and that equals bit by bit one seen before it (an output, an input) is
+    that one; so is what a call returns and was given, or its children made. Where elements are
+    missing, the dump's digest or equal figures tell. Tensors of fewer than 8 elements, or of one
+    value, are alike by chance and stay apart.
     """
 
     def __init__(self, base: Opened, threads: int | None = None) -> None:
@@ -37,7 +43,9 @@ class Described(Over):
 
 
 def described(run: Run) -> Run:
-    """The run as `Described` when a reader opened it, else the run itself. Reads every tensor once."""
+    """The run as `Described` when a reader opened it, else the run itself. Reads every tensor
+    once.
+    """
     return Described(run) if isinstance(run, Opened) else run
 
 
@@ -48,7 +56,11 @@ def described_when_shown(run: Run, *, every: bool) -> Run:
     """
     if not isinstance(run, Opened) or (every and _nbytes(run) > _SHOWN_BYTES):
         return run
-    return Over(run, None, Looked(len(run.records), functools.cache(lambda i: _described(run, run.records[i], None))))
+    return Over(
+        run,
+        None,
+        Looked(len(run.records), functools.cache(lambda i: _described(run, run.records[i], None))),
+    )
 
 
 def _nbytes(run: Run) -> int:
@@ -62,9 +74,15 @@ def _described(run: Run, record: Record, kernels: bool | None) -> Record:
         array = run.array(record.id)
     except ElementsMissing as error:
         return msgspec.structs.replace(record, why=str(error))
-    data = np.ascontiguousarray(array, dtype=dtypes.named(record.dtype).numpy).reshape(-1).view(np.uint8)
+    data = (
+        np.ascontiguousarray(array, dtype=dtypes.named(record.dtype).numpy)
+        .reshape(-1)
+        .view(np.uint8)
+    )
     statistics, sketch = host.statistics(data, record.dtype, kernels=kernels)
-    return msgspec.structs.replace(record, hash=host.digest(data).hex(), statistics=statistics, sketch=sketch)
+    return msgspec.structs.replace(
+        record, hash=host.digest(data).hex(), statistics=statistics, sketch=sketch
+    )
 
 
 def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
@@ -74,7 +92,9 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
     same: dict[int, int] = {}
     seen: dict[int, dict[Hashable, int]] = {}
 
-    def take(refs: Iterable[Ref], among: Callable[[Hashable], int | None], known: dict[Hashable, int]) -> None:
+    def take(
+        refs: Iterable[Ref], among: Callable[[Hashable], int | None], known: dict[Hashable, int]
+    ) -> None:
         for ref in refs:
             content = _content(records[ref.record])
             if content is None or ref.record in same:
@@ -89,12 +109,20 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
         call = calls[number]
         known = seen.setdefault(call.rank, {})
         if not inside_done:
-            take((r for r in call.refs if not r.slot.startswith(("output", "mutated"))), known.get, known)
+            take(
+                (r for r in call.refs if not r.slot.startswith(("output", "mutated"))),
+                known.get,
+                known,
+            )
             todo.append((number, True))
             todo += [(kid, False) for kid in reversed(below.get(number, []))]
             continue
         given = {_content(records[r.record]): same.get(r.record) for r in call.slots("input")}
-        take((r for r in call.refs if r.slot.startswith(("output", "mutated"))), (given if call.leaf else known).get, known)
+        take(
+            (r for r in call.refs if r.slot.startswith(("output", "mutated"))),
+            (given if call.leaf else known).get,
+            known,
+        )
 
     def joined(ref: Ref) -> Ref:
         record = same.get(ref.record, ref.record)
@@ -104,14 +132,23 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
         again = (r for r in call.refs if same.get(r.record, r.record) != r.record)
         return {r.slot: records[r.record].file for r in again if records[r.record].file}
 
-    return [msgspec.structs.replace(call, refs=tuple(map(joined, call.refs)), files=files(call)) for call in calls]
+    return [
+        msgspec.structs.replace(call, refs=tuple(map(joined, call.refs)), files=files(call))
+        for call in calls
+    ]
 
 
 def _content(record: Record) -> Hashable | None:
     """What two records of one tensor have in common; None where that would be chance."""
     figures = record.statistics
-    if record.whole or record.count < _TELLING or (figures is not None and figures.min == figures.max):
+    if (
+        record.whole
+        or record.count < _TELLING
+        or (figures is not None and figures.min == figures.max)
+    ):
         return None
     if record.hash:
         return record.hash, record.dtype, record.shape
-    return None if figures is None else (msgspec.structs.astuple(figures), record.dtype, record.shape)
+    return (
+        None if figures is None else (msgspec.structs.astuple(figures), record.dtype, record.shape)
+    )

@@ -10,12 +10,17 @@ from whence.records import Run
 def open_run(path: str) -> Run:
     """A run on disk or a foreign dump (docs/formats.md), lazily.
 
-    Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a package to be read.
+    Raises UnreadableRun saying what was found instead, MissingDependency when a dump needs a
+    package to be read.
     """
     from whence import readers, store
 
     here = Path(path)
-    if not here.exists() or (here / "run.json").exists() or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*")):
+    if (
+        not here.exists()
+        or (here / "run.json").exists()
+        or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*"))
+    ):
         return store.open_run(path)
 
     inside = below(here)
@@ -25,7 +30,8 @@ def open_run(path: str) -> Run:
 def open_to_show(path: str, *, every: bool = True) -> Run:
     """As `open_run`, with figures of a dump's tensors, which are taken when they are looked at.
 
-    every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them all would take minutes.
+    every: all will be looked at; then beyond 4 GiB of elements none get figures, since reading them
+    all would take minutes.
     """
     from whence.readers.figures import described_when_shown
 
@@ -35,13 +41,28 @@ def open_to_show(path: str, *, every: bool = True) -> Run:
 _BESIDE = "whence-run"
 
 _BELOW = (
-    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*", "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump",
-    "proc_*/dump", "xray_debug/proc_*/dump", "[a-z]*_[0-9]*", "tensors/*/whence-run", "ait_dump/tensors/*/whence-run", "data_dump",
-    "whence-run-*", "ait_dump/whence-run-*",
-)  # fmt: skip
+    _BESIDE,
+    "*_dump_*",
+    "torch_tensors/*",
+    "*_dump_*/torch_tensors/*",
+    "dump_*",
+    "msit_ge_dump/dump_*",
+    "msit_fx_dump/dump_*",
+    "dump",
+    "proc_*/dump",
+    "xray_debug/proc_*/dump",
+    "[a-z]*_[0-9]*",
+    "tensors/*/whence-run",
+    "ait_dump/tensors/*/whence-run",
+    "data_dump",
+    "whence-run-*",
+    "ait_dump/whence-run-*",
+)
 
 
 def below(folder: Path) -> Path | None:
-    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there is none, or more than one."""
+    """The one run that a `Dump` left somewhere below the folder that a user knows; None where there
+    is none, or more than one.
+    """
     found = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
     return found.pop() if len(found) == 1 else None

@@ -30,7 +30,8 @@ class Reader(Protocol):
 
 @functools.cache
 def known() -> dict[str, Reader]:
-    """Readers by name: the files of `formats/`, then those of other packages; who is to be asked first stands first.
+    """Readers by name: the files of `formats/`, then those of other packages; who is to be asked
+    first stands first.
 
     Raises WhenceError when another package's reader cannot be loaded or lacks something.
     """
@@ -39,14 +40,22 @@ def known() -> dict[str, Reader]:
         found[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
     for point in entry_points(group=GROUP):
         if point.name in found:
-            raise WhenceError(f"{point.value} calls its reader {point.name!r}, which whence has itself; another name is needed")
+            raise WhenceError(
+                f"{point.value} calls its reader {point.name!r}, which whence has itself; "
+                "another name is needed"
+            )
         try:
             loaded = point.load()
         except Exception as error:  # someone else's package: named, whatever it raises
             raise WhenceError(
-                f"reader {point.name} comes from {point.value} and cannot be loaded: {type(error).__name__}: {error}"
+                f"reader {point.name} comes from {point.value} and cannot be loaded: "
+                f"{type(error).__name__}: {error}"
             ) from error
-        lacks = [name for name in ("LOOKS_LIKE", "ORDER", "sniff", "open_run") if not hasattr(loaded, name)]
+        lacks = [
+            name
+            for name in ("LOOKS_LIKE", "ORDER", "sniff", "open_run")
+            if not hasattr(loaded, name)
+        ]
         if lacks:
             raise WhenceError(f"reader {point.name} from {point.value} has no {', '.join(lacks)}")
         found[point.name] = loaded
@@ -56,8 +65,9 @@ def known() -> dict[str, Reader]:
 def open_run(path: str | os.PathLike[str]) -> Opened:
     """Open a foreign dump with the first reader that recognises it.
 
-    Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or recognised by none (with all that were
-    asked); MissingDependency when the reader that recognises it needs a package.
+    Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or
+    recognised by none (with all that were asked); MissingDependency when the reader that recognises
+    it needs a package.
     """
     place = Place(path)
     for name, reader in known().items():
@@ -68,17 +78,26 @@ def open_run(path: str | os.PathLike[str]) -> Opened:
         except MissingDependency as error:
             raise MissingDependency(f"{place.path} is a {name} dump: {error}") from error
         except WhenceError as error:
-            raise type(error)(f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {error}") from error
+            raise type(error)(
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {error}"
+            ) from error
         except Exception as error:  # whatever a damaged file does to a parser
             raise UnreadableRun(
-                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but is damaged: {type(error).__name__}: {error}"
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but is damaged: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not len(run.calls) and not len(run.records):
-            raise UnreadableRun(f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor in it")
+            raise UnreadableRun(
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor "
+                "in it"
+            )
         return Opened(run, name)
     asked = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
-    held = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"
-    raise UnreadableRun(f"no reader could open {place.path}: {held}. What is recognised:\n  a whence run: run.json\n{asked}")
+    held = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
+    raise UnreadableRun(
+        f"no reader could open {place.path}: {held}. What is recognised:\n  a whence run: "
+        f"run.json\n{asked}"
+    )
 
 
 def _sniffed(reader: Reader, place: Place) -> bool:

@@ -14,8 +14,8 @@ from whence.readers.encodings import limits
 class Place:
     """A file or a folder.
 
-    path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes. Raises UnreadableRun when nothing
-    that can be read is there.
+    path: as given. head: the first 64 KiB of a file, b"" for a folder. size: of a file in bytes.
+    Raises UnreadableRun when nothing that can be read is there.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -42,18 +42,27 @@ class Place:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of files and folders directly inside a folder, sorted; () for a file. Raises UnreadableRun when it cannot be listed."""
+        """Names of files and folders directly inside a folder, sorted; () for a file. Raises
+        UnreadableRun when it cannot be listed.
+        """
         if not self.is_folder:
             return ()
         try:
             with os.scandir(self.path) as entries:
-                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or _is_there(entry)))
+                return tuple(
+                    sorted(
+                        entry.name
+                        for entry in entries
+                        if entry.is_dir(follow_symlinks=False) or _is_there(entry)
+                    )
+                )
         except OSError as error:
             raise UnreadableRun(f"cannot list {self.path}: {error.strerror or error}") from error
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """Every regular file below a folder, relative with forward slashes, sorted. Links to folders are not followed.
+        """Every regular file below a folder, relative with forward slashes, sorted. Links to
+        folders are not followed.
 
         Raises UnreadableRun beyond two million files.
         """
@@ -72,29 +81,42 @@ class Place:
                     elif _is_there(entry) and entry.is_file():
                         seen += 1
                         if seen > limits.FILES:
-                            raise UnreadableRun(f"{self.path} holds more than {limits.FILES} files; give the folder of one dump")
+                            raise UnreadableRun(
+                                f"{self.path} holds more than {limits.FILES} files; give the "
+                                "folder of one dump"
+                            )
                         yield name
         except OSError as error:
-            raise UnreadableRun(f"cannot list {self.path / below}: {error.strerror or error}") from error
+            raise UnreadableRun(
+                f"cannot list {self.path / below}: {error.strerror or error}"
+            ) from error
 
     def inside(self, name: str) -> Path:
-        """The file that a dump calls `name`, relative to this folder (for a file: to the folder it lies in).
+        """The file that a dump calls `name`, relative to this folder (for a file: to the folder it
+        lies in).
 
-        A name is untrusted: one that leads outside, by `..`, as an absolute path or through a link, raises UnreadableRun.
+        A name is untrusted: one that leads outside, by `..`, as an absolute path or through a link,
+        raises UnreadableRun.
         """
         root = self.path if self.is_folder else self.path.parent
         found = root / name
         if "\0" in name or not found.resolve().is_relative_to(root.resolve()):
-            raise UnreadableRun(f"{self.path} names {name!r}, which lies outside of it; it is not followed")
+            raise UnreadableRun(
+                f"{self.path} names {name!r}, which lies outside of it; it is not followed"
+            )
         return found
 
     def within(self, name: str) -> Place:
-        """The place called `name` in this folder, for a reader that opens others. Raises UnreadableRun as `inside` and `Place` do."""
+        """The place called `name` in this folder, for a reader that opens others. Raises
+        UnreadableRun as `inside` and `Place` do.
+        """
         return Place(self.inside(name))
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:
-    """Is this a file or folder, or a link to one? Opening a pipe would wait for ever; a link to itself is nothing."""
+    """Is this a file or folder, or a link to one? Opening a pipe would wait for ever; a link to
+    itself is nothing.
+    """
     try:
         return entry.is_file() or entry.is_dir()
     except OSError:

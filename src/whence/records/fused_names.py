@@ -1,7 +1,8 @@
 """A name that is several names put together without a sign between them, cut into these.
 
-Compilers call what they fuse `MulCast_9` when they fused `Mul` and `Cast_9`. Taking the longest name that fits, again and again, goes
-wrong where one name begins another (`Add`, `Add_1`, `Add_1_0`): every way is tried, and the graph decides.
+Compilers call what they fuse `MulCast_9` when they fused `Mul` and `Cast_9`. Taking the longest
+name that fits, again and again, goes wrong where one name begins another (`Add`, `Add_1`,
+`Add_1_0`): every way is tried, and the graph decides.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ _STEPS = 50_000  # of the search
 _LEAST = 2  # members of a fusion
 
 
-def segments(name: str, among: Collection[str], feeds: Callable[[str, str], bool], *, most: int = _WAYS) -> tuple[str, ...]:
-    """The names of `among` that `name` is made of, in order; () when it is made of none, of one only, or of several in ways that fit
-    equally well.
+def segments(
+    name: str, among: Collection[str], feeds: Callable[[str, str], bool], *, most: int = _WAYS
+) -> tuple[str, ...]:
+    """The names of `among` that `name` is made of, in order; () when it is made of none, of one
+    only, or of several in ways that fit equally well.
 
-    feeds: does the second read what the first makes? A way fits when its members hang together; it fits best when each feeds the
-    next.
+    feeds: does the second read what the first makes? A way fits when its members hang together; it
+    fits best when each feeds the next.
     """
     lengths = sorted({len(n) for n in among if n and len(n) < len(name)}, reverse=True)
     names = among if isinstance(among, (set, frozenset, dict)) else set(among)
@@ -38,7 +41,11 @@ def segments(name: str, among: Collection[str], feeds: Callable[[str, str], bool
             end = place + length
             if end in ends and len(part) == length and part in names and part not in members:
                 stack.append((end, (*members, part)))
-    chained = [way for way in found if len(way) >= _LEAST and all(feeds(a, b) for a, b in itertools.pairwise(way))]
+    chained = [
+        way
+        for way in found
+        if len(way) >= _LEAST and all(feeds(a, b) for a, b in itertools.pairwise(way))
+    ]
     joined = chained or [way for way in found if len(way) >= _LEAST and _connected(way, feeds)]
     return joined[0] if len(joined) == 1 else ()
 
@@ -47,7 +54,9 @@ def _ends(name: str, names: Collection[str], lengths: list[int]) -> set[int]:
     """Places from which the end of the name can be reached."""
     good = {len(name)}
     for place in range(len(name) - 1, -1, -1):
-        if any(place + length in good and name[place : place + length] in names for length in lengths):
+        if any(
+            place + length in good and name[place : place + length] in names for length in lengths
+        ):
             good.add(place)
     return good
 

@@ -1,4 +1,6 @@
-"""Calls, tensors and rows by the names that a person types: what `run["fc1"]` and `comparison["fc1"]` find."""
+"""Calls, tensors and rows by the names that a person types: what `run["fc1"]` and
+`comparison["fc1"]` find.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ _MOST = 20_000  # names that are offered
 
 
 def of_run(run: Any, name: str) -> Any:
-    """The calls of a name, or the elements of `NAME:SLOT` in the first of its calls that kept them."""
+    """The calls of a name, or the elements of `NAME:SLOT` in the first of its calls that kept
+    them.
+    """
     calls = _calls(run, name)
     if calls:
         return calls
     scope, colon, slot = name.rpartition(":")
-    refs = [ref for call in _calls(run, scope) for ref in call.refs if ref.slot == slot] if colon else []
+    refs = (
+        [ref for call in _calls(run, scope) for ref in call.refs if ref.slot == slot]
+        if colon
+        else []
+    )
     for ref in refs:
         try:
             return run.array(ref.record)
@@ -61,7 +69,8 @@ class Named(Displayed):
     __slots__ = ()
 
     def __getitem__(self, name: str) -> Any:
-        """`run["layers.0.mlp"]`: its calls, in order. `run["layers.0.mlp:output.0"]`: elements of the first call that kept them.
+        """`run["layers.0.mlp"]`: its calls, in order. `run["layers.0.mlp:output.0"]`: elements of
+        the first call that kept them.
 
         Raises KeyError with names that are near, ElementsMissing.
         """

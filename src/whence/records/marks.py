@@ -1,4 +1,6 @@
-"""What alignment writes into notes of calls and reasons of tensors that were joined, and what later stages read off them."""
+"""What alignment writes into notes of calls and reasons of tensors that were joined, and what later
+stages read off them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _UNPLACED = "how it lies on the ranks is not known"
 
 
 def gathered(rows: str, calls: int) -> str:
-    """The note of a call that was cut from others or joined from them, row by row and token by token."""
+    """The note of a call that was cut from others or joined from them, row by row and token by
+    token.
+    """
     return f"{_GATHERED}{rows} of {calls} {'call' if calls == 1 else 'calls'}"
 
 
@@ -41,12 +45,19 @@ def shown_rank(call: Call) -> str:
 
 
 def unplaced(ranks: int) -> str:
-    """The reason of a tensor without elements: the ranks hold different ones, and nothing tells how to join them."""
-    return f"{_UNPLACED}: {ranks} ranks differ, and no tensor of the other run says what they make together"
+    """The reason of a tensor without elements: the ranks hold different ones, and nothing tells how
+    to join them.
+    """
+    return (
+        f"{_UNPLACED}: {ranks} ranks differ, and no tensor of the other run says what they "
+        "make together"
+    )
 
 
 def is_unplaced(record: Record) -> bool:
-    """Is this a tensor of which neither the elements nor the shape are known, since it is not known how it lies on the ranks?"""
+    """Is this a tensor of which neither the elements nor the shape are known, since it is not known
+    how it lies on the ranks?
+    """
     return record.why.startswith(_UNPLACED)
 
 
@@ -67,20 +78,28 @@ NOT_SELECTED = "not selected"
 
 
 GATHERED = "put together: the dump has no call for the whole"
-"""The note of a root call that no dump held: its inputs are those of the first call, its outputs those of the last."""
+"""The note of a root call that no dump held: its inputs are those of the first call, its outputs
+those of the last.
+"""
 
 UNTOLD = "what it read is not known"
-"""The note of a call of which a dump does not tell all that it read: it may depend on all that was made before."""
+"""The note of a call of which a dump does not tell all that it read: it may depend on all that was
+made before.
+"""
 
 WIDER = "the dump does not say in what dtype it was computed"
-"""The note of a call whose tensors may be stored wider than they were computed; they are judged by the numbers in them."""
+"""The note of a call whose tensors may be stored wider than they were computed; they are judged by
+the numbers in them.
+"""
 
 UNORDERED = "the dump does not say which tensor was made before which"
 """The note of a call whose place among the others means nothing."""
 
 
 TAKES = "takes "
-"""How the note of a call begins that says as what its operator takes a parameter: "takes linear_0.w_0 as Y"."""
+"""How the note of a call begins that says as what its operator takes a parameter: "takes
+linear_0.w_0 as Y".
+"""
 
 ONEDNN = "a kernel of oneDNN"
 """The note of a call that a pass gave to oneDNN."""

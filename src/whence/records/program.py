@@ -10,10 +10,11 @@ import msgspec
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     """One operator of a program: overload name ("aten.addmm.default") and its arguments.
 
-    Arguments are plain JSON values, lists of them, or one-key objects: {"in": k} input k of the program, {"param": slot},
-    {"op": [i, j]} output j of operation i, {"const": k} constant k, {"dtype": "float32"}, {"device": ""}, {"layout": name},
-    {"memory_format": name}, {"float": "inf" | "-inf" | "nan"}, {"complex": [re, im]}.
-    guard: for an operator that returns a Python number, the number the recording saw; replay must see the same.
+    Arguments are plain JSON values, lists of them, or one-key objects: {"in": k} input k of the
+    program, {"param": slot}, {"op": [i, j]} output j of operation i, {"const": k} constant k,
+    {"dtype": "float32"}, {"device": ""}, {"layout": name}, {"memory_format": name}, {"float": "inf"
+    | "-inf" | "nan"}, {"complex": [re, im]}. guard: for an operator that returns a Python number,
+    the number the recording saw; replay must see the same.
     """
 
     name: str
@@ -23,23 +24,27 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True):
-    """What one region ran: data, never code. Used only after it reproduced its own recorded outputs.
+    """What one region ran: data, never code. Used only after it reproduced its own recorded
+    outputs.
 
     inputs: slots of the call that feed {"in": k}. params: slots that feed {"param": slot}.
-    constants: records of tensors made inside from Python data. outputs: (slot, operand).
-    base: the floating dtype the region worked in, "" when it met none; a replay in another precision puts that one in its place.
-    input_dtypes: by input. default_dtype: torch's default while recording. fixed: (input, axis, extent) the program only serves.
-    equal: (input, axis, input, axis) whose extents were one at recording and must be on replay. inference: recorded under
-    inference_mode, where composite operators arrive whole; grad: slots that required grad then (they choose by it).
+    constants: records of tensors made inside from Python data. outputs: (slot, operand). base: the
+    floating dtype the region worked in, "" when it met none; a replay in another precision puts
+    that one in its place. input_dtypes: by input. default_dtype: torch's default while recording.
+    fixed: (input, axis, extent) the program only serves. equal: (input, axis, input, axis) whose
+    extents were one at recording and must be on replay. inference: recorded under inference_mode,
+    where composite operators arrive whole; grad: slots that required grad then (they choose by it).
     notes: what was met ("in-place", "cast pinned", "guard"), for a reader.
 
-    A call that calls others runs its own operators between them: outputs "k:input.x" are what its k-th child was given (from 0),
-    inputs "k:output.x" and "k:mutated.x" what that child left. calls: (child, how many operations run before it). same: (slot,
-    slot) that were one tensor, so that which of them was meant cannot be known. lost: (output, why it could not be followed).
-    Of a compiled graph: names: the name of the node that each operation was ("addmm_3"). scopes: path of the module that each is in.
-    picks: (name, operation, result) of nodes that pick one of several results.
-    lines: where the user's code called each operation ("file:line", "" where that is not known), () when none is; call_lines: where it
-    called each child, in the order of `calls`. Both are those of the first recording and no part of the id.
+    A call that calls others runs its own operators between them: outputs "k:input.x" are what its
+    k-th child was given (from 0), inputs "k:output.x" and "k:mutated.x" what that child left.
+    calls: (child, how many operations run before it). same: (slot, slot) that were one tensor, so
+    that which of them was meant cannot be known. lost: (output, why it could not be followed). Of a
+    compiled graph: names: the name of the node that each operation was ("addmm_3"). scopes: path of
+    the module that each is in. picks: (name, operation, result) of nodes that pick one of several
+    results. lines: where the user's code called each operation ("file:line", "" where that is not
+    known), () when none is; call_lines: where it called each child, in the order of `calls`. Both
+    are those of the first recording and no part of the id.
     """
 
     id: str

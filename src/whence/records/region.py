@@ -9,20 +9,26 @@ from whence.records.run import Call, Run
 
 
 def hands_on(run: Run, call: Call) -> bool:
-    """Did an operator return the elements that it was given, in their order? One without a partner then hides nothing: they are
-    compared where they were made."""
+    """Did an operator return the elements that it was given, in their order? One without a partner
+    then hides nothing: they are compared where they were made."""
     records = run.records
-    given = {(records[r.record].hash, records[r.record].dtype) for r in call.slots("input") if records[r.record].hash}
+    given = {
+        (records[r.record].hash, records[r.record].dtype)
+        for r in call.slots("input")
+        if records[r.record].hash
+    }
     made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
     return call.kind == "operator" and bool(made) and given.issuperset(made)
 
 
 class Region(NamedTuple):
-    """A piece of the run that is judged as one: a leaf call, or one stretch of a container between two of its child calls.
+    """A piece of the run that is judged as one: a leaf call, or one stretch of a container between
+    two of its child calls.
 
-    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 = before the first child).
-    inputs: record ids that became visible at its boundary; a stretch sees those of the stretches before it in its call too.
-    outputs: what it made. An output that was already visible to the region is not one.
+    call: id of the call whose code runs. stretch: -1 for a leaf call, else which stretch (0 =
+    before the first child). inputs: record ids that became visible at its boundary; a stretch sees
+    those of the stretches before it in its call too. outputs: what it made. An output that was
+    already visible to the region is not one.
     """
 
     call: int
@@ -40,11 +46,13 @@ def children(calls: Sequence[Call]) -> dict[int, list[int]]:
 
 
 def regions(calls: Sequence[Call]) -> Iterator[Region]:
-    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in execution order.
+    """Tile a run: every operator executed belongs to exactly one region (DESIGN section 3), in
+    execution order.
 
-    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch sees its container's inputs
-    and parameters and the outputs of the children before it; what a later child reads, or the container returns, and nobody had
-    before, the stretch made. Parameters of a child are the child's.
+    A container with k children has k + 1 stretches; one that made nothing has no outputs. A stretch
+    sees its container's inputs and parameters and the outputs of the children before it; what a
+    later child reads, or the container returns, and nobody had before, the stretch made. Parameters
+    of a child are the child's.
     """
     below = children(calls)
     known: set[int] = set()
@@ -64,8 +72,15 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
             made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
             yield Region(call.id, place, tuple(fresh), tuple(made))
             yield from walk(child)
-            fresh = dict.fromkeys(r.record for r in child.refs if r.slot.startswith(("output", "mutated")))
-        yield Region(call.id, len(kids), tuple(fresh), tuple(dict.fromkeys(r for r in writes if r not in known)))
+            fresh = dict.fromkeys(
+                r.record for r in child.refs if r.slot.startswith(("output", "mutated"))
+            )
+        yield Region(
+            call.id,
+            len(kids),
+            tuple(fresh),
+            tuple(dict.fromkeys(r for r in writes if r not in known)),
+        )
         known.update(writes)
 
     for root in below.get(-1, []):

@@ -1,7 +1,9 @@
-"""Calls and records of a captured program, and the two protocols every stage meets in: `Run` (readable), `Sink` (writable).
+"""Calls and records of a captured program, and the two protocols every stage meets in: `Run`
+(readable), `Sink` (writable).
 
-A run is a data-flow graph of calls. A call refers to the records it read and wrote; a tensor that is the output of one
-call and the input of the next is one record with two references. Everything here is frozen and survives a JSON round trip.
+A run is a data-flow graph of calls. A call refers to the records it read and wrote; a tensor that
+is the output of one call and the input of the next is one record with two references. Everything
+here is frozen and survives a JSON round trip.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from whence.records.storage import Dumped, Elements, External, Sketch, Statistic
 
 
 class Key(NamedTuple):
-    """Names one tensor of one run: which process, which model, when, where, which operator, which of its tensors."""
+    """Names one tensor of one run: which process, which model, when, where, which operator, which
+    of its tensors.
+    """
 
     rank: int
     root: str
@@ -34,12 +38,13 @@ class Key(NamedTuple):
 class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defaults=True):
     """One captured tensor.
 
-    id: its number in the run (position in `Run.records`). shape: logical. stride: in elements, () when contiguous.
-    hash: xxh3_128 of the canonical little-endian bytes, 32 hex digits, "" when not taken.
-    elements: where they are, or None with `why` saying why they were not kept.
-    columns: numbers a user's `on_record` returned. subclass: tensor class when it is not a plain tensor.
-    Of foreign dumps: `hash` may be the dump's own digest, prefixed ("md5:..."). quantum: for elements read from printed text, the step
-    of its last digit, 0 when they are exact. whole: shape of the tensor of which the text shows only these elements, () when all.
+    id: its number in the run (position in `Run.records`). shape: logical. stride: in elements, ()
+    when contiguous. hash: xxh3_128 of the canonical little-endian bytes, 32 hex digits, "" when not
+    taken. elements: where they are, or None with `why` saying why they were not kept. columns:
+    numbers a user's `on_record` returned. subclass: tensor class when it is not a plain tensor. Of
+    foreign dumps: `hash` may be the dump's own digest, prefixed ("md5:..."). quantum: for elements
+    read from printed text, the step of its last digit, 0 when they are exact. whole: shape of the
+    tensor of which the text shows only these elements, () when all.
     """
 
     id: int
@@ -73,10 +78,11 @@ class Record(msgspec.Struct, frozen=True, tag="record", tag_field="t", omit_defa
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A call's reference to a record under a slot name: input.0, input.attention_mask, output.logits, param.weight, mutated.1.
+    """A call's reference to a record under a slot name: input.0, input.attention_mask,
+    output.logits, param.weight, mutated.1.
 
-    edge: how sameness with an earlier sight is known: "identity" (live storage, same version, same bytes),
-    "content" (same bytes only), "" (first sight).
+    edge: how sameness with an earlier sight is known: "identity" (live storage, same version, same
+    bytes), "content" (same bytes only), "" (first sight).
     """
 
     slot: str
@@ -85,11 +91,14 @@ class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a tensor lies on the processes that hold it together, as the program itself says (a DTensor).
+    """How a tensor lies on the processes that hold it together, as the program itself says (a
+    DTensor).
 
-    shape: of the whole tensor. mesh: extents of the grid of processes; ranks: theirs, row by row; names: of its dimensions. places: for
-    each dimension of the grid "replicate", "sum" (each process has a summand), "shard K" (pieces along axis K), or the program's own
-    word for what is none of these. nested: of axes that several dimensions cut, (axis, dimensions with the coarsest pieces first).
+    shape: of the whole tensor. mesh: extents of the grid of processes; ranks: theirs, row by row;
+    names: of its dimensions. places: for each dimension of the grid "replicate", "sum" (each
+    process has a summand), "shard K" (pieces along axis K), or the program's own word for what is
+    none of these. nested: of axes that several dimensions cut, (axis, dimensions with the coarsest
+    pieces first).
     """
 
     shape: tuple[int, ...]
@@ -101,27 +110,33 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         names = self.names or tuple(f"mesh {i}" for i in range(len(self.mesh)))
-        where = ", ".join(f"{place} on {name} of {size}" for place, name, size in zip(self.places, names, self.mesh, strict=True))
+        where = ", ".join(
+            f"{place} on {name} of {size}"
+            for place, name, size in zip(self.places, names, self.mesh, strict=True)
+        )
         return f"{where}; the whole is {list(self.shape)}"
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults=True):
-    """One execution of a module (kind "module"), operator ("operator"), label ("label") or compiled graph ("graph"), or operators outside
-    any module ("region").
+    """One execution of a module (kind "module"), operator ("operator"), label ("label") or compiled
+    graph ("graph"), or operators outside any module ("region").
 
-    id: its position in `Run.calls`, the order in which calls ended; `order` is the order in which they began. A capture gives
-    ids as calls begin (so that `parent` is known) and writes them as they end; a reader renumbers to positions, and a parent
-    that was never written (a killed process) becomes -1.
-    scope: dotted module path inside the root, "" for the root itself. op: "" for a module call.
-    parent: id of the enclosing call, -1 for a root call. number: place in the tree, "0" the root, "3_1" first child of its third child.
-    op_type: class name ("Linear") or operator. source: "module.Class" or "file:line". leaf: no module was called inside.
-    arguments: non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program` saying why.
-    error: the exception that left this call, if one did (its outputs are then missing).
-    origins: names of the operators of the original program that a compiler fused into this one, in order; () when not said.
-    placements: of slots whose tensor is this process's part of one that several hold, by slot.
-    files: slot -> where a foreign dump keeps this sight of a tensor (`Record.file`), of slots whose record is an earlier sight.
-    Of operators of a capture: aliases: pairs of slots that share a storage, where the schema does not say so. seconds: wall time (on an
-    asynchronous device the time to launch it). forward: `order` of the operator whose backward this is a part of, -1 of none.
+    id: its position in `Run.calls`, the order in which calls ended; `order` is the order in which
+    they began. A capture gives ids as calls begin (so that `parent` is known) and writes them as
+    they end; a reader renumbers to positions, and a parent that was never written (a killed
+    process) becomes -1. scope: dotted module path inside the root, "" for the root itself. op: ""
+    for a module call. parent: id of the enclosing call, -1 for a root call. number: place in the
+    tree, "0" the root, "3_1" first child of its third child. op_type: class name ("Linear") or
+    operator. source: "module.Class" or "file:line". leaf: no module was called inside. arguments:
+    non-tensor arguments by slot name. program: id of the recorded program, or "" with `no_program`
+    saying why. error: the exception that left this call, if one did (its outputs are then missing).
+    origins: names of the operators of the original program that a compiler fused into this one, in
+    order; () when not said. placements: of slots whose tensor is this process's part of one that
+    several hold, by slot. files: slot -> where a foreign dump keeps this sight of a tensor
+    (`Record.file`), of slots whose record is an earlier sight. Of operators of a capture: aliases:
+    pairs of slots that share a storage, where the schema does not say so. seconds: wall time (on an
+    asynchronous device the time to launch it). forward: `order` of the operator whose backward this
+    is a part of, -1 of none.
     """
 
     id: int
@@ -155,16 +170,30 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
     placements: dict[str, Placement] = {}
 
     def slots(self, kind: str) -> tuple[Ref, ...]:
-        """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in order."""
+        """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in
+        order.
+        """
         return tuple(r for r in self.refs if r.slot.partition(".")[0] == kind)
 
     def key(self, slot: str = "") -> Key:
         """The key of this call, or of one of its slots."""
-        return Key(self.rank, self.root, self.step, self.micro, self.phase, self.scope, self.op, self.occurrence, slot)
+        return Key(
+            self.rank,
+            self.root,
+            self.step,
+            self.micro,
+            self.phase,
+            self.scope,
+            self.op,
+            self.occurrence,
+            slot,
+        )
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults=True):
-    """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error", ...), text, where."""
+    """Something the capture must tell: kind ("inside-not-seen", "hook-error", "budget", "error",
+    ...), text, where.
+    """
 
     kind: str
     text: str
@@ -173,7 +202,9 @@ class Note(msgspec.Struct, frozen=True, tag="note", tag_field="t", omit_defaults
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", tag_field="t", omit_defaults=True):
-    """The end of one step of a root: how many bytes of elements it added and whether all its elements were kept."""
+    """The end of one step of a root: how many bytes of elements it added and whether all its
+    elements were kept.
+    """
 
     root: str
     step: int
@@ -185,8 +216,9 @@ class Step(msgspec.Struct, frozen=True, tag="step", tag_field="t", omit_defaults
 class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was run. Unknown fields of later versions are ignored on reading.
 
-    started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it runs or when nobody saw its end.
-    interpreter: the Python that the command started, "" where it started something else.
+    started, finished: ISO 8601 with offset. exit_code: what the command returned; None while it
+    runs or when nobody saw its end. interpreter: the Python that the command started, "" where it
+    started something else.
     """
 
     format: int = 1
@@ -210,10 +242,11 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Run(Protocol):
-    """A captured program that can be read: lazily, any number of times, never executing anything in it.
+    """A captured program that can be read: lazily, any number of times, never executing anything in
+    it.
 
-    `calls[i].id == i` and `records[i].id == i`; a Run of several processes renumbers. `ended` is "" for a clean end,
-    else a sentence saying how the capture ended and what is missing.
+    `calls[i].id == i` and `records[i].id == i`; a Run of several processes renumbers. `ended` is ""
+    for a clean end, else a sentence saying how the capture ended and what is missing.
     """
 
     @property
@@ -234,12 +267,16 @@ class Run(Protocol):
     def steps(self) -> Sequence[Step]: ...
 
     def array(self, record: int) -> Array:
-        """Elements of a record: read-only, dtype kept, memory-mapped where possible. Raises ElementsMissing with the reason."""
+        """Elements of a record: read-only, dtype kept, memory-mapped where possible. Raises
+        ElementsMissing with the reason.
+        """
         ...
 
 
 class Sink(Protocol):
-    """Where a capture puts what it sees. Every method raises StoreFailed when the medium fails; nothing written before is lost."""
+    """Where a capture puts what it sees. Every method raises StoreFailed when the medium fails;
+    nothing written before is lost.
+    """
 
     def record(
         self,
@@ -259,11 +296,13 @@ class Sink(Protocol):
         base: tuple[int, int] | None = None,
         external: External | None = None,
     ) -> int:
-        """Add one record and return its id. data: its canonical bytes, or None with `why`; consumed before returning.
+        """Add one record and return its id. data: its canonical bytes, or None with `why`; consumed
+        before returning.
 
-        digest: 16 bytes of xxh3_128 over the canonical bytes, b"" when not taken; elements with a digest, dtype and shape
-        already stored are not written again. base: (record, axis) when `data` only holds what follows that record along axis.
-        external: where the elements lie byte-equal in a file of the user's; then `data` is ignored and `digest` must be given.
+        digest: 16 bytes of xxh3_128 over the canonical bytes, b"" when not taken; elements with a
+        digest, dtype and shape already stored are not written again. base: (record, axis) when
+        `data` only holds what follows that record along axis. external: where the elements lie
+        byte-equal in a file of the user's; then `data` is ignored and `digest` must be given.
         """
         ...
 
@@ -276,7 +315,9 @@ class Sink(Protocol):
     def step(self, step: Step) -> None: ...
 
     def flush(self) -> None:
-        """Hand everything added so far to the operating system, so that it survives a kill of this process."""
+        """Hand everything added so far to the operating system, so that it survives a kill of this
+        process.
+        """
         ...
 
     @property

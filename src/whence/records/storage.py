@@ -8,8 +8,9 @@ import msgspec
 class Statistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Figures of one tensor, taken in float64 over its finite elements (of |z| for complex).
 
-    count: all elements. min, max, mean, std, norm: None when no element is finite. std is the population one (ddof 0);
-    norm is the 2-norm. nan, inf, zero: how many elements are NaN, +-Inf, exactly zero.
+    count: all elements. min, max, mean, std, norm: None when no element is finite. std is the
+    population one (ddof 0); norm is the 2-norm. nan, inf, zero: how many elements are NaN, +-Inf,
+    exactly zero.
     """
 
     count: int
@@ -24,11 +25,12 @@ class Statistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A few numbers that do not change when the elements are permuted, to recognise a tensor under another name or layout.
+    """A few numbers that do not change when the elements are permuted, to recognise a tensor under
+    another name or layout.
 
     checksum: 64-bit sum over the mixed bit patterns, equal for equal multisets of elements (exact).
-    abs_sum, cube_sum, fourth_sum: sums of |x|, x^3, x^4 over finite elements in float64 (approximate; survive rounding);
-    None when they overflow.
+    abs_sum, cube_sum, fourth_sum: sums of |x|, x^3, x^4 over finite elements in float64
+    (approximate; survive rounding); None when they overflow.
     """
 
     checksum: int
@@ -38,7 +40,9 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in", gc=False):
-    """Elements lie in a shard of this run: bytes [offset, offset + nbytes) of its data area, canonical (C) order, little endian."""
+    """Elements lie in a shard of this run: bytes [offset, offset + nbytes) of its data area,
+    canonical (C) order, little endian.
+    """
 
     shard: int
     offset: int
@@ -46,7 +50,9 @@ class Kept(msgspec.Struct, frozen=True, tag="kept", tag_field="in", gc=False):
 
 
 class Increment(msgspec.Struct, frozen=True, tag="increment", tag_field="in"):
-    """Elements are those of record `base` followed along `axis` by the elements stored at shard/offset/nbytes."""
+    """Elements are those of record `base` followed along `axis` by the elements stored at
+    shard/offset/nbytes.
+    """
 
     base: int
     axis: int
@@ -56,7 +62,9 @@ class Increment(msgspec.Struct, frozen=True, tag="increment", tag_field="in"):
 
 
 class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
-    """Elements lie byte-equal in a file of the user's (a safetensors or GGUF checkpoint); `hash` of the record guards them."""
+    """Elements lie byte-equal in a file of the user's (a safetensors or GGUF checkpoint); `hash` of
+    the record guards them.
+    """
 
     file: str
     offset: int
@@ -64,8 +72,10 @@ class External(msgspec.Struct, frozen=True, tag="external", tag_field="in"):
 
 
 class Dumped(msgspec.Struct, frozen=True, tag="dumped", tag_field="in"):
-    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is the dump itself; a place in that file
-    may follow a comma ("Add.Add_1.4.6.1706596912161941,inputs,0"). stored: the dtype they lie in, "" when it is the record's."""
+    """Elements lie in a foreign dump. file: relative to it, with forward slashes, "" when that is
+    the dump itself; a place in that file may follow a comma
+    ("Add.Add_1.4.6.1706596912161941,inputs,0"). stored: the dtype they lie in, "" when it is the
+    record's."""
 
     file: str
     stored: str = ""

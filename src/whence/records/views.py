@@ -38,7 +38,10 @@ class MemoryRun(Named):
                 raise ValueError(f"call at position {i} has id {call.id}")
             for ref in call.refs:
                 if not 0 <= ref.record < len(records):
-                    raise ValueError(f"call {call.scope or call.root!r} refers to record {ref.record} of {len(records)}")
+                    raise ValueError(
+                        f"call {call.scope or call.root!r} refers to record {ref.record} of "
+                        f"{len(records)}"
+                    )
         for i, record in enumerate(records):
             if record.id != i:
                 raise ValueError(f"record at position {i} has id {record.id}")
@@ -51,7 +54,9 @@ class MemoryRun(Named):
         try:
             found = self._arrays[record]
         except KeyError:
-            raise ElementsMissing(self.records[record].why or f"record {record}: elements were not kept") from None
+            raise ElementsMissing(
+                self.records[record].why or f"record {record}: elements were not kept"
+            ) from None
         view = found.view()
         view.flags.writeable = False
         return view
@@ -60,7 +65,12 @@ class MemoryRun(Named):
 class Over(Named):
     """A Run over another one, `base`: what is not given is the other's, elements too."""
 
-    def __init__(self, base: Run, calls: Sequence[Call] | None = None, records: Sequence[Record] | None = None) -> None:
+    def __init__(
+        self,
+        base: Run,
+        calls: Sequence[Call] | None = None,
+        records: Sequence[Record] | None = None,
+    ) -> None:
         self.base = base
         self.path, self.info, self.ended = base.path, base.info, base.ended
         self.programs, self.notes, self.steps = base.programs, base.notes, base.steps
@@ -100,7 +110,13 @@ _CACHED = 1 << 18  # records read from disk and kept as structs, each some hundr
 
 
 class Read(Over):
-    """A run whose calls were read once and whose records stay read: they are looked at many times."""
+    """A run whose calls were read once and whose records stay read: they are looked at many
+    times.
+    """
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run, list(run.calls), Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)))
+        super().__init__(
+            run,
+            list(run.calls),
+            Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)),
+        )

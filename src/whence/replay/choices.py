@@ -1,4 +1,6 @@
-"""Operators that choose among scores (top-k, argmax, sort): what they saw, and a run in which they choose what they are told."""
+"""Operators that choose among scores (top-k, argmax, sort): what they saw, and a run in which they
+choose what they are told.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,19 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 _DISTINCT = {"topk", "sort", "argsort"}
-_POOLS = {"max_pool2d_with_indices": 2, "adaptive_max_pool2d": 2, "max_pool3d_with_indices": 3, "adaptive_max_pool3d": 3}
+_POOLS = {
+    "max_pool2d_with_indices": 2,
+    "adaptive_max_pool2d": 2,
+    "max_pool3d_with_indices": 3,
+    "adaptive_max_pool3d": 3,
+}
 _HANDS_ON = {"_to_copy", "to", "clone", "contiguous", "type_as", "convert_element_type"}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A choice as one run made it. scores: [rows, n], of this `dtype`; own: [rows, k], what the operator chose; used: what it was told
-    to choose instead, else the same; shape: of the rows.
+    """A choice as one run made it. scores: [rows, n], of this `dtype`; own: [rows, k], what the
+    operator chose; used: what it was told to choose instead, else the same; shape: of the rows.
 
     ordered, distinct: as for `judge.ties.follow`. length: of the longest sum before it.
     """
@@ -45,16 +52,21 @@ class Seen:
 class Choices:
     """Sees what every operator that chooses is given in one run.
 
-    told: by place in the program, what it chooses instead, [rows, k], -1 where it chooses by itself. seen: by place. shown: by operand
-    (place, result), which choice it holds and which element of [rows, k] each of its own is: views and casts hand an index on.
+    told: by place in the program, what it chooses instead, [rows, k], -1 where it chooses by
+    itself. seen: by place. shown: by operand (place, result), which choice it holds and which
+    element of [rows, k] each of its own is: views and casts hand an index on.
     """
 
     told: Mapping[int, I64] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     shown: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
 
-    def made(self, place: int, base: str, operation: Any, named: Mapping[str, Any], out: Any, length: int) -> Any:
-        """The results of a choosing operator: its own, or with the indices it is told, and the values these point at."""
+    def made(
+        self, place: int, base: str, operation: Any, named: Mapping[str, Any], out: Any, length: int
+    ) -> Any:
+        """The results of a choosing operator: its own, or with the indices it is told, and the
+        values these point at.
+        """
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         number = CHOOSES[base]
         x = named.get("self")
@@ -73,14 +85,30 @@ class Choices:
             if len(results) > 1:
                 results[0] = layout.back(torch.gather(scores, 1, used))
         self.seen[place] = Seen(
-            base, scores.to(torch.float64).numpy().copy(), own.numpy().astype(np.int64), used.numpy().astype(np.int64), layout.shape,
-            NAMES[x.dtype], bool(named.get("sorted", True)), base in _DISTINCT, length,
-        )  # fmt: skip
+            base,
+            scores.to(torch.float64).numpy().copy(),
+            own.numpy().astype(np.int64),
+            used.numpy().astype(np.int64),
+            layout.shape,
+            NAMES[x.dtype],
+            bool(named.get("sorted", True)),
+            base in _DISTINCT,
+            length,
+        )
         self.shown[place, number] = place, layout.back(torch.arange(own.numel()).reshape(own.shape))
         return tuple(results) if len(results) > 1 else results[0]
 
-    def passes(self, place: int, base: str, operation: Any, args: tuple[Any, ...], again: Callable[..., Any]) -> None:
-        """Follow an index through an operator that only hands its elements on. again: the operator."""
+    def passes(
+        self,
+        place: int,
+        base: str,
+        operation: Any,
+        args: tuple[Any, ...],
+        again: Callable[..., Any],
+    ) -> None:
+        """Follow an index through an operator that only hands its elements on. again: the
+        operator.
+        """
         operand = operation.args[0] if operation.args else None
         if not isinstance(operand, dict) or "op" not in operand:
             return
@@ -98,7 +126,9 @@ class Choices:
 
 
 class Integers:
-    """A `Watch` that keeps every tensor of whole numbers a program makes: what it chooses is among them."""
+    """A `Watch` that keeps every tensor of whole numbers a program makes: what it chooses is among
+    them.
+    """
 
     def __init__(self) -> None:
         self.arrays: list[I64] = []

@@ -1,8 +1,10 @@
-"""One program out of the operators that a module ran, where each of them was recorded as a call of its own.
+"""One program out of the operators that a module ran, where each of them was recorded as a call of
+its own.
 
-Operators are wired by the records that they share. A tensor that was written through a view of it has a record that no operator made;
-it is found among the tensors that share that memory. Whether the wiring is right shows when the program is checked against its
-own recording, as every program is.
+Operators are wired by the records that they share. A tensor that was written through a view of it
+has a record that no operator made; it is found among the tensors that share that memory. Whether
+the wiring is right shows when the program is checked against its own recording, as every program
+is.
 """
 
 from __future__ import annotations
@@ -18,22 +20,29 @@ from whence.errors import ReplayRefused
 from whence.records import Call, Operation, Program, Record
 
 COMPOSED = "composed of operators"
-"""The note of a program that was made here: nothing tells which numbers the code around its operators looked at."""
+"""The note of a program that was made here: nothing tells which numbers the code around its
+operators looked at.
+"""
 
 _UNWRITTEN = ("aten.empty", "aten.new_empty")
 _STRIDED = "aten.empty_strided.default"
 _VIEWS = frozenset((
-    "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t", "alias", "detach", "split", "chunk", "unbind",
-    "as_strided", "narrow", "unfold", "diagonal", "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
-    "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten", "squeeze_", "unsqueeze_", "contiguous",
+    "view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t",
+    "alias", "detach", "split", "chunk", "unbind", "as_strided", "narrow", "unfold", "diagonal",
+    "view_as_real", "view_as_complex", "lift_fresh", "split_with_sizes", "movedim", "reshape",
+    "_reshape_alias", "_unsafe_view", "real", "imag", "swapaxes", "mT", "flatten", "unflatten",
+    "squeeze_", "unsqueeze_", "contiguous",
 ))  # fmt: skip
 
 
-def compose(call: Call, kids: Sequence[Call], programs: Mapping[str, Program], records: Sequence[Record]) -> Program:
+def compose(
+    call: Call, kids: Sequence[Call], programs: Mapping[str, Program], records: Sequence[Record]
+) -> Program:
     """The program of a module call.
 
-    kids: every call right below it, in the order of execution; operators become operations, all others stay its children, numbered
-    from 0. Raises ReplayRefused where an operator cannot be run again.
+    kids: every call right below it, in the order of execution; operators become operations, all
+    others stay its children, numbered from 0. Raises ReplayRefused where an operator cannot be run
+    again.
     """
     made = _Composer(call, records)
     number = 0
@@ -47,7 +56,9 @@ def compose(call: Call, kids: Sequence[Call], programs: Mapping[str, Program], r
 
 
 class _Composer:
-    """What has been put together so far. known: record -> what holds it; groups: which operands share memory."""
+    """What has been put together so far. known: record -> what holds it; groups: which operands
+    share memory.
+    """
 
     def __init__(self, call: Call, records: Sequence[Record]) -> None:
         self._call, self._records = call, records
@@ -92,11 +103,16 @@ class _Composer:
         return None
 
     def _operand(self, record: int, dtype: str = "") -> Any:
-        """An operand of the program that holds a record: what nothing here made is a constant of the code."""
+        """An operand of the program that holds a record: what nothing here made is a constant of
+        the code.
+        """
         found = self._find(record)
         if found is None:
             if self._records[record].elements is None and self._records[record].count:
-                raise ReplayRefused(f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, which was not kept")
+                raise ReplayRefused(
+                    f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, "
+                    "which was not kept"
+                )
             if record not in self._constants:
                 self._constants.append(record)
             return {"const": self._constants.index(record)}
@@ -124,12 +140,16 @@ class _Composer:
             self._unwritten(call, refs)
             return
         given = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
-        # What an operator overwrites need not be known to repeat it alone; here it is memory that others look at.
+        # What an operator overwrites need not be known to repeat it alone; here it is memory that
+        # others look at.
         instead = {
-            place["op"][0]: self._operand(refs[f"input.{slot[8:]}"]) for slot, place in program.outputs
-            if slot.startswith("mutated") and "op" in place and f"input.{slot[8:]}" in refs
+            place["op"][0]: self._operand(refs[f"input.{slot[8:]}"])
+            for slot, place in program.outputs
+            if slot.startswith("mutated")
+            and "op" in place
+            and f"input.{slot[8:]}" in refs
             and program.operations[place["op"][0]].name == _STRIDED
-        }  # fmt: skip
+        }
         places: dict[int, int] = {}
 
         def value(v: Any) -> Any:
@@ -152,7 +172,10 @@ class _Composer:
             places[place] = len(self._operations)
             self._operations.append(
                 Operation(
-                    operation.name, tuple(map(value, operation.args)), {k: value(a) for k, a in operation.kwargs.items()}, operation.guard
+                    operation.name,
+                    tuple(map(value, operation.args)),
+                    {k: value(a) for k, a in operation.kwargs.items()},
+                    operation.guard,
                 )
             )
             self._lines.append(call.source)
@@ -169,7 +192,9 @@ class _Composer:
                 group = self._group.setdefault(repr(self._held(operand)), len(self._group))
                 self._written[group] = len(self._operations)
                 self._learn(refs[slot], self._held(operand))
-            elif not any(s.startswith("mutated") and refs.get(s) == refs[slot] for s, _ in program.outputs):
+            elif not any(
+                s.startswith("mutated") and refs.get(s) == refs[slot] for s, _ in program.outputs
+            ):
                 self._learn(refs[slot], operand, shared)
 
     def _held(self, operand: Any) -> Any:
@@ -193,8 +218,11 @@ class _Composer:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
         record = self._records[made]
         self._learn(made, {"op": [len(self._operations), 0]})
-        # A replay reads no memory that nothing wrote; what is left of the zeros shows when the program is checked.
-        self._operations.append(Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}}))
+        # A replay reads no memory that nothing wrote; what is left of the zeros shows when the
+        # program is checked.
+        self._operations.append(
+            Operation("aten.zeros.default", ([*record.shape],), {"dtype": {"dtype": record.dtype}})
+        )
         self._lines.append(call.source)
 
     def child(self, number: int, call: Call) -> None:
@@ -218,16 +246,33 @@ class _Composer:
             for ref in self._call.slots(kind):
                 self._hand(ref.slot, ref.record)
         if not self._outputs:
-            raise ReplayRefused(self._lost[0][1] if self._lost else "its operators make nothing that it returns")
+            raise ReplayRefused(
+                self._lost[0][1] if self._lost else "its operators make nothing that it returns"
+            )
         names = [self._records[r].dtype for r in self._input_records]
-        base = next((n for n in names if n in dtypes.DTYPES and dtypes.named(n).is_floating), self._base)
+        base = next(
+            (n for n in names if n in dtypes.DTYPES and dtypes.named(n).is_floating), self._base
+        )
         program = Program(
-            id="", operations=tuple(self._operations), inputs=tuple(self._inputs), outputs=tuple(self._outputs), params=tuple(self._params),
-            constants=tuple(self._constants), base=base, input_dtypes=tuple(names), default_dtype=self._default,
-            fixed=tuple((k, axis, n) for k, r in enumerate(self._input_records) for axis, n in enumerate(self._records[r].shape)),
-            inference=self._inference, notes=(COMPOSED, *(("in-place",) if self._in_place else ())), calls=tuple(self._calls),
+            id="",
+            operations=tuple(self._operations),
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            params=tuple(self._params),
+            constants=tuple(self._constants),
+            base=base,
+            input_dtypes=tuple(names),
+            default_dtype=self._default,
+            fixed=tuple(
+                (k, axis, n)
+                for k, r in enumerate(self._input_records)
+                for axis, n in enumerate(self._records[r].shape)
+            ),
+            inference=self._inference,
+            notes=(COMPOSED, *(("in-place",) if self._in_place else ())),
+            calls=tuple(self._calls),
             lost=tuple(self._lost),
-        )  # fmt: skip
+        )
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         return msgspec.structs.replace(program, id=f"composed {digest}", lines=tuple(self._lines))
 

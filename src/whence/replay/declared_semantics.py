@@ -1,8 +1,10 @@
-"""Declared semantics: what a replay does otherwise when a difference is allowed. Values in numpy, edits on programs as data.
+"""Declared semantics: what a replay does otherwise when a difference is allowed. Values in numpy,
+edits on programs as data.
 
-Quantised numbers are simulated: codes are made, and the value they stand for is handed on ("fake quantisation"), code x into
-(code - zero point) scale, rounding half to even. Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference, 2018, eq. 1; fp8: OCP 8-bit Floating Point Specification, 2023.
+Quantised numbers are simulated: codes are made, and the value they stand for is handed on ("fake
+quantisation"), code x into (code - zero point) scale, rounding half to even. Source: Jacob et al.,
+Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, 2018,
+eq. 1; fp8: OCP 8-bit Floating Point Specification, 2023.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ _LEAST = float(np.finfo(np.float32).eps)
 class Grid:
     """A quantised number format and what shares one scale.
 
-    bits: 2 to 8, for format "int"; "e4m3" and "e5m2" are 8-bit floats. per: "tensor", "channel" (`axis` keeps a scale each), "group"
-    (`group` neighbours along the last axis) or "token" (each vector along the last axis). span: how a symmetric scale is chosen,
-    "narrow" max|x| / (2^(bits-1) - 1) or "full" max|x| / ((2^bits - 1) / 2); both are in use.
+    bits: 2 to 8, for format "int"; "e4m3" and "e5m2" are 8-bit floats. per: "tensor", "channel"
+    (`axis` keeps a scale each), "group" (`group` neighbours along the last axis) or "token" (each
+    vector along the last axis). span: how a symmetric scale is chosen, "narrow" max|x| /
+    (2^(bits-1) - 1) or "full" max|x| / ((2^bits - 1) / 2); both are in use.
     """
 
     bits: int = 8
@@ -51,11 +54,15 @@ class Grid:
 
 
 def blocks(x: Array, grid: Grid) -> tuple[F64, tuple[int, ...]]:
-    """x in float64, shaped so that what shares a scale lies along the returned axes. Raises ReplayRefused when the grid does not fit x."""
+    """x in float64, shaped so that what shares a scale lies along the returned axes. Raises
+    ReplayRefused when the grid does not fit x.
+    """
     wide: F64 = np.asarray(x, dtype=np.float64)
     if grid.per == "group":
         if wide.ndim == 0 or wide.shape[-1] % grid.group:
-            raise ReplayRefused(f"a shape {list(wide.shape)} has no groups of {grid.group} along its last axis")
+            raise ReplayRefused(
+                f"a shape {list(wide.shape)} has no groups of {grid.group} along its last axis"
+            )
         wide = wide.reshape(*wide.shape[:-1], wide.shape[-1] // grid.group, grid.group)
         return wide, (wide.ndim - 1,)
     if grid.per == "token":
@@ -68,7 +75,9 @@ def blocks(x: Array, grid: Grid) -> tuple[F64, tuple[int, ...]]:
 
 
 def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
-    """(scale, zero point) of x by minimum and maximum, shaped to broadcast over `blocks(x, grid)`. Zero points are 0 when symmetric."""
+    """(scale, zero point) of x by minimum and maximum, shaped to broadcast over `blocks(x, grid)`.
+    Zero points are 0 when symmetric.
+    """
     view, axes = blocks(x, grid)
     low, high = grid.codes
     if not view.size:
@@ -85,27 +94,39 @@ def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
         scale = np.maximum(most / top, _LEAST)
         return scale, np.zeros_like(scale)
     # The range holds zero, so that zero has a code of its own.
-    least, most = np.minimum(view.min(axes, keepdims=True), 0.0), np.maximum(view.max(axes, keepdims=True), 0.0)
+    least, most = (
+        np.minimum(view.min(axes, keepdims=True), 0.0),
+        np.maximum(view.max(axes, keepdims=True), 0.0),
+    )
     scale = np.maximum((most - least) / (high - low), _LEAST)
     return scale, np.clip(low - np.rint(least / scale), low, high)
 
 
 @dataclass(slots=True)
 class Ties:
-    """Codes that lie within `within` * max(|code|, 1) of a tie. most: how many in one vector along the last axis, once known."""
+    """Codes that lie within `within` * max(|code|, 1) of a tie. most: how many in one vector along
+    the last axis, once known.
+    """
 
     within: float
     most: int = 0
 
 
 def fake_quantise(
-    x: Array, grid: Grid, scale: Array | None = None, *, working: str = "float64", ties: Ties | None = None, flips: Collection[int] = ()
+    x: Array,
+    grid: Grid,
+    scale: Array | None = None,
+    *,
+    working: str = "float64",
+    ties: Ties | None = None,
+    flips: Collection[int] = (),
 ) -> F64:
     """The values x has after quantisation on the grid, float64, of x's shape.
 
-    scale: a given (static) one, broadcastable; else taken from x. working: dtype in which scale and codes are computed ("float32" and
-    "bfloat16" round as a target in that precision does). ties: filled with what lies so near a tie that a correct target may round it
-    either way; flips: of each vector along the last axis, which of its ties (0 the nearest) are rounded the other way.
+    scale: a given (static) one, broadcastable; else taken from x. working: dtype in which scale and
+    codes are computed ("float32" and "bfloat16" round as a target in that precision does). ties:
+    filled with what lies so near a tie that a correct target may round it either way; flips: of
+    each vector along the last axis, which of its ties (0 the nearest) are rounded the other way.
     """
     view, _ = blocks(x, grid)
     if scale is None:
@@ -121,7 +142,9 @@ def fake_quantise(
     s = rounded(s)
     if grid.format != "int":
         top = float(ml_dtypes.finfo(_FLOATS[grid.format]).max)
-        small = np.clip(rounded(view / s), -top, top).astype(_FLOATS[grid.format]).astype(np.float64)
+        small = (
+            np.clip(rounded(view / s), -top, top).astype(_FLOATS[grid.format]).astype(np.float64)
+        )
         return (small * s).reshape(np.shape(x))
     low, high = grid.codes
     exact = rounded(view / s)
@@ -130,18 +153,24 @@ def fake_quantise(
         away = 0.5 - np.abs(exact - code)
         # Beyond the ends both ways are clipped to one.
         other = np.clip(np.where(exact >= code, code + 1, code - 1) + zero, low, high) - zero
-        near = (away <= ties.within * np.maximum(np.abs(exact), 1.0)) & (other != np.clip(code + zero, low, high) - zero)
+        near = (away <= ties.within * np.maximum(np.abs(exact), 1.0)) & (
+            other != np.clip(code + zero, low, high) - zero
+        )
         ties.most = int(near.sum(-1).max(initial=0)) if near.ndim else int(near)
         if flips and near.ndim:
             rows = near.any(-1)
-            rank = np.argsort(np.argsort(np.where(near[rows], away[rows], np.inf), axis=-1), axis=-1)
+            rank = np.argsort(
+                np.argsort(np.where(near[rows], away[rows], np.inf), axis=-1), axis=-1
+            )
             code[rows] = np.where(near[rows] & np.isin(rank, list(flips)), other[rows], code[rows])
     code = np.clip(code + zero, low, high)
     return ((code - zero) * s).reshape(np.shape(x))
 
 
 def round_mantissa(x: Array, how: str = "even") -> F64:
-    """x with 10 explicit bits of mantissa (TF32), float64. how: "even" (ties to even), "away" (ties away), "truncate"."""
+    """x with 10 explicit bits of mantissa (TF32), float64. how: "even" (ties to even), "away" (ties
+    away), "truncate".
+    """
     mantissa, exponent = np.frexp(np.asarray(x, dtype=np.float64))
     scaled = mantissa * 2048.0
     if how == "even":
@@ -158,9 +187,11 @@ def round_mantissa(x: Array, how: str = "even") -> F64:
 
 # Which positional arguments of an operator are multiplied with each other.
 _OPERANDS: dict[str, tuple[int, ...]] = {
-    "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "linear": (0, 1), "mv": (0, 1), "dot": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2),
-    "addbmm": (1, 2), "addmv": (1, 2), "convolution": (0, 1), "_convolution": (0, 1), "conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1),
-    "conv_transpose1d": (0, 1), "conv_transpose2d": (0, 1), "conv_transpose3d": (0, 1), "mkldnn_convolution": (0, 1),
+    "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "linear": (0, 1), "mv": (0, 1), "dot": (0, 1),
+    "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2), "addmv": (1, 2), "convolution": (0, 1),
+    "_convolution": (0, 1), "conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1),
+    "conv_transpose1d": (0, 1), "conv_transpose2d": (0, 1), "conv_transpose3d": (0, 1),
+    "mkldnn_convolution": (0, 1),
 }  # fmt: skip
 
 
@@ -170,7 +201,8 @@ def _base(operation: Operation) -> str:
 
 
 def with_tf32(program: Program, how: str) -> Program | None:
-    """The program with both operands of every matrix product and convolution rounded to 10 bits of mantissa; None when it has none.
+    """The program with both operands of every matrix product and convolution rounded to 10 bits of
+    mantissa; None when it has none.
 
     how: as in `round_mantissa`. The sums stay in the working dtype.
     """
@@ -191,11 +223,16 @@ def with_tf32(program: Program, how: str) -> Program | None:
     if not found:
         return None
     outputs = tuple((slot, _renumbered(operand, moved)) for slot, operand in program.outputs)
-    return msgspec.structs.replace(program, id=f"{program.id}+tf32-{how}", operations=tuple(out), outputs=outputs)
+    return msgspec.structs.replace(
+        program, id=f"{program.id}+tf32-{how}", operations=tuple(out), outputs=outputs
+    )
 
 
 def _rounding(operand: Any, how: str, start: int) -> list[Operation]:
-    steps = [Operation("aten.frexp.Tensor", (operand,)), Operation("aten.mul.Tensor", ({"op": [start, 0]}, 2048.0))]
+    steps = [
+        Operation("aten.frexp.Tensor", (operand,)),
+        Operation("aten.mul.Tensor", ({"op": [start, 0]}, 2048.0)),
+    ]
     if how == "even":
         steps.append(Operation("aten.round.default", ({"op": [start + 1, 0]},)))
     else:
@@ -215,7 +252,9 @@ def _rounding(operand: Any, how: str, start: int) -> list[Operation]:
 
 
 def _renumbered(value: Any, moved: Mapping[int, int]) -> Any:
-    """The value with every reference to an operation's result following that operation to its new place."""
+    """The value with every reference to an operation's result following that operation to its new
+    place.
+    """
     if isinstance(value, dict):
         return {"op": [moved[value["op"][0]], value["op"][1]]} if "op" in value else value
     if isinstance(value, (list, tuple)):
@@ -224,7 +263,8 @@ def _renumbered(value: Any, moved: Mapping[int, int]) -> Any:
 
 
 def gelu_program(program: Program, form: str) -> Program:
-    """A program of the same single input and output that computes GELU of this form: "erf", "tanh" or "sigmoid" (x sigmoid(1.702 x)).
+    """A program of the same single input and output that computes GELU of this form: "erf", "tanh"
+    or "sigmoid" (x sigmoid(1.702 x)).
 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2.
     """
@@ -236,33 +276,61 @@ def gelu_program(program: Program, form: str) -> Program:
             Operation("aten.mul.Tensor", (x, {"op": [1, 0]})),
         )
     else:
-        operations = (Operation("aten.gelu.default", (x,), {"approximate": "tanh" if form == "tanh" else "none"}),)
+        operations = (
+            Operation(
+                "aten.gelu.default", (x,), {"approximate": "tanh" if form == "tanh" else "none"}
+            ),
+        )
     outputs = ((program.outputs[0][0], {"op": [len(operations) - 1, 0]}),)
     return msgspec.structs.replace(
-        program, id=f"{program.id}+gelu-{form}", operations=operations, outputs=outputs, params=(), constants=(), grad=()
+        program,
+        id=f"{program.id}+gelu-{form}",
+        operations=operations,
+        outputs=outputs,
+        params=(),
+        constants=(),
+        grad=(),
     )
 
 
 def with_gelu(program: Program, form: str) -> Program | None:
-    """The program with every GELU operator of the other form ("erf" or "tanh") turned into this one; None when that changes nothing."""
+    """The program with every GELU operator of the other form ("erf" or "tanh") turned into this
+    one; None when that changes nothing.
+    """
     wanted = "tanh" if form == "tanh" else "none"
     changed = False
     out: list[Operation] = []
     for operation in program.operations:
-        if form != "sigmoid" and _base(operation) in ("gelu", "gelu_") and operation.kwargs.get("approximate", "none") != wanted:
-            operation = msgspec.structs.replace(operation, kwargs={**operation.kwargs, "approximate": wanted})
+        if (
+            form != "sigmoid"
+            and _base(operation) in ("gelu", "gelu_")
+            and operation.kwargs.get("approximate", "none") != wanted
+        ):
+            operation = msgspec.structs.replace(
+                operation, kwargs={**operation.kwargs, "approximate": wanted}
+            )
             changed = True
         out.append(operation)
-    return msgspec.structs.replace(program, id=f"{program.id}+gelu-{form}", operations=tuple(out)) if changed else None
+    return (
+        msgspec.structs.replace(program, id=f"{program.id}+gelu-{form}", operations=tuple(out))
+        if changed
+        else None
+    )
 
 
-def computes_gelu(program: Program, form: str, run: Callable[[Program], Mapping[str, Array]]) -> bool:
-    """Is this whole program (one input, one output, no parameters) a GELU of this form, whatever operators it writes it with?
+def computes_gelu(
+    program: Program, form: str, run: Callable[[Program], Mapping[str, Array]]
+) -> bool:
+    """Is this whole program (one input, one output, no parameters) a GELU of this form, whatever
+    operators it writes it with?
 
     run: executes a program in float64 on the inputs at hand.
     """
     if len(program.inputs) != 1 or len(program.outputs) != 1 or program.params:
         return False
     slot = program.outputs[0][0]
-    mine, pure = run(program)[slot].astype(np.float64), run(gelu_program(program, form))[slot].astype(np.float64)
+    mine, pure = (
+        run(program)[slot].astype(np.float64),
+        run(gelu_program(program, form))[slot].astype(np.float64),
+    )
     return mine.shape == pure.shape and bool(np.allclose(mine, pure, rtol=1e-5, atol=1e-7))

@@ -1,8 +1,9 @@
 """Executes a program with torch, on the CPU, on any inputs and in any working dtype.
 
-What a program may do was settled when it was loaded; here every operator is bound to its overload and schema, the bytes it will make
-are worked out on meta tensors before it runs, and dtypes are rewritten for the working dtype. Nothing that was given is written:
-inputs, parameters and constants are private copies.
+What a program may do was settled when it was loaded; here every operator is bound to its overload
+and schema, the bytes it will make are worked out on meta tensors before it runs, and dtypes are
+rewritten for the working dtype. Nothing that was given is written: inputs, parameters and constants
+are private copies.
 """
 
 from __future__ import annotations
@@ -30,16 +31,34 @@ _HALF = (torch.bfloat16, torch.float16)
 _VIEW_LIKE = {"view", "_unsafe_view", "_reshape_alias", "view_as"}
 _RANGES = {"arange", "range", "linspace", "logspace"}
 _CASTS = {"_to_copy", "to", "type_as", "convert_element_type"}
-_DEFAULT_DTYPE = {"zeros", "ones", "empty", "eye", "linspace", "logspace", "hann_window", "hamming_window", "fft_fftfreq", "fft_rfftfreq"}
+_DEFAULT_DTYPE = {
+    "zeros",
+    "ones",
+    "empty",
+    "eye",
+    "linspace",
+    "logspace",
+    "hann_window",
+    "hamming_window",
+    "fft_fftfreq",
+    "fft_rfftfreq",
+}
 _EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
 _STATISTICS_WRITERS = {
-    "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index", "instance_norm",
-}  # fmt: skip
+    "batch_norm",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "_batch_norm_impl_index",
+    "instance_norm",
+}
 
 
 @dataclass
 class _Step:
-    """One operation bound to its overload. written: alias groups it writes; group: alias group of its result, -1 for new memory."""
+    """One operation bound to its overload. written: alias groups it writes; group: alias group of
+    its result, -1 for new memory.
+    """
 
     operation: Operation
     func: Any
@@ -62,15 +81,21 @@ class _Part:
 
 
 class Watch(Protocol):
-    """Sees what a run does: tensors by slot at its begin, every operator with its arguments, then its results."""
+    """Sees what a run does: tensors by slot at its begin, every operator with its arguments, then
+    its results.
+    """
 
     def given(self, tensors: dict[str, Any]) -> None: ...
-    def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def runs(
+        self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
     def made(self, results: list[Any]) -> None: ...
 
 
 class Held:
-    """Parameters brought to one working dtype and layout, to be used by several runs of one program. See `Loaded.hold`."""
+    """Parameters brought to one working dtype and layout, to be used by several runs of one
+    program. See `Loaded.hold`.
+    """
 
     __slots__ = ("tensors", "working")
 
@@ -79,37 +104,63 @@ class Held:
 
 
 class Loaded:
-    """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no float64 kernel"), each once.
+    """A program ready to run. notes: what was met while running ("aten.foo.default in float32: no
+    float64 kernel"), each once.
 
-    check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise. length: the largest number of
-    terms one element was summed from (matmul, linear, conv, norm, sum) in the last run. chooses: does an operator choose among scores?
+    check_note: set by `check` when the recording was reproduced within 1 ulp but not bitwise.
+    length: the largest number of terms one element was summed from (matmul, linear, conv, norm,
+    sum) in the last run. chooses: does an operator choose among scores?
     """
 
-    def __init__(self, program: Program, constants: Sequence[Array], *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> None:
+    def __init__(
+        self,
+        program: Program,
+        constants: Sequence[Array],
+        *,
+        allow: tuple[str, ...] = (),
+        max_bytes: int = 4 << 30,
+    ) -> None:
         self.program, self.max_bytes = program, max_bytes
         self.notes: list[str] = []
         self.check_note = ""
         self.length = 1
         self._constants = [from_host(c) for c in constants]
-        self.base, self.default = _floating(program.base), _floating(program.default_dtype) or torch.float32
-        self._input_dtypes, self._fixed, self._same = program.input_dtypes, program.fixed, program.equal
+        self.base, self.default = (
+            _floating(program.base),
+            _floating(program.default_dtype) or torch.float32,
+        )
+        self._input_dtypes, self._fixed, self._same = (
+            program.input_dtypes,
+            program.fixed,
+            program.equal,
+        )
         if any(name and name not in TORCH for name in program.input_dtypes):
             raise ReplayRefused("malformed program: an input dtype that there is not")
         self._steps = [_bind(op, allow) for op in program.operations]
         self._groups, self._written = _aliases(program, self._steps)
         for place, uses in _last_uses(program).items():
             self._steps[place].last_use = uses
-        self._inference, self._grad = program.inference, frozenset(program.grad if program.inference else ())
+        self._inference, self._grad = (
+            program.inference,
+            frozenset(program.grad if program.inference else ()),
+        )
         self._bounded: dict[Any, int] = {}
         self._plans: dict[tuple[str, ...], _Part] = {}
-        self._boundaries = {at: tuple(k for k, b in program.calls if b == at) for _, at in program.calls}
-        self.chooses = any(step.func is not None and chooses(step.base, len(step.func._schema.returns)) for step in self._steps)
+        self._boundaries = {
+            at: tuple(k for k, b in program.calls if b == at) for _, at in program.calls
+        }
+        self.chooses = any(
+            step.func is not None and chooses(step.base, len(step.func._schema.returns))
+            for step in self._steps
+        )
 
     # ---- running
 
     def part(self, outputs: Sequence[str] | None = None) -> _Part:
         """What these outputs (None: all) rest on."""
-        wanted = tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
+        wanted = (
+            tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
+        )
         found = self._plans.get(wanted)
         if found is None:
             found = self._plans[wanted] = _part(self.program, self._steps, set(wanted))
@@ -122,15 +173,31 @@ class Loaded:
 
     def determined(self, there: Collection[str]) -> list[str]:
         """The outputs for which all that they rest on is there."""
-        return [slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))]
+        return [
+            slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))
+        ]
 
-    def hold(self, params: Mapping[str, Array], *, working: str = "recorded", strides: Mapping[str, tuple[int, ...]] | None = None) -> Held:
-        """The params that are there, converted once for several runs with this `working` and `strides`."""
+    def hold(
+        self,
+        params: Mapping[str, Array],
+        *,
+        working: str = "recorded",
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Held:
+        """The params that are there, converted once for several runs with this `working` and
+        `strides`.
+        """
         if working not in WORKING:
             raise ReplayRefused(f"no working dtype {working!r}")
         policy, layouts = _Policy(working, self.base, self.default), strides or {}
         there = [slot for slot in self.program.params if slot in params]
-        return Held({slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot)) for slot in there}, working)
+        return Held(
+            {
+                slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot))
+                for slot in there
+            },
+            working,
+        )
 
     def run(
         self,
@@ -150,18 +217,21 @@ class Loaded:
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
-        working: "recorded" runs as recorded. "float64", "float32": wide; every floating tensor and dtype argument is at least that
-        (float64: exactly that). "bfloat16", "float16": dtypes equal to the recording's base dtype become the working one, what the
-        code widens explicitly stays wide. Inputs of the recording's base dtype are converted to working (convert=False: kept as
-        given, for a target that really hands over another dtype); params are used as given, only widened.
-        params: arrays, or what `hold` made of them for the same working dtype.
-        stepwise: fused operators are written out, rounding at every step. strides: layout of inputs and params in elements, by slot.
-        outputs: only these are computed, from what they need. child: called where the recording called its k-th module, if what that
-        left is not among `inputs`; takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
-        trace: called with every operation's number and its first result, after it ran. watch: sees every operator as it is run.
-        choices: sees what operators choose among scores, and tells them what to choose. lenient: on other extents than the recording
-        allows and as far as the inputs go; what that gives proves something only where it is what somebody else made.
-        Raises ReplayRefused with the reason; nothing given is ever written.
+        working: "recorded" runs as recorded. "float64", "float32": wide; every floating tensor and
+        dtype argument is at least that (float64: exactly that). "bfloat16", "float16": dtypes equal
+        to the recording's base dtype become the working one, what the code widens explicitly stays
+        wide. Inputs of the recording's base dtype are converted to working (convert=False: kept as
+        given, for a target that really hands over another dtype); params are used as given, only
+        widened. params: arrays, or what `hold` made of them for the same working dtype. stepwise:
+        fused operators are written out, rounding at every step. strides: layout of inputs and
+        params in elements, by slot. outputs: only these are computed, from what they need. child:
+        called where the recording called its k-th module, if what that left is not among `inputs`;
+        takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
+        trace: called with every operation's number and its first result, after it ran. watch: sees
+        every operator as it is run. choices: sees what operators choose among scores, and tells
+        them what to choose. lenient: on other extents than the recording allows and as far as the
+        inputs go; what that gives proves something only where it is what somebody else made. Raises
+        ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
@@ -170,33 +240,70 @@ class Loaded:
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
-        later = {slot for slot in program.inputs if slot[0].isdigit() and slot not in inputs} if child is not None else set()
-        missing = [s for k, s in enumerate(program.inputs) if k in part.inputs and s not in inputs and s not in later]
+        later = (
+            {slot for slot in program.inputs if slot[0].isdigit() and slot not in inputs}
+            if child is not None
+            else set()
+        )
+        missing = [
+            s
+            for k, s in enumerate(program.inputs)
+            if k in part.inputs and s not in inputs and s not in later
+        ]
         missing += [s for s in part.params if s not in params.tensors]
         if missing and not lenient:
             raise ReplayRefused(f"the program needs {', '.join(missing[:5])}, which is not there")
         there = [slot in inputs for slot in program.inputs]
-        shapes = [tuple(inputs[slot].shape) if is_there else None for slot, is_there in zip(program.inputs, there)]
+        shapes = [
+            tuple(inputs[slot].shape) if is_there else None
+            for slot, is_there in zip(program.inputs, there)
+        ]
         if not lenient:
             self._check_shapes(shapes)
         policy = _Policy(working, self.base, self.default)
         layouts = strides or {}
 
         def tensor(k: int, slot: str, array: Array) -> Any:
-            made = _laid_out(policy.input(from_host(array), self._dtype_of(k) if convert else ""), layouts.get(slot))
+            made = _laid_out(
+                policy.input(from_host(array), self._dtype_of(k) if convert else ""),
+                layouts.get(slot),
+            )
             # A clone, since a view of a view would not hand on that it requires grad.
-            return made.clone().requires_grad_() if slot in self._grad and made.is_floating_point() else made
+            return (
+                made.clone().requires_grad_()
+                if slot in self._grad and made.is_floating_point()
+                else made
+            )
 
-        ins = [tensor(k, slot, inputs[slot]) if there[k] else None for k, slot in enumerate(program.inputs)]
+        ins = [
+            tensor(k, slot, inputs[slot]) if there[k] else None
+            for k, slot in enumerate(program.inputs)
+        ]
         # What the program writes is cloned: a held parameter serves other runs too.
-        held = {slot: t.clone() if ("param", slot) in self._written else t for slot, t in params.tensors.items()}
-        held = {slot: t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t for slot, t in held.items()}
+        held = {
+            slot: t.clone() if ("param", slot) in self._written else t
+            for slot, t in params.tensors.items()
+        }
+        held = {
+            slot: t.clone().requires_grad_() if slot in self._grad and t.is_floating_point() else t
+            for slot, t in held.items()
+        }
         key = (
             tuple((tuple(t.shape), t.dtype) if t is not None else None for t in ins),
             tuple((slot, tuple(t.shape), t.dtype) for slot, t in held.items()),
-            stepwise, part.outputs, child is None,
-        )  # fmt: skip
-        execution = _Execution(self, ins, held, policy, stepwise, bounded=child is None and key in self._bounded, watch=watch)
+            stepwise,
+            part.outputs,
+            child is None,
+        )
+        execution = _Execution(
+            self,
+            ins,
+            held,
+            policy,
+            stepwise,
+            bounded=child is None and key in self._bounded,
+            watch=watch,
+        )
         execution.choices, execution.lenient = choices, lenient
 
         def enter(k: int) -> None:
@@ -204,8 +311,11 @@ class Loaded:
             prefix = f"{k}:"
             if not any(slot.startswith(prefix) for slot in later):
                 return
-            # What rests on tensors that are not there was not computed; the child may know those by itself.
-            wanted = ((s, o) for s, o in program.outputs if s in part.outputs and s.startswith(prefix))
+            # What rests on tensors that are not there was not computed; the child may know those by
+            # itself.
+            wanted = (
+                (s, o) for s, o in program.outputs if s in part.outputs and s.startswith(prefix)
+            )
             given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in wanted}
             left = {**given, **child(k, given)}
             for place, slot in enumerate(program.inputs):
@@ -219,11 +329,16 @@ class Loaded:
             if not execution.data_dependent and child is None:
                 self._bounded[key] = execution.length
             self.length = max(execution.length, self._bounded.get(key, 1))
-            return {slot: to_host(execution.tensor(operand)) for slot, operand in program.outputs if slot in part.outputs}
+            return {
+                slot: to_host(execution.tensor(operand))
+                for slot, operand in program.outputs
+                if slot in part.outputs
+            }
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
-        # Recorded whole under inference_mode, a composite operator chooses its way (linear: one mm or many) as it did there.
+        # Recorded whole under inference_mode, a composite operator chooses its way (linear: one mm
+        # or many) as it did there.
         mode = torch.inference_mode() if self._inference else torch.no_grad()
         with mode, torch.autocast("cpu", enabled=False):
             yield
@@ -236,12 +351,22 @@ class Loaded:
         for k, axis, extent in self._fixed:
             one = shapes[k] if k < len(shapes) else None
             if one is not None and (axis >= len(one) or one[axis] != extent):
-                raise ReplayRefused(f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, given shape {one}")
+                raise ReplayRefused(
+                    f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, "
+                    f"given shape {one}"
+                )
         for k, axis, m, other in self._same:
             one, two = (shapes[k], shapes[m]) if max(k, m) < len(shapes) else (None, None)
-            if one is not None and two is not None and (axis >= len(one) or other >= len(two) or one[axis] != two[other]):
+            if (
+                one is not None
+                and two is not None
+                and (axis >= len(one) or other >= len(two) or one[axis] != two[other])
+            ):
                 names = self.program.inputs
-                raise ReplayRefused(f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; given {one} and {two}")
+                raise ReplayRefused(
+                    f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; "
+                    f"given {one} and {two}"
+                )
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -269,48 +394,71 @@ def _bind(operation: Operation, allow: tuple[str, ...]) -> _Step:
         func = getattr(getattr(getattr(torch.ops, namespace), base), overload)
         schema = func._schema
     except (AttributeError, RuntimeError):
-        raise ReplayRefused(f"operator {operation.name} does not exist in torch {torch.__version__}") from None
+        raise ReplayRefused(
+            f"operator {operation.name} does not exist in torch {torch.__version__}"
+        ) from None
     _fits(operation, schema)
     positional = tuple(a.name for a in schema.arguments if not a.kwarg_only)
     named = dict(zip(positional, operation.args)) | operation.kwargs
     if torch.Tag.nondeterministic_seeded in func.tags and _draws(schema, named):
         raise ReplayRefused(f"operator {operation.name} draws random numbers")
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    if base in _STATISTICS_WRITERS and named.get("training", named.get("train", named.get("use_input_stats"))):
+    writes = tuple(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+    if base in _STATISTICS_WRITERS and named.get(
+        "training", named.get("train", named.get("use_input_stats"))
+    ):
         writes = (*writes, "running_mean", "running_var")
     view = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
-    # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so nothing to bound.
-    return _Step(operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags)
+    # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so
+    # nothing to bound.
+    return _Step(
+        operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags
+    )
 
 
 def _draws(schema: Any, named: dict[str, Any]) -> bool:
     named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} | named
     if "dropout_p" in named:
         return bool(named["dropout_p"])
-    return bool(named.get("p", named.get("dropout", 1))) and named.get("train", named.get("training", True)) is not False
+    return (
+        bool(named.get("p", named.get("dropout", 1)))
+        and named.get("train", named.get("training", True)) is not False
+    )
 
 
 def _fits(operation: Operation, schema: Any) -> None:
     """Raises ReplayRefused when the arguments are not of the kinds the schema asks for."""
     positional = [a for a in schema.arguments if not a.kwarg_only]
     if len(operation.args) > len(positional):
-        raise ReplayRefused(f"malformed program: {operation.name} takes {len(positional)} positional arguments, has {len(operation.args)}")
+        raise ReplayRefused(
+            f"malformed program: {operation.name} takes {len(positional)} positional arguments, "
+            f"has {len(operation.args)}"
+        )
     known = {a.name: a for a in schema.arguments}
     pairs = list(zip(positional, operation.args))
     for name, value in operation.kwargs.items():
         if name not in known or any(a.name == name for a, _ in pairs):
-            raise ReplayRefused(f"malformed program: {operation.name} takes no further argument {name!r}")
+            raise ReplayRefused(
+                f"malformed program: {operation.name} takes no further argument {name!r}"
+            )
         pairs.append((known[name], value))
     given = {a.name for a, _ in pairs}
     for argument in schema.arguments:
         if argument.name not in given and not argument.has_default_value():
-            raise ReplayRefused(f"malformed program: {operation.name} lacks the argument {argument.name!r}")
+            raise ReplayRefused(
+                f"malformed program: {operation.name} lacks the argument {argument.name!r}"
+            )
         if argument.is_out:
-            raise ReplayRefused(f"operator {operation.name} is not on the list of replayable operators (it writes `out=`)")
+            raise ReplayRefused(
+                f"operator {operation.name} is not on the list of replayable operators (it "
+                "writes `out=`)"
+            )
     for argument, value in pairs:
         if not _kind(str(argument.real_type), value):
             raise ReplayRefused(
-                f"malformed program: {operation.name} takes {argument.real_type} as {argument.name!r}, not {str(value)[:60]}"
+                f"malformed program: {operation.name} takes {argument.real_type} as "
+                f"{argument.name!r}, not {str(value)[:60]}"
             )
 
 
@@ -322,8 +470,9 @@ _NUMERIC: dict[str, tuple[type, ...]] = {
     "bool": (bool, int),
 }
 _TAGGED = {
-    "Tensor": {"in", "param", "op", "const", "float", "complex"}, "int": {"dim", "mul"}, "SymInt": {"dim", "mul"}, "float": {"float"},
-    "number": {"float", "complex", "dim", "mul"}, "ScalarType": {"dtype"}, "Layout": {"layout"}, "Device": {"device"},
+    "Tensor": {"in", "param", "op", "const", "float", "complex"}, "int": {"dim", "mul"},
+    "SymInt": {"dim", "mul"}, "float": {"float"}, "number": {"float", "complex", "dim", "mul"},
+    "ScalarType": {"dtype"}, "Layout": {"layout"}, "Device": {"device"},
     "MemoryFormat": {"memory_format"},
 }  # fmt: skip
 
@@ -364,7 +513,9 @@ def _aliases(program: Program, steps: list[_Step]) -> tuple[list[set[Any]], set[
         return groups[at[0]] if kind == "op" else {(kind, at)}
 
     for place, step in enumerate(steps):
-        operands = [o for v in (*step.operation.args, *step.operation.kwargs.values()) for o in _operands(v)]
+        operands = [
+            o for v in (*step.operation.args, *step.operation.kwargs.values()) for o in _operands(v)
+        ]
         mine = {("op", place)} if step.allocates else set()
         if not step.allocates or step.writes:
             mine = mine.union(*(roots(o) for o in operands)) if operands else mine
@@ -463,19 +614,27 @@ class _Policy:
         if self.working not in _HALF:
             return self.widened(tensor)
         # One without elements is what something grows from (a cache), in the dtype of what follows.
-        return tensor.to(self.working) if tensor.numel() == 0 and tensor.dtype is self.base else tensor
+        return (
+            tensor.to(self.working) if tensor.numel() == 0 and tensor.dtype is self.base else tensor
+        )
 
     def widened(self, tensor: Any) -> Any:
         if tensor.is_complex():
             return tensor.to(torch.complex128) if self.wide else tensor
         if not tensor.is_floating_point():
             return tensor
-        if self.wide or tensor.dtype in _HALF or (self.base is torch.float64 and tensor.dtype is torch.float64):
+        if (
+            self.wide
+            or tensor.dtype in _HALF
+            or (self.base is torch.float64 and tensor.dtype is torch.float64)
+        ):
             return tensor.to(self.working)
         return tensor
 
     def argument(self, dtype: Any, step: _Step, operand: Any) -> Any:
-        """dtype: what the recording asked for. operand: the first tensor the operator reads, None for a constructor."""
+        """dtype: what the recording asked for. operand: the first tensor the operator reads, None
+        for a constructor.
+        """
         if self.recorded or not (dtype.is_floating_point or dtype.is_complex):
             return dtype
         if self.wide:
@@ -490,19 +649,31 @@ class _Policy:
             return self.working
         if not operand.is_floating_point():
             return self.working if operand.dtype is torch.bool and step.base in _CASTS else dtype
-        return self.working if step.base in _CASTS else torch.promote_types(self.working, operand.dtype)
+        return (
+            self.working
+            if step.base in _CASTS
+            else torch.promote_types(self.working, operand.dtype)
+        )
 
     def constructed(self, step: _Step, args: tuple[Any, ...]) -> Any:
-        """The dtype of a constructor that was not told one: the default dtype of the recording, not that of this process."""
+        """The dtype of a constructor that was not told one: the default dtype of the recording, not
+        that of this process.
+        """
         if step.base in _EITHER_DTYPE:
             numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
-            if not any(isinstance(a, float) for a in numbers) or any(isinstance(a, complex) for a in numbers):
+            if not any(isinstance(a, float) for a in numbers) or any(
+                isinstance(a, complex) for a in numbers
+            ):
                 return None
         elif step.base not in _DEFAULT_DTYPE:
             return None
         if self.wide:
             return torch.float64
-        return torch.promote_types(self.default, torch.float32) if self.working is torch.float32 else self.default
+        return (
+            torch.promote_types(self.default, torch.float32)
+            if self.working is torch.float32
+            else self.default
+        )
 
     def cast(self, tensor: Any, way: str) -> Any:
         """A cast point: up to float32, or back to the working dtype."""
@@ -514,15 +685,25 @@ class _Policy:
 
 
 def _laid_out(tensor: Any, strides: tuple[int, ...] | None) -> Any:
-    """The same values with these strides; contiguous when they are not given, do not fit, or would need far more memory."""
-    if strides is None or len(strides) != tensor.dim() or tensor.numel() == 0 or tuple(strides) == tuple(tensor.stride()):
+    """The same values with these strides; contiguous when they are not given, do not fit, or would
+    need far more memory.
+    """
+    if (
+        strides is None
+        or len(strides) != tensor.dim()
+        or tensor.numel() == 0
+        or tuple(strides) == tuple(tensor.stride())
+    ):
         return tensor
     axes = [a for a in range(tensor.dim()) if strides[a] != 0 and tensor.shape[a] > 1]
     expanded = [a for a in range(tensor.dim()) if strides[a] == 0 and tensor.shape[a] > 1]
     core = tensor
     for axis in expanded:
         first = core.narrow(axis, 0, 1)
-        if not torch.equal(first.expand_as(core).contiguous().view(torch.uint8), core.contiguous().view(torch.uint8)):
+        if not torch.equal(
+            first.expand_as(core).contiguous().view(torch.uint8),
+            core.contiguous().view(torch.uint8),
+        ):
             return tensor  # this tensor is not constant along that axis
         core = first
     span, reach = 1, 1
@@ -578,16 +759,20 @@ _MAY_COPY = {
 
 # Results of these are no larger than their largest operand.
 _NEVER_GROW = {
-    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "std", "norm", "linalg_vector_norm",
-    "logsumexp", "cumsum", "cumprod", "sort", "topk", "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm",
-    "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm", "native_batch_norm",
-    "_native_batch_norm_legit_no_training", "clone", "contiguous", "_to_copy", "to", "relu", "flip", "roll", "tril", "triu",
+    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",
+    "var", "std", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "sort",
+    "topk", "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm",
+    "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm",
+    "native_batch_norm", "_native_batch_norm_legit_no_training", "clone", "contiguous",
+    "_to_copy", "to", "relu", "flip", "roll", "tril", "triu",
 }  # fmt: skip
 
 
 _ATTENTIONS = {
-    "scaled_dot_product_attention", "_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention_for_cpu",
-}  # fmt: skip
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_flash_attention_for_cpu",
+}
 _FILLED = frozenset({"zeros", "ones", "full", "empty"})
 
 
@@ -595,11 +780,25 @@ class _Execution:
     """One run: an environment of results, freed after their last use."""
 
     def __init__(
-        self, loaded: Loaded, ins: list[Any], params: dict[str, Any], policy: _Policy, stepwise: bool, *, bounded: bool,
+        self,
+        loaded: Loaded,
+        ins: list[Any],
+        params: dict[str, Any],
+        policy: _Policy,
+        stepwise: bool,
+        *,
+        bounded: bool,
         watch: Watch | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.watch = watch
-        self.loaded, self.ins, self.params, self.policy, self.stepwise, self.bounded = loaded, ins, params, policy, stepwise, bounded
+        self.loaded, self.ins, self.params, self.policy, self.stepwise, self.bounded = (
+            loaded,
+            ins,
+            params,
+            policy,
+            stepwise,
+            bounded,
+        )
         self.env: list[list[Any] | None] = []
         self.constants: dict[int, Any] = {}
         self.length = 1
@@ -609,10 +808,19 @@ class _Execution:
         self.lenient = False
         self.shapes = [tuple(t.shape) if t is not None else () for t in ins]
         if watch is not None:
-            watch.given({slot: t for slot, t in zip(loaded.program.inputs, ins) if t is not None} | params)
+            watch.given(
+                {slot: t for slot, t in zip(loaded.program.inputs, ins) if t is not None} | params
+            )
 
-    def all(self, part: _Part, enter: Callable[[int], None] | None, trace: Callable[[int, Array], None] | None) -> None:
-        """Run what `part` names; `enter` is called where a child's call lies, `trace` with what each operation made."""
+    def all(
+        self,
+        part: _Part,
+        enter: Callable[[int], None] | None,
+        trace: Callable[[int, Array], None] | None,
+    ) -> None:
+        """Run what `part` names; `enter` is called where a child's call lies, `trace` with what
+        each operation made.
+        """
         boundaries = self.loaded._boundaries if enter is not None else {}
         for place, step in enumerate(self.loaded._steps):
             for k in boundaries.get(place, ()):
@@ -640,7 +848,9 @@ class _Execution:
         kind, at = next(iter(operand.items()))
         if kind == "in":
             if self.ins[at] is None:
-                raise ReplayRefused(f"the program needs {self.loaded.program.inputs[at]}, which is not there")
+                raise ReplayRefused(
+                    f"the program needs {self.loaded.program.inputs[at]}, which is not there"
+                )
             return self.ins[at]
         if kind == "param":
             return self.params[at]
@@ -664,7 +874,9 @@ class _Execution:
         if kind == "dim":
             shape = self.shapes[at[0]]
             if at[1] >= len(shape):
-                raise ReplayRefused(f"{self.loaded.program.inputs[at[0]]} has no axis {at[1]}: shape {shape}")
+                raise ReplayRefused(
+                    f"{self.loaded.program.inputs[at[0]]} has no axis {at[1]}: shape {shape}"
+                )
             return shape[at[1]]
         if kind == "mul":
             return math.prod(self.decode(factor) for factor in at)
@@ -702,7 +914,11 @@ class _Execution:
             self.bound(step, args, kwargs)
         if self.stepwise and step.base in stepwise.WRITTEN_OUT:
             return list(tensors_in(stepwise.WRITTEN_OUT[step.base](named)))
-        with stepwise.other_kernels(next(tensors_in(args), None)) if self.stepwise else contextlib.nullcontext():
+        with (
+            stepwise.other_kernels(next(tensors_in(args), None))
+            if self.stepwise
+            else contextlib.nullcontext()
+        ):
             out = self.call(place, step, args, kwargs, named)
         if self.choices is not None:
             if chooses(step.base, len(step.func._schema.returns)):
@@ -716,7 +932,9 @@ class _Execution:
             made = [self.policy.widened(t) for t in self.exact_ints(step, args, kwargs, made)]
         return made
 
-    def dtypes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def dtypes(
+        self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         policy = self.policy
         operand = next(tensors_in([*args, *kwargs.values()]), None)
         told = False
@@ -737,10 +955,15 @@ class _Execution:
     def guard(self, step: _Step, expected: float | bool, out: Any) -> None:
         if self.lenient and not isinstance(out, (bool, int, float)):
             return
-        found = out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in tensors_in(out))
+        found = (
+            out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in tensors_in(out))
+        )
         if found != expected:
             what = "read" if isinstance(out, (bool, int, float)) else "elements"
-            raise ReplayRefused(f"guard: {step.operation.name} {what} {found!r} where the recording had {expected!r}")
+            raise ReplayRefused(
+                f"guard: {step.operation.name} {what} {found!r} where the recording had "
+                f"{expected!r}"
+            )
 
     def bound(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse an operator that would make too much, before it runs."""
@@ -758,19 +981,28 @@ class _Execution:
             largest = 8 * given * max([1, *(_product(v) for v in (*args, *kwargs.values()))])
         self.total += largest
         if largest > self.loaded.max_bytes or self.total > 16 * self.loaded.max_bytes:
-            raise ReplayRefused(f"operator {step.operation.name} would make {largest} bytes; at most {self.loaded.max_bytes} are allowed")
+            raise ReplayRefused(
+                f"operator {step.operation.name} would make {largest} bytes; at most "
+                f"{self.loaded.max_bytes} are allowed"
+            )
 
     def from_shapes(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """An upper bound in bytes for the everyday operators; None for the others. Loads nothing, where meta kernels load a compiler."""
+        """An upper bound in bytes for the everyday operators; None for the others. Loads nothing,
+        where meta kernels load a compiler.
+        """
         given = list(tensors_in([*args, *kwargs.values()]))
         widest = 16  # bytes of a complex128
         if step.base == "arange":
             numbers = [a for a in args if isinstance(a, (int, float))]
-            start, end, by = {1: (0, *numbers, 1), 2: (*numbers, 1)}.get(len(numbers), tuple(numbers[:3]) or (0, 0, 1))
+            start, end, by = {1: (0, *numbers, 1), 2: (*numbers, 1)}.get(
+                len(numbers), tuple(numbers[:3]) or (0, 0, 1)
+            )
             return widest * max(0, math.ceil((end - start) / by)) if by else None
         if not given:
             sizes = [a for a in args if isinstance(a, list)]
-            return widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
+            return (
+                widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
+            )
         try:
             if step.pointwise:
                 return widest * math.prod(np.broadcast_shapes(*(tuple(t.shape) for t in given)))
@@ -781,10 +1013,18 @@ class _Execution:
             if step.base == "embedding":
                 return int(widest * given[1].numel() * given[0].shape[-1])
             if step.base == "linear":
-                return int(widest * (given[0].numel() // max(1, given[0].shape[-1])) * given[1].shape[0])
+                return int(
+                    widest * (given[0].numel() // max(1, given[0].shape[-1])) * given[1].shape[0]
+                )
             if step.base in _ATTENTIONS:
-                rows, keys, width = given[0].numel() // max(1, given[0].shape[-1]), given[1].shape[-2], given[2].shape[-1]
-                return int(widest * rows * (width + 2 * keys + 2))  # written out it makes all scores, and masks them
+                rows, keys, width = (
+                    given[0].numel() // max(1, given[0].shape[-1]),
+                    given[1].shape[-2],
+                    given[2].shape[-1],
+                )
+                return int(
+                    widest * rows * (width + 2 * keys + 2)
+                )  # written out it makes all scores, and masks them
             if step.base in ("mm", "bmm", "addmm", "baddbmm"):
                 a, b = given[-2:]
                 return int(widest * math.prod(a.shape[:-1]) * b.shape[-1])
@@ -793,11 +1033,15 @@ class _Execution:
         return None
 
     def measured(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Bytes of the largest tensor the operator makes, on the way too, found on meta tensors; None when meta cannot tell."""
+        """Bytes of the largest tensor the operator makes, on the way too, found on meta tensors;
+        None when meta cannot tell.
+        """
 
         def meta(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
             if isinstance(value, (list, tuple)):
                 return [meta(item) for item in value]
             return torch.device("meta") if isinstance(value, torch.device) else value
@@ -812,7 +1056,14 @@ class _Execution:
         except Exception:  # noqa: BLE001 - meta kernels are Python and raise anything; whoever asked has another bound
             return None
 
-    def call(self, place: int, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], named: dict[str, Any]) -> Any:
+    def call(
+        self,
+        place: int,
+        step: _Step,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        named: dict[str, Any],
+    ) -> Any:
         if self.policy.wide and step.base in stepwise.WIDE:
             return stepwise.WIDE[step.base](named)
         try:
@@ -820,14 +1071,26 @@ class _Execution:
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
             return self.fallback(place, step, args, kwargs, error)
 
-    def fallback(self, place: int, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+    def fallback(
+        self,
+        place: int,
+        step: _Step,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: Exception,
+    ) -> Any:
         name, text = step.operation.name, str(error).split("\n")[0][:200]
         if step.base in _VIEW_LIKE:
             roots = self.loaded._groups[place] - {("op", place)}
             if roots & self.loaded._written:
-                raise ReplayRefused(f"{name}: another layout than in the recording, and what it views is written ({text})") from error
+                raise ReplayRefused(
+                    f"{name}: another layout than in the recording, and what it views is written "
+                    f"({text})"
+                ) from error
             with contextlib.suppress(RuntimeError):
-                return args[0].reshape(args[1].shape if isinstance(args[1], torch.Tensor) else args[1])
+                return args[0].reshape(
+                    args[1].shape if isinstance(args[1], torch.Tensor) else args[1]
+                )
         floats = {t.dtype for t in tensors_in([*args, *kwargs.values()]) if t.is_floating_point()}
         if not self.policy.recorded and (floats or self.policy.wide):
             common = torch.float32 if self.policy.wide else None
@@ -842,7 +1105,9 @@ class _Execution:
                     return out
         raise ReplayRefused(f"{name} failed: {text}") from error
 
-    def in_dtype(self, dtype: Any, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def in_dtype(
+        self, dtype: Any, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The operator with every floating tensor in `dtype`, its results back in the run's own."""
         copies: list[tuple[Any, Any]] = []
         complex_dtype = torch.complex64 if dtype is torch.float32 else torch.complex128
@@ -870,27 +1135,47 @@ class _Execution:
                 back.append((old, new))
             return [next((old for old, new in back if new is t), t) for t in tensors_in(out)]
         wanted = floats[0] if floats and all(f is floats[0] for f in floats) else None
-        return [t.to(wanted) if wanted is not None and t.is_floating_point() else t for t in tensors_in(out)]
+        return [
+            t.to(wanted) if wanted is not None and t.is_floating_point() else t
+            for t in tensors_in(out)
+        ]
 
-    def exact_ints(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> list[Any]:
-        """Integers that an operator turned into the default floating dtype (`positions / 10`), once more in float64."""
+    def exact_ints(
+        self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]
+    ) -> list[Any]:
+        """Integers that an operator turned into the default floating dtype (`positions / 10`), once
+        more in float64.
+        """
         given = list(tensors_in([*args, *kwargs.values()]))
         if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in given):
             return made
-        if not given or not any(t.is_floating_point() and t.dtype is not torch.float64 for t in made):
+        if not given or not any(
+            t.is_floating_point() and t.dtype is not torch.float64 for t in made
+        ):
             return made
         with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
-            widened = [a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype is not torch.bool else a for a in args]
+            widened = [
+                a.to(torch.float64)
+                if isinstance(a, torch.Tensor) and a.dtype is not torch.bool
+                else a
+                for a in args
+            ]
             return list(tensors_in(step.func(*widened, **kwargs)))
         return made
 
 
 def _bound_by_data(base: str, named: dict[str, Any]) -> int:
-    """Bytes that an operator whose size depends on its elements makes at most, read off the elements."""
+    """Bytes that an operator whose size depends on its elements makes at most, read off the
+    elements.
+    """
     tensors = list(tensors_in(list(named.values())))
     first = tensors[0]
     if base in ("one_hot", "bincount"):
-        classes = max(int(first.max()) + 1 if first.numel() else 0, named.get("num_classes", -1), named.get("minlength", 0))
+        classes = max(
+            int(first.max()) + 1 if first.numel() else 0,
+            named.get("num_classes", -1),
+            named.get("minlength", 0),
+        )
         return 8 * int(classes) * (int(first.numel()) if base == "one_hot" else 1)
     if base == "repeat_interleave":
         counts = named["repeats"]

@@ -1,7 +1,7 @@
 """One program out of a tree of calls: what a call ran with all that its hidden children ran inside.
 
-A container's program has holes where it calls others. Where the other run shows nothing of a child, the child's own program is put
-into the hole, so that the whole reads as one list of operators.
+A container's program has holes where it calls others. Where the other run shows nothing of a child,
+the child's own program is put into the hole, so that the whole reads as one list of operators.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from whence.records import Operation, Program
 
 @dataclass
 class Flat:
-    """A program and where its tensors come from. origins: slot of the program -> (call, slot of that call). scopes: of every
-    operation, the call that ran it.
+    """A program and where its tensors come from. origins: slot of the program -> (call, slot of
+    that call). scopes: of every operation, the call that ran it.
     """
 
     program: Program
@@ -27,7 +27,9 @@ class Flat:
 
 @dataclass(frozen=True)
 class Node:
-    """One call with its program. children: ids of all its children; hidden: which of them (from 0) are put in. shapes: by slot."""
+    """One call with its program. children: ids of all its children; hidden: which of them (from 0)
+    are put in. shapes: by slot.
+    """
 
     call: int
     program: Program
@@ -57,7 +59,9 @@ class _Builder:
         return {"in": self.inputs.index(slot)}
 
     def put(self, node: Node, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Append a call's operators; given: operands of its inputs, None for the outermost call. Returns the operands of its outputs."""
+        """Append a call's operators; given: operands of its inputs, None for the outermost call.
+        Returns the operands of its outputs.
+        """
         program, top = node.program, given is None
         made: list[int] = []  # by operation of this program: its place in the whole
         left: dict[str, Any] = {}  # "k:output.0" -> operand
@@ -82,8 +86,12 @@ class _Builder:
                 if slot[0].isdigit():
                     child, _, inner = slot.partition(":")
                     origin = (node.children[int(child)], inner)
-                found = self.external(name, origin, program.input_dtypes[k] if k < len(program.input_dtypes) else "")
-                self.fixed += [(found["in"], axis, extent) for i, axis, extent in program.fixed if i == k]
+                found = self.external(
+                    name, origin, program.input_dtypes[k] if k < len(program.input_dtypes) else ""
+                )
+                self.fixed += [
+                    (found["in"], axis, extent) for i, axis, extent in program.fixed if i == k
+                ]
                 if slot in program.grad:
                     self.grad.append(name)
             kept[k] = found
@@ -137,7 +145,11 @@ class _Builder:
             if k not in node.hidden:
                 return
             child = self.node_of(node.children[k])
-            handed = {slot[len(f"{k}:") :]: value(o) for slot, o in outputs.items() if slot.startswith(f"{k}:")}
+            handed = {
+                slot[len(f"{k}:") :]: value(o)
+                for slot, o in outputs.items()
+                if slot.startswith(f"{k}:")
+            }
             for slot, operand in self.put(child, handed).items():
                 left[f"{k}:{slot}"] = operand
             for slot, operand in handed.items():
@@ -155,37 +167,61 @@ class _Builder:
             enter(k)
         own = {slot: value(o) for slot, o in outputs.items() if not slot[0].isdigit()}
         if top:  # what it hands to children that are seen is an output too
-            own |= {s: value(o) for s, o in outputs.items() if s[0].isdigit() and int(s.partition(":")[0]) not in node.hidden}
+            own |= {
+                s: value(o)
+                for s, o in outputs.items()
+                if s[0].isdigit() and int(s.partition(":")[0]) not in node.hidden
+            }
         return own
 
 
 def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
-    """The program of `call` with those of its hidden children inside. node_of: of a call, raises ReplayRefused when it has no program."""
+    """The program of `call` with those of its hidden children inside. node_of: of a call, raises
+    ReplayRefused when it has no program.
+    """
     root = node_of(call)
     if not root.hidden:
         names = (*root.program.inputs, *root.program.params)
         origins = {}
         for slot in names:
             child, _, inner = slot.partition(":")
-            origins[slot] = (root.children[int(child)], inner) if slot[0].isdigit() else (call, slot)
+            origins[slot] = (
+                (root.children[int(child)], inner) if slot[0].isdigit() else (call, slot)
+            )
         return Flat(root.program, origins, (call,) * len(root.program.operations))
     builder = _Builder(node_of)
     outputs = builder.put(root, None)
     base = root.program.base
     program = Program(
-        f"flat {root.program.id}", tuple(builder.operations), tuple(builder.inputs), tuple(outputs.items()), tuple(builder.params),
-        tuple(builder.constants), base, tuple(builder.input_dtypes), root.program.default_dtype, tuple(builder.fixed), (),
-        root.program.inference, tuple(builder.grad),
-    )  # fmt: skip
+        f"flat {root.program.id}",
+        tuple(builder.operations),
+        tuple(builder.inputs),
+        tuple(outputs.items()),
+        tuple(builder.params),
+        tuple(builder.constants),
+        base,
+        tuple(builder.input_dtypes),
+        root.program.default_dtype,
+        tuple(builder.fixed),
+        (),
+        root.program.inference,
+        tuple(builder.grad),
+    )
     return Flat(program, builder.origins, tuple(builder.places))
 
 
-def gather(operators: Sequence[Node], records: Callable[[int], Mapping[str, int]], origins: Mapping[int, tuple[int, str]],
-           outputs: Mapping[str, int]) -> Flat:  # fmt: skip
-    """One program out of operators that were recorded as calls of their own, wired by the records that they share.
+def gather(
+    operators: Sequence[Node],
+    records: Callable[[int], Mapping[str, int]],
+    origins: Mapping[int, tuple[int, str]],
+    outputs: Mapping[str, int],
+) -> Flat:
+    """One program out of operators that were recorded as calls of their own, wired by the records
+    that they share.
 
-    operators: in the order of execution, without children. records: slot -> record, of a call. origins: of records that came from
-    outside, whose slot they are better known by. outputs: slot of the whole -> record.
+    operators: in the order of execution, without children. records: slot -> record, of a call.
+    origins: of records that came from outside, whose slot they are better known by. outputs: slot
+    of the whole -> record.
     """
 
     def no_child(call: int) -> Node:
@@ -203,12 +239,29 @@ def gather(operators: Sequence[Node], records: Callable[[int], Mapping[str, int]
                 known[own[slot]] = builder.external(f"{there}@{call}", (call, there), dtype)
             given[slot] = known[own[slot]]
         made = builder.put(node, given)
-        written = {slot: given["input" + slot[7:]] for slot in own if slot.startswith("mutated") and "input" + slot[7:] in given}
-        known |= {own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own}
+        written = {
+            slot: given["input" + slot[7:]]
+            for slot in own
+            if slot.startswith("mutated") and "input" + slot[7:] in given
+        }
+        known |= {
+            own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own
+        }
     left = tuple((slot, known[record]) for slot, record in outputs.items() if record in known)
     first = operators[0].program
     program = Program(
-        "gathered", tuple(builder.operations), tuple(builder.inputs), left, tuple(builder.params), tuple(builder.constants), first.base,
-        tuple(builder.input_dtypes), first.default_dtype, tuple(builder.fixed), (), first.inference, tuple(builder.grad),
-    )  # fmt: skip
+        "gathered",
+        tuple(builder.operations),
+        tuple(builder.inputs),
+        left,
+        tuple(builder.params),
+        tuple(builder.constants),
+        first.base,
+        tuple(builder.input_dtypes),
+        first.default_dtype,
+        tuple(builder.fixed),
+        (),
+        first.inference,
+        tuple(builder.grad),
+    )
     return Flat(program, builder.origins, tuple(builder.places))

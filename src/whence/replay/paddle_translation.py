@@ -1,7 +1,9 @@
-"""Operators of Paddle as programs of aten operators, so that a call of a Paddle run can be replayed like any other.
+"""Operators of Paddle as programs of aten operators, so that a call of a Paddle run can be replayed
+like any other.
 
-Read from the operator's type, attributes and operands alone; Paddle is not needed. Slots are those of the operator: "X", "Y" of a
-ProgramDesc, places "0", "1" of PIR. Semantics: the operators' reference documentation; a fused operator is written out.
+Read from the operator's type, attributes and operands alone; Paddle is not needed. Slots are those
+of the operator: "X", "Y" of a ProgramDesc, places "0", "1" of PIR. Semantics: the operators'
+reference documentation; a fused operator is written out.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from whence.errors import ReplayRefused
 from whence.records import Operation, Program
 
 TRANSLATED = "translated from Paddle"
-"""The note of a program that was not recorded but made of what the operator says: other kernels, so it need not agree bit by bit."""
+"""The note of a program that was not recorded but made of what the operator says: other kernels, so
+it need not agree bit by bit.
+"""
 
 _Value = dict[str, Any]
 _MISSING = object()
 _CODES = {
-    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8", 22: "bfloat16",
-    23: "complex64", 24: "complex128",
+    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64",
+    20: "uint8", 21: "int8", 22: "bfloat16", 23: "complex64", 24: "complex128",
 }  # fmt: skip
 _NAMED = {"float": "float32", "double": "float64", "int": "int32", "half": "float16"}
 
@@ -72,10 +76,14 @@ class _Writer:
             listed.append(operand.slot)
             if listed is self.inputs:
                 self.dtypes.append(operand.dtype)
-        return {"param": operand.slot} if listed is self.params else {"in": listed.index(operand.slot)}
+        return (
+            {"param": operand.slot} if listed is self.params else {"in": listed.index(operand.slot)}
+        )
 
     def __call__(self, name: str, place: int) -> _Value:
-        """The operand of this name, or at this place in PIR, where it may be a number of the program."""
+        """The operand of this name, or at this place in PIR, where it may be a number of the
+        program.
+        """
         number = self.attributes.get(f"input.{place}") if self._key(name, place) is None else None
         if isinstance(number, (int, float)) and math.isfinite(number):
             like = next((o.dtype for o in self.given.values()), "float32")
@@ -96,8 +104,12 @@ class _Writer:
         return self.operand(name, place).shape
 
     def attribute(self, *names: str, default: Any = _MISSING) -> Any:
-        """The first of these attributes that there is. Raises ReplayRefused without one and without a default."""
-        found = next((self.attributes[n] for n in names if self.attributes.get(n) is not None), default)
+        """The first of these attributes that there is. Raises ReplayRefused without one and without
+        a default.
+        """
+        found = next(
+            (self.attributes[n] for n in names if self.attributes.get(n) is not None), default
+        )
         if found is _MISSING:
             raise ReplayRefused(f"{self.op_type}: its attribute {names[0]} is not known")
         return found
@@ -107,7 +119,9 @@ class _Writer:
         try:
             return float(value[0] if isinstance(value, (list, tuple)) else value)
         except (TypeError, ValueError, IndexError):
-            raise ReplayRefused(f"{self.op_type}: its attribute {names[0]} is no number ({str(value)[:40]})") from None
+            raise ReplayRefused(
+                f"{self.op_type}: its attribute {names[0]} is no number ({str(value)[:40]})"
+            ) from None
 
     def whole(self, *names: str, default: Any = _MISSING) -> int:
         return int(self.number(*names, default=default))
@@ -117,7 +131,10 @@ class _Writer:
         try:
             return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
         except (TypeError, ValueError):
-            raise ReplayRefused(f"{self.op_type}: its attribute {names[0]} is no list of integers ({str(value)[:40]})") from None
+            raise ReplayRefused(
+                f"{self.op_type}: its attribute {names[0]} is no list of integers "
+                f"({str(value)[:40]})"
+            ) from None
 
     def do(self, name: str, *args: Any, **kwargs: Any) -> _Value:
         """One aten operation; the value is its first result."""
@@ -134,8 +151,9 @@ def program(
 ) -> Program:
     """What one call of a Paddle operator computes.
 
-    op_type: without dialect ("matmul"). operands: by slot of the operator. outputs: slot of the operator -> slot of the call; shapes:
-    of these outputs, by slot of the operator. Raises ReplayRefused for an operator that is not known here, or used in a way that is not.
+    op_type: without dialect ("matmul"). operands: by slot of the operator. outputs: slot of the
+    operator -> slot of the call; shapes: of these outputs, by slot of the operator. Raises
+    ReplayRefused for an operator that is not known here, or used in a way that is not.
     """
     write = _KNOWN.get(op_type)
     if write is None:
@@ -144,20 +162,44 @@ def program(
     try:
         results = write(writer)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ReplayRefused(f"{op_type}: its attributes make no sense ({type(error).__name__}: {error})") from error
-    named = results if "op" not in results else dict.fromkeys(("Out", "out", "Output", "Y", "y", "0"), results)
+        raise ReplayRefused(
+            f"{op_type}: its attributes make no sense ({type(error).__name__}: {error})"
+        ) from error
+    named = (
+        results
+        if "op" not in results
+        else dict.fromkeys(("Out", "out", "Output", "Y", "y", "0"), results)
+    )
     left = tuple((slot, named[own]) for own, slot in outputs.items() if own in named)
     if not left:
-        raise ReplayRefused(f"{op_type}: of its outputs {', '.join(outputs)} none is known to whence")
-    read = [*(o for o in operands.values() if o.slot in writer.params), *(o for o in operands.values() if o.slot in writer.inputs)]
+        raise ReplayRefused(
+            f"{op_type}: of its outputs {', '.join(outputs)} none is known to whence"
+        )
+    read = [
+        *(o for o in operands.values() if o.slot in writer.params),
+        *(o for o in operands.values() if o.slot in writer.inputs),
+    ]
     base = next((o.dtype for o in read if dtypes.named(o.dtype).is_floating), "")
     body = (
-        tuple(writer.operations), tuple(writer.inputs), left, tuple(writer.params), base, tuple(writer.dtypes),
-    )  # fmt: skip
+        tuple(writer.operations),
+        tuple(writer.inputs),
+        left,
+        tuple(writer.params),
+        base,
+        tuple(writer.dtypes),
+    )
     digest = hashlib.sha256(msgspec.json.encode(body)).hexdigest()[:32]
     return Program(
-        digest, body[0], body[1], body[2], body[3], base=base, input_dtypes=body[5], inference=True, notes=(TRANSLATED,)
-    )  # fmt: skip
+        digest,
+        body[0],
+        body[1],
+        body[2],
+        body[3],
+        base=base,
+        input_dtypes=body[5],
+        inference=True,
+        notes=(TRANSLATED,),
+    )
 
 
 def known() -> tuple[str, ...]:
@@ -174,8 +216,18 @@ def _swapped(w: _Writer, value: _Value, rank: int, swap: Any) -> _Value:
 
 def _matmul(w: _Writer) -> _Value:
     a, b = w("X", 0), w("Y", 1)
-    a = _swapped(w, a, len(w.shape("X", 0)), w.attribute("trans_x", "transpose_x", "transpose_X", default=False))
-    b = _swapped(w, b, len(w.shape("Y", 1)), w.attribute("trans_y", "transpose_y", "transpose_Y", default=False))
+    a = _swapped(
+        w,
+        a,
+        len(w.shape("X", 0)),
+        w.attribute("trans_x", "transpose_x", "transpose_X", default=False),
+    )
+    b = _swapped(
+        w,
+        b,
+        len(w.shape("Y", 1)),
+        w.attribute("trans_y", "transpose_y", "transpose_Y", default=False),
+    )
     return _times(w, w.do("matmul.default", a, b), w.number("alpha", default=1.0))
 
 
@@ -183,17 +235,25 @@ def _times(w: _Writer, value: _Value, factor: float) -> _Value:
     return value if factor == 1.0 else w.do("mul.Scalar", value, factor)
 
 
-def _reshaped(w: _Writer, value: _Value, shape: Sequence[int], to: Sequence[int]) -> tuple[_Value, tuple[int, ...]]:
+def _reshaped(
+    w: _Writer, value: _Value, shape: Sequence[int], to: Sequence[int]
+) -> tuple[_Value, tuple[int, ...]]:
     """Paddle's reshape: 0 keeps an extent, -1 takes what is left."""
-    filled = [shape[i] if n == 0 and 0 not in shape and i < len(shape) else n for i, n in enumerate(to)]
+    filled = [
+        shape[i] if n == 0 and 0 not in shape and i < len(shape) else n for i, n in enumerate(to)
+    ]
     if -1 in filled:
         rest = math.prod(n for n in filled if n != -1)
         filled[filled.index(-1)] = math.prod(shape) // rest if rest else 0
     return w.do("reshape.default", value, filled), tuple(filled)
 
 
-def _laid(w: _Writer, value: _Value, shape: tuple[int, ...], side: str) -> tuple[_Value, tuple[int, ...]]:
-    """A value through the reshape and transpose that a fused matmul does to one of its sides ("x", "y", "out")."""
+def _laid(
+    w: _Writer, value: _Value, shape: tuple[int, ...], side: str
+) -> tuple[_Value, tuple[int, ...]]:
+    """A value through the reshape and transpose that a fused matmul does to one of its sides ("x",
+    "y", "out").
+    """
     reshape = w.integers(f"fused_reshape_{side}", f"fused_reshape_{side.capitalize()}", default=[])
     perm = w.integers(f"fused_transpose_{side}", f"fused_transpose_{side.capitalize()}", default=[])
     if side == "out":  # the other way round
@@ -202,7 +262,11 @@ def _laid(w: _Writer, value: _Value, shape: tuple[int, ...], side: str) -> tuple
         return _reshaped(w, value, shape, reshape) if reshape else (value, shape)
     if reshape:
         value, shape = _reshaped(w, value, shape, reshape)
-    return (w.do("permute.default", value, perm), tuple(shape[p] for p in perm)) if perm else (value, shape)
+    return (
+        (w.do("permute.default", value, perm), tuple(shape[p] for p in perm))
+        if perm
+        else (value, shape)
+    )
 
 
 def _fused_matmul(w: _Writer) -> _Value:
@@ -224,9 +288,13 @@ def _fused_matmul(w: _Writer) -> _Value:
 
 def _unscaled(w: _Writer) -> None:
     """Raises ReplayRefused for the int8 form of an operator of oneDNN."""
-    scales = (w.attribute(name, default=1.0) for name in ("scale_x", "scale_y", "scale_out", "scale_in"))
+    scales = (
+        w.attribute(name, default=1.0) for name in ("scale_x", "scale_y", "scale_out", "scale_in")
+    )
     if w.attribute("force_fp32_output", default=False) or any(s != 1.0 for s in scales):
-        raise ReplayRefused(f"{w.op_type}: with scales of quantised tensors it is not known to whence")
+        raise ReplayRefused(
+            f"{w.op_type}: with scales of quantised tensors it is not known to whence"
+        )
 
 
 def _activated(w: _Writer, value: _Value, name: str) -> _Value:
@@ -251,7 +319,9 @@ def _active(w: _Writer, value: _Value, name: str) -> _Value:
     if name in ("swish", "silu"):
         return w.do("silu.default", value)
     if not plain:
-        raise ReplayRefused(f"{w.op_type}: the activation {name[:40]} fused into it is not known to whence")
+        raise ReplayRefused(
+            f"{w.op_type}: the activation {name[:40]} fused into it is not known to whence"
+        )
     return w.do(f"{name}.default", value)
 
 
@@ -273,7 +343,9 @@ def _fc(w: _Writer) -> _Value:
     out = w.do("matmul.default", a, w("W", 1))
     if w.has("Bias", 2):
         out = w.do("add.Tensor", out, w("Bias", 2))
-    named = str(w.attribute("activation_type", default="")) or str(w.attribute("fuse_activation", default=""))
+    named = str(w.attribute("activation_type", default="")) or str(
+        w.attribute("fuse_activation", default="")
+    )
     to = w.integers("fused_reshape2_shape", default=[])
     out = _activated(w, out, named)
     return _reshaped(w, out, (*x[:cut], w.shape("W", 1)[-1]), to)[0] if to else out
@@ -299,11 +371,19 @@ def _addmm(w: _Writer) -> _Value:
 
 def _conv(w: _Writer) -> _Value:
     if w.attribute("data_format", default="NCHW") not in ("NCHW", "AnyLayout"):
-        raise ReplayRefused(f"{w.op_type}: data_format {w.attribute('data_format')} is not known to whence")
+        raise ReplayRefused(
+            f"{w.op_type}: data_format {w.attribute('data_format')} is not known to whence"
+        )
     _unscaled(w)
     x, kernel = w.shape("Input", 0), w.shape("Filter", 1)
-    strides, dilations = w.integers("strides", default=[1, 1]), w.integers("dilations", default=[1, 1])
-    pads, how = w.integers("paddings", default=[0, 0]), w.attribute("padding_algorithm", default="EXPLICIT")
+    strides, dilations = (
+        w.integers("strides", default=[1, 1]),
+        w.integers("dilations", default=[1, 1]),
+    )
+    pads, how = (
+        w.integers("paddings", default=[0, 0]),
+        w.attribute("padding_algorithm", default="EXPLICIT"),
+    )
     value = w("Input", 0)
     if how == "VALID":
         pads = [0, 0]
@@ -316,24 +396,50 @@ def _conv(w: _Writer) -> _Value:
         if pads[::2] == pads[1::2]:
             pads = pads[::2]
         else:
-            value = w.do("constant_pad_nd.default", value, [p for i in reversed(range(len(strides))) for p in pads[2 * i : 2 * i + 2]], 0.0)
+            value = w.do(
+                "constant_pad_nd.default",
+                value,
+                [p for i in reversed(range(len(strides))) for p in pads[2 * i : 2 * i + 2]],
+                0.0,
+            )
             pads = [0] * len(strides)
-    bias = w("Bias", 2) if w.has("Bias", 2) and w.op_type in ("fused_conv2d", "fused_conv2d_add_act", "conv2d") else None
-    out = w.do("conv2d.default", value, w("Filter", 1), bias, strides, pads, dilations, w.whole("groups", default=1))
+    bias = (
+        w("Bias", 2)
+        if w.has("Bias", 2) and w.op_type in ("fused_conv2d", "fused_conv2d_add_act", "conv2d")
+        else None
+    )
+    out = w.do(
+        "conv2d.default",
+        value,
+        w("Filter", 1),
+        bias,
+        strides,
+        pads,
+        dilations,
+        w.whole("groups", default=1),
+    )
     if w.has("ResidualData", 3):
         out = w.do("add.Tensor", out, w("ResidualData", 3))
-    name = str(w.attribute("activation", default="")) or str(w.attribute("fuse_activation", default=""))
+    name = str(w.attribute("activation", default="")) or str(
+        w.attribute("fuse_activation", default="")
+    )
     return _activated(w, out, name)
 
 
 def _pool(w: _Writer) -> _Value:
     x = w.shape("X", 0)
     kind = w.attribute("pooling_type")
-    sizes, strides = w.integers("ksize", "kernel_size", "input.1"), w.integers("strides", default=[1, 1])
+    sizes, strides = (
+        w.integers("ksize", "kernel_size", "input.1"),
+        w.integers("strides", default=[1, 1]),
+    )
     pads = w.integers("paddings", default=[0, 0])
     pads = pads[::2] if len(pads) == 4 and pads[::2] == pads[1::2] else pads
     plain = w.attribute("data_format", default="NCHW") in ("NCHW", "AnyLayout") and len(pads) == 2
-    if not plain or w.attribute("padding_algorithm", default="EXPLICIT") not in ("EXPLICIT", "VALID"):
+    if not plain or w.attribute("padding_algorithm", default="EXPLICIT") not in (
+        "EXPLICIT",
+        "VALID",
+    ):
         raise ReplayRefused("pool2d: its layout or padding is not known to whence")
     if w.attribute("global_pooling", default=False):
         sizes, strides, pads = list(x[2:]), list(x[2:]), [0, 0]
@@ -344,7 +450,15 @@ def _pool(w: _Writer) -> _Value:
     ceil = bool(w.attribute("ceil_mode", default=False))
     if kind == "max":
         return w.do("max_pool2d.default", w("X", 0), sizes, strides, pads, [1, 1], ceil)
-    return w.do("avg_pool2d.default", w("X", 0), sizes, strides, pads, ceil, not w.attribute("exclusive", default=True))
+    return w.do(
+        "avg_pool2d.default",
+        w("X", 0),
+        sizes,
+        strides,
+        pads,
+        ceil,
+        not w.attribute("exclusive", default=True),
+    )
 
 
 # ---- element by element
@@ -353,13 +467,21 @@ def _pool(w: _Writer) -> _Value:
 def _elementwise(name: str) -> Callable[[_Writer], _Value]:
     def write(w: _Writer) -> _Value:
         a, b = w("X", 0), w("Y", 1)
-        x, y = (w.shape(name, place) if w.has(name, place) else () for name, place in (("X", 0), ("Y", 1)))
+        x, y = (
+            w.shape(name, place) if w.has(name, place) else ()
+            for name, place in (("X", 0), ("Y", 1))
+        )
         axis = w.whole("axis", default=-1)
         if axis not in (-1, len(x) - len(y)) and 0 <= axis < len(x) and len(y) < len(x):
             b = w.do("reshape.default", b, [*y, *[1] * (len(x) - axis - len(y))])
-        scales = [w.number(key, default=1.0) for key in ("Scale_x", "Scale_y", "Scale_out", "scale_x", "scale_y", "scale_out")]
+        scales = [
+            w.number(key, default=1.0)
+            for key in ("Scale_x", "Scale_y", "Scale_out", "scale_x", "scale_y", "scale_out")
+        ]
         if any(s != 1.0 for s in scales):
-            raise ReplayRefused(f"{w.op_type}: with scales of quantised tensors it is not known to whence")
+            raise ReplayRefused(
+                f"{w.op_type}: with scales of quantised tensors it is not known to whence"
+            )
         return _activated(w, w.do(name, a, b), str(w.attribute("fuse_activation", default="")))
 
     return write
@@ -387,7 +509,11 @@ def _pow(w: _Writer) -> _Value:
 
 
 def _gelu(w: _Writer) -> _Value:
-    return w.do("gelu.default", w("X", 0), approximate="tanh" if w.attribute("approximate", default=False) else "none")
+    return w.do(
+        "gelu.default",
+        w("X", 0),
+        approximate="tanh" if w.attribute("approximate", default=False) else "none",
+    )
 
 
 def _swish(w: _Writer) -> _Value:
@@ -407,7 +533,9 @@ def _clip(w: _Writer) -> _Value:
 
 def _hard_sigmoid(w: _Writer) -> _Value:
     slope, offset = w.number("slope", default=0.2), w.number("offset", default=0.5)
-    return w.do("clamp.default", w.do("add.Scalar", w.do("mul.Scalar", w("X", 0), slope), offset), 0.0, 1.0)
+    return w.do(
+        "clamp.default", w.do("add.Scalar", w.do("mul.Scalar", w("X", 0), slope), offset), 0.0, 1.0
+    )
 
 
 def _cast(w: _Writer) -> _Value:
@@ -415,7 +543,9 @@ def _cast(w: _Writer) -> _Value:
 
 
 def _dtype(value: Any) -> str:
-    name = _CODES.get(value, "") if isinstance(value, int) else str(value).rpartition(".")[2].lower()
+    name = (
+        _CODES.get(value, "") if isinstance(value, int) else str(value).rpartition(".")[2].lower()
+    )
     name = _NAMED.get(name, name)
     if name not in dtypes.DTYPES:
         raise ReplayRefused(f"the dtype {value!r} is not known to whence")
@@ -431,7 +561,11 @@ def _swiglu(w: _Writer) -> _Value:
         return w.do("mul.Tensor", w.do("silu.default", w("X", 0)), w("Y", 1))
     half = w.shape("X", 0)[-1] // 2
     left = w.do("slice.Tensor", w("X", 0), -1, 0, half)
-    return w.do("mul.Tensor", w.do("silu.default", left), w.do("slice.Tensor", w("X", 0), -1, half, 2 * half))
+    return w.do(
+        "mul.Tensor",
+        w.do("silu.default", left),
+        w.do("slice.Tensor", w("X", 0), -1, half, 2 * half),
+    )
 
 
 # ---- along axes
@@ -449,7 +583,10 @@ def _reduced(name: str) -> Callable[[_Writer], _Value]:
             axes = list(range(rank))
         keep = bool(w.attribute("keep_dim", "keepdim", default=False))
         value, wide = w("X", 0), w.attribute("dtype", "out_dtype", default=-1)
-        if name == "sum.dim_IntList" and wide in ("float64", 6):  # the others it takes are those of what it reads
+        if name == "sum.dim_IntList" and wide in (
+            "float64",
+            6,
+        ):  # the others it takes are those of what it reads
             value = w.do("to.dtype", value, {"dtype": "float64"})
         return w.do(name, value, axes, keep)
 
@@ -460,19 +597,37 @@ def _layer_norm(w: _Writer) -> dict[str, _Value]:
     x = w.shape("X", 0)
     cut = w.whole("begin_norm_axis", default=1)
     value, over = w("X", 0), list(range(cut, len(x)))
-    out = w.do("layer_norm.default", value, list(x[cut:]), None, None, w.number("epsilon", default=1e-5))
+    out = w.do(
+        "layer_norm.default", value, list(x[cut:]), None, None, w.number("epsilon", default=1e-5)
+    )
     for name, place, how in (("Scale", 1, "mul.Tensor"), ("Bias", 2, "add.Tensor")):
         if w.has(name, place):
             out = w.do(how, out, w.do("reshape.default", w(name, place), list(x[cut:])))
-    mean = w.do("reshape.default", w.do("mean.dim", value, over, False), list(w.made.get("Mean", w.made.get("1", x[:cut]))))
+    mean = w.do(
+        "reshape.default",
+        w.do("mean.dim", value, over, False),
+        list(w.made.get("Mean", w.made.get("1", x[:cut]))),
+    )
     spread = w.do("var.correction", value, over, correction=0, keepdim=False)
     spread = w.do("reshape.default", spread, list(w.made.get("Variance", w.made.get("2", x[:cut]))))
-    return {"Y": out, "0": out, "Out": out, "Mean": mean, "1": mean, "Variance": spread, "2": spread}
+    return {
+        "Y": out,
+        "0": out,
+        "Out": out,
+        "Mean": mean,
+        "1": mean,
+        "Variance": spread,
+        "2": spread,
+    }
 
 
 def _scaled_by_rms(w: _Writer, value: _Value, over: list[int]) -> _Value:
     square = w.do("mean.dim", w.do("mul.Tensor", value, value), over, True)
-    return w.do("mul.Tensor", value, w.do("rsqrt.default", w.do("add.Scalar", square, w.number("epsilon", default=1e-6))))
+    return w.do(
+        "mul.Tensor",
+        value,
+        w.do("rsqrt.default", w.do("add.Scalar", square, w.number("epsilon", default=1e-6))),
+    )
 
 
 def _rms_norm(w: _Writer) -> _Value:
@@ -494,15 +649,38 @@ def _batch_norm(w: _Writer) -> _Value:
     legacy = "X" in w.given  # whose order of operands is another one
     slots = (("Scale", 3), ("Bias", 4), ("Mean", 1), ("Variance", 2))
     scale, bias, mean, variance = (w(name, -1 if legacy else place) for name, place in slots)
-    if w.attribute("data_layout", "data_format", default="NCHW") not in ("NCHW", "AnyLayout", "NCDHW"):
+    if w.attribute("data_layout", "data_format", default="NCHW") not in (
+        "NCHW",
+        "AnyLayout",
+        "NCDHW",
+    ):
         raise ReplayRefused(f"{w.op_type}: channels last are not known to whence")
-    return w.do("batch_norm.default", w("X", 0), scale, bias, mean, variance, False, 0.1, w.number("epsilon", default=1e-5), False)
+    return w.do(
+        "batch_norm.default",
+        w("X", 0),
+        scale,
+        bias,
+        mean,
+        variance,
+        False,
+        0.1,
+        w.number("epsilon", default=1e-5),
+        False,
+    )
 
 
 def _group_norm(w: _Writer) -> _Value:
     scale = w("Scale", 1) if w.has("Scale", 1) else None
     bias = w("Bias", 2) if w.has("Bias", 2) else None
-    return w.do("group_norm.default", w("X", 0), w.whole("groups"), scale, bias, w.number("epsilon", default=1e-5), False)
+    return w.do(
+        "group_norm.default",
+        w("X", 0),
+        w.whole("groups"),
+        scale,
+        bias,
+        w.number("epsilon", default=1e-5),
+        False,
+    )
 
 
 def _cumsum(w: _Writer) -> _Value:
@@ -535,7 +713,9 @@ def _embedding(w: _Writer) -> _Value:
     if padding == -1:
         return rows
     shown = w.do("ne.Scalar", ids, padding)
-    return w.do("mul.Tensor", rows, w.do("unsqueeze.default", w.do("type_as.default", shown, rows), -1))
+    return w.do(
+        "mul.Tensor", rows, w.do("unsqueeze.default", w.do("type_as.default", shown, rows), -1)
+    )
 
 
 def _reshape(w: _Writer) -> _Value:
@@ -573,7 +753,11 @@ def _slice(w: _Writer) -> _Value:
         if step < 0:
             taken = range(shape[axis])[start : None if end < -shape[axis] else end : step]
             if len(taken):
-                value = w.do("flip.default", w.do("slice.Tensor", value, axis, taken[-1], taken[0] + 1, -step), [axis])
+                value = w.do(
+                    "flip.default",
+                    w.do("slice.Tensor", value, axis, taken[-1], taken[0] + 1, -step),
+                    [axis],
+                )
                 continue
             start, end, step = 0, 0, 1
         value = w.do("slice.Tensor", value, axis, start, min(end, shape[axis]), step)
@@ -583,7 +767,9 @@ def _slice(w: _Writer) -> _Value:
 
 
 def _concat(w: _Writer) -> _Value:
-    return w.do("cat.default", [w.read(o) for o in w.several("X", 0)], w.whole("axis", "input.1", default=0))
+    return w.do(
+        "cat.default", [w.read(o) for o in w.several("X", 0)], w.whole("axis", "input.1", default=0)
+    )
 
 
 def _stack(w: _Writer) -> _Value:
@@ -598,7 +784,15 @@ def _add_n(w: _Writer) -> _Value:
 
 
 def _split(w: _Writer) -> dict[str, _Value]:
-    axis = w.whole("axis", *(("input.1",) if "num" in w.attributes and w.op_type == "split_with_num" else ("input.2",)), default=0)
+    axis = w.whole(
+        "axis",
+        *(
+            ("input.1",)
+            if "num" in w.attributes and w.op_type == "split_with_num"
+            else ("input.2",)
+        ),
+        default=0,
+    )
     count = w.whole("num", default=0)
     extent = w.shape("X", 0)[axis]
     if count:
@@ -616,7 +810,10 @@ def _split(w: _Writer) -> dict[str, _Value]:
 def _unbind(w: _Writer) -> dict[str, _Value]:
     axis, shape = w.whole("axis", default=0), w.shape("X" if "X" in w.given else "input", 0)
     at = axis % len(shape)
-    made = [w.do("clone.default", w.do("select.int", w("X" if "X" in w.given else "input", 0), at, i)) for i in range(shape[at])]
+    made = [
+        w.do("clone.default", w.do("select.int", w("X" if "X" in w.given else "input", 0), at, i))
+        for i in range(shape[at])
+    ]
     return {f"{slot}.{i}": one for slot in ("Out", "0") for i, one in enumerate(made)}
 
 
@@ -638,7 +835,11 @@ def _tile(w: _Writer) -> _Value:
 
 
 def _tril_triu(w: _Writer) -> _Value:
-    return w.do("tril.default" if w.attribute("lower", default=True) else "triu.default", w("X", 0), w.whole("diagonal", default=0))
+    return w.do(
+        "tril.default" if w.attribute("lower", default=True) else "triu.default",
+        w("X", 0),
+        w.whole("diagonal", default=0),
+    )
 
 
 def _triangle(name: str) -> Callable[[_Writer], _Value]:
@@ -649,15 +850,31 @@ def _dropout(w: _Writer) -> _Value:
     if not w.attribute("is_test", default=False) and w.number("p", "dropout_prob", default=0.5):
         raise ReplayRefused("dropout draws random numbers")
     share = w.number("p", "dropout_prob", "input.2", default=0.5)
-    kept = 1.0 - share if w.attribute("mode", "dropout_implementation", default="upscale_in_train") == "downgrade_in_infer" else 1.0
+    kept = (
+        1.0 - share
+        if w.attribute("mode", "dropout_implementation", default="upscale_in_train")
+        == "downgrade_in_infer"
+        else 1.0
+    )
     return w.do("mul.Scalar", w("X", 0), kept)
 
 
 # ---- attention
 
 
-def _attention(w: _Writer, q: _Value, k: _Value, v: _Value, scale: float, mask: _Value | None, causal: bool, shapes: Any) -> _Value:
-    """softmax(scale q k + mask) v of (batch, head, token, channel), step by step; causal counts from the last token."""
+def _attention(
+    w: _Writer,
+    q: _Value,
+    k: _Value,
+    v: _Value,
+    scale: float,
+    mask: _Value | None,
+    causal: bool,
+    shapes: Any,
+) -> _Value:
+    """softmax(scale q k + mask) v of (batch, head, token, channel), step by step; causal counts
+    from the last token.
+    """
     if shapes[0][1] != shapes[1][1]:  # fewer heads of keys and values
         times = shapes[0][1] // shapes[1][1]
         k, v = (w.do("repeat_interleave.self_int", one, times, 1) for one in (k, v))
@@ -667,12 +884,19 @@ def _attention(w: _Writer, q: _Value, k: _Value, v: _Value, scale: float, mask: 
     if causal:
         rows, columns = shapes[0][2], shapes[1][2]
         ones = w.do("ones.default", [rows, columns], dtype={"dtype": "bool"})
-        scores = w.do("masked_fill.Scalar", scores, w.do("triu.default", ones, columns - rows + 1), {"float": "-inf"})
+        scores = w.do(
+            "masked_fill.Scalar",
+            scores,
+            w.do("triu.default", ones, columns - rows + 1),
+            {"float": "-inf"},
+        )
     return w.do("matmul.default", w.do("softmax.int", scores, -1), v)
 
 
 def _flash(w: _Writer) -> _Value:
-    if w.number("dropout", "dropout_prob", default=0.0) and not w.attribute("is_test", default=False):
+    if w.number("dropout", "dropout_prob", default=0.0) and not w.attribute(
+        "is_test", default=False
+    ):
         raise ReplayRefused(f"{w.op_type} draws random numbers")
     turned, shapes = [], []
     for name, place in (("q", 0), ("k", 1), ("v", 2)):
@@ -687,11 +911,17 @@ def _flash(w: _Writer) -> _Value:
     scale = w.number("scale", "softmax_scale", default=0.0)
     scale = scale if scale > 0 else shapes[0][3] ** -0.5
     causal = bool(w.attribute("causal", "is_causal", default=False))
-    return w.do("permute.default", _attention(w, turned[0], turned[1], turned[2], scale, mask, causal, shapes), [0, 2, 1, 3])
+    return w.do(
+        "permute.default",
+        _attention(w, turned[0], turned[1], turned[2], scale, mask, causal, shapes),
+        [0, 2, 1, 3],
+    )
 
 
 def _variable_length(w: _Writer) -> _Value:
-    """variable_length_memory_efficient_attention(query, key, value, seq_lens, kv_seq_lens, mask), of full lengths."""
+    """variable_length_memory_efficient_attention(query, key, value, seq_lens, kv_seq_lens, mask),
+    of full lengths.
+    """
     lengths = [n for n in ("seq_lens", "kv_seq_lens") if w.has(n, 3 if n == "seq_lens" else 4)]
     shapes = [w.shape(n, i) for i, n in enumerate(("query", "key", "value"))]
     if shapes[0][0] != 1 or w.whole("pre_cache_length", default=0) or len(lengths) > 2:
@@ -703,48 +933,83 @@ def _variable_length(w: _Writer) -> _Value:
 
 
 _ELEMENTWISE = {
-    "add": "add.Tensor", "sub": "sub.Tensor", "subtract": "sub.Tensor", "mul": "mul.Tensor", "multiply": "mul.Tensor", "div": "div.Tensor",
-    "divide": "div.Tensor", "max": "maximum.default", "maximum": "maximum.default", "min": "minimum.default", "minimum": "minimum.default",
-    "pow": "pow.Tensor_Tensor", "floordiv": "floor_divide.default", "floor_divide": "floor_divide.default", "mod": "remainder.Tensor",
+    "add": "add.Tensor", "sub": "sub.Tensor", "subtract": "sub.Tensor", "mul": "mul.Tensor",
+    "multiply": "mul.Tensor", "div": "div.Tensor", "divide": "div.Tensor", "max": "maximum.default",
+    "maximum": "maximum.default", "min": "minimum.default", "minimum": "minimum.default",
+    "pow": "pow.Tensor_Tensor", "floordiv": "floor_divide.default",
+    "floor_divide": "floor_divide.default", "mod": "remainder.Tensor",
     "remainder": "remainder.Tensor",
 }  # fmt: skip
 _COMPARED = {
-    "equal": "eq.Tensor", "not_equal": "ne.Tensor", "less_than": "lt.Tensor", "less_equal": "le.Tensor", "greater_than": "gt.Tensor",
-    "greater_equal": "ge.Tensor", "logical_and": "logical_and.default", "logical_or": "logical_or.default",
+    "equal": "eq.Tensor", "not_equal": "ne.Tensor", "less_than": "lt.Tensor",
+    "less_equal": "le.Tensor", "greater_than": "gt.Tensor", "greater_equal": "ge.Tensor",
+    "logical_and": "logical_and.default", "logical_or": "logical_or.default",
     "logical_xor": "logical_xor.default",
 }  # fmt: skip
 _UNARY = (
-    "relu", "relu6", "silu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "square", "abs", "log", "log2", "log10", "log1p", "expm1", "erf",
-    "mish", "floor", "ceil", "round", "sin", "cos", "tan", "reciprocal", "logical_not", "sign", "asin", "acos", "atan", "sinh", "cosh",
-    "isnan", "isinf", "isfinite", "bitwise_not",
+    "relu", "relu6", "silu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "square", "abs", "log",
+    "log2", "log10", "log1p", "expm1", "erf", "mish", "floor", "ceil", "round", "sin", "cos",
+    "tan", "reciprocal", "logical_not", "sign", "asin", "acos", "atan", "sinh", "cosh", "isnan",
+    "isinf", "isfinite", "bitwise_not",
 )  # fmt: skip
-_AS_IT_IS = ("assign", "onednn_to_paddle_layout", "transfer_layout", "share_data", "memcpy", "memcpy_h2d", "memcpy_d2h", "contiguous")
+_AS_IT_IS = (
+    "assign",
+    "onednn_to_paddle_layout",
+    "transfer_layout",
+    "share_data",
+    "memcpy",
+    "memcpy_h2d",
+    "memcpy_d2h",
+    "contiguous",
+)
 _REDUCED = {
-    "mean": "mean.dim", "sum": "sum.dim_IntList", "max": "amax.default", "min": "amin.default", "amax": "amax.default",
-    "amin": "amin.default", "logsumexp": "logsumexp.default",
-}  # fmt: skip
+    "mean": "mean.dim",
+    "sum": "sum.dim_IntList",
+    "max": "amax.default",
+    "min": "amin.default",
+    "amax": "amax.default",
+    "amin": "amin.default",
+    "logsumexp": "logsumexp.default",
+}
 
 
 def _sum(w: _Writer) -> _Value:
     """`sum`: of a ProgramDesc the sum of several tensors, of PIR along axes."""
-    return _add_n(w) if any(key.partition(".")[0] == "X" for key in w.given) else _reduced("sum.dim_IntList")(w)
+    return (
+        _add_n(w)
+        if any(key.partition(".")[0] == "X" for key in w.given)
+        else _reduced("sum.dim_IntList")(w)
+    )
 
 
 def _rnn(w: _Writer) -> _Value:
-    """Layers of LSTM, GRU or a plain recurrence: weights of all cells first, then biases; a cell is a direction of a layer."""
+    """Layers of LSTM, GRU or a plain recurrence: weights of all cells first, then biases; a cell is
+    a direction of a layer.
+    """
     if w.has("SequenceLength", 3):
         raise ReplayRefused(f"{w.op_type}: with lengths of sequences it is not known to whence")
     mode = str(w.attribute("mode"))
-    kind = {"LSTM": "lstm.input", "GRU": "gru.input", "RNN_TANH": "rnn_tanh.input", "RNN_RELU": "rnn_relu.input"}[mode]
+    kind = {
+        "LSTM": "lstm.input",
+        "GRU": "gru.input",
+        "RNN_TANH": "rnn_tanh.input",
+        "RNN_RELU": "rnn_relu.input",
+    }[mode]
     layers, both = w.whole("num_layers"), bool(w.attribute("is_bidirec", default=False))
-    if w.number("dropout_prob", default=0.0) and layers > 1 and not w.attribute("is_test", default=False):
+    if (
+        w.number("dropout_prob", default=0.0)
+        and layers > 1
+        and not w.attribute("is_test", default=False)
+    ):
         raise ReplayRefused(f"{w.op_type}: it draws random numbers")
     held = w.several("WeightList", 2)
     cells = layers * (2 if both else 1)
     if len(held) not in (2 * cells, 4 * cells):
         raise ReplayRefused(f"{w.op_type}: {len(held)} weights for {cells} cells")
     biases = len(held) == 4 * cells
-    starts = (2 * cell + part for cell in range(cells) for part in ((0, 2 * cells) if biases else (0,)))
+    starts = (
+        2 * cell + part for cell in range(cells) for part in ((0, 2 * cells) if biases else (0,))
+    )
     params = [w.read(held[start + i]) for start in starts for i in range(2)]
     given, extents = w("Input", 0), [cells, w.shape("Input", 0)[1], w.whole("hidden_size")]
     told = [w.attribute(f"input.1.{i}", default=None) for i in range(2 if mode == "LSTM" else 1)]
@@ -752,13 +1017,31 @@ def _rnn(w: _Writer) -> _Value:
         states = [w.read(state) for state in w.several("PreState", 1)]
     else:  # numbers of the program
         states = [w.do("new_full.default", given, extents, float(value)) for value in told]
-    return w.do(kind, given, states if mode == "LSTM" else states[0], params, biases, layers, 0.0, False, both, False)
+    return w.do(
+        kind,
+        given,
+        states if mode == "LSTM" else states[0],
+        params,
+        biases,
+        layers,
+        0.0,
+        False,
+        both,
+        False,
+    )
 
 
 _KNOWN: dict[str, Callable[[_Writer], Any]] = {
     **{f"elementwise_{short}": _elementwise(name) for short, name in _ELEMENTWISE.items()},
-    **{f"fused_elementwise_{short}": _elementwise(_ELEMENTWISE[short]) for short in ("add", "sub", "mul", "div")},
-    **{short: _elementwise(name) for short, name in _ELEMENTWISE.items() if short not in ("mul", "pow", "max", "min", "div", "sub", "mod")},
+    **{
+        f"fused_elementwise_{short}": _elementwise(_ELEMENTWISE[short])
+        for short in ("add", "sub", "mul", "div")
+    },
+    **{
+        short: _elementwise(name)
+        for short, name in _ELEMENTWISE.items()
+        if short not in ("mul", "pow", "max", "min", "div", "sub", "mod")
+    },
     **{name: _elementwise(aten) for name, aten in _COMPARED.items()},
     **{name: _unary(name) for name in _UNARY},
     **{name: _unary("clone") for name in _AS_IT_IS},
@@ -769,24 +1052,71 @@ _KNOWN: dict[str, Callable[[_Writer], Any]] = {
     **dict.fromkeys(("batch_norm", "sync_batch_norm"), _batch_norm),
     **dict.fromkeys(("embedding", "lookup_table_v2", "lookup_table"), _embedding),
     **dict.fromkeys(("reshape", "reshape2"), _reshape),
-    **dict.fromkeys(("squeeze", "squeeze2", "unsqueeze", "unsqueeze2", "flatten", "flatten_contiguous_range"), _to_made),
+    **dict.fromkeys(
+        ("squeeze", "squeeze2", "unsqueeze", "unsqueeze2", "flatten", "flatten_contiguous_range"),
+        _to_made,
+    ),
     **dict.fromkeys(("slice", "strided_slice"), _slice),
     **dict.fromkeys(("split", "split_with_num"), _split),
     **dict.fromkeys(("expand", "expand_v2", "expand_as", "expand_as_v2"), _expand),
     **dict.fromkeys(("gather", "index_select"), _gather),
     "unbind": _unbind,
     **dict.fromkeys(("flash_attn", "memory_efficient_attention"), _flash),
-    "sum": _sum, "add_n": _add_n, "fused_matmul": _fused_matmul, "mul": _mul, "fc": _fc, "fused_gemm_epilogue": _gemm_epilogue,
-    "linear": _linear, "linear_v2": _linear, "addmm": _addmm, "pool2d": _pool, "scale": _scale, "pow": _pow, "gelu": _gelu,
-    "swish": _swish, "clip": _clip, "hard_sigmoid": _hard_sigmoid, "hardsigmoid": _hard_sigmoid, "hard_swish": _unary("hardswish"),
-    "hardswish": _unary("hardswish"), "leaky_relu": lambda w: w.do("leaky_relu.default", w("X", 0), w.number("alpha", "negative_slope")),
+    "sum": _sum,
+    "add_n": _add_n,
+    "fused_matmul": _fused_matmul,
+    "mul": _mul,
+    "fc": _fc,
+    "fused_gemm_epilogue": _gemm_epilogue,
+    "linear": _linear,
+    "linear_v2": _linear,
+    "addmm": _addmm,
+    "pool2d": _pool,
+    "scale": _scale,
+    "pow": _pow,
+    "gelu": _gelu,
+    "swish": _swish,
+    "clip": _clip,
+    "hard_sigmoid": _hard_sigmoid,
+    "hardsigmoid": _hard_sigmoid,
+    "hard_swish": _unary("hardswish"),
+    "hardswish": _unary("hardswish"),
+    "leaky_relu": lambda w: w.do(
+        "leaky_relu.default", w("X", 0), w.number("alpha", "negative_slope")
+    ),
     "elu": lambda w: w.do("elu.default", w("X", 0), w.number("alpha", default=1.0)),
-    "softplus": lambda w: w.do("softplus.default", w("X", 0), w.number("beta", default=1.0), w.number("threshold", default=20.0)),
-    "cast": _cast, "where": _where, "swiglu": _swiglu, "softmax": _softmax("softmax"), "log_softmax": _softmax("log_softmax"),
-    "layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm, "cumsum": _cumsum, "argmax": _argmax("argmax"),
-    "arg_max": _argmax("argmax"), "argmin": _argmax("argmin"), "arg_min": _argmax("argmin"), "concat": _concat, "stack": _stack,
-    "transpose": lambda w: w.do("clone.default", w.do("permute.default", w("X", 0), w.integers("perm", "axis"))),
-    "transpose2": lambda w: w.do("clone.default", w.do("permute.default", w("X", 0), w.integers("axis", "perm"))),
-    "tile": _tile, "tril_triu": _tril_triu, "tril": _triangle("tril.default"), "triu": _triangle("triu.default"), "dropout": _dropout,
-    "variable_length_memory_efficient_attention": _variable_length, "rnn": _rnn,
-}  # fmt: skip
+    "softplus": lambda w: w.do(
+        "softplus.default",
+        w("X", 0),
+        w.number("beta", default=1.0),
+        w.number("threshold", default=20.0),
+    ),
+    "cast": _cast,
+    "where": _where,
+    "swiglu": _swiglu,
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "cumsum": _cumsum,
+    "argmax": _argmax("argmax"),
+    "arg_max": _argmax("argmax"),
+    "argmin": _argmax("argmin"),
+    "arg_min": _argmax("argmin"),
+    "concat": _concat,
+    "stack": _stack,
+    "transpose": lambda w: w.do(
+        "clone.default", w.do("permute.default", w("X", 0), w.integers("perm", "axis"))
+    ),
+    "transpose2": lambda w: w.do(
+        "clone.default", w.do("permute.default", w("X", 0), w.integers("axis", "perm"))
+    ),
+    "tile": _tile,
+    "tril_triu": _tril_triu,
+    "tril": _triangle("tril.default"),
+    "triu": _triangle("triu.default"),
+    "dropout": _dropout,
+    "variable_length_memory_efficient_attention": _variable_length,
+    "rnn": _rnn,
+}

@@ -1,7 +1,9 @@
-"""The self-check: a program is used only after it reproduced its own recorded outputs from its own recorded inputs.
+"""The self-check: a program is used only after it reproduced its own recorded outputs from its own
+recorded inputs.
 
-Bitwise, or within 1 ulp with the reason noted. A value the recording baked in survives this on the call it was recorded from; it is
-found by checking the same program on further recorded calls, with other activations.
+Bitwise, or within 1 ulp with the reason noted. A value the recording baked in survives this on the
+call it was recorded from; it is found by checking the same program on further recorded calls, with
+other activations.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ def check(
     outputs: Mapping[str, Array],
     strides: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """Why the program must not be used, "" when it reproduces `outputs` from `inputs` and `params` (all as recorded, by slot).
+    """Why the program must not be used, "" when it reproduces `outputs` from `inputs` and `params`
+    (all as recorded, by slot).
 
-    Outputs that were not kept (missing from the mapping) are not compared; with none at all the program is refused.
-    Within 1 ulp but not bitwise: "" and `loaded.check_note` says where.
+    Outputs that were not kept (missing from the mapping) are not compared; with none at all the
+    program is refused. Within 1 ulp but not bitwise: "" and `loaded.check_note` says where.
     """
     loaded.check_note = ""
     compared = [slot for slot, _ in loaded.program.outputs if slot in outputs]
@@ -42,7 +45,10 @@ def check(
     for slot in compared:
         want, got = outputs[slot], found[slot]
         if want.shape != got.shape or want.dtype != got.dtype:
-            return f"{slot}: replay gives {got.dtype} {got.shape}, the recording has {want.dtype} {want.shape}"
+            return (
+                f"{slot}: replay gives {got.dtype} {got.shape}, the recording has "
+                f"{want.dtype} {want.shape}"
+            )
         distance = ulps(want, got)
         if distance > 1:
             far = "a NaN or an exact value differs" if distance == np.inf else f"{distance:.0f} ulp"
@@ -53,7 +59,8 @@ def check(
 
 
 def ulps(a: Array, b: Array) -> float:
-    """The largest distance in units in the last place; 0 when bitwise equal, inf where one is NaN or an exact dtype differs.
+    """The largest distance in units in the last place; 0 when bitwise equal, inf where one is NaN
+    or an exact dtype differs.
 
     a, b: same shape and dtype. NaNs are equal whatever their bits; +0 and -0 are 1 apart at most.
     """
@@ -75,7 +82,8 @@ def ulps(a: Array, b: Array) -> float:
     i, j = (_order(v[keep], kind.itemsize) for v in (x, y))
     if i.size == 0:
         return 0.0
-    # Unsigned, since the distance from -max to max does not fit into int64; wrapping around gives the right magnitude.
+    # Unsigned, since the distance from -max to max does not fit into int64; wrapping around gives
+    # the right magnitude.
     return float(np.max(np.maximum(i, j).view(np.uint64) - np.minimum(i, j).view(np.uint64)))
 
 

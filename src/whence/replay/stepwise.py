@@ -1,8 +1,9 @@
 """Fused operators written out step by step, and how many terms an operator sums.
 
-A fused kernel rounds once; a correct target that rounds in between exceeds its noise floor. The written-out form, run in the working
-dtype, rounds after every step: the second floor (VERDICT.md, "Fused operators"). Each function takes the operator's arguments by
-schema name and returns its outputs in schema order.
+A fused kernel rounds once; a correct target that rounds in between exceeds its noise floor. The
+written-out form, run in the working dtype, rounds after every step: the second floor (VERDICT.md,
+"Fused operators"). Each function takes the operator's arguments by schema name and returns its
+outputs in schema order.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ Named = dict[str, Any]
 
 
 def attention(named: Named) -> list[Any]:
-    """softmax(q kᵀ scale + mask) v, scores rounded, softmax in at least float32 as every eager attention does it.
+    """softmax(q kᵀ scale + mask) v, scores rounded, softmax in at least float32 as every eager
+    attention does it.
 
-    query (batch, heads, query, dim); key, value may have fewer heads (grouped). Second output: log of the summed exponentials.
+    query (batch, heads, query, dim); key, value may have fewer heads (grouped). Second output: log
+    of the summed exponentials.
     """
     query, key, value = named["query"], named["key"], named["value"]
     mask = named.get("attn_mask", named.get("attn_bias"))
@@ -36,7 +39,9 @@ def attention(named: Named) -> list[Any]:
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
+        query.dtype
+    )
     # A row without a single allowed key is zero in the fused kernels, not NaN.
     weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
     return [weights @ value, scores.float().logsumexp(-1)]
@@ -62,7 +67,9 @@ def rms_norm(named: Named) -> list[Any]:
     x, shape = named["input"], named["normalized_shape"]
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     eps = named.get("eps")
-    inverse = torch.rsqrt(x.pow(2).mean(dims, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps))
+    inverse = torch.rsqrt(
+        x.pow(2).mean(dims, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps)
+    )
     y = x * inverse
     return [y if named.get("weight") is None else y * named["weight"], inverse]
 
@@ -85,8 +92,12 @@ def group_norm(named: Named) -> list[Any]:
 
 
 def multi_head_attention(named: Named) -> list[Any]:
-    """torch's fast path of nn.MultiheadAttention: projections, attention, output projection. query (batch, query, embed)."""
-    query, key, value, embed, heads = (named[n] for n in ("query", "key", "value", "embed_dim", "num_head"))
+    """torch's fast path of nn.MultiheadAttention: projections, attention, output projection. query
+    (batch, query, embed).
+    """
+    query, key, value, embed, heads = (
+        named[n] for n in ("query", "key", "value", "embed_dim", "num_head")
+    )
     weights, biases = named["qkv_weight"].split(embed), named["qkv_bias"].split(embed)
 
     def heads_of(x: Any, i: int) -> Any:
@@ -109,8 +120,12 @@ def multi_head_attention(named: Named) -> list[Any]:
 
 
 def lstm_layer(named: Named) -> list[Any]:
-    """One direction of one LSTM layer as oneDNN runs it. input (time, batch, feature); returns output, last h, last c, workspace."""
-    x, w_ih, w_hh, b_ih, b_hh = (named[n] for n in ("input", "weight0", "weight1", "weight2", "weight3"))
+    """One direction of one LSTM layer as oneDNN runs it. input (time, batch, feature); returns
+    output, last h, last c, workspace.
+    """
+    x, w_ih, w_hh, b_ih, b_hh = (
+        named[n] for n in ("input", "weight0", "weight1", "weight2", "weight3")
+    )
     h, c = named["hx_"], named["cx_"]
     h, c = h.reshape(x.shape[1], -1), c.reshape(x.shape[1], -1)
     steps = range(x.shape[0])
@@ -123,11 +138,17 @@ def lstm_layer(named: Named) -> list[Any]:
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         out[t] = h
-    return [torch.stack(out), h.reshape(named["hx_"].shape), c.reshape(named["cx_"].shape), torch.empty(0, dtype=torch.uint8)]
+    return [
+        torch.stack(out),
+        h.reshape(named["hx_"].shape),
+        c.reshape(named["cx_"].shape),
+        torch.empty(0, dtype=torch.uint8),
+    ]
 
 
 def erf(named: Named) -> list[Any]:
-    """The error function as vector kernels of 32 bits compute it, to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+    """The error function as vector kernels of 32 bits compute it, to 1.5e-7 (Abramowitz and Stegun,
+    7.1.26).
 
     Scalar libraries are ten times better, and both are right. Integers and 64 bits as ever.
     """
@@ -136,7 +157,9 @@ def erf(named: Named) -> list[Any]:
         return [torch.erf(x)]
     size = x.float().abs()
     t = 1 / (1 + 0.3275911 * size)
-    sum_ = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    sum_ = t * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    )
     return [torch.copysign(1 - sum_ * torch.exp(-size * size), x.float()).to(x.dtype)]
 
 
@@ -172,20 +195,29 @@ WIDE: dict[str, Callable[[Named], list[Any]]] = {
 _LAST_AXIS = words("""
     mm matmul bmm linear mv dot vdot inner einsum _int_mm _grouped_mm mkldnn_linear
 """)
-_SECOND = {"addmm": "mat1", "_addmm_activation": "mat1", "baddbmm": "batch1", "addbmm": "batch1", "addmv": "mat"}
+_SECOND = {
+    "addmm": "mat1",
+    "_addmm_activation": "mat1",
+    "baddbmm": "batch1",
+    "addbmm": "batch1",
+    "addmv": "mat",
+}
 _CONVOLUTIONS = words("""
-    convolution conv1d conv2d conv3d _convolution mkldnn_convolution cudnn_convolution thnn_conv2d _conv_depthwise2d
+    convolution conv1d conv2d conv3d _convolution mkldnn_convolution cudnn_convolution thnn_conv2d
+    _conv_depthwise2d
 """)
 _TRANSPOSED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"])
 _SUMS = words("""
-    sum mean nansum nanmean var std var_mean std_mean norm linalg_vector_norm logsumexp prod _softmax softmax _log_softmax
-    log_softmax cumsum cumprod logcumsumexp trace _safe_softmax
+    sum mean nansum nanmean var std var_mean std_mean norm linalg_vector_norm logsumexp prod
+    _softmax softmax _log_softmax log_softmax cumsum cumprod logcumsumexp trace _safe_softmax
 """)
 
 
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
-    """Operators run on torch's own kernels instead of oneDNN's, as in a process that switched it off or has none."""
+    """Operators run on torch's own kernels instead of oneDNN's, as in a process that switched it
+    off or has none.
+    """
     on = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -195,16 +227,23 @@ def without_onednn() -> Iterator[None]:
 
 
 def other_kernels(first: Any) -> contextlib.AbstractContextManager[None]:
-    """Torch's own kernels for operators of 32 bits and more, by the dtype of their first tensor; nothing for others.
+    """Torch's own kernels for operators of 32 bits and more, by the dtype of their first tensor;
+    nothing for others.
 
-    Both kinds are right, and not equally exact: near -3 torch's GELU is ten times further off than oneDNN's (its erf is good to 2e-7,
-    and 1 + erf cancels there).
+    Both kinds are right, and not equally exact: near -3 torch's GELU is ten times further off than
+    oneDNN's (its erf is good to 2e-7, and 1 + erf cancels there).
     """
-    return without_onednn() if first is not None and first.dtype.itemsize >= 4 else contextlib.nullcontext()
+    return (
+        without_onednn()
+        if first is not None and first.dtype.itemsize >= 4
+        else contextlib.nullcontext()
+    )
 
 
 def reduction_length(base: str, named: Named) -> int:
-    """How many terms one element of the operator's result is summed from; 1 when it does not sum."""
+    """How many terms one element of the operator's result is summed from; 1 when it does not
+    sum.
+    """
     first = next((v for v in named.values() if isinstance(v, torch.Tensor)), None)
     if first is None or not first.dim():
         return 1
@@ -219,7 +258,9 @@ def reduction_length(base: str, named: Named) -> int:
     if "normalized_shape" in named:
         return math.prod(named["normalized_shape"])
     if base in ("native_group_norm", "group_norm"):
-        return int(first.numel() // max(1, first.shape[0] * named.get("group", named.get("num_groups", 1))))
+        return int(
+            first.numel() // max(1, first.shape[0] * named.get("group", named.get("num_groups", 1)))
+        )
     if "batch_norm" in base:
         training = named.get("training", named.get("train", False))
         return int(first.numel() // max(1, first.shape[1])) if training and first.dim() > 1 else 1
@@ -228,7 +269,11 @@ def reduction_length(base: str, named: Named) -> int:
     if base in _SUMS:
         dims = named.get("dim")
         dims = [dims] if isinstance(dims, int) else dims
-        return math.prod(first.shape[d] for d in dims if -first.dim() <= d < first.dim()) if dims else int(first.numel())
+        return (
+            math.prod(first.shape[d] for d in dims if -first.dim() <= d < first.dim())
+            if dims
+            else int(first.numel())
+        )
     if base in ("mkldnn_rnn_layer", "lstm", "gru", "lstm_cell", "gru_cell"):
         return int(max(first.shape[-1], named.get("hidden_size", 1)))
     if "avg_pool" in base and isinstance(named.get("kernel_size"), list):

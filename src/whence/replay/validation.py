@@ -1,7 +1,9 @@
-"""Programs are untrusted data: what one may look like, and the way from a `Program` to something that runs.
+"""Programs are untrusted data: what one may look like, and the way from a `Program` to something
+that runs.
 
-Checked here without any framework: names, indices, literals, sizes of everything. The schema of each operator is checked by
-`torch_engine` when the program is loaded; what it computes, by `check` against its own recording.
+Checked here without any framework: names, indices, literals, sizes of everything. The schema of
+each operator is checked by `torch_engine` when the program is loaded; what it computes, by `check`
+against its own recording.
 """
 
 from __future__ import annotations
@@ -26,12 +28,19 @@ MAX_DEPTH = 6
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 
-def load(program: Program, constants: Sequence[Array] = (), *, allow: tuple[str, ...] = (), max_bytes: int = 4 << 30) -> Loaded:
+def load(
+    program: Program,
+    constants: Sequence[Array] = (),
+    *,
+    allow: tuple[str, ...] = (),
+    max_bytes: int = 4 << 30,
+) -> Loaded:
     """A program ready to run.
 
-    constants: elements of `program.constants`, in order. allow: vendor namespaces the user vouches for ("vendor::").
-    max_bytes: no operator may make more than this (it is worked out before the operator runs).
-    Raises ReplayRefused with the reason when the program is malformed or uses an operator that is not on the list.
+    constants: elements of `program.constants`, in order. allow: vendor namespaces the user vouches
+    for ("vendor::"). max_bytes: no operator may make more than this (it is worked out before the
+    operator runs). Raises ReplayRefused with the reason when the program is malformed or uses an
+    operator that is not on the list.
     """
     validate(program, len(constants), allow=allow)
     try:
@@ -44,16 +53,24 @@ def load(program: Program, constants: Sequence[Array] = (), *, allow: tuple[str,
 
 
 def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -> None:
-    """Raises ReplayRefused when the program is not well-formed: the form is written in `records.Operation`."""
+    """Raises ReplayRefused when the program is not well-formed: the form is written in
+    `records.Operation`.
+    """
     if len(program.operations) > MAX_OPERATIONS:
-        raise ReplayRefused(f"program has {len(program.operations)} operations; at most {MAX_OPERATIONS} are run")
+        raise ReplayRefused(
+            f"program has {len(program.operations)} operations; at most {MAX_OPERATIONS} are run"
+        )
     if not program.outputs:
         raise ReplayRefused("program has no outputs")
     if constants < 0 or constants > MAX_OPERATIONS:
         raise ReplayRefused(f"program has {constants} constants")
-    if not all(0 <= k < MAX_OPERATIONS and 0 <= at <= len(program.operations) for k, at in program.calls):
+    if not all(
+        0 <= k < MAX_OPERATIONS and 0 <= at <= len(program.operations) for k, at in program.calls
+    ):
         raise ReplayRefused("program calls children at places that are not in it")
-    if [at for _, at in program.calls] != sorted(at for _, at in program.calls) or len({k for k, _ in program.calls}) != len(program.calls):
+    if [at for _, at in program.calls] != sorted(at for _, at in program.calls) or len(
+        {k for k, _ in program.calls}
+    ) != len(program.calls):
         raise ReplayRefused("program calls children out of order or twice")
     for names in (program.inputs, program.params, tuple(slot for slot, _ in program.outputs)):
         if len(set(names)) != len(names) or not all(0 < len(n) <= MAX_TEXT for n in names):
@@ -64,13 +81,19 @@ def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -
         seen.operation(operation, allow)
     seen.place = len(program.operations)
     for slot, operand in program.outputs:
-        if not (isinstance(operand, dict) and len(operand) == 1 and next(iter(operand)) in ("in", "param", "op", "const")):
+        if not (
+            isinstance(operand, dict)
+            and len(operand) == 1
+            and next(iter(operand)) in ("in", "param", "op", "const")
+        ):
             raise ReplayRefused(f"output {slot[:100]!r} does not name a tensor")
         seen.value(operand, 0)
 
 
 class _Reader:
-    """Walks over one program; `place` is the operation whose arguments are read, which may use earlier ones only."""
+    """Walks over one program; `place` is the operation whose arguments are read, which may use
+    earlier ones only.
+    """
 
     def __init__(self, program: Program, constants: int) -> None:
         self.program, self.constants, self.place, self.values = program, constants, 0, 0
@@ -78,7 +101,13 @@ class _Reader:
     def operation(self, operation: Operation, allow: tuple[str, ...]) -> None:
         if operation.name == allowed_operators.CAST:
             a = operation.args
-            if len(a) != 3 or operation.kwargs or operation.guard is not None or a[1] != {"dtype": "float32"} or a[2] not in ("up", "back"):
+            if (
+                len(a) != 3
+                or operation.kwargs
+                or operation.guard is not None
+                or a[1] != {"dtype": "float32"}
+                or a[2] not in ("up", "back")
+            ):
                 self.refuse("whence.cast with other arguments than (tensor, float32, up or back)")
             if not isinstance(a[0], dict):
                 self.refuse("whence.cast of something that is not a tensor")
@@ -92,7 +121,11 @@ class _Reader:
             self.value(value, 0)
 
     def refuse(self, what: str) -> None:
-        name = self.program.operations[self.place].name if self.place < len(self.program.operations) else "the outputs"
+        name = (
+            self.program.operations[self.place].name
+            if self.place < len(self.program.operations)
+            else "the outputs"
+        )
         raise ReplayRefused(f"malformed program: operation {self.place} ({name[:100]}) has {what}")
 
     def value(self, value: Any, depth: int) -> None:
@@ -133,7 +166,9 @@ class _Reader:
             fine = _pair(at) and _index(at[0], len(self.program.inputs)) and _index(at[1], 64)
         elif kind == "mul":
             fine = isinstance(at, (list, tuple)) and 1 <= len(at) <= 8
-            fine = fine and all(type(f) is int or (isinstance(f, dict) and set(f) == {"dim"}) for f in at)
+            fine = fine and all(
+                type(f) is int or (isinstance(f, dict) and set(f) == {"dim"}) for f in at
+            )
             if fine:
                 for factor in at:
                     self.value(factor, depth + 1)
@@ -148,7 +183,9 @@ class _Reader:
         elif kind == "float":
             fine = at in ("inf", "-inf", "nan")
         elif kind == "complex":
-            fine = _pair(at) and all(type(p) in (int, float) or (isinstance(p, dict) and set(p) == {"float"}) for p in at)
+            fine = _pair(at) and all(
+                type(p) in (int, float) or (isinstance(p, dict) and set(p) == {"float"}) for p in at
+            )
             if fine:
                 for part in at:
                     self.value(part, depth + 1)

@@ -24,8 +24,10 @@ from whence.report.weights import weights_map
 from whence.report.xray import xray_summary
 
 __all__ = [
-    "answer", "checkup", "converted", "disparity", "everything_json", "generation_csv", "github_annotations", "headline", "junit_xml",
-    "labels_answer", "labels_csv", "labels_written_to", "location", "markdown", "operators", "origin_json", "origin_text", "plan_json",
-    "plan_map", "plan_text", "reproduction", "rungs", "summary", "summary_data", "table_csv", "tested_csv", "tested_text", "tokens_csv",
-    "tokens_json", "tokens_text", "view_csv", "views", "weights_map", "written", "written_to", "xray_summary",
+    "answer", "checkup", "converted", "disparity", "everything_json", "generation_csv",
+    "github_annotations", "headline", "junit_xml", "labels_answer", "labels_csv",
+    "labels_written_to", "location", "markdown", "operators", "origin_json", "origin_text",
+    "plan_json", "plan_map", "plan_text", "reproduction", "rungs", "summary", "summary_data",
+    "table_csv", "tested_csv", "tested_text", "tokens_csv", "tokens_json", "tokens_text",
+    "view_csv", "views", "weights_map", "written", "written_to", "xray_summary",
 ]  # fmt: skip

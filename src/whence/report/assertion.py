@@ -14,12 +14,17 @@ _WIDTH = 120
 
 
 def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
-    """The message of a failed parity check. folder: holds the comparison `cmp`; the runs are where it says they are."""
+    """The message of a failed parity check. folder: holds the comparison `cmp`; the runs are where
+    it says they are.
+    """
     what = "models differ" if result.status == "different" else "cannot be told"
     compared = shlex.quote(clean(Path(folder) / "cmp"))
     looks = [f"whence report {compared} -o report.html"]
     if result.findings and result.status == "different":
-        looks.append(f"whence show {shlex.quote(clean(result.target))} {shlex.quote(clean(result.findings[0].name))}")
+        looks.append(
+            f"whence show {shlex.quote(clean(result.target))} "
+            f"{shlex.quote(clean(result.findings[0].name))}"
+        )
     rows = [("kept in" if i == 0 else "", text) for i, text in enumerate([clean(folder), *looks])]
     return "\n".join(
         [

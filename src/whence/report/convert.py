@@ -12,7 +12,8 @@ _NAMES = 3
 def converted(written: Any, destination: str, to: str) -> list[str]:
     """written: of `api.convert`."""
     lines = [
-        f"{clean(destination)}: {count(written.tensors, 'tensor')}, {size(written.nbytes)}, in {count(len(written.files), 'file')} of {to}"
+        f"{clean(destination)}: {count(written.tensors, 'tensor')}, {size(written.nbytes)}, in "
+        f"{count(len(written.files), 'file')} of {to}"
     ]
     if written.described:
         lines.append(f"  of {count(written.described, 'tensor')} the statistics alone")

@@ -1,4 +1,6 @@
-"""A Checkup on a terminal: healthy or not, then the clean runs, the faults by kind, what was not named, and what it cost."""
+"""A Checkup on a terminal: healthy or not, then the clean runs, the faults by kind, what was not
+named, and what it cost.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
     clear = [p for p in planted if p.size_class == "clear"]
     alarms = [c for c in result.clean if c.status != "same"]
     named = sum(p.outcome == "named first" for p in clear)
-    words = f"{len(alarms)} of {count(len(result.clean), 'clean run')} flagged; {named} of {count(len(clear), 'clear fault')} named first"
+    words = (
+        f"{len(alarms)} of {count(len(result.clean), 'clean run')} flagged; {named} of "
+        f"{count(len(clear), 'clear fault')} named first"
+    )
     yield _row("HEALTHY" if result.healthy else "NOT HEALTHY", words)
     for one in result.clean:
         yield from _clean(one)
@@ -39,24 +44,50 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
 
 def _clean(one: Clean) -> Iterator[str]:
     if one.status == "same":
-        yield _row(f"  {one.name}", "bitwise identical" if one.identical else "differs, and every difference is rounding")
+        yield _row(
+            f"  {one.name}",
+            "bitwise identical" if one.identical else "differs, and every difference is rounding",
+        )
     else:
-        what = f"FALSE ALARM: {_some(one.findings)}" if one.findings else f"{one.status}: {clean(one.headline)}"
+        what = (
+            f"FALSE ALARM: {_some(one.findings)}"
+            if one.findings
+            else f"{one.status}: {clean(one.headline)}"
+        )
         yield _row(f"  {one.name}", what)
     if one.name == "the same again" and one.nondeterministic:
-        yield _row("  nondeterministic", f"differ between two equal runs on equal inputs: {_some(one.nondeterministic)}")
+        yield _row(
+            "  nondeterministic",
+            f"differ between two equal runs on equal inputs: {_some(one.nondeterministic)}",
+        )
 
 
 def _table(planted: Sequence[PlantedFault]) -> Iterator[str]:
-    head = ("fault", "planted", "named first", "named", "detected", "missed", "below rounding", "size: times own rounding")
+    head = (
+        "fault",
+        "planted",
+        "named first",
+        "named",
+        "detected",
+        "missed",
+        "below rounding",
+        "size: times own rounding",
+    )
     kinds = dict.fromkeys(p.fault for p in planted)
     rows: list[Sequence[str]] = [head]
     for kind in (*kinds, *(["all"] if len(kinds) > 1 else [])):
         some = [p for p in planted if kind in ("all", p.fault)]
         sizes = sorted(p.size for p in some if p.size is not None)
-        spread = f"{sizes[0]:.2g}" + (f" to {sizes[-1]:.2g}" if sizes[-1] != sizes[0] else "") if sizes else "infinite"
+        spread = (
+            f"{sizes[0]:.2g}" + (f" to {sizes[-1]:.2g}" if sizes[-1] != sizes[0] else "")
+            if sizes
+            else "infinite"
+        )
         small = sum(p.outcome in ("below rounding", "no effect") for p in some)
-        counts = [str(sum(p.outcome == o for p in some)) for o in ("named first", "named", "detected", "missed")]
+        counts = [
+            str(sum(p.outcome == o for p in some))
+            for o in ("named first", "named", "detected", "missed")
+        ]
         rows.append((kind, str(len(some)), *counts, str(small), spread))
     yield from columns(rows, right=range(1, 7))
 
@@ -67,7 +98,10 @@ def _worth_a_line(planted: Sequence[PlantedFault]) -> Iterator[str]:
             continue
         found = f"; first named: {clean(one.named)}" if one.named else ""
         how_large = "" if one.size is None else f", {one.size:.2g} times its own rounding"
-        yield _row(f"  {one.outcome}", clean(f"{one.fault} in {one.site} ({one.op_type}): {one.words}{how_large}") + found)
+        yield _row(
+            f"  {one.outcome}",
+            clean(f"{one.fault} in {one.site} ({one.op_type}): {one.words}{how_large}") + found,
+        )
 
 
 def _cost(result: Checkup) -> Iterator[str]:
@@ -75,7 +109,11 @@ def _cost(result: Checkup) -> Iterator[str]:
     yield _row("coverage", f"{count(result.calls, 'call')}; {share} can be replayed")
     for reason, number in list(result.not_replayable.items())[:_MOST]:
         yield _row("", f"not {count(number)}: {clean(reason)}")
-    yield _row("cost", f"{result.captured_s:.1f} s with capture, {result.bare_s:.1f} s without; {size(result.disk_bytes)} on disk")
+    yield _row(
+        "cost",
+        f"{result.captured_s:.1f} s with capture, {result.bare_s:.1f} s without; "
+        f"{size(result.disk_bytes)} on disk",
+    )
     yield _row("checked", clean(result.subject))
 
 

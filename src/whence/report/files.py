@@ -13,21 +13,62 @@ import orjson
 from whence.report.tables import cell
 from whence.results import Comparison
 
-_FIXED = ("verdict", "name", "op_type", "step", "rank", "occurrence", "reference_slot", "target_slot", "reference_dtype", "target_dtype",
-          "reference_shape", "target_shape", "rule", "identical", "tier", "why")  # fmt: skip
+_FIXED = (
+    "verdict",
+    "name",
+    "op_type",
+    "step",
+    "rank",
+    "occurrence",
+    "reference_slot",
+    "target_slot",
+    "reference_dtype",
+    "target_dtype",
+    "reference_shape",
+    "target_shape",
+    "rule",
+    "identical",
+    "tier",
+    "why",
+)
 
 
 def summary_data(result: Comparison) -> dict[str, Any]:
     """The fields that scripts read (DESIGN section 5a), as plain values."""
-    keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
-            "inputs_differ", "without_partner", "nearest", "declared", "versions", "headline", "notes", "environment", "timing",
-            "repetition", "third", "generation", "programs", "occurrences")  # fmt: skip
+    keep = (
+        "status",
+        "evidence",
+        "reference",
+        "target",
+        "findings",
+        "first_difference",
+        "counts",
+        "coverage",
+        "unmatched",
+        "incomparable",
+        "inputs_differ",
+        "without_partner",
+        "nearest",
+        "declared",
+        "versions",
+        "headline",
+        "notes",
+        "environment",
+        "timing",
+        "repetition",
+        "third",
+        "generation",
+        "programs",
+        "occurrences",
+    )
     data: dict[str, Any] = msgspec.to_builtins(result)
     out = {k: data[k] for k in keep}
     if out["generation"] is not None:  # every token is in report.json
         out["generation"] = {k: v for k, v in out["generation"].items() if k != "tokens"}
         suspect = out["generation"].get("suspect", -1)
-        out["generation"]["first_unexplained"] = data["generation"]["tokens"][suspect] if suspect >= 0 else None
+        out["generation"]["first_unexplained"] = (
+            data["generation"]["tokens"][suspect] if suspect >= 0 else None
+        )
     out["coverage"]["share"] = result.coverage.share
     for finding in out["findings"]:
         for key in ("cause", "sentence", "numbers", "also"):
@@ -41,12 +82,16 @@ def summary(result: Comparison) -> str:
 
 
 def everything_json(result: Comparison) -> str:
-    """`report.json`: the whole Comparison; `load_comparison` reads it back. Infinite figures become null."""
+    """`report.json`: the whole Comparison; `load_comparison` reads it back. Infinite figures become
+    null.
+    """
     return msgspec.json.encode(result).decode() + "\n"
 
 
 def table_csv(result: Comparison) -> str:
-    """`report.csv`: one line per pair of records; a cell holds a number, or is empty where there is none (`why` says why)."""
+    """`report.csv`: one line per pair of records; a cell holds a number, or is empty where there is
+    none (`why` says why).
+    """
     metrics = list(dict.fromkeys(name for row in result.rows for name in row.measured.values))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

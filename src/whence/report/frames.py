@@ -1,4 +1,6 @@
-"""A Comparison as columns, and as a data frame of pandas or polars, which are imported here when they are asked for."""
+"""A Comparison as columns, and as a data frame of pandas or polars, which are imported here when
+they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _FIGURES = "measured"
 
 
 def columns(result: Comparison, table: str) -> dict[str, list[Any]]:
-    """Columns of a table, of equal length; None where a cell holds nothing. Raises UsageError for a table that there is not."""
+    """Columns of a table, of equal length; None where a cell holds nothing. Raises UsageError for a
+    table that there is not.
+    """
     if table == "pairs":
         return _pairs(result)
     if table == "findings":
@@ -28,7 +32,9 @@ def columns(result: Comparison, table: str) -> dict[str, list[Any]]:
         from whence.results import Token
 
         if result.generation is None:
-            raise UsageError("this comparison has no tokens: nothing was generated, or no logits were captured")
+            raise UsageError(
+                "this comparison has no tokens: nothing was generated, or no logits were captured"
+            )
         return _structs(Token, result.generation.tokens)
     raise UsageError(f"table {table!r}: {', '.join(TABLES)}")
 
@@ -41,7 +47,9 @@ def to_pandas(result: Any, table: str) -> Any:
     except ImportError as error:
         raise _missing("pandas", error) from error
     figures = set(_figures(result)) if table == "pairs" else set()
-    series = {k: pandas.Series(v, dtype="float64" if k in figures else None) for k, v in made.items()}
+    series = {
+        k: pandas.Series(v, dtype="float64" if k in figures else None) for k, v in made.items()
+    }
     return pandas.DataFrame(series)
 
 
@@ -53,11 +61,18 @@ def to_polars(result: Any, table: str) -> Any:
     except ImportError as error:
         raise _missing("polars", error) from error
     figures = set(_figures(result)) if table == "pairs" else set()
-    return polars.DataFrame([polars.Series(k, v, dtype=polars.Float64 if k in figures else None, strict=False) for k, v in made.items()])
+    return polars.DataFrame(
+        [
+            polars.Series(k, v, dtype=polars.Float64 if k in figures else None, strict=False)
+            for k, v in made.items()
+        ]
+    )
 
 
 def _missing(package: str, error: ImportError) -> MissingDependency:
-    return MissingDependency(f"to_{package} needs {package}, which cannot be imported ({error}):  pip install {package}")
+    return MissingDependency(
+        f"to_{package} needs {package}, which cannot be imported ({error}):  pip install {package}"
+    )
 
 
 def _figures(result: Comparison) -> list[str]:
@@ -70,13 +85,22 @@ def _pairs(result: Comparison) -> dict[str, list[Any]]:
 
     out = _structs(Row, result.rows, without=(_FIGURES,))
     out["identical"] = [row.measured.identical for row in result.rows]
-    out["why"] = [row.measured.why or "; ".join(f"{k}: {v}" for k, v in row.measured.whys.items()) for row in result.rows]
-    out.update({name: [row.measured.values.get(name) for row in result.rows] for name in _figures(result)})
-    out["max_abs_index"] = [None if (at := row.measured.max_abs_index) is None else list(at) for row in result.rows]
+    out["why"] = [
+        row.measured.why or "; ".join(f"{k}: {v}" for k, v in row.measured.whys.items())
+        for row in result.rows
+    ]
+    out.update(
+        {name: [row.measured.values.get(name) for row in result.rows] for name in _figures(result)}
+    )
+    out["max_abs_index"] = [
+        None if (at := row.measured.max_abs_index) is None else list(at) for row in result.rows
+    ]
     return out
 
 
-def _structs(kind: type[msgspec.Struct], items: Iterable[Any], without: Sequence[str] = ()) -> dict[str, list[Any]]:
+def _structs(
+    kind: type[msgspec.Struct], items: Iterable[Any], without: Sequence[str] = ()
+) -> dict[str, list[Any]]:
     """Columns of structs; a table of numbers in one of them becomes columns of its own."""
     items = list(items)
     out: dict[str, list[Any]] = {}
@@ -86,7 +110,9 @@ def _structs(kind: type[msgspec.Struct], items: Iterable[Any], without: Sequence
             continue
         if any(isinstance(cell, dict) for cell in cells):
             for key in dict.fromkeys(key for cell in cells for key in cell):
-                out[key if key not in kind.__struct_fields__ else f"{field}.{key}"] = [cell.get(key) for cell in cells]
+                out[key if key not in kind.__struct_fields__ else f"{field}.{key}"] = [
+                    cell.get(key) for cell in cells
+                ]
         elif field != "numbers":
             out[field] = [list(cell) if isinstance(cell, tuple) else cell for cell in cells]
     return out

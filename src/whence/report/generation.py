@@ -1,4 +1,6 @@
-"""What two runs generated, as text and CSV: a line per prompt, then the first token that rounding does not explain."""
+"""What two runs generated, as text and CSV: a line per prompt, then the first token that rounding
+does not explain.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,19 @@ _WORDS = {
     "unexplained": "not explained by rounding",
     "off": "its logits are off",
 }
-_FIGURES = ("cosine_similarity", "rel_l2", "kl", "top1", "top5", "rank", "margin", "gap", "logit_err", "rel_logit_err", "noise")
+_FIGURES = (
+    "cosine_similarity",
+    "rel_l2",
+    "kl",
+    "top1",
+    "top5",
+    "rank",
+    "margin",
+    "gap",
+    "logit_err",
+    "rel_logit_err",
+    "noise",
+)
 
 
 def lines(result: Comparison) -> Iterator[tuple[str, str]]:
@@ -30,14 +44,19 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
         return
     passing = [p for p in found.prompts if p.passes]
     flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
-    parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + ([f"{flips[2]} sampled"] if flips[2] else [])
+    parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + (
+        [f"{flips[2]} sampled"] if flips[2] else []
+    )
     if found.noise is not None:
         noise = f"logits part by {found.noise:.2g} of their spread"
     elif all(t.verdict == "identical" for t in found.tokens):
         noise = "no logit differs"
     else:
         noise = "logits that are not off are bitwise equal"
-    what = f"{count(found.compared)} of {count(found.of, 'token')} compared, {noise}; other tokens: {', '.join(parts)}"
+    what = (
+        f"{count(found.compared)} of {count(found.of, 'token')} compared, {noise}; other "
+        f"tokens: {', '.join(parts)}"
+    )
     yield "TOKENS", f"{len(passing)} of {count(len(found.prompts), 'prompt')} pass; {what}"
     if found.forced:
         yield "  forced", "the target was fed the reference's tokens"
@@ -46,7 +65,10 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
             yield "  rests on", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif found.suspect >= 0:
         yield "  unexplained", clean(found.sentence)
-        yield "  behind it", clean(found.led_to) or "no module: each computes right on the inputs that it had"
+        yield (
+            "  behind it",
+            clean(found.led_to) or "no module: each computes right on the inputs that it had",
+        )
     for number, prompt in enumerate(_shown(found.prompts)):
         yield ("  prompts" if number == 0 else ""), _prompt(prompt, found)
     if len(found.prompts) > _MOST_PROMPTS:
@@ -60,7 +82,8 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
         at = [str(p.number) for p in found.prompts if p.no_effect]
         yield (
             "  no effect",
-            f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: {', '.join(map(clean, names[:4]))}{more}",
+            f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: "
+            f"{', '.join(map(clean, names[:4]))}{more}",
         )
 
 
@@ -76,27 +99,44 @@ def _shown(prompts: tuple[Prompted, ...]) -> list[Prompted]:
 
 
 def _prompt(prompt: Prompted, found: Generation) -> str:
-    ids = " ".join(map(str, prompt.ids[:4])) + (f" ... ({len(prompt.ids)})" if len(prompt.ids) > 4 else "")
+    ids = " ".join(map(str, prompt.ids[:4])) + (
+        f" ... ({len(prompt.ids)})" if len(prompt.ids) > 4 else ""
+    )
     where = f"step {prompt.step} row {prompt.row}"
     if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
         where += f", target step {prompt.target_step} row {prompt.target_row}"
     head = f"{prompt.number:>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
-    known = f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""  # dumps without token ids have -1
+    known = (
+        f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""
+    )  # dumps without token ids have -1
     return f"{head:<14} {_what(prompt, found)}   ({where}{known})"
 
 
 def _what(prompt: Prompted, found: Generation) -> str:
-    """What became of a prompt: its first token that differs, and from where on its logits are off."""
+    """What became of a prompt: its first token that differs, and from where on its logits are
+    off.
+    """
     if prompt.first < 0 and prompt.off < 0:
         if prompt.outcome != "not compared":
             return "equal"
-        return f"the target ends after {prompt.target_tokens} tokens" if prompt.compared else "nothing to compare"
-    off = f"logits off from token {_place(found.tokens[prompt.off], prompt)}" if prompt.off >= 0 else ""
+        return (
+            f"the target ends after {prompt.target_tokens} tokens"
+            if prompt.compared
+            else "nothing to compare"
+        )
+    off = (
+        f"logits off from token {_place(found.tokens[prompt.off], prompt)}"
+        if prompt.off >= 0
+        else ""
+    )
     if prompt.first < 0:
         return f"{off}, no effect on tokens"
     token = found.tokens[prompt.first]
     gap = f"gap {_figure(token, 'gap')}, noise {_figure(token, 'noise')}"
-    said = f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: {_WORDS[token.verdict]}"
+    said = (
+        f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: "
+        f"{_WORDS[token.verdict]}"
+    )
     return f"{said}; {off}" if off else said
 
 
@@ -110,17 +150,46 @@ def _figure(token: Token, name: str) -> str:
 
 
 def generation_csv(result: Comparison) -> str:
-    """`generation.csv`: one line per token that was compared, in the order in which the reference chose them."""
+    """`generation.csv`: one line per token that was compared, in the order in which the reference
+    chose them.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("verdict", "prompt", "token", "index", "step", "row", "target_step", "target_row", "reference", "target", "score",
-                     *_FIGURES, "why"))  # fmt: skip
+    writer.writerow(
+        (
+            "verdict",
+            "prompt",
+            "token",
+            "index",
+            "step",
+            "row",
+            "target_step",
+            "target_row",
+            "reference",
+            "target",
+            "score",
+            *_FIGURES,
+            "why",
+        )
+    )
     found = result.generation
-    lengths = {prompt.number: len(prompt.ids) for prompt in found.prompts} if found is not None else {}
+    lengths = (
+        {prompt.number: len(prompt.ids) for prompt in found.prompts} if found is not None else {}
+    )
     for token in found.tokens if found is not None else ():
         generated = token.index - lengths[token.prompt]
         figures = [token.numbers.get(name) for name in _FIGURES]
-        where = token.prompt, generated, token.index, token.step, token.row, token.target_step, token.target_row
+        where = (
+            token.prompt,
+            generated,
+            token.index,
+            token.step,
+            token.row,
+            token.target_step,
+            token.target_row,
+        )
         cells = ("" if value is None else repr(value) for value in figures)
-        writer.writerow((token.verdict, *where, token.reference, token.target, token.score, *cells, token.why))
+        writer.writerow(
+            (token.verdict, *where, token.reference, token.target, token.score, *cells, token.why)
+        )
     return out.getvalue()

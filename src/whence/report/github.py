@@ -1,4 +1,6 @@
-"""A Comparison as workflow commands of GitHub Actions (also read by Gitea and Forgejo): findings stand at the lines they name."""
+"""A Comparison as workflow commands of GitHub Actions (also read by Gitea and Forgejo): findings
+stand at the lines they name.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,14 @@ _LEVELS = {"certain": "error", "likely": "error"}
 
 
 def github_annotations(result: Comparison, root: Path | None = None) -> str:
-    """A line per finding, at most ten, and one for the answer where there is none. root: the checkout that files are named from."""
+    """A line per finding, at most ten, and one for the answer where there is none. root: the
+    checkout that files are named from.
+    """
     here = (root or Path.cwd()).resolve()
-    lines = [_line("error", "whence: inputs differ", sentence) for sentence in result.inputs_differ[:_MOST]]
+    lines = [
+        _line("error", "whence: inputs differ", sentence)
+        for sentence in result.inputs_differ[:_MOST]
+    ]
     lines += [_finding(finding, here) for finding in result.findings[:_MOST]]
     if not lines:
         level = {"same": "notice", "different": "error", "undecided": "warning"}[result.status]
@@ -30,15 +37,22 @@ def _finding(finding: Finding, here: Path) -> str:
     if AT_LINE.search(finding.source):
         file, _, line = from_here(finding.source, here).rpartition(":")
         where = {"file": Path(file).as_posix(), "line": line}
-    cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
-    said = (
-        f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: {cause} ({finding.confidence}). {finding.sentence}"
+    cause = (
+        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
     )
-    return _line(_LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", said, **where)
+    said = (
+        f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: "
+        f"{cause} ({finding.confidence}). {finding.sentence}"
+    )
+    return _line(
+        _LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", said, **where
+    )
 
 
 def _line(level: str, title: str, message: str, **where: str) -> str:
-    properties = ",".join(f"{key}={_property(value)}" for key, value in {**where, "title": title}.items())
+    properties = ",".join(
+        f"{key}={_property(value)}" for key, value in {**where, "title": title}.items()
+    )
     return f"::{level} {properties}::{_data(message)}"
 
 

@@ -1,4 +1,6 @@
-"""Labels as a table with the columns of the `aclcmp` report, and no others; one row per pair of labels, or label that faces nothing."""
+"""Labels as a table with the columns of the `aclcmp` report, and no others; one row per pair of
+labels, or label that faces nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,7 @@ def labels_csv(rows: Iterable[ViewRow]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows))
+    writer.writerows(
+        [guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows)
+    )
     return out.getvalue()

@@ -1,4 +1,6 @@
-"""A Ladder on a terminal: the stage, then a line per rung, then the pass that torch's bisector named."""
+"""A Ladder on a terminal: the stage, then a line per rung, then the pass that torch's bisector
+named.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def rungs(result: Ladder, *, output: str = "") -> str:
 
 
 def _lines(result: Ladder, output: str) -> Iterator[str]:
-    head = {"same": "NO STAGE", "different": f"STAGE {' or '.join(map(clean, result.stages))}"}.get(result.status, "UNDECIDED")
+    head = {"same": "NO STAGE", "different": f"STAGE {' or '.join(map(clean, result.stages))}"}.get(
+        result.status, "UNDECIDED"
+    )
     yield _row(head, clean(result.sentence))
     yield ""
     table = [("rung", "against eager", "rel_l2", "rests on", "rung before", "graphs")]
@@ -38,11 +42,31 @@ def _lines(result: Ladder, output: str) -> Iterator[str]:
 
 def _cells(one: Rung) -> tuple[str, ...]:
     if one.name == "eager":
-        return one.name, "run twice: " + ("bit-equal" if one.verdict == "bit-equal" else "not equal"), _figure(one), "", "", ""
-    before = "bit-equal" if one.previous_identical else "" if one.previous_rel_l2 is None else f"rel_l2 {one.previous_rel_l2:.2g}"
+        return (
+            one.name,
+            "run twice: " + ("bit-equal" if one.verdict == "bit-equal" else "not equal"),
+            _figure(one),
+            "",
+            "",
+            "",
+        )
+    before = (
+        "bit-equal"
+        if one.previous_identical
+        else ""
+        if one.previous_rel_l2 is None
+        else f"rel_l2 {one.previous_rel_l2:.2g}"
+    )
     broken = f" ({count(one.breaks, 'break')})" if one.breaks else ""
     verdict = _VERDICTS.get(one.verdict, one.verdict)
-    return one.name, verdict, _figure(one), clean(one.evidence), before, f"{count(one.graphs)}{broken}" if one.verdict != "failed" else ""
+    return (
+        one.name,
+        verdict,
+        _figure(one),
+        clean(one.evidence),
+        before,
+        f"{count(one.graphs)}{broken}" if one.verdict != "failed" else "",
+    )
 
 
 def _figure(one: Rung) -> str:
@@ -50,9 +74,20 @@ def _figure(one: Rung) -> str:
 
 
 def _pass(found: Pass) -> Iterator[str]:
-    words = [found.backend, found.subsystem, "" if found.number is None else str(found.number), found.info]
-    yield _row("PASS", clean(" / ".join(w for w in words if w)) if found.backend else clean(found.why))
-    broken = f"; {count(found.broken, 'run')} failed or could not be decided, and counted as bad" if found.broken else ""
+    words = [
+        found.backend,
+        found.subsystem,
+        "" if found.number is None else str(found.number),
+        found.info,
+    ]
+    yield _row(
+        "PASS", clean(" / ".join(w for w in words if w)) if found.backend else clean(found.why)
+    )
+    broken = (
+        f"; {count(found.broken, 'run')} failed or could not be decided, and counted as bad"
+        if found.broken
+        else ""
+    )
     yield _row("  rests on", f"torch's compiler bisector, {count(found.runs, 'run')}{broken}")
 
 

@@ -1,4 +1,6 @@
-"""A Comparison as Markdown, for the summary of a job, a ticket or a comment: the answer, its findings, the counts."""
+"""A Comparison as Markdown, for the summary of a job, a ticket or a comment: the answer, its
+findings, the counts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _RUNS = re.compile(r"`+")
 
 
 def markdown(result: Comparison) -> str:
-    """The whole text. Names of a run are code, sentences are escaped: neither makes a link, a mention or HTML."""
+    """The whole text. Names of a run are code, sentences are escaped: neither makes a link, a
+    mention or HTML.
+    """
     return "\n".join(_lines(result)) + "\n"
 
 
@@ -27,7 +31,9 @@ def _lines(result: Comparison) -> Iterator[str]:
     yield f"Reference {code(result.reference)}, target {code(result.target)}."
     if result.inputs_differ:
         yield ""
-        yield from (f"- **inputs differ**: {words(sentence)}" for sentence in result.inputs_differ[:_MOST])
+        yield from (
+            f"- **inputs differ**: {words(sentence)}" for sentence in result.inputs_differ[:_MOST]
+        )
     if result.findings:
         yield ""
         head = ("", "operator", "type", "where", "cause", "why")
@@ -37,19 +43,37 @@ def _lines(result: Comparison) -> Iterator[str]:
             yield f"{count(len(result.findings) - _MOST, 'more finding')}."
     if result.counts:
         yield ""
-        yield from table(("verdict", "calls"), ((code(verdict), count(n)) for verdict, n in result.counts.items()))
+        yield from table(
+            ("verdict", "calls"),
+            ((code(verdict), count(n)) for verdict, n in result.counts.items()),
+        )
     yield ""
-    yield from ("<details><summary>All that was said</summary>", "", fenced(answer(result).rstrip("\n")), "", "</details>")
+    yield from (
+        "<details><summary>All that was said</summary>",
+        "",
+        fenced(answer(result).rstrip("\n")),
+        "",
+        "</details>",
+    )
 
 
 def _finding(number: int, finding: Finding) -> tuple[str, ...]:
     where = f"step {finding.step}, rank {finding.rank}"
     if AT_LINE.search(finding.source):
         where += f", {code(finding.source)}"
-    cause = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    cause = (
+        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    )
     name = code(finding.name) + (f" {code(finding.slot)}" if finding.slot else "")
     also = f"; also in {', '.join(code(n) for n in finding.also[:4])}" if finding.also else ""
-    return str(number), name, code(finding.op_type), where, f"{words(cause)} ({finding.confidence})", words(finding.sentence) + also
+    return (
+        str(number),
+        name,
+        code(finding.op_type),
+        where,
+        f"{words(cause)} ({finding.confidence})",
+        words(finding.sentence) + also,
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""What a notebook shows of a comparison, a finding or a run. Styles are inline and take the notebook's own colours, light or dark."""
+"""What a notebook shows of a comparison, a finding or a run. Styles are inline and take the
+notebook's own colours, light or dark.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def html(item: Any) -> str:
     if isinstance(item, Finding):
         return _table(("operator", "type", "where", "cause", "why"), [_finding(item)])
     heading, tree = _run(item)
-    folded = f"<details><summary>modules</summary>{_PRE}{_lines(tree)}</pre></details>" if tree else ""
+    folded = (
+        f"<details><summary>modules</summary>{_PRE}{_lines(tree)}</pre></details>" if tree else ""
+    )
     return f"{_PRE}{_lines(heading)}</pre>{folded}"
 
 
@@ -50,37 +54,64 @@ def markdown(item: Any) -> str:
 def line(item: Any) -> str:
     """One line of plain text."""
     if isinstance(item, Comparison):
-        return f"<Comparison {item.status}: {clean(headline(item))}; {clean(item.reference)} against {clean(item.target)}>"
+        return (
+            f"<Comparison {item.status}: {clean(headline(item))}; {clean(item.reference)} "
+            f"against {clean(item.target)}>"
+        )
     if isinstance(item, Finding):
-        return f"<Finding {clean(item.name)} ({clean(item.op_type)}), step {item.step}, rank {item.rank}: {_cause(item)}>"
+        return (
+            f"<Finding {clean(item.name)} ({clean(item.op_type)}), step {item.step}, rank "
+            f"{item.rank}: {_cause(item)}>"
+        )
     kind = type(item).__name__
-    return f"<{kind} {clean(item.path)}: {count(len(item.calls), 'call')}, {count(len(item.records), 'record')}>"
+    return (
+        f"<{kind} {clean(item.path)}: {count(len(item.calls), 'call')}, "
+        f"{count(len(item.records), 'record')}>"
+    )
 
 
 def _comparison(result: Comparison) -> str:
     chip = (
-        f'<span style="background:{_TINTS[result.status]};color:#fff;padding:1px 8px;border-radius:3px;font-weight:600">'
+        f'<span style="background:{_TINTS[result.status]};color:#fff;padding:1px '
+        '8px;border-radius:3px;font-weight:600">'
         f"{_SIGNS[result.status]} {result.status.upper()}</span>"
     )
     parts = [f"<div>{chip} <b>{_safe(headline(result))}</b></div>"]
     parts.append(f"<div>{_code(result.reference)} against {_code(result.target)}</div>")
-    parts += [f"<div><b>inputs differ</b> {_safe(sentence)}</div>" for sentence in result.inputs_differ[:3]]
+    parts += [
+        f"<div><b>inputs differ</b> {_safe(sentence)}</div>"
+        for sentence in result.inputs_differ[:3]
+    ]
     if result.findings:
-        parts.append(_table(("operator", "type", "where", "cause", "why"), map(_finding, result.findings[:_FINDINGS])))
+        parts.append(
+            _table(
+                ("operator", "type", "where", "cause", "why"),
+                map(_finding, result.findings[:_FINDINGS]),
+            )
+        )
     if len(result.findings) > _FINDINGS:
         parts.append(f"<div>{count(len(result.findings) - _FINDINGS, 'more finding')}</div>")
-    parts.append(f"<div>{_safe(', '.join(f'{count(n)} {verdict}' for verdict, n in result.counts.items()))}</div>")
-    parts.append(f"<details><summary>all that was said</summary>{_PRE}{escape(answer(result))}</pre></details>")
+    parts.append(
+        f"<div>{_safe(', '.join(f'{count(n)} {verdict}' for verdict, n in result.counts.items()))}</div>"  # noqa: E501
+    )
+    parts.append(
+        "<details><summary>all that was "
+        f"said</summary>{_PRE}{escape(answer(result))}</pre></details>"
+    )
     return "".join(parts)
 
 
 def _finding(finding: Finding) -> tuple[str, ...]:
-    where = f"step {finding.step}, rank {finding.rank}" + (f", {finding.slot}" if finding.slot else "")
+    where = f"step {finding.step}, rank {finding.rank}" + (
+        f", {finding.slot}" if finding.slot else ""
+    )
     return finding.name, finding.op_type, where, _cause(finding), finding.sentence
 
 
 def _cause(finding: Finding) -> str:
-    words = f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    words = (
+        f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
+    )
     return f"{words} ({finding.confidence})"
 
 
@@ -99,8 +130,14 @@ def _lines(lines: Iterable[str]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f'<th style="{_CELL}">{escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{_safe(cell)}</td>' for cell in row) + "</tr>" for row in rows)
-    return f'<table style="border-collapse:collapse;font-size:inherit"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{_safe(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        "<table "
+        f'style="border-collapse:collapse;font-size:inherit"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    )
 
 
 def _code(text: str) -> str:

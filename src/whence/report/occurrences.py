@@ -1,4 +1,6 @@
-"""Executions of operators, counted, as lines: which is the first to differ, and which is the first that rounding does not explain."""
+"""Executions of operators, counted, as lines: which is the first to differ, and which is the first
+that rounding does not explain.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,28 @@ _MOST = 4
 
 
 def lines(result: Comparison, *, every: bool = False) -> Iterator[tuple[str, str]]:
-    """(left, right) of each line. every: all operators, by type and by name; else the first of those that differ."""
+    """(left, right) of each line. every: all operators, by type and by name; else the first of
+    those that differ.
+    """
     table = result.occurrences
     if table is None or (table.first_difference is None and not every):
         return
-    yield "FIRST DIFFERENCE", _one(table.first_difference) if table.first_difference is not None else "none: every tensor is bitwise equal"
+    yield (
+        "FIRST DIFFERENCE",
+        _one(table.first_difference)
+        if table.first_difference is not None
+        else "none: every tensor is bitwise equal",
+    )
     if table.first_difference is not None:
         first = table.first_significant
-        yield "FIRST SIGNIFICANT", _one(first) if first is not None else "none: rounding explains every difference"
-    rows = sorted((r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)), key=_order)
+        yield (
+            "FIRST SIGNIFICANT",
+            _one(first) if first is not None else "none: rounding explains every difference",
+        )
+    rows = sorted(
+        (r for r in table.rows if every or (r.by == "type" and r.first_significant is not None)),
+        key=_order,
+    )
     for row in rows if every else rows[:_MOST]:
         yield "  by " + row.by, sentence(row)
     if len(rows) > _MOST and not every:
@@ -28,24 +43,47 @@ def lines(result: Comparison, *, every: bool = False) -> Iterator[tuple[str, str
 
 def _order(row: Counted) -> tuple[bool, bool, int]:
     first = row.first_significant or row.first_difference
-    return row.by == "name", row.first_significant is None, first.call if first is not None else 1 << 62
+    return (
+        row.by == "name",
+        row.first_significant is None,
+        first.call if first is not None else 1 << 62,
+    )
 
 
 def sentence(row: Counted) -> str:
     """What became of one operator's executions."""
     name, first = clean(row.name), row.first_difference
-    left = f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared" if row.compared < row.count else ""
+    left = (
+        f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared"
+        if row.compared < row.count
+        else ""
+    )
     if first is None:
-        return f"{name}: all {count(row.compared)} equal{left}" if row.compared else f"{name}: nothing could be compared{left}"
+        return (
+            f"{name}: all {count(row.compared)} equal{left}"
+            if row.compared
+            else f"{name}: nothing could be compared{left}"
+        )
     before = first.number - 1
-    equal = "" if not before else "occurrence 1 equal, " if before == 1 else f"occurrences 1-{before} equal, "
+    equal = (
+        ""
+        if not before
+        else "occurrence 1 equal, "
+        if before == 1
+        else f"occurrences 1-{before} equal, "
+    )
     if row.equal < before:
         equal = f"{count(row.equal)} before it equal, "
-    text = f"{name}: {equal}{_nth(first.number)} of {count(row.count)} first to differ ({_at(first)})"
+    text = (
+        f"{name}: {equal}{_nth(first.number)} of {count(row.count)} first to differ ({_at(first)})"
+    )
     if row.first_significant is None:
         text += ", none significant"
     elif row.first_significant.number != first.number:
-        text += f", {_nth(row.first_significant.number)} first significant ({_at(row.first_significant)})"
+        text += (
+            f", {_nth(row.first_significant.number)} first significant "
+            f"({_at(row.first_significant)})"
+        )
     else:
         text += ", and first significant"
     return text + left
@@ -57,9 +95,14 @@ def _at(one: Occurrence) -> str:
 
 
 def _one(one: Occurrence) -> str:
-    return f"{clean(one.name)}   {clean(one.op_type)}, its {_nth(one.number)}   rel_l2 {one.rel_l2:.2g}, step {one.step} ({one.verdict})"
+    return (
+        f"{clean(one.name)}   {clean(one.op_type)}, its {_nth(one.number)}   rel_l2 "
+        f"{one.rel_l2:.2g}, step {one.step} ({one.verdict})"
+    )
 
 
 def _nth(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"

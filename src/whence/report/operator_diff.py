@@ -17,14 +17,25 @@ WHY = 160  # characters of a reason
 def tested_csv(diff: Any, *, xray: bool = False) -> str:
     """A line per test; of a side that has no row the cells are empty. diff: of `api.diff_results`.
 
-    xray: as summary_diff_check of torch_xray writes it: sides xpu and gpu, operators by their number in dump.json, `pass` and `fail`;
-    the name of the test stands behind.
+    xray: as summary_diff_check of torch_xray writes it: sides xpu and gpu, operators by their
+    number in dump.json, `pass` and `fail`; the name of the test stands behind.
     """
     sides = ("xpu", "gpu") if xray else ("tgt", "ref")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     beyond = [f"{side}_1e-{k}" for k in range(1, 9) for side in sides]
-    columns_ = ("name", "op_name", "dtype", "shape", "min-val", "max-val", "is_pass", *(f"{side}_max" for side in sides), *beyond, "why")
+    columns_ = (
+        "name",
+        "op_name",
+        "dtype",
+        "shape",
+        "min-val",
+        "max-val",
+        "is_pass",
+        *(f"{side}_max" for side in sides),
+        *beyond,
+        "why",
+    )
     writer.writerow((*columns_, "test") if xray else columns_)
     for row in diff.rows:
         one = row.either
@@ -36,31 +47,52 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
             passed = {None: "", True: "pass", False: "fail"}[row.passed]
         writer.writerow(
             (
-                cell(name), cell(one.op), cell(dtype), cell(one.shape), _number(one.low), _number(one.high), passed,
-                _worst(row.target), _worst(row.reference), *pairs, cell(row.why), *more,
+                cell(name),
+                cell(one.op),
+                cell(dtype),
+                cell(one.shape),
+                _number(one.low),
+                _number(one.high),
+                passed,
+                _worst(row.target),
+                _worst(row.reference),
+                *pairs,
+                cell(row.why),
+                *more,
             )
-        )  # fmt: skip
+        )
     return out.getvalue()
 
 
 def _xray_name(test: str, op: str) -> str:
-    """`gelu_default_0[12]` as `00012-aten`, the name of the operator in dump.json; a test of a backward pass says so behind."""
+    """`gelu_default_0[12]` as `00012-aten`, the name of the operator in dump.json; a test of a
+    backward pass says so behind.
+    """
     found = re.fullmatch(r"(.*)\[(\d+)\]", test)
     if found is None:
         return test
-    return f"{int(found[2]):05d}-{op.partition('.')[0]}" + ("-backward" if found[1].endswith("_backward") else "")
+    return f"{int(found[2]):05d}-{op.partition('.')[0]}" + (
+        "-backward" if found[1].endswith("_backward") else ""
+    )
 
 
 def _torch_dtype(names: str) -> str:
     """`float32; int64` as `torch.float; torch.int64`."""
-    return "; ".join("torch.float" if name == "float32" else f"torch.{name}" for name in names.split("; ") if name)
+    return "; ".join(
+        "torch.float" if name == "float32" else f"torch.{name}"
+        for name in names.split("; ")
+        if name
+    )
 
 
 def tested_text(diff: Any) -> str:
     """First the answer, then the operators at fault with their worst test, then the counts."""
     failed, skipped = diff.failed, [r for r in diff.rows if r.passed is None]
     lines = []
-    sides = [f"{clean(path)}{f' ({clean(device)})' if device else ''}" for path, device in zip((diff.reference, diff.target), diff.devices)]
+    sides = [
+        f"{clean(path)}{f' ({clean(device)})' if device else ''}"
+        for path, device in zip((diff.reference, diff.target), diff.devices)
+    ]
     if diff.status == "same":
         lines.append("SAME               every operator passes on the target")
     elif diff.status == "undecided":
@@ -90,13 +122,17 @@ def tested_text(diff: Any) -> str:
     behind = [r for r in failed if r.through]
     if behind:
         names = dict.fromkeys(clean(r.either.op) for r in behind)
-        lines.append(f"  {count(len(behind), 'test')} fail that run these: {', '.join(list(names)[:6])}{' ...' if len(names) > 6 else ''}")
+        lines.append(
+            f"  {count(len(behind), 'test')} fail that run these: "
+            f"{', '.join(list(names)[:6])}{' ...' if len(names) > 6 else ''}"
+        )
     lines.append(f"  reference        {sides[0]}")
     lines.append(f"  target           {sides[1]}")
     missing = sum(r.target is None or r.reference is None for r in diff.rows)
     passed = sum(r.passed is True for r in diff.rows)
     lines.append(
-        f"{count(len(diff.rows), 'test')}: {count(passed)} pass, {count(len(failed))} fail ({count(missing)} of them missing on one side), "
+        f"{count(len(diff.rows), 'test')}: {count(passed)} pass, {count(len(failed))} fail "
+        f"({count(missing)} of them missing on one side), "
         f"{count(len(skipped))} not compared"
     )
     lines += [f"  {clean(note)}" for note in diff.notes]
@@ -125,10 +161,13 @@ def _number(text: str) -> str:
 def written(result: Any) -> list[str]:
     """What `api.generate_tests` wrote, and what it left out and why, as lines."""
     lines = [
-        f"{count(result.tests, 'test')} in {count(result.files, 'file')}, {size(result.nbytes)} of data: {clean(result.folder)}",
+        f"{count(result.tests, 'test')} in {count(result.files, 'file')}, {size(result.nbytes)} "
+        f"of data: {clean(result.folder)}",
         f"  pytest {clean(result.folder)} --device cuda:0 --seed 42 --detail_compare_path out.csv",
     ]
     for reason, names in result.left_out.items():
-        shown = ", ".join(clean(n) for n in names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        shown = ", ".join(clean(n) for n in names[:6]) + (
+            f" and {len(names) - 6} more" if len(names) > 6 else ""
+        )
         lines.append(f"  left out: {clean(reason)}: {shown}")
     return lines

@@ -18,9 +18,11 @@ _HEAD = ("operator", "count", "time", "share", "in", "out", "range out", "argume
 
 
 def operators(groups: Sequence[Any], form: str, width: int | None = None) -> Iterator[str]:
-    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other. form: "table", "json" or "csv".
+    """Lines of a listing. groups: of `api.signatures`, those of one operator behind each other.
+    form: "table", "json" or "csv".
 
-    width: of the terminal. In a table of any width tensors and places are cut; JSON and CSV have all.
+    width: of the terminal. In a table of any width tensors and places are cut; JSON and CSV have
+    all.
     """
     total = sum(g.seconds for g in groups)
     if form == "json":
@@ -46,49 +48,115 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
             for scope, n in group.scopes.items():
                 scopes[scope] = scopes.get(scope, 0) + n
         several = tables.count(len(members), "signature")
-        rows.append((tables.clean(name), tables.count(count), _time(seconds), _share(seconds, total), several, "", "", "", _where(scopes)))
+        rows.append(
+            (
+                tables.clean(name),
+                tables.count(count),
+                _time(seconds),
+                _share(seconds, total),
+                several,
+                "",
+                "",
+                "",
+                _where(scopes),
+            )
+        )
         rows += [
             (
-                "", tables.count(g.count), _time(g.seconds), _share(g.seconds, total), _tensors(g.inputs), _tensors(g.outputs),
-                _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]), tables.clean(_arguments(g.arguments)), _where(g.scopes),
+                "",
+                tables.count(g.count),
+                _time(g.seconds),
+                _share(g.seconds, total),
+                _tensors(g.inputs),
+                _tensors(g.outputs),
+                _range([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges]),
+                tables.clean(_arguments(g.arguments)),
+                _where(g.scopes),
             )
             for g in members
-        ]  # fmt: skip
-    capped = [[shortened(cell, CAP) if at in _CAPPED else cell for at, cell in enumerate(row)] for row in rows]
+        ]
+    capped = [
+        [shortened(cell, CAP) if at in _CAPPED else cell for at, cell in enumerate(row)]
+        for row in rows
+    ]
     give = {0: TAIL, 4: HEAD, 5: HEAD, 7: HEAD, 8: TAIL}
     yield from tables.columns(capped, right=(1, 2, 3), width=width, give=give, drop=(7, 3, 6, 5))
     calls = tables.count(sum(g.count for g in groups), "call")
-    yield f"{tables.count(len(by_name), 'operator')}, {tables.count(len(groups), 'signature')}, {calls}, {_time(total)}"
+    yield (
+        f"{tables.count(len(by_name), 'operator')}, {tables.count(len(groups), 'signature')}, "
+        f"{calls}, {_time(total)}"
+    )
 
 
 def _csv(groups: Sequence[Any], total: float) -> Iterator[str]:
     yield _line(
-        ["op", "count", "seconds", "share", "inputs", "outputs", "min", "max", "nan", "inf", "arguments", "phases", "where", "source"]
+        [
+            "op",
+            "count",
+            "seconds",
+            "share",
+            "inputs",
+            "outputs",
+            "min",
+            "max",
+            "nan",
+            "inf",
+            "arguments",
+            "phases",
+            "where",
+            "source",
+        ]
     )
     for g in groups:
         low, high, nan, inf = _merged([g.ranges[t.slot] for t in g.outputs if t.slot in g.ranges])
         yield _line(
             [
-                tables.cell(g.op), g.count, f"{g.seconds:.9f}", f"{g.seconds / total:.6f}" if total else "", _tensors(g.inputs),
-                _tensors(g.outputs), "" if low is None else repr(low), "" if high is None else repr(high), nan, inf,
-                tables.cell(_arguments(g.arguments)), tables.cell(_counted(g.phases)), tables.cell(_counted(g.scopes)), tables.cell(g.source),
+                tables.cell(g.op),
+                g.count,
+                f"{g.seconds:.9f}",
+                f"{g.seconds / total:.6f}" if total else "",
+                _tensors(g.inputs),
+                _tensors(g.outputs),
+                "" if low is None else repr(low),
+                "" if high is None else repr(high),
+                nan,
+                inf,
+                tables.cell(_arguments(g.arguments)),
+                tables.cell(_counted(g.phases)),
+                tables.cell(_counted(g.scopes)),
+                tables.cell(g.source),
             ]
-        )  # fmt: skip
+        )
 
 
 def _plain(g: Any, total: float) -> dict[str, Any]:
     tensors = [
         {
-            "slot": t.slot, "dtype": t.dtype, "shape": list(t.shape), "stride": list(t.stride),
-            **({"min": r.min, "max": r.max, "nan": r.nan, "inf": r.inf} if (r := g.ranges.get(t.slot)) is not None else {}),
+            "slot": t.slot,
+            "dtype": t.dtype,
+            "shape": list(t.shape),
+            "stride": list(t.stride),
+            **(
+                {"min": r.min, "max": r.max, "nan": r.nan, "inf": r.inf}
+                if (r := g.ranges.get(t.slot)) is not None
+                else {}
+            ),
         }
         for t in g.tensors
-    ]  # fmt: skip
+    ]
     return {
-        "op": g.op, "count": g.count, "seconds": g.seconds, "share": g.seconds / total if total else None, "tensors": tensors,
-        "arguments": g.arguments, "where": g.scopes, "phases": g.phases, "source": g.source, "calls": g.calls,
+        "op": g.op,
+        "count": g.count,
+        "seconds": g.seconds,
+        "share": g.seconds / total if total else None,
+        "tensors": tensors,
+        "arguments": g.arguments,
+        "where": g.scopes,
+        "phases": g.phases,
+        "source": g.source,
+        "calls": g.calls,
         "with_elements": g.with_elements,
-    }  # fmt: skip
+    }
 
 
 def _line(cells: Iterable[Any]) -> str:
@@ -98,7 +166,13 @@ def _line(cells: Iterable[Any]) -> str:
 
 
 def _tensors(tensors: Sequence[Any]) -> str:
-    return " ".join(f"{t.dtype}{_extents(t.shape)}" + (f":{_extents(t.stride)}" if t.stride else "") for t in tensors) or "-"
+    return (
+        " ".join(
+            f"{t.dtype}{_extents(t.shape)}" + (f":{_extents(t.stride)}" if t.stride else "")
+            for t in tensors
+        )
+        or "-"
+    )
 
 
 def _extents(numbers: Sequence[int]) -> str:
@@ -116,8 +190,16 @@ def _value(value: Any) -> str:
 
 
 def _merged(ranges: Sequence[Any]) -> tuple[float | None, float | None, int, int]:
-    lows, highs = [r.min for r in ranges if r.min is not None], [r.max for r in ranges if r.max is not None]
-    return min(lows, default=None), max(highs, default=None), sum(r.nan for r in ranges), sum(r.inf for r in ranges)
+    lows, highs = (
+        [r.min for r in ranges if r.min is not None],
+        [r.max for r in ranges if r.max is not None],
+    )
+    return (
+        min(lows, default=None),
+        max(highs, default=None),
+        sum(r.nan for r in ranges),
+        sum(r.inf for r in ranges),
+    )
 
 
 def _range(ranges: Sequence[Any]) -> str:

@@ -1,4 +1,6 @@
-"""Where a difference comes from, as text: the way back, the operator it ends at, and what is known of it."""
+"""Where a difference comes from, as text: the way back, the operator it ends at, and what is known
+of it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,26 @@ def origin_text(origin: Origin) -> str:
     if origin.sentence:
         lines.append(_row("  evidence", clean(origin.sentence)))
     if len(origin.steps) > 1:
-        shown = origin.steps if len(origin.steps) <= _MOST_STEPS else (*origin.steps[: _MOST_STEPS - 1], origin.steps[-1])
+        shown = (
+            origin.steps
+            if len(origin.steps) <= _MOST_STEPS
+            else (*origin.steps[: _MOST_STEPS - 1], origin.steps[-1])
+        )
         for i, step in enumerate(shown):
-            lines.append(_row("THE WAY" if i == 0 else "", f"{_call(step)}   {_size(step.verdict, step.rel_l2)}"))
+            lines.append(
+                _row(
+                    "THE WAY" if i == 0 else "",
+                    f"{_call(step)}   {_size(step.verdict, step.rel_l2)}",
+                )
+            )
         if len(shown) < len(origin.steps):
-            lines.append(_row("", f"({count(len(origin.steps) - len(shown), 'step')} between the last two are in the JSON)"))
+            lines.append(
+                _row(
+                    "",
+                    f"({count(len(origin.steps) - len(shown), 'step')} between the last two are "
+                    "in the JSON)",
+                )
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -39,7 +56,9 @@ def about(origin: Origin) -> Iterator[tuple[str, str]]:
     """(left, right) of what is known of the operator at the end."""
     end = origin.steps[-1]
     if origin.among:
-        names = ", ".join(map(clean, origin.among[:4])) + (f" and {len(origin.among) - 4} more" if len(origin.among) > 4 else "")
+        names = ", ".join(map(clean, origin.among[:4])) + (
+            f" and {len(origin.among) - 4} more" if len(origin.among) > 4 else ""
+        )
         yield "  or one of", f"{names}: what they made was not compared"
     reads = [i for i in end.inputs if not i.slot.startswith("param")]
     if reads:
@@ -51,7 +70,11 @@ def about(origin: Origin) -> Iterator[tuple[str, str]]:
     if origin.attributes:
         parts = []
         for key, value in origin.attributes.items():
-            theirs = f" (target {clean(str(origin.target_attributes[key]))})" if key in origin.target_attributes else ""
+            theirs = (
+                f" (target {clean(str(origin.target_attributes[key]))})"
+                if key in origin.target_attributes
+                else ""
+            )
             parts.append(f"{clean(key)}={clean(str(value))}{theirs}")
         first = sorted(parts, key=lambda part: " (target " not in part)
         more = f" and {len(first) - 8} more" if len(first) > 8 else ""

@@ -1,4 +1,6 @@
-"""Who faces whom, as text, as JSON, and as a map to edit. Siblings are one line: `model.layers.*.mlp` and how many."""
+"""Who faces whom, as text, as JSON, and as a map to edit. Siblings are one line:
+`model.layers.*.mlp` and how many.
+"""
 
 from __future__ import annotations
 
@@ -21,60 +23,113 @@ _MOST = 12  # lines of names without a partner
 def plan_text(plan: Plan, reference: Run, target: Run) -> str:
     """The plan for a terminal: what faces what and why, then what is left."""
     lines = [
-        f"{count(len(plan.pairs), 'pair')} of {count(_selected(plan, 'reference'), 'call')} against {count(_selected(plan, 'target'))}"
+        f"{count(len(plan.pairs), 'pair')} of {count(_selected(plan, 'reference'), 'call')} "
+        f"against {count(_selected(plan, 'target'))}"
     ]
     lines += [f"aligned: {clean(note)}" for note in plan.notes]
     groups: dict[tuple[str, str, str, str], list[CallPair]] = {}
     for pair in plan.pairs:
         names = [_name(reference.calls[pair.reference]), _name(target.calls[pair.target])]
-        groups.setdefault((_starred(names[0]), re.sub(r"\d+", "*", names[1]), pair.rule, _starred(pair.evidence)), []).append(pair)
+        groups.setdefault(
+            (_starred(names[0]), re.sub(r"\d+", "*", names[1]), pair.rule, _starred(pair.evidence)),
+            [],
+        ).append(pair)
     table = [("reference", "target", "calls", "rule", "evidence")]
     for (ours, theirs, rule, evidence), pairs in groups.items():
-        table.append((clean(ours), "=" if re.sub(r"\d+", "*", ours) == theirs else clean(theirs), str(len(pairs)), rule, clean(evidence)))
-        dims = dict.fromkeys((s.reference_slot, s.dims) for pair in pairs for s in pair.slots if s.dims)
-        table += [("", f"  {clean(slot)} = {clean(text)}", "", "", "") for slot, text in list(dims)[:6]]
-        only = dict.fromkeys(slot for pair in pairs for slot in (*pair.only_reference, *(f"target's {s}" for s in pair.only_target)))
+        table.append(
+            (
+                clean(ours),
+                "=" if re.sub(r"\d+", "*", ours) == theirs else clean(theirs),
+                str(len(pairs)),
+                rule,
+                clean(evidence),
+            )
+        )
+        dims = dict.fromkeys(
+            (s.reference_slot, s.dims) for pair in pairs for s in pair.slots if s.dims
+        )
+        table += [
+            ("", f"  {clean(slot)} = {clean(text)}", "", "", "") for slot, text in list(dims)[:6]
+        ]
+        only = dict.fromkeys(
+            slot
+            for pair in pairs
+            for slot in (*pair.only_reference, *(f"target's {s}" for s in pair.only_target))
+        )
         if only:
-            table.append(("", f"  alone: {', '.join(clean(s) for s in list(only)[:8])}", "", "", ""))
+            table.append(
+                ("", f"  alone: {', '.join(clean(s) for s in list(only)[:8])}", "", "", "")
+            )
     lines += columns(table, right=(2,))
-    for side, calls, ids in (("reference", reference.calls, plan.unmatched_reference), ("target", target.calls, plan.unmatched_target)):
+    for side, calls, ids in (
+        ("reference", reference.calls, plan.unmatched_reference),
+        ("target", target.calls, plan.unmatched_target),
+    ):
         lines += _alone(f"only {side}", (_name(calls[i]) for i in ids))
     lines += _alone(
-        "ambiguous", (f"{_name(reference.calls[a])}: {', '.join(_name(target.calls[b]) for b in bs[:4])}" for a, bs in plan.ambiguous)
+        "ambiguous",
+        (
+            f"{_name(reference.calls[a])}: {', '.join(_name(target.calls[b]) for b in bs[:4])}"
+            for a, bs in plan.ambiguous
+        ),
     )
     return "\n".join(lines) + "\n"
 
 
 def plan_json(plan: Plan, reference: Run, target: Run) -> str:
-    """Every pair with its names, rule, evidence and slots; unmatched and ambiguous calls by name."""
+    """Every pair with its names, rule, evidence and slots; unmatched and ambiguous calls by
+    name.
+    """
 
     def named(pair: CallPair) -> dict[str, Any]:
         a, b = reference.calls[pair.reference], target.calls[pair.target]
-        slots = [{"reference": s.reference_slot, "target": s.target_slot, **({"dims": s.dims} if s.dims else {})} for s in pair.slots]
+        slots = [
+            {
+                "reference": s.reference_slot,
+                "target": s.target_slot,
+                **({"dims": s.dims} if s.dims else {}),
+            }
+            for s in pair.slots
+        ]
         return {
-            "reference": _name(a), "target": _name(b), "step": a.step, "rank": a.rank, "occurrence": a.occurrence, "rule": pair.rule,
-            "evidence": pair.evidence, "slots": slots, "only_reference": pair.only_reference, "only_target": pair.only_target,
-        }  # fmt: skip
+            "reference": _name(a),
+            "target": _name(b),
+            "step": a.step,
+            "rank": a.rank,
+            "occurrence": a.occurrence,
+            "rule": pair.rule,
+            "evidence": pair.evidence,
+            "slots": slots,
+            "only_reference": pair.only_reference,
+            "only_target": pair.only_target,
+        }
 
     data = {
         "pairs": [named(p) for p in plan.pairs],
         "unmatched_reference": [_name(reference.calls[i]) for i in plan.unmatched_reference],
         "unmatched_target": [_name(target.calls[i]) for i in plan.unmatched_target],
-        "ambiguous": {_name(reference.calls[a]): [_name(target.calls[b]) for b in bs] for a, bs in plan.ambiguous},
+        "ambiguous": {
+            _name(reference.calls[a]): [_name(target.calls[b]) for b in bs]
+            for a, bs in plan.ambiguous
+        },
         "notes": plan.notes,
     }
     return msgspec.json.format(msgspec.json.encode(data)).decode() + "\n"
 
 
 def plan_map(plan: Plan, reference: Run, target: Run) -> str:
-    """The plan as a map file: pairs that exact names do not make, numbers written {i}; the rest as comments."""
+    """The plan as a map file: pairs that exact names do not make, numbers written {i}; the rest as
+    comments.
+    """
     operands = _own({m.record: m.operands for m in plan.made_target})
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for pair in plan.pairs:
         entry = _entry(pair, reference, target, operands)
         if entry is not None:
             one = _entry(pair, reference, target, operands, general=False) or entry
-            found.setdefault(entry["reference"], {}).setdefault(yaml.safe_dump(entry, sort_keys=False), [entry]).append(one)
+            found.setdefault(entry["reference"], {}).setdefault(
+                yaml.safe_dump(entry, sort_keys=False), [entry]
+            ).append(one)
     entries: dict[str, dict[str, Any]] = {}
     for alike in found.values():
         # Siblings that are not made alike are written one by one.
@@ -82,26 +137,49 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
             for entry in [general] if len(alike) == 1 else each:
                 entries.setdefault(yaml.safe_dump(entry, sort_keys=False), entry)
     lines = [
-        f"# who faces whom: {count(len(plan.pairs), 'pair')}; whence compare REF TGT --map FILE takes it (docs/alignment.md)",
+        f"# who faces whom: {count(len(plan.pairs), 'pair')}; whence compare REF TGT --map FILE "
+        "takes it (docs/alignment.md)",
         *(f"# {clean(note)}" for note in plan.notes),
     ]
-    text = yaml.safe_dump({"pairs": list(entries.values())}, sort_keys=False, width=140) if entries else "pairs: []\n"
+    text = (
+        yaml.safe_dump({"pairs": list(entries.values())}, sort_keys=False, width=140)
+        if entries
+        else "pairs: []\n"
+    )
     lines.append(text.rstrip("\n"))
-    for side, calls, ids in (("reference", reference.calls, plan.unmatched_reference), ("target", target.calls, plan.unmatched_target)):
+    for side, calls, ids in (
+        ("reference", reference.calls, plan.unmatched_reference),
+        ("target", target.calls, plan.unmatched_target),
+    ):
         names = dict.fromkeys(_starred(_name(calls[i])) for i in ids)
         lines += [f"# only {side}: {clean(name)}" for name in names]
     return "\n".join(lines) + "\n"
 
 
-def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands, *, general: bool = True) -> dict[str, Any] | None:
-    """One pair as an entry of a map; None where names already say it, or a map cannot. general: numbers written {i}."""
+def _entry(
+    pair: CallPair, reference: Run, target: Run, operands: Operands, *, general: bool = True
+) -> dict[str, Any] | None:
+    """One pair as an entry of a map; None where names already say it, or a map cannot. general:
+    numbers written {i}.
+    """
     a, b = reference.calls[pair.reference], target.calls[pair.target]
-    if not a.scope or not b.scope or pair.rule == TENSOR_RULE:  # those are found again by their elements
+    if (
+        not a.scope or not b.scope or pair.rule == TENSOR_RULE
+    ):  # those are found again by their elements
         return None
     slots: dict[str, Any] = {}
-    made = {s.reference_slot: found for s in pair.slots if s.dims and (found := _operands(s, pair, target, operands)) is not None}
+    made = {
+        s.reference_slot: found
+        for s in pair.slots
+        if s.dims and (found := _operands(s, pair, target, operands)) is not None
+    }
     # Every call of the target has one name in an entry: that of its part where it is one, else x.
-    called = {scope: name for _, calls, others in made.values() for name, scope in calls.items() if name != "x" and not others}
+    called = {
+        scope: name
+        for _, calls, others in made.values()
+        for name, scope in calls.items()
+        if name != "x" and not others
+    }
     names: dict[str, str] = {name: scope for scope, name in called.items()} or {"x": b.scope}
     for slot in pair.slots:
         if slot.dims:
@@ -113,12 +191,20 @@ def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands, *, g
                 continue
             text = _renamed(text, {name: shown[scope] for name, scope in calls.items()})
             slots[slot.reference_slot] = {"dims": text, **others} if others else text
-        elif slot.reference_slot != slot.target_slot and slot.reference_slot.partition(".")[0] != "input":
+        elif (
+            slot.reference_slot != slot.target_slot
+            and slot.reference_slot.partition(".")[0] != "input"
+        ):
             slots[slot.reference_slot] = {"dims": "y", "y": slot.target_slot}
     if a.scope == b.scope and not slots:
         return None
-    ours, *theirs = _generalised([a.scope, *names.values()]) if general else [a.scope, *names.values()]
-    entry: dict[str, Any] = {"reference": ours, "target": theirs[0] if len(theirs) == 1 else dict(zip(names, theirs, strict=True))}
+    ours, *theirs = (
+        _generalised([a.scope, *names.values()]) if general else [a.scope, *names.values()]
+    )
+    entry: dict[str, Any] = {
+        "reference": ours,
+        "target": theirs[0] if len(theirs) == 1 else dict(zip(names, theirs, strict=True)),
+    }
     if len(theirs) == 1 and "x" not in names:
         entry["target"] = dict(zip(names, theirs, strict=True))
     return {**entry, "slots": slots} if slots else entry
@@ -126,8 +212,10 @@ def _entry(pair: CallPair, reference: Run, target: Run, operands: Operands, *, g
 
 def _operands(
     slot: SlotPair, pair: CallPair, target: Run, operands: Operands
-) -> tuple[str, dict[str, str], dict[str, str]] | None:  # fmt: skip
-    """(expression, operand -> scope, operand -> slot where it is another) of a made tensor; None when it is made in several stages."""
+) -> tuple[str, dict[str, str], dict[str, str]] | None:
+    """(expression, operand -> scope, operand -> slot where it is another) of a made tensor; None
+    when it is made in several stages.
+    """
     calls, others = {}, {}
     for name, ids in operands.get(slot.target_record, ()):
         found = _holder(ids[0], pair, target, slot.reference_slot) if len(ids) == 1 else None
@@ -144,7 +232,9 @@ def _operands(
 
 
 def _own(operands: Operands) -> Operands:
-    """The records of the run itself that made ones rest on, through all stages, by the names that they have in the whole expression."""
+    """The records of the run itself that made ones rest on, through all stages, by the names that
+    they have in the whole expression.
+    """
     out: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = {}
     for record in sorted(operands):
         parts: dict[str, tuple[int, ...]] = {}
@@ -157,13 +247,22 @@ def _own(operands: Operands) -> Operands:
 def _renamed(text: str, names: Mapping[str, str]) -> str:
     """An expression with other names for its tensors; the names of axes, in quotes, stay."""
     parts = text.split("'")
-    parts[::2] = [re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), part) for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), part) for part in parts[::2]
+    ]
     return "'".join(parts)
 
 
 def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, str] | None:
-    """The call of a pair, and its slot, that refers to a record; a slot of the wanted name first."""
-    found = [(target.calls[i], r.slot) for i in (pair.target, *pair.also) for r in target.calls[i].refs if r.record == record]
+    """The call of a pair, and its slot, that refers to a record; a slot of the wanted name
+    first.
+    """
+    found = [
+        (target.calls[i], r.slot)
+        for i in (pair.target, *pair.also)
+        for r in target.calls[i].refs
+        if r.record == record
+    ]
     return min(found, key=lambda f: f[1] != slot, default=None)
 
 
@@ -180,14 +279,26 @@ def _generalised(names: Sequence[str]) -> list[str]:
 
 
 def _numbered(name: str, at: int, letter: str) -> str:
-    """The name with its number `at`, counted from the first that is still a number, written {letter}."""
+    """The name with its number `at`, counted from the first that is still a number, written
+    {letter}.
+    """
     return re.sub(r"\d+", f"{{{letter}}}", name, count=1)
 
 
 def _selected(plan: Plan, side: str) -> int:
-    pairs = {p.reference for p in plan.pairs} if side == "reference" else {t for p in plan.pairs for t in (p.target, *p.also)}
-    doubtful = {a for a, _ in plan.ambiguous} if side == "reference" else {b for _, bs in plan.ambiguous for b in bs}
-    return len(pairs | doubtful) + len(plan.unmatched_reference if side == "reference" else plan.unmatched_target)
+    pairs = (
+        {p.reference for p in plan.pairs}
+        if side == "reference"
+        else {t for p in plan.pairs for t in (p.target, *p.also)}
+    )
+    doubtful = (
+        {a for a, _ in plan.ambiguous}
+        if side == "reference"
+        else {b for _, bs in plan.ambiguous for b in bs}
+    )
+    return len(pairs | doubtful) + len(
+        plan.unmatched_reference if side == "reference" else plan.unmatched_target
+    )
 
 
 def _alone(title: str, names: Iterable[str]) -> Iterator[str]:

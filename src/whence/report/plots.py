@@ -1,6 +1,8 @@
-"""The main plots of a page as PNG and SVG, for tickets and papers: light, legible in print and without colour. Computes nothing.
+"""The main plots of a page as PNG and SVG, for tickets and papers: light, legible in print and
+without colour. Computes nothing.
 
-Every plot is a function of a `Page` (or of one of its details) and axes. Names are drawn as they are: no mathematics is read in them.
+Every plot is a function of a `Page` (or of one of its details) and axes. Names are drawn as they
+are: no mathematics is read in them.
 """
 
 from __future__ import annotations
@@ -59,20 +61,39 @@ STYLES = {
     "introduced": Style("#c4161c", "*", 90),
 }
 _RC = {
-    "svg.hashsalt": "whence", "font.size": 9, "axes.edgecolor": _SOFT, "axes.labelcolor": _INK,
-    "xtick.color": _SOFT, "ytick.color": _SOFT, "text.color": _INK, "axes.titlesize": 10, "axes.titlelocation": "left",
-    "axes.grid": True, "grid.color": "#ececee", "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white", "savefig.facecolor": "white",
-}  # fmt: skip
+    "svg.hashsalt": "whence",
+    "font.size": 9,
+    "axes.edgecolor": _SOFT,
+    "axes.labelcolor": _INK,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "text.color": _INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": "#ececee",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
 
 
 def write(page: Page, folder: Path) -> list[Path]:
-    """Write every plot that the page has numbers for, each in every format; returns the files. Raises MissingDependency, OSError."""
+    """Write every plot that the page has numbers for, each in every format; returns the files.
+    Raises MissingDependency, OSError.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependency(f'plots need matplotlib, which cannot be imported ({error}):  pip install "whence[plots]"') from error
+        raise MissingDependency(
+            f"plots need matplotlib, which cannot be imported ({error}):  pip install "
+            '"whence[plots]"'
+        ) from error
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with mpl.rc_context({**mpl.rcParamsDefault, **_RC, "backend": "agg"}):
@@ -81,12 +102,18 @@ def write(page: Page, folder: Path) -> list[Path]:
             draw(figure)
             for form in FORMATS:
                 written.append(folder / f"{name}.{form}")
-                figure.savefig(written[-1], dpi=_DPI, metadata={"Date": None} if form == "svg" else {"Software": "whence"})
+                figure.savefig(
+                    written[-1],
+                    dpi=_DPI,
+                    metadata={"Date": None} if form == "svg" else {"Software": "whence"},
+                )
     return written
 
 
 def plots(page: Page) -> Iterator[tuple[str, tuple[float, float], Callable[[Figure], None]]]:
-    """(file name without suffix, size in inches, what draws it), in the order in which a reader asks."""
+    """(file name without suffix, size in inches, what draws it), in the order in which a reader
+    asks.
+    """
     if page.calls:
         yield "error-along-the-run", (9.0, 4.2), lambda figure: along(page, figure)
     for number, detail in enumerate(telling(page), 1):
@@ -103,7 +130,9 @@ def plots(page: Page) -> Iterator[tuple[str, tuple[float, float], Callable[[Figu
             yield f"{axis}-by-layer", (width, height), _gridded(page, axis, values, names)
 
 
-def _drawing(draw: Callable[[PageDetail, Axes], None], page: Page, detail: PageDetail) -> Callable[[Figure], None]:
+def _drawing(
+    draw: Callable[[PageDetail, Axes], None], page: Page, detail: PageDetail
+) -> Callable[[Figure], None]:
     def made(figure: Figure) -> None:
         axes = figure.add_subplot()
         draw(detail, axes)
@@ -121,44 +150,74 @@ def _words(text: str, width: int, keep: str = HEAD) -> str:
 
 
 def telling(page: Page) -> list[PageDetail]:
-    """The tensors that are plotted: of the findings first what they made, then of other calls that stand out. None that are equal."""
+    """The tensors that are plotted: of the findings first what they made, then of other calls that
+    stand out. None that are equal.
+    """
     pairs = [finding.pair for finding in page.comparison.findings]
     places = {call.pair: at for at, call in enumerate(page.calls)}
     found = [places[pair] for pair in pairs if pair in places]
     other = [d.call for d in page.details if page.calls[d.call].verdict in _GUILTY]
     best: dict[int, PageDetail] = {}
     for detail in page.details:
-        if not detail.identical and detail.edges and (detail.call not in best or _made(detail) > _made(best[detail.call])):
+        if (
+            not detail.identical
+            and detail.edges
+            and (detail.call not in best or _made(detail) > _made(best[detail.call]))
+        ):
             best[detail.call] = detail
     order = [at for at in dict.fromkeys([*found, *other, *best]) if at in best]
     return [best[at] for at in order[:DETAILS]]
 
 
 def _made(detail: PageDetail) -> tuple[bool, float]:
-    return detail.slot.startswith(("output", "mutated")) or ":" in detail.slot, detail.figures.get("rel_l2") or 0.0
+    return detail.slot.startswith(("output", "mutated")) or ":" in detail.slot, detail.figures.get(
+        "rel_l2"
+    ) or 0.0
 
 
 # ---- the whole run
 
 
 def _shown(call: PageCall) -> bool:
-    """A call that only holds others repeats what the last of them made, unless its own code stands out."""
+    """A call that only holds others repeats what the last of them made, unless its own code stands
+    out.
+    """
     return call.leaf or call.verdict not in _QUIET
 
 
 def along(page: Page, figure: Figure) -> None:
-    """Error of every call in execution order on a log axis, what rounding explains shaded, what stands out marked and named."""
-    axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(16, 2), gridspec_kw={"hspace": 0.02})
+    """Error of every call in execution order on a log axis, what rounding explains shaded, what
+    stands out marked and named.
+    """
+    axes, strip = figure.subplots(
+        2, 1, sharex=True, height_ratios=(16, 2), gridspec_kw={"hspace": 0.02}
+    )
     calls = page.calls
     positive = [v for call in calls for v in (call.error, call.noise) if v and math.isfinite(v)]
     low, high = (min(positive) / 3, max(positive) * 6) if positive else (1e-9, 1.0)
     drawn = [at for at, call in enumerate(calls) if _shown(call)]
-    noise = [found if (found := calls[at].noise or math.nan) < math.inf else math.nan for at in drawn]
-    if not all(map(math.isnan, noise)):  # half-way to the neighbours, and nothing where there is nothing to explain
+    noise = [
+        found if (found := calls[at].noise or math.nan) < math.inf else math.nan for at in drawn
+    ]
+    if not all(
+        map(math.isnan, noise)
+    ):  # half-way to the neighbours, and nothing where there is nothing to explain
         edges = [drawn[0] - 0.5, *((a + b) / 2 for a, b in pairwise(drawn)), drawn[-1] + 0.5]
-        axes.stairs(noise, edges, baseline=low, fill=True, color=_BAND, linewidth=0, label="explained by rounding and what came in")
+        axes.stairs(
+            noise,
+            edges,
+            baseline=low,
+            fill=True,
+            color=_BAND,
+            linewidth=0,
+            label="explained by rounding and what came in",
+        )
         axes.stairs(noise, edges, baseline=None, color=_BAND_EDGE, linewidth=0.4)
-    stems = [(at, call.noise, call.error) for at, call in enumerate(calls) if call.verdict in _GUILTY and call.noise and call.error]
+    stems = [
+        (at, call.noise, call.error)
+        for at, call in enumerate(calls)
+        if call.verdict in _GUILTY and call.noise and call.error
+    ]
     if stems:  # how far what is introduced stands above the rounding of its call
         at, foot, error = zip(*stems)
         axes.vlines(at, foot, error, color=STYLES["introduced"].colour, linewidth=0.9, zorder=2.5)
@@ -171,12 +230,18 @@ def along(page: Page, figure: Figure) -> None:
             continue
         seen = [(at, min(error, high)) for at, error in mine if error]
         look = _look(style, len(mine))
-        axes.scatter(*(zip(*seen) if seen else ((), ())), **look, label=f"{verdict} ({count(len(mine))})")
+        axes.scatter(
+            *(zip(*seen) if seen else ((), ())), **look, label=f"{verdict} ({count(len(mine))})"
+        )
         flat = [(at, 1.0 if error == 0 else 0.0) for at, error in mine if not error]
-        strip.scatter(*(zip(*flat) if flat else ((), ())), **{**look, "s": look["s"] * 0.6}, clip_on=False)
+        strip.scatter(
+            *(zip(*flat) if flat else ((), ())), **{**look, "s": look["s"] * 0.6}, clip_on=False
+        )
     unknown = any(call.error is None for call in calls)
     strip.set_ylim(-0.6 if unknown else 0.4, 1.6)
-    strip.set_yticks([1.0, 0.0] if unknown else [1.0], ["equal", "unknown"] if unknown else ["equal"])
+    strip.set_yticks(
+        [1.0, 0.0] if unknown else [1.0], ["equal", "unknown"] if unknown else ["equal"]
+    )
     strip.grid(False)
     strip.tick_params(length=0)
     axes.tick_params(bottom=False)
@@ -187,18 +252,34 @@ def along(page: Page, figure: Figure) -> None:
     axes.set_ylabel("relative error of what each call made")
     strip.set_xlabel("calls in execution order")
     axes.set_title(f"{page.comparison.status.upper()}\n", fontweight="bold")
-    axes.text(0, 1.02, _words(headline(page.comparison), 130), transform=axes.transAxes, color=_SOFT)
+    axes.text(
+        0, 1.02, _words(headline(page.comparison), 130), transform=axes.transAxes, color=_SOFT
+    )
     columns = 2 + sum(any(c.verdict == verdict for c in calls) for verdict in STYLES)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, 4), fontsize=8)
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(columns, 4),
+        fontsize=8,
+    )
 
 
 def _look(style: Style, points: int) -> dict[str, Any]:
-    faces = {"c": style.colour} if style.marker == "x" or style.filled else {"facecolors": "none", "edgecolors": style.colour}
+    faces = (
+        {"c": style.colour}
+        if style.marker == "x" or style.filled
+        else {"facecolors": "none", "edgecolors": style.colour}
+    )
     width = 0.0 if style.filled and style.marker != "x" else 0.9
     return {
-        "marker": style.marker, "s": style.size, "alpha": style.alpha, "linewidths": width, "zorder": 3 + style.size / 100,
-        "rasterized": points > _POINTS, **faces,
-    }  # fmt: skip
+        "marker": style.marker,
+        "s": style.size,
+        "alpha": style.alpha,
+        "linewidths": width,
+        "zorder": 3 + style.size / 100,
+        "rasterized": points > _POINTS,
+        **faces,
+    }
 
 
 def _steps(calls: Sequence[PageCall], axes: Axes) -> None:
@@ -215,9 +296,14 @@ def _steps(calls: Sequence[PageCall], axes: Axes) -> None:
         head = ("rank:step " if several else "step ") if at == 0 else ""
         axes.axvline(at - 0.5, color=_LINE, linewidth=0.7, zorder=1)
         axes.annotate(
-            head + label, (at - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(2, -9), textcoords="offset points", fontsize=7,
+            head + label,
+            (at - 0.5, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, -9),
+            textcoords="offset points",
+            fontsize=7,
             color=_SOFT,
-        )  # fmt: skip
+        )
 
 
 def _names(page: Page, axes: Axes) -> None:
@@ -230,11 +316,23 @@ def _names(page: Page, axes: Axes) -> None:
             continue
         left = at > 0.6 * len(page.calls)
         axes.annotate(
-            _words(finding.name, _NAME, TAIL), (at, min(error, axes.get_ylim()[1])), xytext=(-14 if left else 14, 10 + 13 * (named % 2)),
-            textcoords="offset points", ha="right" if left else "left", fontsize=8, fontweight="bold", color=STYLES["introduced"].colour,
+            _words(finding.name, _NAME, TAIL),
+            (at, min(error, axes.get_ylim()[1])),
+            xytext=(-14 if left else 14, 10 + 13 * (named % 2)),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontsize=8,
+            fontweight="bold",
+            color=STYLES["introduced"].colour,
             arrowprops={"arrowstyle": "-", "color": STYLES["introduced"].colour, "linewidth": 0.6},
-            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}, zorder=8,
-        )  # fmt: skip
+            bbox={
+                "boxstyle": "square,pad=0.1",
+                "facecolor": "white",
+                "edgecolor": "none",
+                "alpha": 0.8,
+            },
+            zorder=8,
+        )
         named += 1
 
 
@@ -242,26 +340,58 @@ def _names(page: Page, axes: Axes) -> None:
 
 
 def histogram(detail: PageDetail, axes: Axes) -> None:
-    """How many elements have which error, in decades; the error that rounding explains as a line."""
+    """How many elements have which error, in decades; the error that rounding explains as a
+    line.
+    """
     widths = [b - a for a, b in zip(detail.edges, detail.edges[1:])]
-    axes.bar(detail.edges[:-1], detail.counts, widths, align="edge", color="#7fa3c4", edgecolor="white", linewidth=0.4)
+    axes.bar(
+        detail.edges[:-1],
+        detail.counts,
+        widths,
+        align="edge",
+        color="#7fa3c4",
+        edgecolor="white",
+        linewidth=0.4,
+    )
     axes.set_xscale("log")
     _at_noise(detail, axes.axvline, axes)
-    axes.set_xlabel(f"|target - reference|   ({count(detail.zeros)} of {count(detail.elements)} equal)")
+    axes.set_xlabel(
+        f"|target - reference|   ({count(detail.zeros)} of {count(detail.elements)} equal)"
+    )
     axes.set_ylabel("elements")
 
 
 def magnitude(detail: PageDetail, axes: Axes) -> None:
-    """Error of elements against their size; on the dotted line it is half a unit in the last place of the target's dtype."""
+    """Error of elements against their size; on the dotted line it is half a unit in the last place
+    of the target's dtype.
+    """
     points = [(size, error) for size, error in detail.magnitude if size > 0 and error > 0]
     sizes, errors = zip(*points)
-    axes.scatter(sizes, errors, s=7, color="#2f6f9f", alpha=0.55, linewidths=0, rasterized=len(points) > _POINTS)
+    axes.scatter(
+        sizes,
+        errors,
+        s=7,
+        color="#2f6f9f",
+        alpha=0.55,
+        linewidths=0,
+        rasterized=len(points) > _POINTS,
+    )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    unit = dtypes.DTYPES[detail.target_dtype].unit_roundoff if detail.target_dtype in dtypes.DTYPES else None
+    unit = (
+        dtypes.DTYPES[detail.target_dtype].unit_roundoff
+        if detail.target_dtype in dtypes.DTYPES
+        else None
+    )
     if unit:
         ends = [min(sizes), max(sizes)]
-        axes.plot(ends, [unit * s for s in ends], color=_SOFT, linestyle=":", label=f"rounding of {_words(detail.target_dtype, 20)}")
+        axes.plot(
+            ends,
+            [unit * s for s in ends],
+            color=_SOFT,
+            linestyle=":",
+            label=f"rounding of {_words(detail.target_dtype, 20)}",
+        )
     _at_noise(detail, axes.axhline, axes)
     # Elements that are nearly zero would draw the axis out to where nothing is.
     lowest = min(min(errors), detail.noise or math.inf, unit * max(sizes) if unit else math.inf)
@@ -275,7 +405,14 @@ def quantiles(detail: PageDetail, axes: Axes) -> None:
     points = [(expected, seen) for expected, seen in detail.quantiles if expected > 0 and seen > 0]
     expected, seen = zip(*points)
     ends = [min(*expected, *seen), max(*expected, *seen)]
-    axes.plot([expected[0], expected[-1]], [expected[0], expected[-1]], color=_SOFT, linestyle="--", linewidth=1, label="rounding alone")
+    axes.plot(
+        [expected[0], expected[-1]],
+        [expected[0], expected[-1]],
+        color=_SOFT,
+        linestyle="--",
+        linewidth=1,
+        label="rounding alone",
+    )
     axes.plot(expected, seen, color="#2f6f9f", marker="o", markersize=3, linewidth=1, label="seen")
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -286,7 +423,9 @@ def quantiles(detail: PageDetail, axes: Axes) -> None:
 
 
 def heatmap(detail: PageDetail, axes: Axes) -> None:
-    """Root mean square of the error over (row, channel), log colours; where it is concentrated is outlined."""
+    """Root mean square of the error over (row, channel), log colours; where it is concentrated is
+    outlined.
+    """
     found = detail.heatmap
     assert found is not None
     rows, channels = found.shape
@@ -296,41 +435,82 @@ def heatmap(detail: PageDetail, axes: Axes) -> None:
     axes.set_ylabel("row")
     for axis, begin, end in found.hit:
         draw = axes.axhspan if axis == "row" else axes.axvspan
-        draw(begin, max(end, begin + 1), fill=False, edgecolor=STYLES["introduced"].colour, linewidth=1.4, clip_on=False, zorder=5)
+        draw(
+            begin,
+            max(end, begin + 1),
+            fill=False,
+            edgecolor=STYLES["introduced"].colour,
+            linewidth=1.4,
+            clip_on=False,
+            zorder=5,
+        )
     if image is not None:
         axes.figure.colorbar(image, ax=axes, label="root mean square error", pad=0.02)
     if found.sentence:
-        axes.text(0, -0.22, _words(found.sentence, 120), transform=axes.transAxes, fontsize=8, color=_SOFT, va="top", wrap=True)
+        axes.text(
+            0,
+            -0.22,
+            _words(found.sentence, 120),
+            transform=axes.transAxes,
+            fontsize=8,
+            color=_SOFT,
+            va="top",
+            wrap=True,
+        )
 
 
 def _at_noise(detail: PageDetail, line: Callable[..., Any], axes: Axes) -> None:
     if detail.noise:
-        line(detail.noise, color=STYLES["introduced"].colour, linestyle="--", linewidth=1, label="standard deviation of rounding")
+        line(
+            detail.noise,
+            color=STYLES["introduced"].colour,
+            linestyle="--",
+            linewidth=1,
+            label="standard deviation of rounding",
+        )
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, loc="best")
 
 
-def _image(axes: Axes, values: Sequence[Sequence[float | None]], extent: tuple[float, float, float, float]) -> Any:
-    """A picture of numbers >= 0 in log colours that stay apart in grey; zeros are white, unknown ones grey. None when none is above 0."""
+def _image(
+    axes: Axes, values: Sequence[Sequence[float | None]], extent: tuple[float, float, float, float]
+) -> Any:
+    """A picture of numbers >= 0 in log colours that stay apart in grey; zeros are white, unknown
+    ones grey. None when none is above 0.
+    """
     from matplotlib.colors import LogNorm
 
     seen = [v for row in values for v in row if v and math.isfinite(v)]
     axes.set_facecolor(_LINE)
     axes.grid(False)
     white = [[1.0 if v == 0 else math.nan for v in row] for row in values]
-    axes.imshow(white, cmap="gray", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
+    axes.imshow(
+        white, cmap="gray", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest"
+    )
     if not seen:
         return None
     low, high = min(seen), max(seen)
     filled = [[v if v and math.isfinite(v) else math.nan for v in row] for row in values]
     norm = LogNorm(max(low, high * 1e-9), high if high > low else high * 1.01)
-    return axes.imshow(filled, cmap="cividis_r", norm=norm, aspect="auto", extent=extent, interpolation="nearest")
+    return axes.imshow(
+        filled, cmap="cividis_r", norm=norm, aspect="auto", extent=extent, interpolation="nearest"
+    )
 
 
-_DETAILED: tuple[tuple[str, Callable[[PageDetail], bool], Callable[[PageDetail, Any], None]], ...] = (
+_DETAILED: tuple[
+    tuple[str, Callable[[PageDetail], bool], Callable[[PageDetail, Any], None]], ...
+] = (
     ("histogram", lambda d: bool(d.edges and any(d.counts)), histogram),
-    ("error-against-magnitude", lambda d: any(size > 0 and error > 0 for size, error in d.magnitude), magnitude),
-    ("quantiles", lambda d: any(expected > 0 and seen > 0 for expected, seen in d.quantiles), quantiles),
+    (
+        "error-against-magnitude",
+        lambda d: any(size > 0 and error > 0 for size, error in d.magnitude),
+        magnitude,
+    ),
+    (
+        "quantiles",
+        lambda d: any(expected > 0 and seen > 0 for expected, seen in d.quantiles),
+        quantiles,
+    ),
     ("heatmap", lambda d: d.heatmap is not None, heatmap),
 )
 
@@ -338,7 +518,9 @@ _DETAILED: tuple[tuple[str, Callable[[PageDetail], bool], Callable[[PageDetail, 
 # ---- several steps or ranks
 
 
-def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str]) -> Callable[[Figure], None]:
+def _gridded(
+    page: Page, axis: str, values: Sequence[int], names: Sequence[str]
+) -> Callable[[Figure], None]:
     worst: dict[tuple[str, int], float | None] = {}
     marked: set[tuple[str, int]] = set()
     for call in page.calls:
@@ -357,7 +539,16 @@ def _gridded(page: Page, axis: str, values: Sequence[int], names: Sequence[str])
         if stars:
             across, down = zip(*stars)
             colour = STYLES["introduced"].colour
-            axes.scatter(across, down, marker="*", s=46, color=colour, edgecolors="white", linewidths=0.4, label="introduced here")
+            axes.scatter(
+                across,
+                down,
+                marker="*",
+                s=46,
+                color=colour,
+                edgecolors="white",
+                linewidths=0.4,
+                label="introduced here",
+            )
             figure.legend(loc="outside lower left", fontsize=8)
         some = range(0, len(names), -(-len(names) // _LABELS))
         axes.set_yticks(list(some), [_words(names[i], _NAME, TAIL) for i in some], fontsize=7)

@@ -1,4 +1,6 @@
-"""Plain text that is safe to print: names from a run are untrusted, numbers and sizes are short, columns are straight."""
+"""Plain text that is safe to print: names from a run are untrusted, numbers and sizes are short,
+columns are straight.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,29 @@ def from_here(source: str, root: Path | None = None) -> str:
     """A place in a file, named from the folder we are in, or `root`, where it lies below that."""
     file, _, line = source.rpartition(":")
     path, here = Path(file), (root or Path.cwd()).resolve()
-    return f"{path.relative_to(here).as_posix()}:{line}" if path.is_absolute() and path.is_relative_to(here) else source
+    return (
+        f"{path.relative_to(here).as_posix()}:{line}"
+        if path.is_absolute() and path.is_relative_to(here)
+        else source
+    )
 
 
 def clean(text: object) -> str:
-    """Text without anything a terminal would obey: control characters, escapes and direction marks shown as \\x1b, \\u202e."""
+    """Text without anything a terminal would obey: control characters, escapes and direction marks
+    shown as \\x1b, \\u202e.
+    """
     plain = str(text)
-    return plain if plain.isprintable() else "".join(c if c.isprintable() else _shown(c) for c in plain)
+    return (
+        plain
+        if plain.isprintable()
+        else "".join(c if c.isprintable() else _shown(c) for c in plain)
+    )
 
 
 def cell(text: object) -> str:
-    """Clean text for a spreadsheet: what it would take for a formula is quoted. For names only; numbers need no guard."""
+    """Clean text for a spreadsheet: what it would take for a formula is quoted. For names only;
+    numbers need no guard.
+    """
     plain = clean(text)
     return "'" + plain if plain[:1] in ("=", "+", "-", "@") else plain
 
@@ -56,7 +70,8 @@ def shape(extents: Sequence[int]) -> str:
 
 
 def folded(text: str, width: int | None, indent: int) -> str:
-    """Text with its longer lines broken between words, so that none is wider than `width`. None: as it is.
+    """Text with its longer lines broken between words, so that none is wider than `width`. None: as
+    it is.
 
     A line whose right column begins at `indent` goes on under it, any other two characters in.
     """
@@ -65,25 +80,46 @@ def folded(text: str, width: int | None, indent: int) -> str:
     lines: list[str] = []
     for line in text.split("\n"):
         inner = " " * (indent if line[indent - 1 : indent] == " " and width > 2 * indent else 2)
-        broken = line if len(line) <= width else textwrap.fill(
-            line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False, expand_tabs=False
-        )  # fmt: skip
+        broken = (
+            line
+            if len(line) <= width
+            else textwrap.fill(
+                line,
+                width,
+                subsequent_indent=inner,
+                break_long_words=False,
+                break_on_hyphens=False,
+                expand_tabs=False,
+            )
+        )
         lines.append(broken)
     return "\n".join(lines)
 
 
 def columns(
-    rows: Iterable[Sequence[str]], right: Sequence[int] = (), gap: str = "  ", *, width: int | None = None,
-    give: Mapping[int, str] | None = None, drop: Sequence[int] = (),
-) -> Iterator[str]:  # fmt: skip
+    rows: Iterable[Sequence[str]],
+    right: Sequence[int] = (),
+    gap: str = "  ",
+    *,
+    width: int | None = None,
+    give: Mapping[int, str] | None = None,
+    drop: Sequence[int] = (),
+) -> Iterator[str]:
     """Rows as lines with straight columns. right: positions of columns that align right.
 
     width, give, drop: as `fitted` takes them; without a width nothing is cut.
     """
     table, gone = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
-    widths = [max((len(row[i]) for row in table if i < len(row)), default=0) for i in range(max(map(len, table), default=0))]
+    widths = [
+        max((len(row[i]) for row in table if i < len(row)), default=0)
+        for i in range(max(map(len, table), default=0))
+    ]
     for row in table:
-        padded = (text.rjust(widths[i]) if i in right else text.ljust(widths[i]) for i, text in enumerate(row) if i not in gone)
+        padded = (
+            text.rjust(widths[i]) if i in right else text.ljust(widths[i])
+            for i, text in enumerate(row)
+            if i not in gone
+        )
         yield gap.join(padded).rstrip()
 
 
@@ -97,18 +133,28 @@ HEAD, TAIL = "head", "tail"
 
 
 def fitted(
-    table: Sequence[Sequence[str]], width: int | None, *, gap: int = 2, give: Mapping[int, str] | None = None, drop: Sequence[int] = (),
+    table: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    gap: int = 2,
+    give: Mapping[int, str] | None = None,
+    drop: Sequence[int] = (),
     measure: Callable[[str], int] = len,
-) -> tuple[list[list[str]], frozenset[int]]:  # fmt: skip
-    """(rows, positions that were dropped), such that the columns take `width` characters at most; None: as wide as they are.
+) -> tuple[list[list[str]], frozenset[int]]:
+    """(rows, positions that were dropped), such that the columns take `width` characters at most;
+    None: as wide as they are.
 
-    give: columns that may be shortened, to what is kept of a cell: HEAD, or TAIL (of dotted names the end tells most). drop: columns
-    that go, in this order, where that is not enough. measure: width of a text. A row that is still too wide is left so.
+    give: columns that may be shortened, to what is kept of a cell: HEAD, or TAIL (of dotted names
+    the end tells most). drop: columns that go, in this order, where that is not enough. measure:
+    width of a text. A row that is still too wide is left so.
     """
     rows = [list(row) for row in table]
     if width is None or not rows:
         return rows, frozenset()
-    widths = [max((measure(row[i]) for row in rows if i < len(row)), default=0) for i in range(max(map(len, rows)))]
+    widths = [
+        max((measure(row[i]) for row in rows if i < len(row)), default=0)
+        for i in range(max(map(len, rows)))
+    ]
     gone: set[int] = set()
 
     def excess() -> int:
@@ -119,11 +165,19 @@ def fitted(
         if at is not None:
             gone.add(at)
         while (over := excess()) > 0:
-            widest = max((i for i in give or () if i not in gone and widths[i] > _LEAST), key=lambda i: widths[i], default=None)
+            widest = max(
+                (i for i in give or () if i not in gone and widths[i] > _LEAST),
+                key=lambda i: widths[i],
+                default=None,
+            )
             if widest is None:
                 break
-            others = sorted((widths[i] for i in give or () if i not in gone and i != widest), reverse=True)
-            widths[widest] = max(_LEAST, widths[widest] - over, min(others[0] if others else 0, widths[widest] - 1))
+            others = sorted(
+                (widths[i] for i in give or () if i not in gone and i != widest), reverse=True
+            )
+            widths[widest] = max(
+                _LEAST, widths[widest] - over, min(others[0] if others else 0, widths[widest] - 1)
+            )
         if excess() <= 0:
             break
     for row in rows:

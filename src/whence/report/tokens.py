@@ -1,4 +1,6 @@
-"""Outputs of two runs on a terminal, as csv and as JSON: the answer, the rates, what changed, then prompt by prompt."""
+"""Outputs of two runs on a terminal, as csv and as JSON: the answer, the rates, what changed, then
+prompt by prompt.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
 
 
 def tokens_text(result: TokenComparison, *, rows: int = 40, width: int | None = None) -> str:
-    """The whole answer as text. rows: most prompts in the table; where there are more, those that pass are left out first. 0: all.
+    """The whole answer as text. rows: most prompts in the table; where there are more, those that
+    pass are left out first. 0: all.
 
     width: of the terminal, for which prompts and differences in the table are cut.
     """
@@ -36,13 +39,31 @@ def tokens_csv(result: TokenComparison) -> str:
     """One line per prompt; an empty cell where there is no number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = ("number", "verdict", "before", "change", "half", "longer", "unit", "first_character", "first_token", "prefix_length",
-             "reference_length", "target_length", "matched_by", "reference_line", "target_line")  # fmt: skip
+    names = (
+        "number",
+        "verdict",
+        "before",
+        "change",
+        "half",
+        "longer",
+        "unit",
+        "first_character",
+        "first_token",
+        "prefix_length",
+        "reference_length",
+        "target_length",
+        "matched_by",
+        "reference_line",
+        "target_line",
+    )
     texts = ("prompt", "common", "reference_at", "target_at", "why", "id")
     writer.writerow((*names, *texts))
     for prompt in result.prompts:
         values = (getattr(prompt, n) for n in names)
-        plain = ("" if v is None else {True: "yes", False: "no"}[v] if isinstance(v, bool) else v for v in values)
+        plain = (
+            "" if v is None else {True: "yes", False: "no"}[v] if isinstance(v, bool) else v
+            for v in values
+        )
         writer.writerow((*plain, *(cell(getattr(prompt, n)) for n in texts)))
     return out.getvalue()
 
@@ -57,10 +78,19 @@ def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
     if result.full_count:
         longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
         told = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
-        yield _row("  longer", f"of {count(result.full_count)} in full, {told}" if told else "none: in full is equal to the last")
+        yield _row(
+            "  longer",
+            f"of {count(result.full_count)} in full, {told}"
+            if told
+            else "none: in full is equal to the last",
+        )
     if result.repeated:
         split = len(result.disagreements)
-        yield _row("  A/A", f"{count(result.repeated, 'prompt')} asked more than once, {count(split)} answered in two ways")
+        yield _row(
+            "  A/A",
+            f"{count(result.repeated, 'prompt')} asked more than once, {count(split)} answered "
+            "in two ways",
+        )
         yield from _some((_disagreement(d) for d in result.disagreements), split)
     unread = result.unreadable + (result.before.unreadable if result.before else ())
     if unread:
@@ -77,11 +107,16 @@ def _headline(result: TokenComparison) -> str:
     if result.status == "undecided":
         return "no prompt could be compared"
     short = [w for w, share, least in _both(result) if share is not None and share < least]
-    words = f"{' and '.join(short)} below the threshold" if short else "both rates reach their thresholds"
+    words = (
+        f"{' and '.join(short)} below the threshold"
+        if short
+        else "both rates reach their thresholds"
+    )
     if result.table is None or result.p_value is None:
         return words
     changed = (
-        f"{count(len(result.newly_failing))} newly failing, {count(len(result.newly_passing))} newly passing, p = {result.p_value:.2g}"
+        f"{count(len(result.newly_failing))} newly failing, "
+        f"{count(len(result.newly_passing))} newly passing, p = {result.p_value:.2g}"
     )
     return f"{words}; {changed}"
 
@@ -92,18 +127,48 @@ def _both(result: TokenMatch) -> Iterator[tuple[str, float | None, float]]:
 
 
 def _rates(result: TokenMatch) -> Iterator[str]:
-    yield _row("  full match", _rate(result.full_count, result.count, result.full_match, result.full_interval, result.full_threshold))
-    yield _row("  half match", _rate(result.half_count, result.count, result.half_match, result.half_interval, result.half_threshold))
+    yield _row(
+        "  full match",
+        _rate(
+            result.full_count,
+            result.count,
+            result.full_match,
+            result.full_interval,
+            result.full_threshold,
+        ),
+    )
+    yield _row(
+        "  half match",
+        _rate(
+            result.half_count,
+            result.count,
+            result.half_match,
+            result.half_interval,
+            result.half_threshold,
+        ),
+    )
     if result.not_compared:
-        yield _row("  not compared", f"{count(result.not_compared)} of {count(result.count, 'prompt')}; they count as not passed")
+        yield _row(
+            "  not compared",
+            f"{count(result.not_compared)} of {count(result.count, 'prompt')}; they count as not "
+            "passed",
+        )
 
 
-def _rate(passed: int, of: int, share: float | None, interval: tuple[float, float], least: float) -> str:
+def _rate(
+    passed: int, of: int, share: float | None, interval: tuple[float, float], least: float
+) -> str:
     low, high = interval
-    inside = "; too few prompts to be sure" if share is not None and low <= least <= high and 0 < least < 1 else ""
+    inside = (
+        "; too few prompts to be sure"
+        if share is not None and low <= least <= high and 0 < least < 1
+        else ""
+    )
     return (
-        f"{count(passed)} of {count(of)} = {_share(share)}, 95 % interval {_share(low)} to {_share(high)}; "
-        f"threshold {number(least)}: {'not' if share is None or share < least else ''} reached{inside}"
+        f"{count(passed)} of {count(of)} = {_share(share)}, 95 % interval {_share(low)} to "
+        f"{_share(high)}; "
+        f"threshold {number(least)}: {'not' if share is None or share < least else ''} "
+        f"reached{inside}"
     ).replace(":  ", ": ")
 
 
@@ -112,18 +177,34 @@ def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
         yield f"{title}: {clean(one.reference)} against {clean(one.target)}"
         yield from _rates(one)
     table = result.table or {}
-    words = ("both", "pass at both"), ("only_before", "only before"), ("only_after", "only after"), ("neither", "at neither")
+    words = (
+        ("both", "pass at both"),
+        ("only_before", "only before"),
+        ("only_after", "only after"),
+        ("neither", "at neither"),
+    )
     yield _row("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
     texts = {p.number: p.prompt for p in result.prompts}
     called = {p.number: clean(p.id) or str(p.number) for p in result.prompts}
-    for title, numbers in (("  newly failing", result.newly_failing), ("  newly passing", result.newly_passing)):
+    for title, numbers in (
+        ("  newly failing", result.newly_failing),
+        ("  newly passing", result.newly_passing),
+    ):
         if numbers:
-            shown = ", ".join(f"{called[n]} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else called[n] for n in numbers[: 2 * _MOST])
-            more = f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
+            shown = ", ".join(
+                f"{called[n]} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else called[n]
+                for n in numbers[: 2 * _MOST]
+            )
+            more = (
+                f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
+            )
             yield _row(title, shown + more)
     if result.p_value is not None:
         changed = len(result.newly_failing) + len(result.newly_passing)
-        yield _row("  sign test", f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed")
+        yield _row(
+            "  sign test",
+            f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed",
+        )
 
 
 def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
@@ -133,8 +214,19 @@ def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
         some = [p for p in prompts if p.verdict != "PASS" or p.change] or list(prompts)
         left, prompts = len(prompts) - len(some[:rows]), some[:rows]
     text = any(p.unit == "character" for p in prompts)
-    head = ["no", "verdict", *(["before"] if result.before else []), "half", *(["char"] if text else []), "token", "prefix", "ref", "tgt",
-            "prompt", "first difference"]  # fmt: skip
+    head = [
+        "no",
+        "verdict",
+        *(["before"] if result.before else []),
+        "half",
+        *(["char"] if text else []),
+        "token",
+        "prefix",
+        "ref",
+        "tgt",
+        "prompt",
+        "first difference",
+    ]
     table = [head, *(_cells(p, text=text, before=result.before is not None) for p in prompts)]
     right = {i for i, h in enumerate(head) if h in ("no", "char", "token", "prefix", "ref", "tgt")}
     fits, _ = fitted(table, width, give={len(head) - 2: HEAD, len(head) - 1: HEAD}, measure=_width)
@@ -146,18 +238,31 @@ def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
 def _cells(prompt: PromptMatch, *, text: bool, before: bool) -> list[str]:
     half = "-" if prompt.half is None else "yes" if prompt.half else "no"
     first = [_whole(prompt.first_character)] if text else []
-    lengths = [_whole(prompt.prefix_length), _whole(prompt.reference_length), _whole(prompt.target_length)]
+    lengths = [
+        _whole(prompt.prefix_length),
+        _whole(prompt.reference_length),
+        _whole(prompt.target_length),
+    ]
     return [
-        clean(prompt.id) or str(prompt.number), prompt.verdict, *([prompt.before or "-"] if before else []), half, *first,
-        _whole(prompt.first_token), *lengths,
-        _quoted(_cut(prompt.prompt, _PROMPT)) if prompt.prompt else "-", _difference(prompt),
-    ]  # fmt: skip
+        clean(prompt.id) or str(prompt.number),
+        prompt.verdict,
+        *([prompt.before or "-"] if before else []),
+        half,
+        *first,
+        _whole(prompt.first_token),
+        *lengths,
+        _quoted(_cut(prompt.prompt, _PROMPT)) if prompt.prompt else "-",
+        _difference(prompt),
+    ]
 
 
 def _difference(prompt: PromptMatch) -> str:
     parts = []
     if prompt.full is not None and not prompt.full:
-        parts.append(f"after {_quoted(prompt.common)}: {_quoted(prompt.reference_at)} | {_quoted(prompt.target_at)}")
+        parts.append(
+            f"after {_quoted(prompt.common)}: {_quoted(prompt.reference_at)} | "
+            f"{_quoted(prompt.target_at)}"
+        )
     elif prompt.longer:
         parts.append(f"the {prompt.longer} goes on")
     if prompt.why:
@@ -172,7 +277,9 @@ def _disagreement(one: Disagreement) -> str:
 
 def _parting(match: OutputMatch) -> str:
     if match.first_token is not None:
-        character = f"character {match.first_character}, " if match.first_character is not None else ""
+        character = (
+            f"character {match.first_character}, " if match.first_character is not None else ""
+        )
         return f"part at {character}token {match.first_token}"
     lengths = f"{match.reference_length} and {match.target_length} {match.unit}s"
     return f"one goes on: {lengths}" if match.unit else "one is text, one a list of tokens"
@@ -220,7 +327,10 @@ def _columns(table: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[s
 def _width(text: str) -> int:
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def _row(left: str, right: str) -> str:

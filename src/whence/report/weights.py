@@ -1,4 +1,6 @@
-"""Which parameter faces which, as a map that `whence compare --map` takes; what is known of each stands in comments."""
+"""Which parameter faces which, as a map that `whence compare --map` takes; what is known of each
+stands in comments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from whence.results import FacedWeight, WeightMap
 def weights_map(found: WeightMap) -> str:
     """The map as text (YAML)."""
     equal = sum(w.state == "equal" for w in found.pairs)
-    lines = [f"# {count(len(found.pairs), 'parameter')} face each other, {count(equal)} equal; whence compare REF TGT --map FILE takes it"]
+    lines = [
+        f"# {count(len(found.pairs), 'parameter')} face each other, {count(equal)} equal; whence "
+        "compare REF TGT --map FILE takes it"
+    ]
     groups: dict[tuple[str, str], list[FacedWeight]] = {}
     for weight in found.pairs:
         groups.setdefault((weight.reference, weight.target), []).append(weight)
@@ -21,7 +26,9 @@ def weights_map(found: WeightMap) -> str:
     for (ours, theirs), weights in groups.items():
         entry: dict[str, Any] = {"reference": ours, "target": theirs}
         slots = {f"param.{w.name}": _made(w) for w in weights if w.dims or w.name != w.target_name}
-        text = yaml.safe_dump([{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140)
+        text = yaml.safe_dump(
+            [{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140
+        )
         lines += [f"  {line}" for line in text.rstrip("\n").split("\n")]
         lines += [f"  # {_said(w)}" for w in weights]
     lines += [f"# only reference: {clean(name)}" for name in found.only_reference]
@@ -38,4 +45,7 @@ def _made(weight: FacedWeight) -> Any:
 def _said(weight: FacedWeight) -> str:
     how = f", {clean(weight.dims)}" if weight.dims else ""
     state = weight.state if not weight.rel_l2 else f"{weight.state}, rel_l2 {weight.rel_l2:.2g}"
-    return f"{clean(weight.name)} {list(weight.shape)}: {clean(weight.target_name)} {list(weight.target_shape)}{how}: {state}"
+    return (
+        f"{clean(weight.name)} {list(weight.shape)}: {clean(weight.target_name)} "
+        f"{list(weight.target_shape)}{how}: {state}"
+    )

@@ -1,4 +1,6 @@
-"""torch_xray's table of a dump: min, max, mean and std of every tensor, in the order of the dump."""
+"""torch_xray's table of a dump: min, max, mean and std of every tensor, in the order of the
+dump.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,14 @@ COLUMNS = ("Index", "Step", "Rank", "Module", "Min", "Max", "Mean", "Std")
 
 
 def xray_summary(run: Run, form: str) -> Iterator[str]:
-    """The table as pieces of text. form: "text" (a frame, seven digits) or "csv". run: with statistics where they can be had."""
+    """The table as pieces of text. form: "text" (a frame, seven digits) or "csv". run: with
+    statistics where they can be had.
+    """
     seen = {ref.record: (call, ref.slot) for call in reversed(run.calls) for ref in call.refs}
-    rows = [(*_place(run.records[record], call, slot), record) for record, (call, slot) in sorted(seen.items())]
+    rows = [
+        (*_place(run.records[record], call, slot), record)
+        for record, (call, slot) in sorted(seen.items())
+    ]
     if form == "text":
         table = [
             (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record)))
@@ -28,17 +35,30 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for i, (step, rank, name, record) in enumerate(rows):
-        writer.writerow((i, step, rank, cell(name), *("" if v is None else repr(v) for v in _figures(run, record))))
+        writer.writerow(
+            (
+                i,
+                step,
+                rank,
+                cell(name),
+                *("" if v is None else repr(v) for v in _figures(run, record)),
+            )
+        )
     yield out.getvalue()
 
 
 def _framed(rows: list[tuple[str, ...]], left: int) -> Iterator[str]:
-    """Rows in a frame, the first as its head. left: the column that is set to the left; the others are numbers."""
+    """Rows in a frame, the first as its head. left: the column that is set to the left; the others
+    are numbers.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     yield rule
     for number, row in enumerate(rows):
-        cells = (text.ljust(width) if k == left else text.rjust(width) for k, (text, width) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            text.ljust(width) if k == left else text.rjust(width)
+            for k, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
         yield "| " + " | ".join(cells) + " |"
         if number == 0:
             yield rule
@@ -54,7 +74,9 @@ def _place(record: Record, call: Call, slot: str) -> tuple[str, int, str]:
     step, name = dataset(record.file)
     if name:
         return step, call.rank, name
-    shown = ".".join(part for part in (call.scope, call.op, call.op_type, str(call.occurrence)) if part)
+    shown = ".".join(
+        part for part in (call.scope, call.op, call.op_type, str(call.occurrence)) if part
+    )
     return str(call.step + 1), call.rank, f"{shown}.{call.phase}_{slot}"
 
 

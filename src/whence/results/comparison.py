@@ -1,7 +1,9 @@
-"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, with a JSON round trip.
+"""What a comparison produces: pairs, measurements, verdicts, findings. Frozen, with a JSON round
+trip.
 
-The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per pair of records, `judge`
-gives each call a Verdict, `locate` turns verdicts into Findings, `api` puts all into a Comparison, `report` writes it.
+The order in which they arise: `align` makes a Plan of CallPairs, `metrics` fills a Measured per
+pair of records, `judge` gives each call a Verdict, `locate` turns verdicts into Findings, `api`
+puts all into a Comparison, `report` writes it.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from whence.results.views import ViewRow
 
 
 class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark; `also` names the others.
+    """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark;
+    `also` names the others.
 
-    kind: "precision" (more than rounding, as an intermediate of low precision leaves it) or "suspect" (close to its limit).
+    kind: "precision" (more than rounding, as an intermediate of low precision leaves it) or
+    "suspect" (close to its limit).
     """
 
     kind: str
@@ -43,9 +47,9 @@ class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
 class Coverage(msgspec.Struct, frozen=True):
     """How much of the run the answer rests on. Counts are of calls of the reference.
 
-    paired: face a call of the target. measured: all their outputs were. replayed: judged by replay as far as anything differed.
-    replayable: have a program, or were replayed by the user's model. inside: have no partner and ran again as part of one that has
-    (the target shows no inside).
+    paired: face a call of the target. measured: all their outputs were. replayed: judged by replay
+    as far as anything differed. replayable: have a program, or were replayed by the user's model.
+    inside: have no partner and ran again as part of one that has (the target shows no inside).
     """
 
     calls: int
@@ -58,7 +62,9 @@ class Coverage(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Share of the reference's calls that were measured, or replayed inside one that was, 0..1; 0 when there are none."""
+        """Share of the reference's calls that were measured, or replayed inside one that was, 0..1;
+        0 when there are none.
+        """
         return (self.measured + self.inside) / self.calls if self.calls else 0.0
 
 
@@ -87,9 +93,9 @@ class Row(msgspec.Struct, frozen=True):
 class Repetition(msgspec.Struct, frozen=True):
     """What further runs of the reference said about it (A/A).
 
-    runs: their paths. calls: how many calls of the reference do not repeat themselves although their inputs are equal. names,
-    op_types: of these, in execution order, at most twenty. own: largest relative 2-norm by which such a call parts; largest: by
-    which any tensor does.
+    runs: their paths. calls: how many calls of the reference do not repeat themselves although
+    their inputs are equal. names, op_types: of these, in execution order, at most twenty. own:
+    largest relative 2-norm by which such a call parts; largest: by which any tensor does.
     """
 
     runs: tuple[str, ...]
@@ -103,9 +109,10 @@ class Repetition(msgspec.Struct, frozen=True):
 class ThirdRun(msgspec.Struct, frozen=True):
     """How far both runs are from a third one in higher precision.
 
-    run: its path. calls: regions where all three could be measured; closer: how many of these the target is closer in. median,
-    worst: ratio of the target's root-mean-square error to the reference's over these, and `name`, where the largest is.
-    reference_err, target_err: relative 2-norm of the errors of all root outputs together; overlap: the least of theirs.
+    run: its path. calls: regions where all three could be measured; closer: how many of these the
+    target is closer in. median, worst: ratio of the target's root-mean-square error to the
+    reference's over these, and `name`, where the largest is. reference_err, target_err: relative
+    2-norm of the errors of all root outputs together; overlap: the least of theirs.
     """
 
     run: str
@@ -120,11 +127,13 @@ class ThirdRun(msgspec.Struct, frozen=True):
 
 
 class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A loss that was declared beforehand, or one of quantised layers that was not (`declared` False).
+    """A loss that was declared beforehand, or one of quantised layers that was not (`declared`
+    False).
 
-    what: in words. calls: how many. names, op_types: of these calls, each once. sqnr_db: the worst signal-to-quantisation-noise ratio,
-    10 log10(sum r^2 / sum (r - y)^2), of any, with `worst` its name; None where it is not defined. snippet: a policy that would declare
-    it. reason: the policy's own `why`. ignored: nothing was asked of these calls.
+    what: in words. calls: how many. names, op_types: of these calls, each once. sqnr_db: the worst
+    signal-to-quantisation-noise ratio, 10 log10(sum r^2 / sum (r - y)^2), of any, with `worst` its
+    name; None where it is not defined. snippet: a policy that would declare it. reason: the
+    policy's own `why`. ignored: nothing was asked of these calls.
     """
 
     what: str
@@ -140,7 +149,9 @@ class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Nearest(msgspec.Struct, frozen=True):
-    """A call without a partner, and the call of the other run that comes nearest. side: whose call `name` is. why: in words."""
+    """A call without a partner, and the call of the other run that comes nearest. side: whose call
+    `name` is. why: in words.
+    """
 
     side: str
     name: str
@@ -151,18 +162,19 @@ class Nearest(msgspec.Struct, frozen=True):
 class Comparison(Framed, msgspec.Struct, frozen=True):
     """The whole answer. Every output format is written from this and computes nothing.
 
-    counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many pairs of tensors could not be
-    measured. without_partner: names of the former, by "reference", "target" and "ambiguous", each once; nearest: what comes
-    nearest to some of them. environment: conditions
-    in which the runs differ. headline: why the status is what it is, where findings do not say it. repetition: what further runs
-    of the reference showed, third: how far both are from the run in higher precision; None when none was given.
-    remarks: what passes and is worth a look, which counts with --strict.
-    declared: losses that a policy allows, and those of quantised layers without one. generation: what both runs generated.
-    views: the rows of each view that was asked for. asked: arguments of `compare` that decide who faces whom and what may be run, where
-    they are not the defaults and can be written down.
-    programs: what the programs of both runs differ in, in lines; () when they are
-    not known. occurrences: when operators first differ; None where it was not asked for and the runs are of modules.
-    origin: of runs of operators, where the first significant tensor comes from. program_files: programs that were given.
+    counts: calls by verdict. unmatched, incomparable: how many calls have no partner, and how many
+    pairs of tensors could not be measured. without_partner: names of the former, by "reference",
+    "target" and "ambiguous", each once; nearest: what comes nearest to some of them. environment:
+    conditions in which the runs differ. headline: why the status is what it is, where findings do
+    not say it. repetition: what further runs of the reference showed, third: how far both are from
+    the run in higher precision; None when none was given. remarks: what passes and is worth a look,
+    which counts with --strict. declared: losses that a policy allows, and those of quantised layers
+    without one. generation: what both runs generated. views: the rows of each view that was asked
+    for. asked: arguments of `compare` that decide who faces whom and what may be run, where they
+    are not the defaults and can be written down. programs: what the programs of both runs differ
+    in, in lines; () when they are not known. occurrences: when operators first differ; None where
+    it was not asked for and the runs are of modules. origin: of runs of operators, where the first
+    significant tensor comes from. program_files: programs that were given.
     """
 
     status: str
@@ -200,4 +212,6 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
 
     def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
         """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""
-        importlib.import_module("whence.api").report_html(self, output, details=details, force=force)
+        importlib.import_module("whence.api").report_html(
+            self, output, details=details, force=force
+        )

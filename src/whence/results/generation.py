@@ -8,12 +8,13 @@ import msgspec
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token that both runs chose behind the same tokens.
 
-    prompt: its number, from 1, as `Prompted.number` has it. index: place in the sequence, from the prompt's first token on.
-    step, row: call of the
-    root and row of its batch whose logits chose it. reference, target: the tokens that came next, or would have.
-    verdict: "identical" (bitwise equal logits), "noise", "explained" (another token, the gap is within the noise), "unexplained",
-    "sampled" (another token although the logits agree: not the largest was taken), "off" (logits further apart than rounding takes
-    them, the token is the same or could have been), "incomparable". score: over what is allowed, > 1 is flagged. numbers: figures
+    prompt: its number, from 1, as `Prompted.number` has it. index: place in the sequence, from the
+    prompt's first token on. step, row: call of the root and row of its batch whose logits chose it.
+    reference, target: the tokens that came next, or would have. verdict: "identical" (bitwise equal
+    logits), "noise", "explained" (another token, the gap is within the noise), "unexplained",
+    "sampled" (another token although the logits agree: not the largest was taken), "off" (logits
+    further apart than rounding takes them, the token is the same or could have been),
+    "incomparable". score: over what is allowed, > 1 is flagged. numbers: figures
     (docs/generation.md).
     """
 
@@ -32,13 +33,16 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one prompt. ids: its tokens, which it is known by. root, rank, step, row: the call and row that it came with.
+    """What became of one prompt. ids: its tokens, which it is known by. root, rank, step, row: the
+    call and row that it came with.
 
-    tokens, target_tokens: generated behind it; compared: how many choices of both were compared, of `of` in the reference.
-    outcome: "equal", "explained", "sampled" (parted, and no fault of the model), "unexplained", "off" (no token unexplained, but
-    logits that are off), "not compared". flips: (explained, unexplained, sampled). first: place in Generation.tokens of
-    the first token that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its calls whose
-    error changed none of its tokens. number: from 1, in the order in which the reference was asked.
+    tokens, target_tokens: generated behind it; compared: how many choices of both were compared, of
+    `of` in the reference. outcome: "equal", "explained", "sampled" (parted, and no fault of the
+    model), "unexplained", "off" (no token unexplained, but logits that are off), "not compared".
+    flips: (explained, unexplained, sampled). first: place in Generation.tokens of the first token
+    that differs, off: of the first from logits that are off; -1 for none. no_effect: modules in its
+    calls whose error changed none of its tokens. number: from 1, in the order in which the
+    reference was asked.
     """
 
     ids: tuple[int, ...]
@@ -62,16 +66,20 @@ class Prompted(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def passes(self) -> bool:
         """Is no token another one, save where that is no fault of the model?"""
-        return self.outcome in ("equal", "explained", "sampled") or (self.outcome == "off" and self.first < 0)
+        return self.outcome in ("equal", "explained", "sampled") or (
+            self.outcome == "off" and self.first < 0
+        )
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """What two runs generated, token by token.
 
-    logits_only: the comparison rests on logits alone, no module was captured. noise: median relative error of the logits that were
-    judged to be rounding, None where none differed. compared, of: tokens. alone_reference, alone_target: prompts without a partner.
-    forced: the target was fed the reference's tokens. suspect: place in `tokens` of the first that is not explained, -1 for none;
-    sentence: it, in words; led_to: the finding behind it, "" where there is none.
+    logits_only: the comparison rests on logits alone, no module was captured. noise: median
+    relative error of the logits that were judged to be rounding, None where none differed.
+    compared, of: tokens. alone_reference, alone_target: prompts without a partner. forced: the
+    target was fed the reference's tokens. suspect: place in `tokens` of the first that is not
+    explained, -1 for none; sentence: it, in words; led_to: the finding behind it, "" where there is
+    none.
     """
 
     logits_only: bool

@@ -30,9 +30,11 @@ class Framed(Displayed):
     __slots__ = ()
 
     def to_pandas(self, table: str = "pairs") -> Any:
-        """A `pandas.DataFrame`. table: "pairs" (a row per pair of tensors), "findings", or "tokens" (of what was generated).
+        """A `pandas.DataFrame`. table: "pairs" (a row per pair of tensors), "findings", or "tokens"
+        (of what was generated).
 
-        Figures are float64, NaN where there is none. Raises UsageError for another table, MissingDependency without pandas.
+        Figures are float64, NaN where there is none. Raises UsageError for another table,
+        MissingDependency without pandas.
         """
         from whence.report import frames
 
@@ -45,7 +47,9 @@ class Framed(Displayed):
         return frames.to_polars(self, table)
 
     def __getitem__(self, name: str) -> Any:
-        """The rows of a call of the reference, by its name. Raises KeyError with names that are near."""
+        """The rows of a call of the reference, by its name. Raises KeyError with names that are
+        near.
+        """
 
         return rows(self, name)
 

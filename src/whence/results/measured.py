@@ -8,8 +8,9 @@ import msgspec
 class Measured(msgspec.Struct, frozen=True):
     """All measurements of one pair of records.
 
-    tier: "same" (bit-identical, nothing else to say), "core", "full", or "none" when nothing could be measured, with `why`.
-    values: metric name -> number, None where undefined, with the reason in `whys`. max_abs_index: where the largest error is.
+    tier: "same" (bit-identical, nothing else to say), "core", "full", or "none" when nothing could
+    be measured, with `why`. values: metric name -> number, None where undefined, with the reason in
+    `whys`. max_abs_index: where the largest error is.
     """
 
     tier: str

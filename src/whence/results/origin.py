@@ -8,7 +8,9 @@ import msgspec
 
 
 class Occurrence(msgspec.Struct, frozen=True):
-    """One execution of an operator. number: which of its executions, from 1. call: of the reference. rel_l2: of its worst output."""
+    """One execution of an operator. number: which of its executions, from 1. call: of the
+    reference. rel_l2: of its worst output.
+    """
 
     number: int
     call: int
@@ -22,8 +24,9 @@ class Occurrence(msgspec.Struct, frozen=True):
 class Counted(msgspec.Struct, frozen=True):
     """The executions of one operator, by "type" or by "name", in order over all steps.
 
-    count: of the reference; compared: those that could be. equal: how many of these before the first that differs; differing: how
-    many differ in any bit. first_difference: the first of these; first_significant: the first that rounding does not explain.
+    count: of the reference; compared: those that could be. equal: how many of these before the
+    first that differs; differing: how many differ in any bit. first_difference: the first of these;
+    first_significant: the first that rounding does not explain.
     """
 
     by: str
@@ -37,7 +40,9 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Occurrences(msgspec.Struct, frozen=True):
-    """When operators first differ. first_difference, first_significant: of the whole run; None where there is none."""
+    """When operators first differ. first_difference, first_significant: of the whole run; None
+    where there is none.
+    """
 
     first_difference: Occurrence | None
     first_significant: Occurrence | None
@@ -45,7 +50,8 @@ class Occurrences(msgspec.Struct, frozen=True):
 
 
 class TracedInput(msgspec.Struct, frozen=True):
-    """Something an operator read. name: of who wrote it last, or of the parameter or input of the model; call: that, -1 for none.
+    """Something an operator read. name: of who wrote it last, or of the parameter or input of the
+    model; call: that, -1 for none.
 
     state: "equal", "within noise", "differs", "not compared", of a label "equal as far as shown".
     """
@@ -58,7 +64,9 @@ class TracedInput(msgspec.Struct, frozen=True):
 
 
 class TracedStep(msgspec.Struct, frozen=True):
-    """One operator on the way back. verdict: "not compared" where nobody saw what it made. rel_l2: of its worst output."""
+    """One operator on the way back. verdict: "not compared" where nobody saw what it made. rel_l2:
+    of its worst output.
+    """
 
     call: int
     name: str
@@ -71,13 +79,14 @@ class TracedStep(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a difference comes from. steps: from the tensor asked for to the operator it ends at, `call` of the reference.
+    """Where a difference comes from. steps: from the tensor asked for to the operator it ends at,
+    `call` of the reference.
 
-    among: operators before it whose output was not compared, any of which may be the one. attributes: of the operator;
-    target_attributes: those that are others in the target. labels: what its kernel logged. missing: what it read and was not
-    captured, with what to do. outcome: "target wrong", "reference wrong", "both within bound: ..", "not asked: ..", "inputs
-    insufficient: ..", "equal".
-    sentence: of its verdict.
+    among: operators before it whose output was not compared, any of which may be the one.
+    attributes: of the operator; target_attributes: those that are others in the target. labels:
+    what its kernel logged. missing: what it read and was not captured, with what to do. outcome:
+    "target wrong", "reference wrong", "both within bound: ..", "not asked: ..", "inputs
+    insufficient: ..", "equal". sentence: of its verdict.
     """
 
     steps: tuple[TracedStep, ...]

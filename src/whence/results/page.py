@@ -1,7 +1,8 @@
-"""What a page shows of a comparison: calls in order, both sides, and tensors looked at closely. Frozen, JSON round trip, no behaviour.
+"""What a page shows of a comparison: calls in order, both sides, and tensors looked at closely.
+Frozen, JSON round trip, no behaviour.
 
-`api.paging.page_of` measures all of it; `report/html` and plots draw it and compute nothing. A number that there is not is None,
-and `missing` says why. Shape:
+`api.paging.page_of` measures all of it; `report/html` and plots draw it and compute nothing. A
+number that there is not is None, and `missing` says why. Shape:
 
     Page
       comparison        Comparison (verdicts by call, findings, tokens: everything that was decided)
@@ -9,7 +10,7 @@ and `missing` says why. Shape:
       calls             PageCall   one for each pair of calls, in the order in which the reference's began
       details           PageDetail tensors of some calls: histogram, magnitude, quantiles, heatmap, worst elements
       missing           sentences: what is not on the page, and why
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from whence.results.tokens import TokenMatch
 
 
 class PageSide(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run. facts: (name, text) of its command, versions, devices, dtypes, commit, seed; differing: names that the other has otherwise."""
+    """A run. facts: (name, text) of its command, versions, devices, dtypes, commit, seed;
+    differing: names that the other has otherwise.
+    """
 
     path: str
     facts: tuple[tuple[str, str], ...] = ()
@@ -30,15 +33,17 @@ class PageSide(msgspec.Struct, frozen=True, omit_defaults=True):
 class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pair of calls. Places (`parent`, `reads`) are indices into `Page.calls`.
 
-    pair: index into Plan.pairs. number: in the reference's tree ("0", "3_1"). parent: the call around it, -1 without one.
-    reads: calls that made what it, or its own code between the calls in it, reads. error: largest rel_l2 of what it made, 0 for equal
-    bits; without elements how far statistics are off, if they are; None where nothing could be measured.
-    incoming: the same of what it read. noise: largest error that rounding and what came in explain here, None where that is not known.
-    own: error that its own rounding makes. score: error over what is allowed, of its worst region. shares: of the squared error that
-    came in, that the target made, that the reference's own rounding made. evidence, confidence, cause, sentence, slot, operator: of the
-    worst region. source, target_source: where it stands in the code. parameters: "equal", "differ", "differ by no more than
-    rounding ...", "not compared", "" without any.
-    program: why it was not replayed, "" when there is a program.
+    pair: index into Plan.pairs. number: in the reference's tree ("0", "3_1"). parent: the call
+    around it, -1 without one. reads: calls that made what it, or its own code between the calls in
+    it, reads. error: largest rel_l2 of what it made, 0 for equal bits; without elements how far
+    statistics are off, if they are; None where nothing could be measured. incoming: the same of
+    what it read. noise: largest error that rounding and what came in explain here, None where that
+    is not known. own: error that its own rounding makes. score: error over what is allowed, of its
+    worst region. shares: of the squared error that came in, that the target made, that the
+    reference's own rounding made. evidence, confidence, cause, sentence, slot, operator: of the
+    worst region. source, target_source: where it stands in the code. parameters: "equal", "differ",
+    "differ by no more than rounding ...", "not compared", "" without any. program: why it was not
+    replayed, "" when there is a program.
     """
 
     pair: int
@@ -75,11 +80,13 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PageHeatmap(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Root mean square of the error over blocks of a tensor laid out as (rows, channels), channels being its last axis.
+    """Root mean square of the error over blocks of a tensor laid out as (rows, channels), channels
+    being its last axis.
 
-    values: row-major, `shape[0] * shape[1]` numbers, None where no element of the block is finite. rows, channels: extents of the tensor;
-    a block has ceil(rows / shape[0]) rows and ceil(channels / shape[1]) channels, the last one fewer.
-    hit: rows or channels in which the error is concentrated, as (axis "row" or "channel", from, to), in words in `sentence`.
+    values: row-major, `shape[0] * shape[1]` numbers, None where no element of the block is finite.
+    rows, channels: extents of the tensor; a block has ceil(rows / shape[0]) rows and ceil(channels
+    / shape[1]) channels, the last one fewer. hit: rows or channels in which the error is
+    concentrated, as (axis "row" or "channel", from, to), in words in `sentence`.
     """
 
     shape: tuple[int, int]
@@ -91,16 +98,18 @@ class PageHeatmap(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PageDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A pair of tensors looked at closely. Errors are target - reference, of the elements that are finite on both sides.
+    """A pair of tensors looked at closely. Errors are target - reference, of the elements that are
+    finite on both sides.
 
-    call: place in `Page.calls`. dims: how the target's was brought to the reference's axes. elements: how many; of more than `sampled` > 0
-    the points of `magnitude` and `quantiles` are of that many, evenly spaced. reference, target: (min, max, mean, std, norm).
-    not_finite: NaN and infinities of both. zeros: errors that are exactly zero.
-    edges, counts: |error| of the others in bins of decades; counts[k] lies in [edges[k], edges[k + 1]).
-    magnitude: (|reference|, |error|) of up to 600 elements, the largest errors among them.
-    noise: standard deviation of an element's error that rounding explains; noise_from: on what that rests.
-    quantiles: (of a standard normal times `noise`, of the |error| seen), in which noise lies on the diagonal.
-    worst: (index, reference, target) of the largest errors, the first being the largest.
+    call: place in `Page.calls`. dims: how the target's was brought to the reference's axes.
+    elements: how many; of more than `sampled` > 0 the points of `magnitude` and `quantiles` are of
+    that many, evenly spaced. reference, target: (min, max, mean, std, norm). not_finite: NaN and
+    infinities of both. zeros: errors that are exactly zero. edges, counts: |error| of the others in
+    bins of decades; counts[k] lies in [edges[k], edges[k + 1]). magnitude: (|reference|, |error|)
+    of up to 600 elements, the largest errors among them. noise: standard deviation of an element's
+    error that rounding explains; noise_from: on what that rests. quantiles: (of a standard normal
+    times `noise`, of the |error| seen), in which noise lies on the diagonal. worst: (index,
+    reference, target) of the largest errors, the first being the largest.
     """
 
     call: int
@@ -131,8 +140,8 @@ class PageDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A comparison as a page shows it. folder: where the comparison lies, "" when it was not written. texts: what `whence tokens` said of
-    the outputs of both, where that was given."""
+    """A comparison as a page shows it. folder: where the comparison lies, "" when it was not
+    written. texts: what `whence tokens` said of the outputs of both, where that was given."""
 
     comparison: Comparison
     reference: PageSide

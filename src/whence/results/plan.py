@@ -8,8 +8,8 @@ import msgspec
 class Made(msgspec.Struct, frozen=True, array_like=True):
     """A tensor made from others of its run, so that it has the axes of the one it faces.
 
-    record: its id, behind those of the run. dims: the expression (docs/alignment.md) over the names bound in `operands`, each to
-    records of the run or to made ones. why: the evidence.
+    record: its id, behind those of the run. dims: the expression (docs/alignment.md) over the names
+    bound in `operands`, each to records of the run or to made ones. why: the evidence.
     """
 
     record: int
@@ -19,7 +19,8 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a root put together from several, or cut from one. pieces: (step, row, first token, tokens) of each in its own run.
+    """A call of a root put together from several, or cut from one. pieces: (step, row, first token,
+    tokens) of each in its own run.
 
     side: "reference" or "target". root, step, micro: of the call it became.
     """
@@ -32,9 +33,11 @@ class Joined(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parted(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence of which only the first `tokens` face each other. reference, target: what comes next there, None at its end.
+    """A sequence of which only the first `tokens` face each other. reference, target: what comes
+    next there, None at its end.
 
-    root, step, micro: of the call of the aligned reference. before: tokens ahead of it in the target that the reference has not.
+    root, step, micro: of the call of the aligned reference. before: tokens ahead of it in the
+    target that the reference has not.
     """
 
     root: str
@@ -48,7 +51,9 @@ class Parted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor of a call faces one of another. dims: how the target's reaches the reference's axes, "" when it already does."""
+    """One tensor of a call faces one of another. dims: how the target's reaches the reference's
+    axes, "" when it already does.
+    """
 
     reference_slot: str
     target_slot: str
@@ -58,13 +63,17 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 TENSOR_RULE = "tensor"
-"""The rule of pairs that were made because tensors face each other, one of which has no call (`align.tensors`)."""
+"""The rule of pairs that were made because tensors face each other, one of which has no call
+(`align.tensors`).
+"""
 
 
 class CallPair(msgspec.Struct, frozen=True):
-    """A call of the reference faces a call of the target. rule: which rule said so ("exact key", "normalised name").
+    """A call of the reference faces a call of the target. rule: which rule said so ("exact key",
+    "normalised name").
 
-    also: further calls of the target that it faces, put together, or that are part of it and have no partner of their own.
+    also: further calls of the target that it faces, put together, or that are part of it and have
+    no partner of their own.
     """
 
     reference: int
@@ -80,9 +89,10 @@ class CallPair(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who faces whom. Unmatched and ambiguous calls are listed, never dropped.
 
-    Calls and records are those of the aligned runs: where calls were joined or tensors made (`made_reference`, `made_target`), ids
-    are not those of the run on disk. notes: what was joined, cut or left out, in sentences; joined: of what each
-    such root call consists; parted: sequences that do not face each other to their ends.
+    Calls and records are those of the aligned runs: where calls were joined or tensors made
+    (`made_reference`, `made_target`), ids are not those of the run on disk. notes: what was joined,
+    cut or left out, in sentences; joined: of what each such root call consists; parted: sequences
+    that do not face each other to their ends.
     """
 
     pairs: tuple[CallPair, ...]

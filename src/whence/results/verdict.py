@@ -11,8 +11,20 @@ VERDICTS = (
     "param-diff", "structural", "nondeterministic", "incomparable", "undetermined",
 )  # fmt: skip
 
-_SEVERITY = ("identical", "noise", "declared", "inherited", "amplified", "precision", "nondeterministic", "undetermined", "incomparable",
-             "structural", "param-diff", "introduced")  # fmt: skip
+_SEVERITY = (
+    "identical",
+    "noise",
+    "declared",
+    "inherited",
+    "amplified",
+    "precision",
+    "nondeterministic",
+    "undetermined",
+    "incomparable",
+    "structural",
+    "param-diff",
+    "introduced",
+)
 
 
 def severity(verdict: str) -> int:
@@ -23,12 +35,14 @@ def severity(verdict: str) -> int:
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the differences of one region mean, and the noise budget that was applied.
 
-    pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a container.
-    score: error in units of what is allowed (> 1 is flagged); None when it was not judged by a number.
-    numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...). where: the module below the call that it is about, ""
-    for the call itself. named: the call of that name, -1 where it is none. operator: the operator inside that it is due to
-    ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or "reference". source: where the code of that
-    side calls the operator ("file:line"), "" where that is not known.
+    pair: index into Plan.pairs. stretch: -1 for the call as a whole (a leaf), else the stretch of a
+    container. score: error in units of what is allowed (> 1 is flagged); None when it was not
+    judged by a number. numbers: what the sentence rests on (e_in, e_out, rho, z, floor, ...).
+    where: the module below the call that it is about, "" for the call itself. named: the call of
+    that name, -1 where it is none. operator: the operator inside that it is due to
+    ("aten.mul.Tensor"), "" where that is not known. side: whose error it is, "target" or
+    "reference". source: where the code of that side calls the operator ("file:line"), "" where that
+    is not known.
     """
 
     pair: int
@@ -51,8 +65,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator at fault. Siblings with one signature are one finding; `also` names the others.
 
-    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose error it is. phase: of an operator that
-    is not of the forward pass ("backward", "recompute", "optimizer").
+    operator: which operator inside it ("aten.mul.Tensor"), "" where that is not known. side: whose
+    error it is. phase: of an operator that is not of the forward pass ("backward", "recompute",
+    "optimizer").
     """
 
     name: str

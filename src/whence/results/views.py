@@ -8,7 +8,8 @@ import msgspec
 class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
     """One side of a row of a view: a tensor of a call, with its figures.
 
-    kind: of the call. file: where the dump keeps the tensor; path: with the dump's own path before it. not_finite: has it NaN or Inf.
+    kind: of the call. file: where the dump keeps the tensor; path: with the dump's own path before
+    it. not_finite: has it NaN or Inf.
     """
 
     name: str
@@ -34,8 +35,9 @@ class Shown(msgspec.Struct, frozen=True, omit_defaults=True):
 class ViewRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pair of tensors as a view shows it, or one without a partner.
 
-    call: ids of both calls, -1 for none. slot: of the reference, or of the only one. figures: by the tool's formulas; why: its reason for
-    none. result, message: as the tool decides. verdict, rel_l2, max_abs_err, note: whence's own.
+    call: ids of both calls, -1 for none. slot: of the reference, or of the only one. figures: by
+    the tool's formulas; why: its reason for none. result, message: as the tool decides. verdict,
+    rel_l2, max_abs_err, note: whence's own.
     """
 
     call: tuple[int, int]

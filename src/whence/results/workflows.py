@@ -1,4 +1,6 @@
-"""What the verbs beside `compare` produce: locations, checkups, reproductions, ladders, weight maps."""
+"""What the verbs beside `compare` produce: locations, checkups, reproductions, ladders, weight
+maps.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from whence.results.verdict import Finding
 
 
 class FacedWeight(msgspec.Struct, frozen=True):
-    """A parameter of a call of the reference and the one that faces it. dims: how that is brought to its axes, "" when it is there already.
+    """A parameter of a call of the reference and the one that faces it. dims: how that is brought
+    to its axes, "" when it is there already.
 
-    state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative 2-norm, or "not compared".
+    state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative
+    2-norm, or "not compared".
     """
 
     reference: str
@@ -33,9 +37,11 @@ class WeightMap(msgspec.Struct, frozen=True):
 
 
 class OutputError(msgspec.Struct, frozen=True):
-    """Error of the outputs of one call of a root: its 2-norm and that of the reference's outputs; None where not defined (NaN, shapes).
+    """Error of the outputs of one call of a root: its 2-norm and that of the reference's outputs;
+    None where not defined (NaN, shapes).
 
-    same_question: False when integers the root was given (tokens) differ, so that the outputs answer different questions.
+    same_question: False when integers the root was given (tokens) differ, so that the outputs
+    answer different questions.
     """
 
     root: str
@@ -48,11 +54,13 @@ class OutputError(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """One counterfactual: outputs of the reference put in at `points`, on top of all rounds before it.
+    """One counterfactual: outputs of the reference put in at `points`, on top of all rounds before
+    it.
 
-    before, after: rel_l2 of the root's outputs against the reference, over the steps all rounds can be compared at. share: of the
-    squared error without any patch that this round took away; shares of independent errors add up. steps: (root, step, before, after).
-    calls: how many calls were patched. refused: why others were not. finding: what led here. remaining: findings after it.
+    before, after: rel_l2 of the root's outputs against the reference, over the steps all rounds can
+    be compared at. share: of the squared error without any patch that this round took away; shares
+    of independent errors add up. steps: (root, step, before, after). calls: how many calls were
+    patched. refused: why others were not. finding: what led here. remaining: findings after it.
     """
 
     name: str
@@ -69,9 +77,11 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 class Location(msgspec.Struct, frozen=True):
-    """What the error at the output is made of. status: of reference against target, without any patch.
+    """What the error at the output is made of. status: of reference against target, without any
+    patch.
 
-    error: rel_l2 of the root's outputs without a patch; left: with all of them. remaining: findings that are left then.
+    error: rel_l2 of the root's outputs without a patch; left: with all of them. remaining: findings
+    that are left then.
     """
 
     status: str
@@ -87,7 +97,9 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class Clean(msgspec.Struct, frozen=True):
-    """A run that should agree with the reference. identical: bit for bit. nondeterministic: calls that differ on equal inputs."""
+    """A run that should agree with the reference. identical: bit for bit. nondeterministic: calls
+    that differ on equal inputs.
+    """
 
     name: str
     status: str
@@ -100,10 +112,11 @@ class Clean(msgspec.Struct, frozen=True):
 class PlantedFault(msgspec.Struct, frozen=True):
     """A known fault and what was said about it.
 
-    outcome: "named first", "named" (not first), "detected" (something else was named), "missed", "below rounding" (not found, and
-    too small to be), "no effect" (not found, and the outputs of its module are the reference's bits), "not planted".
-    size: error of the module's outputs over what its own rounding explains; None when not planted, or infinite. size_class: "clear",
-    "near rounding" or "below rounding"; "" when not planted. named: the first finding.
+    outcome: "named first", "named" (not first), "detected" (something else was named), "missed",
+    "below rounding" (not found, and too small to be), "no effect" (not found, and the outputs of
+    its module are the reference's bits), "not planted". size: error of the module's outputs over
+    what its own rounding explains; None when not planted, or infinite. size_class: "clear", "near
+    rounding" or "below rounding"; "" when not planted. named: the first finding.
     """
 
     fault: str
@@ -118,10 +131,12 @@ class PlantedFault(msgspec.Struct, frozen=True):
 
 
 class Checkup(msgspec.Struct, frozen=True):
-    """How far whence can be trusted on one program. healthy: silent on every clean run, and every clear fault was named first.
+    """How far whence can be trusted on one program. healthy: silent on every clean run, and every
+    clear fault was named first.
 
-    replayable: calls whose program was recorded; not_replayable: reasons with counts, of the others.
-    bare_s, captured_s: wall time of the program without and with capture; disk_bytes: of one captured run.
+    replayable: calls whose program was recorded; not_replayable: reasons with counts, of the
+    others. bare_s, captured_s: wall time of the program without and with capture; disk_bytes: of
+    one captured run.
     """
 
     subject: str
@@ -140,9 +155,10 @@ class Checkup(msgspec.Struct, frozen=True):
 class Reproduction(msgspec.Struct, frozen=True):
     """A script that shows the fault of one finding.
 
-    path: of the script. operators: what it runs, in order. how: "compiled", "kernel", "semantic", "parameter" or "recorded" (only what
-    was recorded shows the fault here). default: the side that it judges unasked. holds: it fails so, and passes as the reference ran;
-    None where it was not run. seen: what each side said. sentence: all that in words. seconds: from the start to the end.
+    path: of the script. operators: what it runs, in order. how: "compiled", "kernel", "semantic",
+    "parameter" or "recorded" (only what was recorded shows the fault here). default: the side that
+    it judges unasked. holds: it fails so, and passes as the reference ran; None where it was not
+    run. seen: what each side said. sentence: all that in words. seconds: from the start to the end.
     """
 
     path: str
@@ -160,11 +176,12 @@ class Reproduction(msgspec.Struct, frozen=True):
 class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
     """One run of the ladder: the program compiled as far as `name` goes, against the eager run.
 
-    verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not compile or run: `why`).
-    evidence: what it rests on. rel_l2: of the outputs of all root calls, against eager; None where not defined. previous_identical,
-    previous_rel_l2: the same against the rung before that ran; None for the first. sentence: of what differs most, where something does.
-    backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for which it broke off. seconds: of the run.
-    run, comparison: folders, "" where they were not kept.
+    verdict: "bit-equal", "noise", "outside", "undecided" (could not be told), or "failed" (did not
+    compile or run: `why`). evidence: what it rests on. rel_l2: of the outputs of all root calls,
+    against eager; None where not defined. previous_identical, previous_rel_l2: the same against the
+    rung before that ran; None for the first. sentence: of what differs most, where something does.
+    backends: that the program named itself; graphs, breaks: that dynamo compiled, and reasons for
+    which it broke off. seconds: of the run. run, comparison: folders, "" where they were not kept.
     """
 
     name: str
@@ -184,9 +201,11 @@ class Rung(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What torch's compiler bisector named: the backend, a subsystem of it, its number in there and what that is ("" for none).
+    """What torch's compiler bisector named: the backend, a subsystem of it, its number in there and
+    what that is ("" for none).
 
-    runs: of the program. broken: runs that failed or could not be decided, which count as bad. why: it named nothing, and why.
+    runs: of the program. broken: runs that failed or could not be decided, which count as bad. why:
+    it named nothing, and why.
     """
 
     backend: str
@@ -201,9 +220,10 @@ class Pass(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ladder(msgspec.Struct, frozen=True, omit_defaults=True):
     """The rungs of one program, and the stage of compilation that makes the difference.
 
-    status: "same" (none is outside the noise), "different" (a stage is named) or "undecided". stage: "dynamo", "aot_autograd",
-    "decomposition", "inductor", or another backend's name; several in order where a rung between could not be judged.
-    sentence: why. repeats: two eager runs were bit-equal.
+    status: "same" (none is outside the noise), "different" (a stage is named) or "undecided".
+    stage: "dynamo", "aot_autograd", "decomposition", "inductor", or another backend's name; several
+    in order where a rung between could not be judged. sentence: why. repeats: two eager runs were
+    bit-equal.
     """
 
     subject: str

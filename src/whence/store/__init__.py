@@ -1,4 +1,6 @@
-"""Our own run on disk: writer (a Sink), lazy reader (a Run). The format is specified in docs/format.md."""
+"""Our own run on disk: writer (a Sink), lazy reader (a Run). The format is specified in
+docs/format.md.
+"""
 
 from __future__ import annotations
 

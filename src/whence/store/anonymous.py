@@ -1,6 +1,8 @@
-"""Texts of a run without what tells who made it, where, and with what: paths, user, hosts, commit, command.
+"""Texts of a run without what tells who made it, where, and with what: paths, user, hosts, commit,
+command.
 
-Names that a comparison pairs by (scopes, operators, slots) stay as they are. Everything else that is text is looked through.
+Names that a comparison pairs by (scopes, operators, slots) stay as they are. Everything else that
+is text is looked through.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ GONE = "<scrubbed>"
 _NOBODY = "scrubbed"
 
 # What calls are paired and replayed by, and what holds no text of anybody's.
-_STRUCTURE = frozenset(
-    ("t", "id", "scope", "root", "op", "op_type", "phase", "kind", "number", "dtype", "hash", "program", "refs", "in", "aliases",
-     "origins", "statistics", "sketch", "shape", "stride", "inputs", "outputs", "params", "names", "scopes", "picks", "same", "grad",
-     "input_dtypes", "base", "default_dtype", "operations", "constants", "fixed", "equal", "calls", "subclass")
-)  # fmt: skip
+_STRUCTURE = frozenset((
+    "t", "id", "scope", "root", "op", "op_type", "phase", "kind", "number", "dtype", "hash",
+    "program", "refs", "in", "aliases", "origins", "statistics", "sketch", "shape", "stride",
+    "inputs", "outputs", "params", "names", "scopes", "picks", "same", "grad", "input_dtypes",
+    "base", "default_dtype", "operations", "constants", "fixed", "equal", "calls", "subclass",
+))  # fmt: skip
 # A path of two parts or more from a root on, and a Python file by any path.
 _PART = r"[^\s\x00-\x1f/'\"<>|:;,(){}\[\]\\]+"
-_PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,(){{}}\[\]\\=]+\.(?:py|ipynb|sh)\b"
+_PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,(){{}}\[\]\\=]+\.(?:py|ipynb|sh)\b"  # noqa: E501
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python[\d.]+)/(.+)")
 _PUBLIC = ("torch", "transformers", "paddle", "accelerate", "onnxruntime", "builtins", "__main__")
 _SOURCE_LINE = re.compile(r"(.*):(\d+)")
@@ -34,21 +37,51 @@ _LEAST_WORD = 5  # of a word of a command, where it looks like one of the langua
 
 
 class Anonymous:
-    """Texts of one run. info, hosts: what is private of it. Idempotent: what was cleaned stays as it is."""
+    """Texts of one run. info, hosts: what is private of it. Idempotent: what was cleaned stays as
+    it is.
+    """
 
     def __init__(self, info: RunInfo, hosts: Iterable[str]) -> None:
         hosts = {part for host in (info.host, *hosts) for part in (host, host.partition(".")[0])}
         words = {info.user, *hosts}
-        words |= {word for argument in (*info.command, *info.environment.values()) for word in _telling(argument)}
-        paths = {info.cwd, *(str(parent) for parent in PurePath(info.cwd).parents if len(parent.parts) > 2)} if info.cwd else set()
-        wholes = sorted({w for w in words if len(w) >= _LEAST and w not in (GONE, _NOBODY)}, key=len, reverse=True)
-        literal = [rf"{re.escape(p)}(?!\w)(?:/{_PART})*/?" for p in sorted(paths, key=len, reverse=True)]
-        literal += [rf"(?<!\w){re.escape(w)}(?!\w)" + (r"(?:\.[A-Za-z][\w-]*)*" if w in hosts else "") for w in wholes]
+        words |= {
+            word
+            for argument in (*info.command, *info.environment.values())
+            for word in _telling(argument)
+        }
+        paths = (
+            {
+                info.cwd,
+                *(str(parent) for parent in PurePath(info.cwd).parents if len(parent.parts) > 2),
+            }
+            if info.cwd
+            else set()
+        )
+        wholes = sorted(
+            {w for w in words if len(w) >= _LEAST and w not in (GONE, _NOBODY)},
+            key=len,
+            reverse=True,
+        )
+        literal = [
+            rf"{re.escape(p)}(?!\w)(?:/{_PART})*/?" for p in sorted(paths, key=len, reverse=True)
+        ]
+        literal += [
+            rf"(?<!\w){re.escape(w)}(?!\w)" + (r"(?:\.[A-Za-z][\w-]*)*" if w in hosts else "")
+            for w in wholes
+        ]
         if commit := re.match(r"[0-9a-f]{7,}", info.git):  # however it is cut short
             literal.append(rf"(?<![0-9a-z]){commit[0][:7]}[0-9a-f]*")
         self._free = re.compile("|".join((*literal, _PATH)))
         self._bytes = re.compile(self._free.pattern.encode("utf-8", "surrogateescape"))
-        self._paths = re.compile("|".join(map(re.escape, sorted((p for p in paths if "/" in p), key=len, reverse=True)))) if paths else None
+        self._paths = (
+            re.compile(
+                "|".join(
+                    map(re.escape, sorted((p for p in paths if "/" in p), key=len, reverse=True))
+                )
+            )
+            if paths
+            else None
+        )
 
     def text(self, text: str) -> str:
         """A free text. Files of libraries keep their path below the library."""
@@ -72,7 +105,9 @@ class Anonymous:
         return value
 
     def line(self, raw: bytes) -> bytes:
-        """A line of a journal, its newline included; the same bytes where nothing in it is private."""
+        """A line of a journal, its newline included; the same bytes where nothing in it is
+        private.
+        """
         fields = msgspec.json.decode(raw)
         if not isinstance(fields, dict):
             return b"{}\n"
@@ -80,7 +115,9 @@ class Anonymous:
         return raw if cleaned == fields else msgspec.json.encode(cleaned) + b"\n"
 
     def file(self, data: bytes) -> bytes:
-        """A file of another tool, whose bytes must keep their places: what is private becomes as many letters x."""
+        """A file of another tool, whose bytes must keep their places: what is private becomes as
+        many letters x.
+        """
         return self._bytes.sub(lambda found: b"x" * len(found[0]), data)
 
     def _field(self, name: str, item: Any) -> Any:
@@ -109,8 +146,14 @@ def _without(found: re.Match[str]) -> str:
 
 
 def _telling(argument: str) -> Iterable[str]:
-    """Words of a command that nothing but this command would hold; "python", "--dtype" and "bf16" are everybody's."""
-    yield from (argument,) if len(argument) >= _LEAST_WORD and re.search(r"[/\\.:@\s]", argument) else ()
+    """Words of a command that nothing but this command would hold; "python", "--dtype" and "bf16"
+    are everybody's.
+    """
+    yield from (
+        (argument,) if len(argument) >= _LEAST_WORD and re.search(r"[/\\.:@\s]", argument) else ()
+    )
     for word in re.split(r"[\s=,;'\"]+", argument):
-        if len(word) >= _LEAST_WORD and not re.fullmatch(r"-*[a-z]+\d{0,3}|[-+\d.e]+", word):  # bfloat16, 1e-5
+        if len(word) >= _LEAST_WORD and not re.fullmatch(
+            r"-*[a-z]+\d{0,3}|[-+\d.e]+", word
+        ):  # bfloat16, 1e-5
             yield word

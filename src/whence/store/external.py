@@ -1,4 +1,6 @@
-"""Parameters that already lie byte-equal in a checkpoint of the user's: found there, referred to, not written again."""
+"""Parameters that already lie byte-equal in a checkpoint of the user's: found there, referred to,
+not written again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from whence.records import External
 from whence.store.shards import Bytes, Tensor, map_file, parse_header
 
 # GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3; little endian)
-_GGUF_TYPES = {0: ("F32", 4), 1: ("F16", 2), 24: ("I8", 1), 25: ("I16", 2), 26: ("I32", 4), 27: ("I64", 8), 28: ("F64", 8), 30: ("BF16", 2)}
+_GGUF_TYPES = {
+    0: ("F32", 4),
+    1: ("F16", 2),
+    24: ("I8", 1),
+    25: ("I16", 2),
+    26: ("I32", 4),
+    27: ("I64", 8),
+    28: ("F64", 8),
+    30: ("BF16", 2),
+}
 _GGUF_VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _MAX_DIMS, _MAX_NESTING = 8, 4
@@ -21,9 +32,11 @@ _SAMPLE_BYTES = 64
 
 
 class Candidates:
-    """Tensors of safetensors and GGUF files (unquantised ones), by type and size. Reads the headers only.
+    """Tensors of safetensors and GGUF files (unquantised ones), by type and size. Reads the headers
+    only.
 
-    paths: files, or folders whose *.safetensors and *.gguf are taken. skipped: files that could not be used, with the reason.
+    paths: files, or folders whose *.safetensors and *.gguf are taken. skipped: files that could not
+    be used, with the reason.
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
@@ -32,20 +45,30 @@ class Candidates:
         self._tensors: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
         for path in paths:
             given = Path(path)
-            files = sorted([*given.glob("*.safetensors"), *given.glob("*.gguf")]) if given.is_dir() else [given]
+            files = (
+                sorted([*given.glob("*.safetensors"), *given.glob("*.gguf")])
+                if given.is_dir()
+                else [given]
+            )
             for file in files:
                 self._add(file)
 
     def __len__(self) -> int:
         return sum(len(found) for found in self._tensors.values())
 
-    def find(self, digest: bytes, dtype: str, nbytes: int, data: Bytes | None = None) -> External | None:
-        """Where `nbytes` of `dtype` with this xxh3_128 digest lie, or None. data: the bytes, to rule most candidates out unread."""
+    def find(
+        self, digest: bytes, dtype: str, nbytes: int, data: Bytes | None = None
+    ) -> External | None:
+        """Where `nbytes` of `dtype` with this xxh3_128 digest lie, or None. data: the bytes, to
+        rule most candidates out unread.
+        """
         if not digest or not nbytes:
             return None
         for file, tensor in self._tensors.get((DTYPES[dtype].safetensors, nbytes), ()):
             there = self._data[file][tensor.offset : tensor.offset + nbytes]
-            if (data is None or _alike(data.reshape(-1), there)) and xxhash.xxh3_128_digest(there.data) == digest:
+            if (data is None or _alike(data.reshape(-1), there)) and xxhash.xxh3_128_digest(
+                there.data
+            ) == digest:
                 return External(file, tensor.offset, nbytes)
         return None
 
@@ -65,19 +88,26 @@ class Candidates:
 
 
 def find_external(
-    digest: bytes, dtype: str, shape: tuple[int, ...], data: Bytes, candidates: Candidates | Iterable[str | Path]
+    digest: bytes,
+    dtype: str,
+    shape: tuple[int, ...],
+    data: Bytes,
+    candidates: Candidates | Iterable[str | Path],
 ) -> External | None:
-    """Where a tensor lies byte-equal in one of the candidate files, for `Writer.record(external=...)`; None when nowhere.
+    """Where a tensor lies byte-equal in one of the candidate files, for
+    `Writer.record(external=...)`; None when nowhere.
 
-    digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ (bytes are what counts).
-    For more than one tensor make the `Candidates` once.
+    digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ
+    (bytes are what counts). For more than one tensor make the `Candidates` once.
     """
     known = candidates if isinstance(candidates, Candidates) else Candidates(candidates)
     return known.find(digest, dtype, data.nbytes, data)
 
 
 def parse_gguf(data: Bytes) -> list[Tensor]:
-    """Unquantised tensors of a GGUF file given as bytes. Untrusted: raises ValueError for anything that leads outside the file."""
+    """Unquantised tensors of a GGUF file given as bytes. Untrusted: raises ValueError for anything
+    that leads outside the file.
+    """
     at = _Cursor(data)
     if at.take(4) != b"GGUF":
         raise ValueError("not a GGUF file")
@@ -107,7 +137,11 @@ def parse_gguf(data: Bytes) -> list[Tensor]:
             for extent in extents:
                 nbytes *= extent
             # GGUF counts dimensions from the fastest one
-            found.append(Tensor(name.decode("utf-8", "replace"), code, tuple(reversed(extents)), offset, nbytes))
+            found.append(
+                Tensor(
+                    name.decode("utf-8", "replace"), code, tuple(reversed(extents)), offset, nbytes
+                )
+            )
     start = (at.place + alignment - 1) // alignment * alignment
     tensors = [t._replace(offset=start + t.offset) for t in found]
     for tensor in tensors:
@@ -159,5 +193,9 @@ def _skip_value(at: _Cursor, kind: int, nesting: int) -> None:
 def _alike(data: Bytes, there: Bytes) -> bool:
     """Whether first, middle and last bytes agree."""
     middle = data.size // 2
-    spans = (slice(_SAMPLE_BYTES), slice(middle, middle + _SAMPLE_BYTES), slice(-_SAMPLE_BYTES, None))
+    spans = (
+        slice(_SAMPLE_BYTES),
+        slice(middle, middle + _SAMPLE_BYTES),
+        slice(-_SAMPLE_BYTES, None),
+    )
     return all(bool((data[s] == there[s]).all()) for s in spans)

@@ -1,4 +1,6 @@
-"""The folder of a run: run.json, one sub-folder per process, who wrote what and whether that process still lives."""
+"""The folder of a run: run.json, one sub-folder per process, who wrote what and whether that
+process still lives.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ _MAX_JSON_BYTES = 64 << 20
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=False):
     """Who wrote a process folder.
 
-    boot, pid_started: tell a process from a later one with the same pid ("" and 0 where the system does not say).
-    header_bytes: reserved at the front of every shard, the 8 bytes of its length included.
+    boot, pid_started: tell a process from a later one with the same pid ("" and 0 where the system
+    does not say). header_bytes: reserved at the front of every shard, the 8 bytes of its length
+    included.
     """
 
     format: int
@@ -72,7 +75,9 @@ def shard_name(shard: int) -> str:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether `path` is a folder whose run.json says it is a whence run. Cheap, silent, reads one small file."""
+    """Whether `path` is a folder whose run.json says it is a whence run. Cheap, silent, reads one
+    small file.
+    """
     try:
         return _load_json(Path(path) / RUN).get("kind") == "whence"
     except (OSError, ValueError):
@@ -82,36 +87,48 @@ def is_run(path: str | Path) -> bool:
 def create(path: str | Path, info: RunInfo, *, force: bool = False) -> Path:
     """Make the folder of a run, mode 0700, with its run.json, and return its path.
 
-    An empty folder that exists is used. A non-empty one raises OutputExists, unless it is a whence run and `force`: then
-    run.json and the process folders in it are deleted, and nothing else that lies there. Raises StoreFailed when the medium refuses.
+    An empty folder that exists is used. A non-empty one raises OutputExists, unless it is a whence
+    run and `force`: then run.json and the process folders in it are deleted, and nothing else that
+    lies there. Raises StoreFailed when the medium refuses.
     """
     run = Path(path)
     try:
         if run.is_symlink() or (run.exists() and not run.is_dir()):
-            raise OutputExists(f"cannot put a run at {run}: it is a {_kind_of(run)}, not a folder; choose another output path")
+            raise OutputExists(
+                f"cannot put a run at {run}: it is a {_kind_of(run)}, not a folder; choose "
+                "another output path"
+            )
         if run.is_dir() and any(run.iterdir()):
             if not is_run(run):
                 raise OutputExists(
-                    f"{run} exists, is not empty and is not a whence run (no {RUN} of ours in it); nothing was deleted; "
+                    f"{run} exists, is not empty and is not a whence run (no {RUN} of ours in "
+                    "it); nothing was deleted; "
                     "choose another output path (--force only ever replaces a run)"
                 )
             if not force:
-                raise OutputExists(f"{run} already holds a run; choose another output path or pass --force to replace it")
+                raise OutputExists(
+                    f"{run} already holds a run; choose another output path or pass --force to "
+                    "replace it"
+                )
             _delete_run(run)
         run.parent.mkdir(parents=True, exist_ok=True)
         run.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # somebody else's empty folder: usable, but not ours to close
+        with contextlib.suppress(
+            PermissionError
+        ):  # somebody else's empty folder: usable, but not ours to close
             run.chmod(0o700)
         replace_file(run / RUN, _encode_info({}, info))
     except OSError as error:
         raise StoreFailed(
-            f"cannot create the run {run}: {_reason(error)}; choose an output path in a writable folder with free space"
+            f"cannot create the run {run}: {_reason(error)}; choose an output path in a writable "
+            "folder with free space"
         ) from error
     return run
 
 
 def update_info(path: str | Path, **fields: Any) -> None:
-    """Set fields of run.json, replacing the file atomically; fields this version does not know are kept and may be set too.
+    """Set fields of run.json, replacing the file atomically; fields this version does not know are
+    kept and may be set too.
 
     Raises UnreadableRun when there is no run, StoreFailed when it cannot be written.
     """
@@ -127,26 +144,40 @@ def update_info(path: str | Path, **fields: Any) -> None:
 
 
 def load_info(path: Path) -> RunInfo:
-    """run.json of the run at `path`. Raises UnreadableRun with what was found instead, UnknownVersion for a later format."""
+    """run.json of the run at `path`. Raises UnreadableRun with what was found instead,
+    UnknownVersion for a later format.
+    """
     if not path.exists():
         where = path.parent
         while not where.exists() and where != where.parent:
             where = where.parent
-        raise UnreadableRun(f"no run at {path}: the path does not exist ({where} is the part of it that does); check the spelling")
+        raise UnreadableRun(
+            f"no run at {path}: the path does not exist ({where} is the part of it that does); "
+            "check the spelling"
+        )
     if not path.is_dir():
-        raise UnreadableRun(f"no run at {path}: it is a {_kind_of(path)}; a whence run is a folder with {RUN} in it")
+        raise UnreadableRun(
+            f"no run at {path}: it is a {_kind_of(path)}; a whence run is a folder with {RUN} in it"
+        )
     file = path / RUN
     if not file.exists():
         held = sorted(p.name for p in path.iterdir())
         shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "") if held else "nothing"
-        raise UnreadableRun(f"{path} is not a whence run: it has no {RUN} (found: {shown}); make one with `whence run -o {path} -- ...`")
+        raise UnreadableRun(
+            f"{path} is not a whence run: it has no {RUN} (found: {shown}); make one with "
+            f"`whence run -o {path} -- ...`"
+        )
     try:
         fields = _load_json(file)
     except (OSError, ValueError) as error:
-        raise UnreadableRun(f"cannot read {file}: {_reason(error)}; the run was not written by whence or is damaged") from error
+        raise UnreadableRun(
+            f"cannot read {file}: {_reason(error)}; the run was not written by whence or is damaged"
+        ) from error
     check_format(fields.get("format"), file)
     if fields.get("kind") != "whence":
-        raise UnreadableRun(f"{file} is not of a whence run: its kind is {fields.get('kind')!r}, expected 'whence'")
+        raise UnreadableRun(
+            f"{file} is not of a whence run: its kind is {fields.get('kind')!r}, expected 'whence'"
+        )
     try:
         return msgspec.convert(fields, RunInfo)
     except msgspec.ValidationError as error:
@@ -154,18 +185,29 @@ def load_info(path: Path) -> RunInfo:
 
 
 def check_format(found: object, file: Path) -> None:
-    """Raise UnknownVersion when `found`, the format number in `file`, is not one this whence reads."""
+    """Raise UnknownVersion when `found`, the format number in `file`, is not one this whence
+    reads.
+    """
     if not isinstance(found, int):
-        raise UnreadableRun(f"{file} states no format number (found {found!r}); the run was not written by whence or is damaged")
+        raise UnreadableRun(
+            f"{file} states no format number (found {found!r}); the run was not written by "
+            "whence or is damaged"
+        )
     if found != FORMAT:
         raise UnknownVersion(
             f"{file} has run format {found}, this whence reads format {FORMAT}; "
-            + ("upgrade whence: pip install -U whence" if found > FORMAT else "open it with the whence that wrote it")
+            + (
+                "upgrade whence: pip install -U whence"
+                if found > FORMAT
+                else "open it with the whence that wrote it"
+            )
         )
 
 
 def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
-    """A fresh folder for this process in `run`, with process.json. Never one that exists. Raises OSError."""
+    """A fresh folder for this process in `run`, with process.json. Never one that exists. Raises
+    OSError.
+    """
     host = re.sub(r"[^A-Za-z0-9._-]", "_", info.host)[:64] or "host"
     name = f"rank{rank:05d}-{host}-{info.pid}"
     for attempt in range(10_000):
@@ -201,11 +243,22 @@ def load_process(folder: Path) -> ProcessInfo:
 def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
     """ProcessInfo of the running process."""
     pid = os.getpid()
-    return ProcessInfo(FORMAT, rank, socket.gethostname(), pid, started, _boot(), _pid_started(pid) or 0, header_bytes)
+    return ProcessInfo(
+        FORMAT,
+        rank,
+        socket.gethostname(),
+        pid,
+        started,
+        _boot(),
+        _pid_started(pid) or 0,
+        header_bytes,
+    )
 
 
 def is_writing(folder: Path, info: ProcessInfo) -> bool:
-    """Whether the process that made `folder` still runs. One of another host cannot be asked: it does if it wrote within a minute."""
+    """Whether the process that made `folder` still runs. One of another host cannot be asked: it
+    does if it wrote within a minute.
+    """
     if info.host != socket.gethostname():
         try:
             return time.time() - (folder / JOURNAL).stat().st_mtime < FOREIGN_SILENCE_S
@@ -233,7 +286,9 @@ def _delete_run(run: Path) -> None:
             shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
-    (run / RUN).unlink()  # last: an interrupted deletion is still recognised as a run and can be forced again
+    (
+        run / RUN
+    ).unlink()  # last: an interrupted deletion is still recognised as a run and can be forced again
 
 
 def _load_json(file: Path) -> dict[str, Any]:
@@ -249,7 +304,8 @@ def _load_json(file: Path) -> dict[str, Any]:
 
 
 def _encode_info(old: dict[str, Any], info: RunInfo) -> bytes:
-    # kind and format are what a reader looks for, so they are written although they equal their defaults
+    # kind and format are what a reader looks for, so they are written although they equal their
+    # defaults
     return _indented({**old, "kind": info.kind, "format": info.format, **msgspec.to_builtins(info)})
 
 
@@ -277,7 +333,9 @@ def _boot() -> str:
 
 
 def _pid_started(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; 0 when it is gone (or a zombie); None where the system does not say."""
+    """Start time of a process in clock ticks since boot; 0 when it is gone (or a zombie); None
+    where the system does not say.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -1,7 +1,8 @@
 """The columnar index: what is needed to open a run of 10^6 records without parsing its journal.
 
-It holds where every line of the journal starts, and the fields by which records and calls are planned as plain columns.
-It is made from the journal alone: at close, by `recover`, or in memory when a run without one is opened.
+It holds where every line of the journal starts, and the fields by which records and calls are
+planned as plain columns. It is made from the journal alone: at close, by `recover`, or in memory
+when a run without one is opened.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ NONE, KEPT, INCREMENT, EXTERNAL = range(4)
 """Codes of the column `elements`."""
 
 STATISTICS = Statistics.__struct_fields__
-_BATCH = 2048  # lines whose Structs are alive at once while an index is made: they stay in the cache
+_BATCH = (
+    2048  # lines whose Structs are alive at once while an index is made: they stay in the cache
+)
 _NOTHING = (None,) * len(STATISTICS)
 _NO_DIGEST = bytes(16)
 _LIMIT = 1 << 62
@@ -64,16 +67,46 @@ _SCHEMA: dict[str, tuple[str, str]] = {
     "ref_slot": ("<i4", "refs"),
     "ref_record": ("<i8", "refs"),
 }
-RECORD_COLUMNS = ("dtype", "hash", "elements", "shard", "offset", "nbytes", "base", "axis", "statistics")
-CALL_COLUMNS = ("parent", "order", "rank", "step", "micro", "occurrence", "root", "phase", "scope", "op", "op_type")
+RECORD_COLUMNS = (
+    "dtype",
+    "hash",
+    "elements",
+    "shard",
+    "offset",
+    "nbytes",
+    "base",
+    "axis",
+    "statistics",
+)
+CALL_COLUMNS = (
+    "parent",
+    "order",
+    "rank",
+    "step",
+    "micro",
+    "occurrence",
+    "root",
+    "phase",
+    "scope",
+    "op",
+    "op_type",
+)
 NAME_COLUMNS = ("dtype", "root", "phase", "scope", "op", "op_type", "ref_slot")
 _WIDE = {"hash": 2, "statistics": len(STATISTICS)}
 
 
 class Index:
-    """Columns of one process. `damage`: why the journal could not be followed to its end, None when it could."""
+    """Columns of one process. `damage`: why the journal could not be followed to its end, None when
+    it could.
+    """
 
-    def __init__(self, columns: dict[str, Column], names: list[str], journal_bytes: int, damage: Damage | None = None) -> None:
+    def __init__(
+        self,
+        columns: dict[str, Column],
+        names: list[str],
+        journal_bytes: int,
+        damage: Damage | None = None,
+    ) -> None:
         self.columns = columns
         self.names = names
         self.journal_bytes = journal_bytes
@@ -87,12 +120,18 @@ class Index:
         return tuple(self.columns["shape"][at[record] : at[record + 1]].tolist())
 
     def stored_shape(self, record: int) -> tuple[int, ...] | None:
-        """Shape of what a record itself holds in its shard: all of it, or its increment. None when the numbers contradict each other."""
+        """Shape of what a record itself holds in its shard: all of it, or its increment. None when
+        the numbers contradict each other.
+        """
         columns, shape = self.columns, self.shape(record)
         dtype = DTYPES.get(self.names[columns["dtype"][record]])
         if columns["elements"][record] == INCREMENT:
             axis, before = int(columns["axis"][record]), self.shape(int(columns["base"][record]))
-            if len(before) != len(shape) or not 0 <= axis < len(shape) or before[axis] > shape[axis]:
+            if (
+                len(before) != len(shape)
+                or not 0 <= axis < len(shape)
+                or before[axis] > shape[axis]
+            ):
                 return None
             shape = (*shape[:axis], shape[axis] - before[axis], *shape[axis + 1 :])
         if dtype is None or math.prod(shape) * dtype.itemsize != columns["nbytes"][record]:
@@ -115,7 +154,11 @@ class Index:
         np.cumsum([len(e) for e in encoded], out=at[1:])
         blob = np.frombuffer(b"".join(encoded), np.uint8)
         columns = {**self.columns, "names": blob, "names_at": at}
-        save(folder / INDEX, columns.items(), {"format": str(FORMAT), "journal_bytes": str(self.journal_bytes)})
+        save(
+            folder / INDEX,
+            columns.items(),
+            {"format": str(FORMAT), "journal_bytes": str(self.journal_bytes)},
+        )
 
 
 class _Names(dict[str, int]):
@@ -139,7 +182,9 @@ class _Builder:
         self.end = 0
 
     def add(self, batch: list[Entry]) -> None:
-        """Add lines. Raises _Doubt, having added nothing, when one of them contradicts what came before or leads nowhere."""
+        """Add lines. Raises _Doubt, having added nothing, when one of them contradicts what came
+        before or leads nowhere.
+        """
         records = [e.line for e in batch if type(e.line) is Record]
         calls = [e.line for e in batch if type(e.line) is Call]
         fresh: dict[str, Any] = {
@@ -175,7 +220,9 @@ class _Builder:
             raise _Doubt from error
         if len(digests) != 16 * len(batch) or not {len(r.hash) for r in batch} <= {0, 32}:
             raise _Doubt
-        places = [r.elements for r in batch if not isinstance(r.elements, Dumped)]  # which no record of a run is
+        places = [
+            r.elements for r in batch if not isinstance(r.elements, Dumped)
+        ]  # which no record of a run is
         kinds, shards, offsets, sizes, bases, axes = zip(*map(_place, places), strict=True)
         return {
             "dtype": [names[r.dtype] for r in batch],
@@ -234,14 +281,19 @@ class _Builder:
             empty = np.empty((0, wide) if wide else 0, dtype)
             columns[name] = np.concatenate(self.parts[name]) if self.parts[name] else empty
         for name in ("shape_at", "refs_at"):
-            columns[name] = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns[name], dtype=np.int64)])
+            columns[name] = np.concatenate(
+                [np.zeros(1, np.int64), np.cumsum(columns[name], dtype=np.int64)]
+            )
         columns["line_start"] = np.append(columns["line_start"], self.end)
-        columns["parent"] = _positions(np.concatenate([np.empty(0, np.int64), *self.ids]), columns["parent"])
+        columns["parent"] = _positions(
+            np.concatenate([np.empty(0, np.int64), *self.ids]), columns["parent"]
+        )
         return Index(columns, list(self.names), self.end, damage)
 
 
 def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Index:
-    """Read a journal into columns, up to its first line that is not whole or contradicts the lines before it.
+    """Read a journal into columns, up to its first line that is not whole or contradicts the lines
+    before it.
 
     tell: called with how many bytes of it were read, and how many it has.
     """
@@ -269,14 +321,20 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
 
 
 def load(folder: Path, journal_bytes: int) -> Index | None:
-    """The index beside a journal of `journal_bytes`, or None when there is none, it is stale, or it is not sound."""
+    """The index beside a journal of `journal_bytes`, or None when there is none, it is stale, or it
+    is not sound.
+    """
     try:
         data = map_file(folder / INDEX)
         tensors = {t.name: t for t in parse_header(data)}
         columns: dict[str, Column] = {}
         for name, (dtype, _) in _SCHEMA.items():
             found = tensors[name]
-            column = data[found.offset : found.offset + found.nbytes].view(dtype).reshape(-1, *([_WIDE[name]] if name in _WIDE else []))
+            column = (
+                data[found.offset : found.offset + found.nbytes]
+                .view(dtype)
+                .reshape(-1, *([_WIDE[name]] if name in _WIDE else []))
+            )
             if column.shape != found.shape:
                 return None
             columns[name] = column
@@ -286,7 +344,9 @@ def load(folder: Path, journal_bytes: int) -> Index | None:
 
 
 def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
-    """Lengths agree, offsets rise, codes and record numbers lie in range: nothing in it can lead outside a file."""
+    """Lengths agree, offsets rise, codes and record numbers lie in range: nothing in it can lead
+    outside a file.
+    """
     kinds = columns["line_kind"]
     blob, names_at = columns.pop("names"), columns.pop("names_at")
     if names_at.size == 0:
@@ -311,7 +371,9 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
     for at, last in rising:
         if at[0] != 0 or at[-1] != last or (np.diff(at) < 0).any():
             return None
-    in_range = [(columns[name], lengths["names"]) for name in NAME_COLUMNS] + [(columns["ref_record"], lengths["records"])]
+    in_range = [(columns[name], lengths["names"]) for name in NAME_COLUMNS] + [
+        (columns["ref_record"], lengths["records"])
+    ]
     if any(c.size and (int(c.min()) < 0 or int(c.max()) >= stop) for c, stop in in_range):
         return None
     if (columns["base"] >= np.arange(lengths["records"])).any() or (columns["shape"] < 0).any():
@@ -320,14 +382,19 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
         return None
     text = blob.tobytes()
     try:
-        names = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip(names_at[:-1].tolist(), names_at[1:].tolist(), strict=True)]
+        names = [
+            text[a:b].decode("utf-8", "surrogatepass")
+            for a, b in zip(names_at[:-1].tolist(), names_at[1:].tolist(), strict=True)
+        ]
     except UnicodeDecodeError:
         return None
     return Index(columns, names, journal_bytes)
 
 
 def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Damage]:
-    """Position in a doubtful batch of the line that is wrong, and what is. records, lines: how many came before the batch."""
+    """Position in a doubtful batch of the line that is wrong, and what is. records, lines: how many
+    came before the batch.
+    """
     for position, (line, start, _) in enumerate(batch):
         reason = ""
         if isinstance(line, Record):
@@ -337,7 +404,9 @@ def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Dam
             reason = _wrong_call(line, records)
         if reason:
             return position, Damage(start, lines + position + 1, reason, torn=False)
-    return 0, Damage(batch[0].start, lines + 1, "the lines from here on contradict each other", torn=False)
+    return 0, Damage(
+        batch[0].start, lines + 1, "the lines from here on contradict each other", torn=False
+    )
 
 
 def _wrong_record(record: Record, expected: int) -> str:
@@ -356,7 +425,9 @@ def _wrong_record(record: Record, expected: int) -> str:
         return f"record {record.id} lies at {place.offset} with {place.nbytes} bytes"
     if not isinstance(place, External) and not 0 <= place.shard < 1 << 31:
         return f"record {record.id} lies in shard {place.shard}"
-    if isinstance(place, Increment) and not (0 <= place.base < record.id and 0 <= place.axis < len(record.shape)):
+    if isinstance(place, Increment) and not (
+        0 <= place.base < record.id and 0 <= place.axis < len(record.shape)
+    ):
         return f"record {record.id} continues record {place.base} along axis {place.axis}"
     return ""
 
@@ -383,7 +454,11 @@ def _place(place: Elements | None) -> tuple[int, int, int, int, int, int]:
 
 
 def _figures(s: Statistics | None) -> tuple[float | None, ...]:
-    return _NOTHING if s is None else (s.count, s.min, s.max, s.mean, s.std, s.norm, s.nan, s.inf, s.zero)
+    return (
+        _NOTHING
+        if s is None
+        else (s.count, s.min, s.max, s.mean, s.std, s.norm, s.nan, s.inf, s.zero)
+    )
 
 
 def _within(column: Column, stop: int) -> bool:
@@ -400,7 +475,9 @@ def _is_digest(text: str) -> bool:
 
 
 def _positions(ids: Column, wanted: Column) -> Column:
-    """Position in `ids` of every value of `wanted`, -1 where it is not there (a parent that never ended)."""
+    """Position in `ids` of every value of `wanted`, -1 where it is not there (a parent that never
+    ended).
+    """
     if ids.size == 0:
         return wanted
     if np.array_equal(ids, np.arange(ids.size)):

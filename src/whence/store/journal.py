@@ -1,4 +1,5 @@
-"""The journal: one JSON line per record, call, program, note and step, written after the bytes it speaks of.
+"""The journal: one JSON line per record, call, program, note and step, written after the bytes it
+speaks of.
 
 The journal is the run: everything else (headers, index) can be made again from it.
 """
@@ -43,7 +44,9 @@ encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on a
 
 
 class Entry(NamedTuple):
-    """A line of the journal: its value (None for a kind of line this version does not know) and where it starts and ends."""
+    """A line of the journal: its value (None for a kind of line this version does not know) and
+    where it starts and ends.
+    """
 
     line: Line | None
     start: int
@@ -51,7 +54,9 @@ class Entry(NamedTuple):
 
 
 class Damage(Exception):
-    """The journal cannot be understood from `at` on. `torn`: only the last line was cut off, as a kill does."""
+    """The journal cannot be understood from `at` on. `torn`: only the last line was cut off, as a
+    kill does.
+    """
 
     def __init__(self, at: int, line: int, reason: str, *, torn: bool) -> None:
         super().__init__(reason)
@@ -59,7 +64,9 @@ class Damage(Exception):
 
 
 def read(journal: Bytes) -> Iterator[Entry]:
-    """The lines in order. Raises Damage at the first one that is not whole, after yielding all before it."""
+    """The lines in order. Raises Damage at the first one that is not whole, after yielding all
+    before it.
+    """
     for number, (raw, start, end, whole) in enumerate(_lines(journal), start=1):
         if not whole:
             raise Damage(start, number, "the last line was cut off", torn=True)
@@ -78,7 +85,11 @@ def _is_of_the_future(raw: bytes) -> bool:
     except ValueError:
         return False
     tag = fields.get("t") if isinstance(fields, dict) else None
-    return isinstance(tag, str) and re.fullmatch(r"[a-z_-]{1,32}", tag) is not None and tag not in _TAGS
+    return (
+        isinstance(tag, str)
+        and re.fullmatch(r"[a-z_-]{1,32}", tag) is not None
+        and tag not in _TAGS
+    )
 
 
 def _lines(journal: Bytes) -> Iterator[tuple[bytes, int, int, bool]]:

@@ -1,4 +1,6 @@
-"""Reads a run: lazily, at any moment, also while it is written or after its writer was killed. Never changes it, never executes it."""
+"""Reads a run: lazily, at any moment, also while it is written or after its writer was killed.
+Never changes it, never executes it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,41 @@ import xxhash
 
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Call, External, Increment, Kept, Note, Program, Record, Ref, RunInfo, Step
+from whence.records import (
+    Call,
+    External,
+    Increment,
+    Kept,
+    Note,
+    Program,
+    Record,
+    Ref,
+    RunInfo,
+    Step,
+)
 from whence.records.lookup import Named
 from whence.store import index as indexes
 from whence.store import journal
-from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, load_info, load_process, process_folders, shard_name
-from whence.store.index import CALL_COLUMNS, INCREMENT, KEPT, NAME_COLUMNS, NONE, RECORD_COLUMNS, Column, Index
+from whence.store.folder import (
+    INDEX,
+    JOURNAL,
+    ProcessInfo,
+    is_writing,
+    load_info,
+    load_process,
+    process_folders,
+    shard_name,
+)
+from whence.store.index import (
+    CALL_COLUMNS,
+    INCREMENT,
+    KEPT,
+    NAME_COLUMNS,
+    NONE,
+    RECORD_COLUMNS,
+    Column,
+    Index,
+)
 from whence.store.journal import NOTE, PROGRAM, STEP
 from whence.store.shards import Bytes, Shard, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
@@ -32,7 +63,8 @@ _force = msgspec.structs.force_setattr
 def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> StoredRun:
     """Open the run at `path`, or only the processes of some ranks.
 
-    Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion, with what was tried, found, and what to do.
+    Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion, with what
+    was tried, found, and what to do.
     """
     run = Path(path)
     info = load_info(run)
@@ -50,7 +82,10 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         processes.append(_Process(folder, process))
     processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.name))
     if not processes and skipped:
-        raise UnreadableRun(f"{run} has no process of rank {sorted(set(ranks or ()))}; it has ranks {sorted(skipped)}")
+        raise UnreadableRun(
+            f"{run} has no process of rank {sorted(set(ranks or ()))}; it has ranks "
+            f"{sorted(skipped)}"
+        )
     opened = StoredRun(run, info, processes, unborn, ranks=ranks)
     if not len(opened.records) and not len(opened.calls):
         told = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
@@ -60,17 +95,26 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
             + (
                 "it ended before anything was captured: remove the cause and capture again"
                 if opened.ended
-                else "nothing was captured: check that the command runs a model in a process that whence can see, and what was selected"
+                else "nothing was captured: check that the command runs a model in a process "
+                "that whence can see, and what was selected"
             )
         )
     return opened
 
 
 class StoredRun(Named):
-    """A `Run` read from disk. Calls and records are made when asked for; elements are memory-mapped."""
+    """A `Run` read from disk. Calls and records are made when asked for; elements are
+    memory-mapped.
+    """
 
     def __init__(
-        self, path: Path, info: RunInfo, processes: list[_Process], unborn: Sequence[str] = (), *, ranks: Collection[int] | None = None
+        self,
+        path: Path,
+        info: RunInfo,
+        processes: list[_Process],
+        unborn: Sequence[str] = (),
+        *,
+        ranks: Collection[int] | None = None,
     ) -> None:
         self._path, self._info, self._processes, self._ranks = path, info, processes, ranks
         records = calls = shards = 0
@@ -113,17 +157,23 @@ class StoredRun(Named):
 
     @property
     def calls(self) -> Sequence[Call]:
-        """All calls; `calls[i].id == i`. A call whose parent never ended (a crash) has parent -1."""
+        """All calls; `calls[i].id == i`. A call whose parent never ended (a crash) has parent
+        -1.
+        """
         return self._calls
 
     @property
     def records(self) -> Sequence[Record]:
-        """All records; `records[i].id == i`. Shards are numbered through all processes, see `location`."""
+        """All records; `records[i].id == i`. Shards are numbered through all processes, see
+        `location`.
+        """
         return self._records
 
     @property
     def programs(self) -> Mapping[str, Program]:
-        """Programs by id. An id that two processes use for different programs gets "@<position of the process>" behind it."""
+        """Programs by id. An id that two processes use for different programs gets "@<position of
+        the process>" behind it.
+        """
         if self._programs is None:
             self._programs = {}
             for place, process in enumerate(self._processes):
@@ -147,7 +197,8 @@ class StoredRun(Named):
         return tuple(step for p in self._processes for step in p.decode(STEP, journal.decode_step))
 
     def array(self, record: int) -> Array:
-        """Elements of a record: read-only, dtype kept, a view of the mapped file (increments are put together in memory).
+        """Elements of a record: read-only, dtype kept, a view of the mapped file (increments are
+        put together in memory).
 
         Raises ElementsMissing with the reason; IndexError when there is no such record.
         """
@@ -161,13 +212,17 @@ class StoredRun(Named):
         if kind == INCREMENT:
             return process.rebuild(local, dtype, shape, record, self._external)
         if kind == NONE:
-            raise ElementsMissing(self._record(record).why or f"record {record}: elements were not kept")
+            raise ElementsMissing(
+                self._record(record).why or f"record {record}: elements were not kept"
+            )
         return _view(self._external(record), dtype, shape, record)
 
     def raw(self, record: int) -> tuple[int, int] | None:
-        """(address, nbytes) of the elements where they lie contiguously in a mapped shard, for kernels; None where they do not.
+        """(address, nbytes) of the elements where they lie contiguously in a mapped shard, for
+        kernels; None where they do not.
 
-        The address is good while this run is alive. Raises ElementsMissing when the shard is cut off.
+        The address is good while this run is alive. Raises ElementsMissing when the shard is cut
+        off.
         """
         process, local = self._at(record)
         columns = process.index.columns
@@ -176,24 +231,34 @@ class StoredRun(Named):
         nbytes = int(columns["nbytes"][local])
         if nbytes != math.prod(process.index.shape(local)) * process.dtype(local).itemsize:
             return None
-        return process.shard(int(columns["shard"][local])).address(int(columns["offset"][local]), nbytes), nbytes
+        return process.shard(int(columns["shard"][local])).address(
+            int(columns["offset"][local]), nbytes
+        ), nbytes
 
     def location(self, record: int) -> tuple[str, int, int] | None:
-        """(file, offset from its start, nbytes) where the elements lie as one piece of a shard; None where they do not."""
+        """(file, offset from its start, nbytes) where the elements lie as one piece of a shard;
+        None where they do not.
+        """
         process, local = self._at(record)
         columns = process.index.columns
         if columns["elements"][local] != KEPT:
             return None
         shard = process.shard(int(columns["shard"][local]))
-        return str(shard.path), shard.offset() + int(columns["offset"][local]), int(columns["nbytes"][local])
+        return (
+            str(shard.path),
+            shard.offset() + int(columns["offset"][local]),
+            int(columns["nbytes"][local]),
+        )
 
     def column(self, name: str) -> Column:
-        """One field of all records or all calls as an array, for planning over 10^6 of them without making a Struct of each.
+        """One field of all records or all calls as an array, for planning over 10^6 of them without
+        making a Struct of each.
 
-        Records: dtype (str), hash (n, 2) uint64 (zeros: not taken), elements (0 none, 1 kept, 2 increment, 3 external), nbytes,
-        shard, offset, base, axis, count, statistics (n, 9) float64 in the order of `Statistics`, NaN for none.
-        Calls: root, phase, scope, op, op_type (str), parent, order, rank, step, micro, occurrence.
-        References of calls: ref_call, ref_slot (str), ref_record. Raises KeyError for another name.
+        Records: dtype (str), hash (n, 2) uint64 (zeros: not taken), elements (0 none, 1 kept, 2
+        increment, 3 external), nbytes, shard, offset, base, axis, count, statistics (n, 9) float64
+        in the order of `Statistics`, NaN for none. Calls: root, phase, scope, op, op_type (str),
+        parent, order, rank, step, micro, occurrence. References of calls: ref_call, ref_slot (str),
+        ref_record. Raises KeyError for another name.
         """
         parts = [p.column(name) for p in self._processes]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0)
@@ -210,10 +275,20 @@ class StoredRun(Named):
         _force(record, "id", number)
         place = record.elements
         if isinstance(place, Kept) and process.shard_base:
-            _force(record, "elements", Kept(place.shard + process.shard_base, place.offset, place.nbytes))
+            _force(
+                record,
+                "elements",
+                Kept(place.shard + process.shard_base, place.offset, place.nbytes),
+            )
         elif isinstance(place, Increment):
             base = place.base + process.record_base
-            _force(record, "elements", Increment(base, place.axis, place.shard + process.shard_base, place.offset, place.nbytes))
+            _force(
+                record,
+                "elements",
+                Increment(
+                    base, place.axis, place.shard + process.shard_base, place.offset, place.nbytes
+                ),
+            )
         return record
 
     def _call(self, number: int) -> Call:
@@ -224,9 +299,16 @@ class StoredRun(Named):
         _force(call, "id", number)
         _force(call, "parent", parent + process.call_base if parent >= 0 else -1)
         if any(not 0 <= ref.record < process.records for ref in call.refs):
-            raise UnreadableRun(f"{process.folder / JOURNAL}: call {number} refers to a record that is not there; the index is damaged")
+            raise UnreadableRun(
+                f"{process.folder / JOURNAL}: call {number} refers to a record that is not "
+                "there; the index is damaged"
+            )
         if process.record_base:
-            _force(call, "refs", tuple(Ref(r.slot, r.record + process.record_base, r.edge) for r in call.refs))
+            _force(
+                call,
+                "refs",
+                tuple(Ref(r.slot, r.record + process.record_base, r.edge) for r in call.refs),
+            )
         if call.program and len(self._processes) > 1 and self.programs:
             _force(call, "program", process.renamed.get(call.program, call.program))
         return call
@@ -238,19 +320,27 @@ class StoredRun(Named):
         try:
             data = map_file(self._path / place.file)
         except (OSError, ValueError) as error:
-            raise ElementsMissing(f"record {number} lies in {place.file}, which cannot be read: {error}; put the file back") from error
+            raise ElementsMissing(
+                f"record {number} lies in {place.file}, which cannot be read: {error}; put the "
+                "file back"
+            ) from error
         if not 0 <= place.offset <= place.offset + place.nbytes <= data.size:
             raise ElementsMissing(
-                f"record {number} lies in {place.file}: wanted bytes {place.offset} to {place.offset + place.nbytes}, "
+                f"record {number} lies in {place.file}: wanted bytes {place.offset} to "
+                f"{place.offset + place.nbytes}, "
                 f"the file has {data.size}; it is not the file of the capture"
             )
         data = data[place.offset : place.offset + place.nbytes]
         if number not in self._verified:
             if not record.hash:
-                raise ElementsMissing(f"record {number} lies in {place.file}, but no hash was taken that could tell whether it still does")
+                raise ElementsMissing(
+                    f"record {number} lies in {place.file}, but no hash was taken that could "
+                    "tell whether it still does"
+                )
             if xxhash.xxh3_128_hexdigest(data.data) != record.hash:
                 raise ElementsMissing(
-                    f"record {number} lies in {place.file}, which changed since the capture (the hash differs); put the file back"
+                    f"record {number} lies in {place.file}, which changed since the capture (the "
+                    "hash differs); put the file back"
                 )
             self._verified.add(number)
         return data
@@ -265,11 +355,15 @@ class _Process:
 
     def __init__(self, folder: Path, info: ProcessInfo) -> None:
         self.folder, self.info = folder, info
-        self.status, self.error = read_status(folder)  # before the journal: a clean end read here means the journal is whole
+        self.status, self.error = read_status(
+            folder
+        )  # before the journal: a clean end read here means the journal is whole
         try:
             self.journal: Bytes = map_file(folder / JOURNAL)
         except OSError as error:
-            raise UnreadableRun(f"cannot read {folder / JOURNAL}: {error.strerror or error}") from error
+            raise UnreadableRun(
+                f"cannot read {folder / JOURNAL}: {error.strerror or error}"
+            ) from error
         self.index: Index = indexes.load(folder, self.journal.size) or indexes.build(self.journal)
         self.records, self.calls = self.index.records_at.size, self.index.calls_at.size
         shards = self.index.columns["shard"]
@@ -285,11 +379,19 @@ class _Process:
         if self.status == RUNNING and is_writing(self.folder, self.info):
             said.append(f"is still being written: {self._extent()} so far")
         elif self.status in (RUNNING, RECOVERED):
-            said.append(f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came after is missing")
+            said.append(
+                f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
+                "after is missing"
+            )
         elif self.status == FAILED:
-            said.append(f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)")
+            said.append(
+                f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)"
+            )
         if damage is not None and not (damage.torn and said):
-            said.append(f"journal damaged at line {damage.line} (byte {damage.at}): {damage.reason}; what follows was not read")
+            said.append(
+                f"journal damaged at line {damage.line} (byte {damage.at}): {damage.reason}; "
+                "what follows was not read"
+            )
         return f"{who} {'; '.join(said)}" if said else ""
 
     def _extent(self) -> str:
@@ -305,7 +407,10 @@ class _Process:
         try:
             return DTYPES[name]
         except KeyError:
-            raise ElementsMissing(f"record {record + self.record_base}: its dtype {name!r} is not known to this whence") from None
+            raise ElementsMissing(
+                f"record {record + self.record_base}: its dtype {name!r} is not known to this "
+                "whence"
+            ) from None
 
     def shard(self, number: int) -> Shard:
         shard = self._shards.get(number)
@@ -315,10 +420,21 @@ class _Process:
 
     def bytes(self, record: int) -> Bytes:
         columns = self.index.columns
-        return self.shard(int(columns["shard"][record])).data(int(columns["offset"][record]), int(columns["nbytes"][record]))
+        return self.shard(int(columns["shard"][record])).data(
+            int(columns["offset"][record]), int(columns["nbytes"][record])
+        )
 
-    def rebuild(self, record: int, dtype: DType, shape: tuple[int, ...], number: int, external: Callable[[int], Bytes]) -> Array:
-        """Put an increment and all it follows together, without recursion: a cache may have grown ten thousand times."""
+    def rebuild(
+        self,
+        record: int,
+        dtype: DType,
+        shape: tuple[int, ...],
+        number: int,
+        external: Callable[[int], Bytes],
+    ) -> Array:
+        """Put an increment and all it follows together, without recursion: a cache may have grown
+        ten thousand times.
+        """
         columns, index = self.index.columns, self.index
         links = []
         at = record
@@ -327,14 +443,25 @@ class _Process:
             links.append((at, axis, index.shape(at), index.shape(base)))
             at = base
         if columns["elements"][at] == NONE:
-            raise ElementsMissing(f"record {number} continues record {at + self.record_base}, whose elements were not kept")
+            raise ElementsMissing(
+                f"record {number} continues record {at + self.record_base}, whose elements were "
+                "not kept"
+            )
         chain = [at, *(link[0] for link in links)]
         stored = int(columns["nbytes"][chain].sum())
-        if stored != math.prod(shape) * dtype.itemsize or any(self.dtype(c) is not dtype for c in chain):
-            raise ElementsMissing(f"record {number}: {len(links)} increments of {stored} bytes in all do not make {dtype.name} {shape}")
+        if stored != math.prod(shape) * dtype.itemsize or any(
+            self.dtype(c) is not dtype for c in chain
+        ):
+            raise ElementsMissing(
+                f"record {number}: {len(links)} increments of {stored} bytes in all do not make "
+                f"{dtype.name} {shape}"
+            )
         for _, axis, grown, before in links:
             if not _continues(before, grown, axis):
-                raise ElementsMissing(f"record {number}: an increment from shape {before} to {grown} along axis {axis} is not one")
+                raise ElementsMissing(
+                    f"record {number}: an increment from shape {before} to {grown} along axis "
+                    f"{axis} is not one"
+                )
         # All of them lie inside their files: what is allocated next is bounded by what is there.
         parts = [
             self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
@@ -360,7 +487,8 @@ class _Process:
             return decode(self.journal[start:end].data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreadableRun(
-                f"{self.folder / JOURNAL}: cannot understand byte {start} to {end}: {error}; the journal changed since its index was made: "
+                f"{self.folder / JOURNAL}: cannot understand byte {start} to {end}: {error}; the "
+                "journal changed since its index was made: "
                 f"delete {INDEX} beside it and open the run again"
             ) from error
 
@@ -371,7 +499,10 @@ class _Process:
         programs = self.decode(PROGRAM, journal.decode_program)
         if not self.record_base:
             return programs
-        return [msgspec.structs.replace(p, constants=tuple(c + self.record_base for c in p.constants)) for p in programs]
+        return [
+            msgspec.structs.replace(p, constants=tuple(c + self.record_base for c in p.constants))
+            for p in programs
+        ]
 
     def column(self, name: str) -> Column:
         columns = self.index.columns
@@ -384,14 +515,20 @@ class _Process:
         column = columns[name]
         if name in NAME_COLUMNS:
             return np.array([*self.index.names, ""], object)[column]
-        moved = {"base": self.record_base, "ref_record": self.record_base, "shard": self.shard_base, "parent": self.call_base}.get(name, 0)
+        moved = {
+            "base": self.record_base,
+            "ref_record": self.record_base,
+            "shard": self.shard_base,
+            "parent": self.call_base,
+        }.get(name, 0)
         return np.where(column >= 0, column + moved, -1) if moved else column
 
     def _counts(self) -> Column:
         at, extents = self.index.columns["shape_at"], self.index.columns["shape"]
         if not self.records:
             return np.empty(0, np.int64)
-        # reduceat needs a start inside the array and gives the element itself for an empty range, so a 1 stands behind each shape
+        # reduceat needs a start inside the array and gives the element itself for an empty range,
+        # so a 1 stands behind each shape
         ones = np.insert(extents, at[1:], 1)
         counts: Column = np.multiply.reduceat(ones, at[:-1] + np.arange(self.records))
         return counts
@@ -432,7 +569,10 @@ def _continues(before: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bo
 def _view(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int) -> Array:
     wanted = math.prod(shape) * dtype.itemsize
     if data.size != wanted:
-        raise ElementsMissing(f"record {record}: {dtype.name} {shape} has {wanted} bytes, {data.size} are stored; the run is damaged")
+        raise ElementsMissing(
+            f"record {record}: {dtype.name} {shape} has {wanted} bytes, {data.size} are stored; "
+            "the run is damaged"
+        )
     try:
         view: Array = data.view(dtype.numpy).reshape(shape)
     except ValueError as error:

@@ -1,4 +1,6 @@
-"""Finish what a killed writer left: headers of its shards, a journal without a torn end, an index."""
+"""Finish what a killed writer left: headers of its shards, a journal without a torn end, an
+index.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,26 @@ import numpy as np
 
 from whence.errors import StoreFailed, UnreadableRun
 from whence.store import index as indexes
-from whence.store.folder import JOURNAL, ProcessInfo, is_writing, load_info, load_process, process_folders, replace_file, shard_name
+from whence.store.folder import (
+    JOURNAL,
+    ProcessInfo,
+    is_writing,
+    load_info,
+    load_process,
+    process_folders,
+    replace_file,
+    shard_name,
+)
 from whence.store.index import INCREMENT, KEPT, Index
-from whence.store.shards import HEADER_BYTES, MAX_HEADER_BYTES, Header, finish_file, map_file, parse_header, tensor_name
+from whence.store.shards import (
+    HEADER_BYTES,
+    MAX_HEADER_BYTES,
+    Header,
+    finish_file,
+    map_file,
+    parse_header,
+    tensor_name,
+)
 from whence.store.status import RECOVERED, RUNNING, leave_status, read_status
 
 DAMAGED = "journal.damaged"
@@ -22,8 +41,8 @@ DAMAGED = "journal.damaged"
 class Recovered(msgspec.Struct, frozen=True):
     """What was done in one process folder.
 
-    records: readable now. finished: shards whose header was written. lost: records whose elements lie behind the end of their file.
-    cut_bytes: of the journal, behind its last whole line.
+    records: readable now. finished: shards whose header was written. lost: records whose elements
+    lie behind the end of their file. cut_bytes: of the journal, behind its last whole line.
     """
 
     folder: str
@@ -34,12 +53,13 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
-    """Make every shard of the run a valid safetensors file, and its indexes, from the journals. Doing it twice changes nothing.
+    """Make every shard of the run a valid safetensors file, and its indexes, from the journals.
+    Doing it twice changes nothing.
 
-    Bytes behind the last journalled tensor are cut off. A part of a journal that is damaged (not merely torn) is moved to
-    journal.damaged. Raises StoreFailed when a process still writes (of another host: wrote within the
-    last minute; unless `force`) or the medium refuses,
-    UnreadableRun when there is no run.
+    Bytes behind the last journalled tensor are cut off. A part of a journal that is damaged (not
+    merely torn) is moved to journal.damaged. Raises StoreFailed when a process still writes (of
+    another host: wrote within the last minute; unless `force`) or the medium refuses, UnreadableRun
+    when there is no run.
     """
     run = Path(path)
     load_info(run)
@@ -47,7 +67,10 @@ def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
     try:
         return tuple(recover_process(folder, process) for folder, process in folders)
     except OSError as error:
-        raise StoreFailed(f"cannot recover {run}: {error.strerror or error}; nothing that was readable was lost: try again") from error
+        raise StoreFailed(
+            f"cannot recover {run}: {error.strerror or error}; nothing that was readable was "
+            "lost: try again"
+        ) from error
 
 
 def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]]:
@@ -55,12 +78,18 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
     found = []
     for folder in sorted(process_folders(run)):
         if folder.is_symlink():
-            raise StoreFailed(f"{folder} is a symbolic link: what lies behind it is not changed; recover it where it really is")
+            raise StoreFailed(
+                f"{folder} is a symbolic link: what lies behind it is not changed; recover it "
+                "where it really is"
+            )
         if not (folder / JOURNAL).exists():
             continue
         process = load_process(folder)
         if not force and read_status(folder)[0] == RUNNING and is_writing(folder, process):
-            raise StoreFailed(f"process {process.pid} still writes {folder}: wait until it ends (or force it, when you know better)")
+            raise StoreFailed(
+                f"process {process.pid} still writes {folder}: wait until it ends (or force it, "
+                "when you know better)"
+            )
         found.append((folder, process))
     return found
 
@@ -116,31 +145,42 @@ def _shards(folder: Path, index: Index) -> list[int]:
 
 
 def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tuple[bool, int]:
-    """Write the header of one shard unless it is right already. Returns (written, records that lie behind its end)."""
+    """Write the header of one shard unless it is right already. Returns (written, records that lie
+    behind its end).
+    """
     file = folder / shard_name(number)
     _refuse_link(file)
     fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
     try:
         size = os.fstat(fd).st_size
         length = int.from_bytes(os.pread(fd, 8, 0), "little") if size >= 8 else 0
-        reserved = 8 + length if 2 <= length <= MAX_HEADER_BYTES else process.header_bytes or HEADER_BYTES
+        reserved = (
+            8 + length if 2 <= length <= MAX_HEADER_BYTES else process.header_bytes or HEADER_BYTES
+        )
         header, missing = _header(index, number, size - reserved)
         if missing == 0 and _is_finished(file, reserved, reserved + header.end):
             return False, 0
         finish_file(fd, header, reserved)
     except ValueError as error:
-        raise StoreFailed(f"cannot write the header of {file}: {error}; its elements stay readable with whence") from error
+        raise StoreFailed(
+            f"cannot write the header of {file}: {error}; its elements stay readable with whence"
+        ) from error
     finally:
         os.close(fd)
     return True, missing
 
 
 def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
-    """Header of a shard from the journal; records that share the place of an earlier one are not named again."""
+    """Header of a shard from the journal; records that share the place of an earlier one are not
+    named again.
+    """
     columns = index.columns
     header = Header()
     missing = 0
-    mine = np.flatnonzero((columns["shard"] == number) & ((columns["elements"] == KEPT) | (columns["elements"] == INCREMENT)))
+    mine = np.flatnonzero(
+        (columns["shard"] == number)
+        & ((columns["elements"] == KEPT) | (columns["elements"] == INCREMENT))
+    )
     for record in mine.tolist():
         offset, nbytes = int(columns["offset"][record]), int(columns["nbytes"][record])
         if offset + nbytes > data_bytes:
@@ -158,7 +198,9 @@ def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
 
 
 def _is_finished(file: Path, reserved: int, end: int) -> bool:
-    """Whether a shard has a header that covers it, as a clean end leaves it. It may name padding at the end."""
+    """Whether a shard has a header that covers it, as a clean end leaves it. It may name padding at
+    the end.
+    """
     try:
         data = map_file(file)
         tensors = parse_header(data)

@@ -1,4 +1,6 @@
-"""Take what is private out of a run, in place: elements, command, environment, paths, users, hosts. Figures and topology stay."""
+"""Take what is private out of a run, in place: elements, command, environment, paths, users, hosts.
+Figures and topology stay.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from whence.records import Elements, Increment, Kept
 from whence.store import index as indexes
 from whence.store import journal as journal_file
 from whence.store.anonymous import Anonymous
-from whence.store.folder import INDEX, JOURNAL, PROCESS, RUN, ProcessInfo, _indented, _load_json, load_info, replace_file, shard_name
+from whence.store.folder import (
+    INDEX,
+    JOURNAL,
+    PROCESS,
+    RUN,
+    ProcessInfo,
+    _indented,
+    _load_json,
+    load_info,
+    replace_file,
+    shard_name,
+)
 from whence.store.index import EXTERNAL, NONE, Column, Index
 from whence.store.journal import decode_call, decode_program, decode_record, encoder
 from whence.store.recover import DAMAGED, recover_process, writable_folders
@@ -24,7 +37,19 @@ from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, Shard, ShardWr
 from whence.store.status import leave_status, read_status
 
 SCRUBBED = "scrubbed"
-_STAYS = ("kind", "format", "started", "finished", "seed", "deterministic", "exit_code", "versions", "devices", "options", "settings")
+_STAYS = (
+    "kind",
+    "format",
+    "started",
+    "finished",
+    "seed",
+    "deterministic",
+    "exit_code",
+    "versions",
+    "devices",
+    "options",
+    "settings",
+)
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -34,16 +59,21 @@ class Scrubbed(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = True, force: bool = False) -> Scrubbed:
-    """Remove elements from a run in place; `array` then says "scrubbed". Statistics, hashes, sketches and topology stay.
+def scrub(
+    path: str | Path, names: Sequence[str] | None = None, *, info: bool = True, force: bool = False
+) -> Scrubbed:
+    """Remove elements from a run in place; `array` then says "scrubbed". Statistics, hashes,
+    sketches and topology stay.
 
-    names: shell patterns; only records that some call refers to under a matching scope, slot or "scope.slot" (and constants of the
-    programs of calls with a matching scope). None or empty: all. Records with the very same stored bytes, and increments on a scrubbed
-    record, are scrubbed with them; references to files of the user's are removed. info: also remove command, environment, user, hosts,
-    commit and paths: from run.json, from every text of the journals, and from the names of folders. A crash leaves each process folder
-    either as it was or scrubbed; scrubbing again finishes. A run that was killed is recovered first. Hashes stay, so a value that can be
-    guessed can be confirmed.
-    Raises UsageError when the patterns match nothing, StoreFailed when a process still writes (unless `force`) or the medium refuses.
+    names: shell patterns; only records that some call refers to under a matching scope, slot or
+    "scope.slot" (and constants of the programs of calls with a matching scope). None or empty: all.
+    Records with the very same stored bytes, and increments on a scrubbed record, are scrubbed with
+    them; references to files of the user's are removed. info: also remove command, environment,
+    user, hosts, commit and paths: from run.json, from every text of the journals, and from the
+    names of folders. A crash leaves each process folder either as it was or scrubbed; scrubbing
+    again finishes. A run that was killed is recovered first. Hashes stay, so a value that can be
+    guessed can be confirmed. Raises UsageError when the patterns match nothing, StoreFailed when a
+    process still writes (unless `force`) or the medium refuses.
     """
     run, names = Path(path), names or None
     about = load_info(run)
@@ -52,24 +82,35 @@ def scrub(path: str | Path, names: Sequence[str] | None = None, *, info: bool = 
     records = nbytes = 0
     try:
         # All of it before anything is changed: a pattern that matches nothing is a mistake.
-        if names is not None and not any(_matches(folder, process, names) for folder, process in folders):
-            raise UsageError(f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing was scrubbed")
+        if names is not None and not any(
+            _matches(folder, process, names) for folder, process in folders
+        ):
+            raise UsageError(
+                f"no record of {run} is referred to under {', '.join(map(repr, names))}; nothing "
+                "was scrubbed"
+            )
         for folder, process in folders:
             before = _shard_bytes(folder)
             records += _scrub_process(folder, process, names, anonymous)
             nbytes += before - _shard_bytes(folder)
     except OSError as error:
-        raise StoreFailed(f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished") from error
+        raise StoreFailed(
+            f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished"
+        ) from error
     if anonymous is not None:
         try:
             _clean_rest(run, anonymous)
         except OSError as error:
-            raise StoreFailed(f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished") from error
+            raise StoreFailed(
+                f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished"
+            ) from error
     return Scrubbed(records, nbytes)
 
 
 def _clean_rest(run: Path, anonymous: Anonymous) -> None:
-    """What lies around the journals. run.json knows what is private, so it is written when all else is done; names of folders come last."""
+    """What lies around the journals. run.json knows what is private, so it is written when all else
+    is done; names of folders come last.
+    """
     for file in sorted((run / "paddle").rglob("*")):
         if file.is_file() and not file.is_symlink():
             data = file.read_bytes()
@@ -78,8 +119,13 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
     fields = _load_json(run / RUN)
     kept = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
     replace_file(run / RUN, _indented({**kept, "command": [], "environment": {}, "scrubbed": True}))
-    folders = [(process.rank, process.pid, folder.name, folder, process) for folder, process in writable_folders(run, force=True)]
-    for number, (rank, _, name, folder, process) in enumerate(sorted(folders, key=lambda found: found[:3]), start=1):
+    folders = [
+        (process.rank, process.pid, folder.name, folder, process)
+        for folder, process in writable_folders(run, force=True)
+    ]
+    for number, (rank, _, name, folder, process) in enumerate(
+        sorted(folders, key=lambda found: found[:3]), start=1
+    ):
         nobody = msgspec.structs.replace(process, host=SCRUBBED, pid=number, boot="", pid_started=0)
         replace_file(folder / PROCESS, _indented(msgspec.to_builtins(nobody)))
         wanted = f"rank{rank:05d}-{SCRUBBED}-{number}"
@@ -89,12 +135,14 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
 
 def _scrub_process(
     folder: Path, process: ProcessInfo, names: Sequence[str] | None, anonymous: Anonymous | None
-) -> int:  # fmt: skip
+) -> int:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
     index = indexes.load(folder, journal.size) or indexes.build(journal)
     columns = index.columns
-    chosen = np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
+    chosen = (
+        np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
+    )
     if anonymous is not None:
         chosen |= columns["elements"] == EXTERNAL  # the path of a file of the user's
         (folder / DAMAGED).unlink(missing_ok=True)
@@ -115,7 +163,11 @@ def _scrub_process(
 def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    return bool(_matching(indexes.load(folder, journal.size) or indexes.build(journal), journal, names).any())
+    return bool(
+        _matching(
+            indexes.load(folder, journal.size) or indexes.build(journal), journal, names
+        ).any()
+    )
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
@@ -127,11 +179,15 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
         known = cache.get((scope, slot))
         if known is None:
             candidates = (texts[scope], texts[slot], f"{texts[scope]}.{texts[slot]}")
-            known = cache[scope, slot] = any(fnmatchcase(text, pattern) for text in candidates for pattern in names)
+            known = cache[scope, slot] = any(
+                fnmatchcase(text, pattern) for text in candidates for pattern in names
+            )
         return known
 
     scopes = np.repeat(columns["scope"], np.diff(columns["refs_at"])).tolist()
-    for scope, slot, record in zip(scopes, columns["ref_slot"].tolist(), columns["ref_record"].tolist(), strict=True):
+    for scope, slot, record in zip(
+        scopes, columns["ref_slot"].tolist(), columns["ref_record"].tolist(), strict=True
+    ):
         if hit(scope, slot):
             chosen[record] = True
     used = set()
@@ -148,7 +204,9 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
 
 
 def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
-    """Also the records that share stored bytes with a chosen one, and the increments that follow one."""
+    """Also the records that share stored bytes with a chosen one, and the increments that follow
+    one.
+    """
     place = np.stack([columns["shard"], columns["offset"]], axis=1)
     stored = (columns["shard"] >= 0) & (columns["nbytes"] > 0)
     _, group = np.unique(place, axis=0, return_inverse=True)
@@ -163,8 +221,12 @@ def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
         chosen = wider
 
 
-def _move(folder: Path, process: ProcessInfo, index: Index, chosen: Column) -> dict[tuple[int, int], tuple[int, int]]:
-    """Copy what stays in the shards that must go into new shards. Returns old (shard, offset) -> new (shard, offset)."""
+def _move(
+    folder: Path, process: ProcessInfo, index: Index, chosen: Column
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Copy what stays in the shards that must go into new shards. Returns old (shard, offset) ->
+    new (shard, offset).
+    """
     columns = index.columns
     going = set(np.unique(columns["shard"][chosen]).tolist()) - {-1}
     staying = np.flatnonzero(np.isin(columns["shard"], list(going)) & ~chosen)
@@ -179,7 +241,11 @@ def _move(folder: Path, process: ProcessInfo, index: Index, chosen: Column) -> d
             if (shard, offset) in moved:
                 continue
             data = old.setdefault(shard, Shard(folder / shard_name(shard))).data(offset, nbytes)
-            if writer is None or writer.crowded or (writer.end > 0 and writer.end + nbytes > SHARD_BYTES):
+            if (
+                writer is None
+                or writer.crowded
+                or (writer.end > 0 and writer.end + nbytes > SHARD_BYTES)
+            ):
                 if writer is not None:
                     _finish(writer)
                     number += 1
@@ -206,8 +272,13 @@ def _finish(writer: ShardWriter) -> None:
 
 
 def _rewrite(
-    folder: Path, journal: Bytes, index: Index, chosen: Column, moved: dict[tuple[int, int], tuple[int, int]], anonymous: Anonymous | None
-) -> None:  # fmt: skip
+    folder: Path,
+    journal: Bytes,
+    index: Index,
+    chosen: Column,
+    moved: dict[tuple[int, int], tuple[int, int]],
+    anonymous: Anonymous | None,
+) -> None:
     """Replace the journal. From that moment on the elements are gone for every reader."""
     fresh = folder / f"{JOURNAL}.{os.getpid()}.tmp"
     places = {int(line): record for record, line in enumerate(index.records_at)}
@@ -220,9 +291,22 @@ def _rewrite(
                 if record is not None:
                     line = decode_record(raw)
                     if chosen[record]:
-                        raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=None, why=SCRUBBED)) + b"\n")
-                    elif isinstance(line.elements, Kept | Increment) and (line.elements.shard, line.elements.offset) in moved:
-                        raw = memoryview(encoder.encode(msgspec.structs.replace(line, elements=_moved(line.elements, moved))) + b"\n")
+                        raw = memoryview(
+                            encoder.encode(
+                                msgspec.structs.replace(line, elements=None, why=SCRUBBED)
+                            )
+                            + b"\n"
+                        )
+                    elif (
+                        isinstance(line.elements, Kept | Increment)
+                        and (line.elements.shard, line.elements.offset) in moved
+                    ):
+                        raw = memoryview(
+                            encoder.encode(
+                                msgspec.structs.replace(line, elements=_moved(line.elements, moved))
+                            )
+                            + b"\n"
+                        )
                 file.write(raw if anonymous is None else anonymous.line(bytes(raw)))
             file.flush()
             os.fsync(file.fileno())

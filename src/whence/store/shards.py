@@ -1,9 +1,11 @@
-"""Streamed safetensors: a shard whose header area is reserved first and filled in last, and the mapping it is read through.
+"""Streamed safetensors: a shard whose header area is reserved first and filled in last, and the
+mapping it is read through.
 
-A shard is `8 bytes: header length N | N bytes: JSON padded with spaces | data`. N is written with the first bytes, so the
-place of the data is known at any moment; the JSON is `{}` until the shard is finished. The official reader refuses a shard
-that is not finished ("not fully covered"), and accepts it afterwards: no holes, nothing behind the last tensor. Space between
-tensors (64-byte alignment, or bytes whose record was interrupted) is named as a U8 tensor for that reason.
+A shard is `8 bytes: header length N | N bytes: JSON padded with spaces | data`. N is written with
+the first bytes, so the place of the data is known at any moment; the JSON is `{}` until the shard
+is finished. The official reader refuses a shard that is not finished ("not fully covered"), and
+accepts it afterwards: no holes, nothing behind the last tensor. Space between tensors (64-byte
+alignment, or bytes whose record was interrupted) is named as a U8 tensor for that reason.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ ALIGN = 64
 HEADER_BYTES = 512 << 10
 SHARD_BYTES = 256 << 20
 MAX_HEADER_BYTES = 100_000_000  # the limit of the official reader
-DIRECT_BYTES = 128 << 10  # payloads from here on are written from the caller's memory; below, one copy is cheaper than a system call
+DIRECT_BYTES = (
+    128 << 10
+    # payloads from here on are written from the caller's memory; below, one copy is cheaper than a
+    # system call
+)
 STAGING_BYTES = 1 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> None:
-    """pwrite all of `data`; a short write is continued, so that a full disk shows its errno. Repeating it is harmless."""
+    """pwrite all of `data`; a short write is continued, so that a full disk shows its errno.
+    Repeating it is harmless.
+    """
     view = memoryview(data)
     done = 0
     while done < len(view):
@@ -41,7 +49,9 @@ def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> Non
 
 
 def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The safetensors code and shape of a tensor: complex128 has no code and is F64 with a last axis of 2."""
+    """The safetensors code and shape of a tensor: complex128 has no code and is F64 with a last
+    axis of 2.
+    """
     return DTYPES[dtype].safetensors, (*shape, 2) if dtype == "complex128" else shape
 
 
@@ -74,7 +84,9 @@ class Header:
     def pad(self, end: int) -> None:
         """Name what lies between the last tensor and `end`."""
         if end > self.end:
-            self._append(f'"pad.{self.end}":{{"dtype":"U8","shape":[{end - self.end}],"data_offsets":[{self.end},{end}]}}')
+            self._append(
+                f'"pad.{self.end}":{{"dtype":"U8","shape":[{end - self.end}],"data_offsets":[{self.end},{end}]}}'  # noqa: E501
+            )
             self.end = end
 
     def _append(self, entry: str) -> None:
@@ -90,9 +102,13 @@ class Header:
 
 
 class ShardWriter:
-    """Appends tensors to one shard file. Small ones wait in a staging buffer until `flush`. Every method may raise OSError."""
+    """Appends tensors to one shard file. Small ones wait in a staging buffer until `flush`. Every
+    method may raise OSError.
+    """
 
-    def __init__(self, path: Path, header_bytes: int = HEADER_BYTES, staging: bytearray | None = None) -> None:
+    def __init__(
+        self, path: Path, header_bytes: int = HEADER_BYTES, staging: bytearray | None = None
+    ) -> None:
         self.path = path
         self.header_bytes = header_bytes
         self.header = Header()
@@ -101,7 +117,8 @@ class ShardWriter:
         self._staging = memoryview(staging if staging is not None else bytearray(STAGING_BYTES))
         self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            # Real bytes, so that the header can still be written at the end when the disk has become full.
+            # Real bytes, so that the header can still be written at the end when the disk has
+            # become full.
             write_all(self.fd, Header().encode(header_bytes), 0)
         except OSError:
             os.close(self.fd)
@@ -118,13 +135,16 @@ class ShardWriter:
         return self.header.nbytes * 10 > (self.header_bytes - 8) * 9
 
     def put(self, data: Bytes, nbytes: int) -> int:
-        """Append the bytes of a contiguous array at the next aligned offset and return it. They are named by `name` afterwards."""
+        """Append the bytes of a contiguous array at the next aligned offset and return it. They are
+        named by `name` afterwards.
+        """
         start = (self.end + ALIGN - 1) & -ALIGN
         place = start - self._written
         if nbytes >= DIRECT_BYTES:
             self.flush()
             write_all(self.fd, data.data, self.header_bytes + start)
-            # The gap before it has to be real bytes too, but pwrite behind the end of a file fills it with zeros.
+            # The gap before it has to be real bytes too, but pwrite behind the end of a file fills
+            # it with zeros.
             self._written = self.end = start + nbytes
             return start
         if place + nbytes > len(self._staging):
@@ -138,14 +158,27 @@ class ShardWriter:
         self.end = start + nbytes
         return start
 
-    def name(self, record: int, dtype: str, shape: tuple[int, ...], start: int, nbytes: int, *, increment: bool = False) -> None:
+    def name(
+        self,
+        record: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        start: int,
+        nbytes: int,
+        *,
+        increment: bool = False,
+    ) -> None:
         """Put a tensor that was `put` into the header."""
         self.header.add(tensor_name(record, increment=increment), dtype, shape, start, nbytes)
 
     def flush(self) -> None:
         """Hand the staged bytes to the kernel."""
         if self.end > self._written:
-            write_all(self.fd, self._staging[: self.end - self._written], self.header_bytes + self._written)
+            write_all(
+                self.fd,
+                self._staging[: self.end - self._written],
+                self.header_bytes + self._written,
+            )
             self._written = self.end
 
     def finish(self) -> None:
@@ -165,7 +198,9 @@ class ShardWriter:
 
 
 def finish_file(fd: int, header: Header, reserved: int) -> None:
-    """Cut the file behind the last named tensor and write its header. Raises OSError; ValueError when the header does not fit."""
+    """Cut the file behind the last named tensor and write its header. Raises OSError; ValueError
+    when the header does not fit.
+    """
     text = header.encode(reserved)
     os.ftruncate(fd, reserved + header.end)
     write_all(fd, text, 0)
@@ -182,7 +217,9 @@ class Tensor(NamedTuple):
 
 
 def parse_header(data: Bytes) -> list[Tensor]:
-    """Entries of a safetensors file given as bytes. Untrusted: raises ValueError for anything that does not lie inside the file."""
+    """Entries of a safetensors file given as bytes. Untrusted: raises ValueError for anything that
+    does not lie inside the file.
+    """
     if data.size < 8:
         raise ValueError(f"{data.size} bytes are too few for a safetensors file")
     length = int.from_bytes(data[:8].tobytes(), "little")
@@ -198,7 +235,12 @@ def parse_header(data: Bytes) -> list[Tensor]:
         if not isinstance(entry, dict):
             raise ValueError(f"entry {name!r} is not an object")
         dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-        if not isinstance(dtype, str) or not _naturals(shape) or not _naturals(span) or len(span) != 2:
+        if (
+            not isinstance(dtype, str)
+            or not _naturals(shape)
+            or not _naturals(span)
+            or len(span) != 2
+        ):
             raise ValueError(f"entry {name!r} is malformed")
         if not span[0] <= span[1] <= data.size - 8 - length:
             raise ValueError(f"entry {name!r} lies outside the file")
@@ -211,7 +253,9 @@ def _naturals(values: object) -> TypeGuard[list[int]]:
 
 
 def map_file(path: Path | str) -> Bytes:
-    """A regular file as read-only memory-mapped bytes. Raises OSError. Never blocks on a pipe, never opens a device."""
+    """A regular file as read-only memory-mapped bytes. Raises OSError. Never blocks on a pipe,
+    never opens a device.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
         found = os.fstat(fd)
@@ -225,7 +269,9 @@ def map_file(path: Path | str) -> Bytes:
 
 
 class Shard:
-    """A shard that is read: mapped at first use, and again when it has grown since (a run that is being written)."""
+    """A shard that is read: mapped at first use, and again when it has grown since (a run that is
+    being written).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -235,14 +281,17 @@ class Shard:
         self._address = 0
 
     def data(self, offset: int, nbytes: int) -> Bytes:
-        """Bytes [offset, offset + nbytes) of the data area, read-only. Raises ElementsMissing with file, wanted and found bytes."""
+        """Bytes [offset, offset + nbytes) of the data area, read-only. Raises ElementsMissing with
+        file, wanted and found bytes.
+        """
         mapped = self._bytes
         if mapped is None or self._data_at + offset + nbytes > mapped.size:
             mapped = self._map()
         start = self._data_at + offset
         if offset < 0 or nbytes < 0 or start + nbytes > mapped.size:
             raise ElementsMissing(
-                f"{self.path}: wanted bytes {start} to {start + nbytes}, the file has {mapped.size}; it was cut off, "
+                f"{self.path}: wanted bytes {start} to {start + nbytes}, the file has "
+                f"{mapped.size}; it was cut off, "
                 "for instance by an interrupted copy: copy the run again"
             )
         return mapped[start : start + nbytes]
@@ -253,7 +302,9 @@ class Shard:
         return self._data_at
 
     def address(self, offset: int, nbytes: int) -> int:
-        """Where bytes [offset, offset + nbytes) lie in memory, for as long as this object lives. Raises as `data` does."""
+        """Where bytes [offset, offset + nbytes) lie in memory, for as long as this object lives.
+        Raises as `data` does.
+        """
         self.data(offset, nbytes)
         return self._address + self._data_at + offset
 
@@ -263,10 +314,15 @@ class Shard:
         except OSError as error:
             raise ElementsMissing(f"cannot read {self.path}: {error.strerror or error}") from error
         if mapped.size < 8:
-            raise ElementsMissing(f"{self.path}: wanted a header, the file has {mapped.size} bytes; it was cut off")
+            raise ElementsMissing(
+                f"{self.path}: wanted a header, the file has {mapped.size} bytes; it was cut off"
+            )
         length = int.from_bytes(mapped[:8].tobytes(), "little")
         if length > min(mapped.size - 8, MAX_HEADER_BYTES):
-            raise ElementsMissing(f"{self.path}: wanted a header of {length} bytes, the file has {mapped.size}; it was cut off")
+            raise ElementsMissing(
+                f"{self.path}: wanted a header of {length} bytes, the file has {mapped.size}; it "
+                "was cut off"
+            )
         if self._bytes is not None:
             self._older.append(self._bytes)
         self._bytes, self._data_at = mapped, 8 + length
@@ -274,15 +330,23 @@ class Shard:
         return mapped
 
 
-def save(path: Path, columns: Iterable[tuple[str, np.ndarray[Any, Any]]], metadata: dict[str, str]) -> None:
+def save(
+    path: Path, columns: Iterable[tuple[str, np.ndarray[Any, Any]]], metadata: dict[str, str]
+) -> None:
     """Write plain arrays as a safetensors file, replacing `path` atomically. Raises OSError."""
     codes = {d.numpy: d.safetensors for d in DTYPES.values()}
     header: dict[str, Any] = {"__metadata__": metadata}
     parts: list[Bytes] = []
     end = 0
-    for name, column in sorted(columns, key=lambda item: -item[1].dtype.itemsize):  # so that each is aligned to its own width
+    for name, column in sorted(
+        columns, key=lambda item: -item[1].dtype.itemsize
+    ):  # so that each is aligned to its own width
         raw = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
-        header[name] = {"dtype": codes[column.dtype], "shape": list(column.shape), "data_offsets": [end, end + raw.size]}
+        header[name] = {
+            "dtype": codes[column.dtype],
+            "shape": list(column.shape),
+            "data_offsets": [end, end + raw.size],
+        }
         end += raw.size
         parts.append(raw)
     text = orjson.dumps(header)

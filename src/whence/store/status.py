@@ -1,4 +1,6 @@
-"""status.json: how the writing of one process ended. 4 KB of real bytes from the start, so that it can be told on a full disk."""
+"""status.json: how the writing of one process ended. 4 KB of real bytes from the start, so that it
+can be told on a full disk.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes a run while the program that is captured runs: the `Sink` of the native format.
 
-Order is everything: bytes of a tensor are handed to the kernel first, the journal line that speaks of them afterwards. So a kill
-at any moment leaves a journal whose every line is true.
+Order is everything: bytes of a tensor are handed to the kernel first, the journal line that speaks
+of them afterwards. So a kill at any moment leaves a journal whose every line is true.
 """
 
 from __future__ import annotations
@@ -23,29 +23,55 @@ import numpy as np
 
 from whence.dtypes import DTYPES
 from whence.errors import StoreFailed
-from whence.records import Call, Elements, External, Increment, Kept, Note, Program, Record, Sketch, Statistics, Step
+from whence.records import (
+    Call,
+    Elements,
+    External,
+    Increment,
+    Kept,
+    Note,
+    Program,
+    Record,
+    Sketch,
+    Statistics,
+    Step,
+)
 from whence.store import folder as folders
 from whence.store import index
 from whence.store.folder import JOURNAL, shard_name
 from whence.store.journal import encoder, in_words
-from whence.store.shards import DIRECT_BYTES, HEADER_BYTES, SHARD_BYTES, STAGING_BYTES, Bytes, ShardWriter, map_file, write_all
+from whence.store.shards import (
+    DIRECT_BYTES,
+    HEADER_BYTES,
+    SHARD_BYTES,
+    STAGING_BYTES,
+    Bytes,
+    ShardWriter,
+    map_file,
+    write_all,
+)
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
 
 FLUSH_S = 0.5
 JOURNAL_BYTES = 256 << 10
-MIN_HEADER_BYTES = 16 << 10  # a tenth of it, what is left when a shard counts as full, holds one entry of any rank
+MIN_HEADER_BYTES = (
+    16 << 10
+)  # a tenth of it, what is left when a shard counts as full, holds one entry of any rank
 REMEMBERED = 1 << 17
-"""How many digests are remembered to store equal elements once; about 300 bytes each, so at most 40 MB. Older ones are forgotten."""
+"""How many digests are remembered to store equal elements once; about 300 bytes each, so at most 40
+MB. Older ones are forgotten.
+"""
 
 
 class Writer:
     """A `Sink` that writes the folder of one process in the run at `run_path` (made by `create`).
 
-    Nothing is made on disk before the first record, call, program, note or step. Safe to use from several threads.
-    Everything older than 0.5 s, everything before the last `step` or `flush`, and everything but the last ~1 MB survives kill -9.
-    When the medium fails, the call raises StoreFailed, and every later call raises it again at once; what was journalled before
-    stays readable and the reason is left in status.json. A forked child that inherits a Writer gets StoreFailed from it and
-    cannot disturb the parent's files.
+    Nothing is made on disk before the first record, call, program, note or step. Safe to use from
+    several threads. Everything older than 0.5 s, everything before the last `step` or `flush`, and
+    everything but the last ~1 MB survives kill -9. When the medium fails, the call raises
+    StoreFailed, and every later call raises it again at once; what was journalled before stays
+    readable and the reason is left in status.json. A forked child that inherits a Writer gets
+    StoreFailed from it and cannot disturb the parent's files.
     """
 
     def __init__(
@@ -58,7 +84,9 @@ class Writer:
         finishing: Callable[[int, int], None] | None = None,
     ) -> None:
         if header_bytes < MIN_HEADER_BYTES or header_bytes % 64:
-            raise ValueError(f"header_bytes={header_bytes}: need a multiple of 64, at least {MIN_HEADER_BYTES}")
+            raise ValueError(
+                f"header_bytes={header_bytes}: need a multiple of 64, at least {MIN_HEADER_BYTES}"
+            )
         self._finishing = finishing
         self.run_path = Path(run_path)
         self.rank = rank
@@ -112,7 +140,9 @@ class Writer:
         base: tuple[int, int] | None = None,
         external: External | None = None,
     ) -> int:
-        """See `Sink.record`. data: contiguous uint8. Raises ValueError when data, dtype and shape contradict each other."""
+        """See `Sink.record`. data: contiguous uint8. Raises ValueError when data, dtype and shape
+        contradict each other.
+        """
         with self._lock:
             if not self._running:
                 self._start()
@@ -131,13 +161,19 @@ class Writer:
                 if digest:
                     elements = self._find(digest, dtype, shape, wanted)
                 if elements is None:
-                    part = shape if base is None else self._grown(shape, base, data.nbytes, itemsize)
+                    part = (
+                        shape if base is None else self._grown(shape, base, data.nbytes, itemsize)
+                    )
                     if isinstance(part, str):
                         why = part
                     else:
                         shard, offset = self._put(data)
                         fresh = part
-                        elements = Kept(shard, offset, wanted) if base is None else Increment(*base, shard, offset, data.nbytes)
+                        elements = (
+                            Kept(shard, offset, wanted)
+                            if base is None
+                            else Increment(*base, shard, offset, data.nbytes)
+                        )
             self._append(
                 Record(
                     number,
@@ -159,14 +195,23 @@ class Writer:
             self._has_elements.append(elements is not None)
             if elements is not None:
                 if fresh is not None and self._shard is not None:
-                    self._shard.name(number, dtype, fresh, elements.offset, elements.nbytes, increment=base is not None)
+                    self._shard.name(
+                        number,
+                        dtype,
+                        fresh,
+                        elements.offset,
+                        elements.nbytes,
+                        increment=base is not None,
+                    )
                     self._nbytes += elements.nbytes
                 if digest:
                     self._remember(digest, dtype, shape, elements)
             return number
 
     def call(self, call: Call) -> None:
-        """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan, which JSON lacks, as their names."""
+        """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan,
+        which JSON lacks, as their names.
+        """
         if call.arguments:
             try:
                 if not _is_json(call.arguments):
@@ -190,7 +235,9 @@ class Writer:
             self._flush()
 
     def flush(self) -> None:
-        """Hand everything added so far to the kernel: it survives a kill of this process from here on."""
+        """Hand everything added so far to the kernel: it survives a kill of this process from here
+        on.
+        """
         with self._lock:
             if self._dead:
                 self._raise()
@@ -198,7 +245,9 @@ class Writer:
                 self._flush()
 
     def sync(self) -> None:
-        """`flush`, and wait until it is on the medium (fsync): it survives a loss of power from here on."""
+        """`flush`, and wait until it is on the medium (fsync): it survives a loss of power from
+        here on.
+        """
         with self._lock:
             self.flush()
             if self._running:
@@ -210,10 +259,12 @@ class Writer:
                     self._fail(error)
 
     def close(self) -> None:
-        """Write what is pending, the header of the last shard, the index and the clean end. Idempotent.
+        """Write what is pending, the header of the last shard, the index and the clean end.
+        Idempotent.
 
-        On a writer that failed it lets go of the files, and raises only if no call has told of the failure yet. The index is an
-        extra: when there is no room for it the run is complete without.
+        On a writer that failed it lets go of the files, and raises only if no call has told of the
+        failure yet. The index is an extra: when there is no room for it the run is complete
+        without.
         """
         with self._lock:
             if self._closed:
@@ -273,14 +324,22 @@ class Writer:
             self._flush()
 
     def _put(self, data: Bytes) -> tuple[int, int]:
-        """Append bytes to the current shard, or to a new one when it is full. Returns (shard, offset)."""
+        """Append bytes to the current shard, or to a new one when it is full. Returns (shard,
+        offset).
+        """
         if data.dtype != np.uint8 or not data.flags.c_contiguous:
-            raise ValueError(f"data must be contiguous uint8, got {data.dtype} with strides {data.strides}")
+            raise ValueError(
+                f"data must be contiguous uint8, got {data.dtype} with strides {data.strides}"
+            )
         nbytes = data.nbytes
         if data.ndim != 1:
             data = data.reshape(-1)
         shard = self._shard
-        if shard is None or shard.crowded or (shard.end > 0 and shard.end + nbytes > self._max_shard_bytes):
+        if (
+            shard is None
+            or shard.crowded
+            or (shard.end > 0 and shard.end + nbytes > self._max_shard_bytes)
+        ):
             shard = self._rotate()
         elif nbytes >= DIRECT_BYTES:
             self._flush()  # so that nothing else is pending if this one does not fit the medium
@@ -298,14 +357,20 @@ class Writer:
             if self._shard is not None:
                 self._shard.finish()
             self._shard = None
-            self._shard = ShardWriter(self.folder / shard_name(self._shards), self._header_bytes, self._staging)
+            self._shard = ShardWriter(
+                self.folder / shard_name(self._shards), self._header_bytes, self._staging
+            )
         except OSError as error:
             self._fail(error)
         self._shards += 1
         return self._shard
 
-    def _find(self, digest: bytes, dtype: str, shape: tuple[int, ...], nbytes: int) -> Elements | None:
-        """Where equal bytes already lie. Another shape or dtype over the same bytes may share them, but not an increment."""
+    def _find(
+        self, digest: bytes, dtype: str, shape: tuple[int, ...], nbytes: int
+    ) -> Elements | None:
+        """Where equal bytes already lie. Another shape or dtype over the same bytes may share them,
+        but not an increment.
+        """
         found = self._known.get(digest) or self._known_before.get(digest)
         if found is None:
             return None
@@ -314,12 +379,18 @@ class Writer:
             return elements if known_dtype == dtype and known_shape == shape else None
         return elements if elements.nbytes == nbytes else None
 
-    def _remember(self, digest: bytes, dtype: str, shape: tuple[int, ...], elements: Elements) -> None:
-        if len(self._known) >= REMEMBERED // 2:  # two generations: forgetting costs nothing per record
+    def _remember(
+        self, digest: bytes, dtype: str, shape: tuple[int, ...], elements: Elements
+    ) -> None:
+        if (
+            len(self._known) >= REMEMBERED // 2
+        ):  # two generations: forgetting costs nothing per record
             self._known_before, self._known = self._known, {}
         self._known[digest] = (dtype, shape, elements)
 
-    def _grown(self, shape: tuple[int, ...], base: tuple[int, int], nbytes: int, itemsize: int) -> tuple[int, ...] | str:
+    def _grown(
+        self, shape: tuple[int, ...], base: tuple[int, int], nbytes: int, itemsize: int
+    ) -> tuple[int, ...] | str:
         """Shape of the increment that `nbytes` are, or why they cannot be one."""
         record, axis = base
         if not 0 <= record < self._records:
@@ -338,12 +409,20 @@ class Writer:
         if self._dead:
             self._raise()
         if self._closed:
-            raise StoreFailed(f"cannot add to {self.folder or self.run_path}: the writer was closed")
+            raise StoreFailed(
+                f"cannot add to {self.folder or self.run_path}: the writer was closed"
+            )
         try:
-            process = folders.this_process(self.rank, datetime.now().astimezone().isoformat(timespec="seconds"), self._header_bytes)
+            process = folders.this_process(
+                self.rank,
+                datetime.now().astimezone().isoformat(timespec="seconds"),
+                self._header_bytes,
+            )
             self.folder = folders.make_process_folder(self.run_path, self.rank, process)
             write_status(self.folder, RUNNING)
-            self._journal_fd = os.open(self.folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._journal_fd = os.open(
+                self.folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             self._fail(error)
         self._staging = bytearray(STAGING_BYTES)
@@ -352,7 +431,9 @@ class Writer:
         me = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: _inherited(me))
-        threading.Thread(target=_flush_regularly, args=(me, self._stop), name="whence-flush", daemon=True).start()
+        threading.Thread(
+            target=_flush_regularly, args=(me, self._stop), name="whence-flush", daemon=True
+        ).start()
 
     def _flush(self) -> None:
         try:
@@ -380,8 +461,10 @@ class Writer:
         where = self.folder or self.run_path
         self._dead = (
             f"cannot write the run {where}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename and str(error.filename) != str(where) else ''} after {self._records} records; "
-            "what was written before stays readable; free space or choose another output path and capture again"
+            f"{f' ({error.filename})' if error.filename and str(error.filename) != str(where) else ''} "  # noqa: E501
+            f"after {self._records} records; "
+            "what was written before stays readable; free space or choose another output path "
+            "and capture again"
         )
         self._running = False
         self._stop.set()
@@ -430,7 +513,10 @@ def _as_json(value: Any) -> Any:
 
 
 def _as_words(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {str(k): in_words(v).encode("ascii", "backslashreplace").decode() for k, v in arguments.items()}
+    return {
+        str(k): in_words(v).encode("ascii", "backslashreplace").decode()
+        for k, v in arguments.items()
+    }
 
 
 def _check_there(fd: int) -> None:
@@ -439,7 +525,9 @@ def _check_there(fd: int) -> None:
 
 
 def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None:
-    """A program that hangs adds nothing more, yet its last calls are the ones that matter: they go out within 0.5 s."""
+    """A program that hangs adds nothing more, yet its last calls are the ones that matter: they go
+    out within 0.5 s.
+    """
     while not stop.wait(FLUSH_S):
         alive = writer()
         if alive is None:
@@ -449,10 +537,15 @@ def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None
 
 
 def _inherited(writer: weakref.ref[Writer]) -> None:
-    """In a forked child: the lock may be held by a thread that is not there, and the files are the parent's."""
+    """In a forked child: the lock may be held by a thread that is not there, and the files are the
+    parent's.
+    """
     mine = writer()
     if mine is not None and mine._running:
         mine._lock = threading.RLock()
         mine._running = False
-        mine._dead = f"this writer belongs to process {os.getppid()}, which forked this one; a process that captures makes its own writer"
+        mine._dead = (
+            f"this writer belongs to process {os.getppid()}, which forked this one; a "
+            "process that captures makes its own writer"
+        )
         mine._told = True

@@ -5,7 +5,8 @@
     def test_the_port(model, ported, batch):
         assert_parity(model, ported, batch)
 
-The fixture `whence_compare` of the pytest plugin is the same and keeps what it captured below the test's `tmp_path`.
+The fixture `whence_compare` of the pytest plugin is the same and keeps what it captured below the
+test's `tmp_path`.
 """
 
 from __future__ import annotations
@@ -22,21 +23,31 @@ __all__ = ["ParityError", "assert_parity"]
 
 
 class ParityError(AssertionError):
-    """Two models do not compute the same, or it cannot be told whether they do. comparison: what was found."""
+    """Two models do not compute the same, or it cannot be told whether they do. comparison: what
+    was found.
+    """
 
     def __init__(self, message: str, comparison: Comparison) -> None:
         super().__init__(message)
         self.comparison = comparison
 
 
-def assert_parity(model_a: Any, model_b: Any, inputs: Any = None, folder: str | os.PathLike[str] | None = None, **how: Any) -> Comparison:
-    """Call both models on the same inputs and raise ParityError unless every difference is rounding; `model_a` is the reference.
+def assert_parity(
+    model_a: Any,
+    model_b: Any,
+    inputs: Any = None,
+    folder: str | os.PathLike[str] | None = None,
+    **how: Any,
+) -> Comparison:
+    """Call both models on the same inputs and raise ParityError unless every difference is
+    rounding; `model_a` is the reference.
 
-    model_a, model_b: torch modules, Paddle layers or predictors, or paths of runs. inputs: a tuple is the positional arguments, a
-    mapping the named ones, anything else the only one. folder: for the runs and the comparison; None: a temporary one, which
-    stays when the assertion fails and is named in its message. how: arguments of `whence.compare` (strict, policy, mapping, ...),
-    and options=, of the captures.
-    Returns the comparison. What cannot be compared fails too. Raises also what the models raise, and WhenceError.
+    model_a, model_b: torch modules, Paddle layers or predictors, or paths of runs. inputs: a tuple
+    is the positional arguments, a mapping the named ones, anything else the only one. folder: for
+    the runs and the comparison; None: a temporary one, which stays when the assertion fails and is
+    named in its message. how: arguments of `whence.compare` (strict, policy, mapping, ...), and
+    options=, of the captures. Returns the comparison. What cannot be compared fails too. Raises
+    also what the models raise, and WhenceError.
     """
     __tracebackhide__ = True
     from whence import report

@@ -1,4 +1,6 @@
-"""The pytest plugin: one fixture, nothing else. Loading it imports no framework and no stage of whence."""
+"""The pytest plugin: one fixture, nothing else. Loading it imports no framework and no stage of
+whence.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,24 @@ if TYPE_CHECKING:
 class Compare(Protocol):
     """As `whence.testing.assert_parity`, the folder being chosen."""
 
-    def __call__(self, model_a: Any, model_b: Any, inputs: Any = None, **how: Any) -> Comparison: ...
+    def __call__(
+        self, model_a: Any, model_b: Any, inputs: Any = None, **how: Any
+    ) -> Comparison: ...
 
 
 @pytest.fixture
 def whence_compare(tmp_path: Path) -> Compare:
-    """`whence_compare(model_a, model_b, inputs)`: fails the test unless both compute the same. Kept in `tmp_path`: whence, whence-2 ..."""
+    """`whence_compare(model_a, model_b, inputs)`: fails the test unless both compute the same. Kept
+    in `tmp_path`: whence, whence-2 ...
+    """
     from whence.testing import assert_parity
 
     def compare(model_a: Any, model_b: Any, inputs: Any = None, **how: Any) -> Comparison:
         __tracebackhide__ = True
         taken = len(list(tmp_path.glob("whence*")))
-        folder = how.pop("folder", None) or tmp_path / ("whence" if not taken else f"whence-{taken + 1}")
+        folder = how.pop("folder", None) or tmp_path / (
+            "whence" if not taken else f"whence-{taken + 1}"
+        )
         return assert_parity(model_a, model_b, inputs, folder, **how)
 
     return compare

@@ -25,13 +25,15 @@ def compare_labels(
     strict: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Comparison:
-    """Compare the labels of one run, its reference side against its target side; or those of two runs.
+    """Compare the labels of one run, its reference side against its target side; or those of two
+    runs.
 
-    reference, target: folders or opened runs. Of two runs, labels of the first that name no side are the reference's, of the second the
-    target's. output: a folder for summary.json, report.csv, report.json and `cmp_report.csv`, whose columns are those of the aclcmp
-    report and which has a row for every label, also for those that face nothing. strict: as `compare` takes it.
-    A label without a partner, or whose tensor is not there, makes `same` `undecided`.
-    Raises CaptureError when there is no label at all, UnreadableRun, UsageError, OutputExists.
+    reference, target: folders or opened runs. Of two runs, labels of the first that name no side
+    are the reference's, of the second the target's. output: a folder for summary.json, report.csv,
+    report.json and `cmp_report.csv`, whose columns are those of the aclcmp report and which has a
+    row for every label, also for those that face nothing. strict: as `compare` takes it. A label
+    without a partner, or whose tensor is not there, makes `same` `undecided`. Raises CaptureError
+    when there is no label at all, UnreadableRun, UsageError, OutputExists.
     """
     from whence.workflows.saved import check_output
 
@@ -64,30 +66,40 @@ def labels_compared(
     from whence.readers.opening import open_run
 
     given = [reference] if target is None else [reference, target]
-    if len(given) == 2 and all(isinstance(g, (str, os.PathLike)) for g in given) and Path(given[0]).resolve() == Path(given[1]).resolve():  # type: ignore[arg-type]
+    paths = [Path(g).resolve() for g in given if isinstance(g, (str, os.PathLike))]
+    if len(paths) == 2 and paths[0] == paths[1]:
         given = given[:1]
     for path in given:
         _settle(path)
-    runs = [open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in given]
+    runs = [
+        open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in given
+    ]
     labels = labels_of(runs)
     if not labels:
         raise CaptureError(
-            f"no label was recorded in {' or '.join(run.path for run in runs)}: call whence.label(name, tensor, side=...) in the program, "
+            f"no label was recorded in {' or '.join(run.path for run in runs)}: call "
+            "whence.label(name, tensor, side=...) in the program, "
             "or WHENCE_LABEL in C++"
         )
     rows = faced(labels)
     left, right, said = sides(rows)
-    result = compare_runs(left, right, CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress))
+    result = compare_runs(
+        left,
+        right,
+        CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress),
+    )
     return _with_alone(result, rows, said), rows
 
 
 def run_labels(
     command: Sequence[str], output: str | os.PathLike[str], *, force: bool = False, **options: Any
 ) -> tuple[int, Comparison | None]:
-    """Run a command, take its labels and compare their sides, as `whence run --compare`; (exit code of the command, the comparison).
+    """Run a command, take its labels and compare their sides, as `whence run --compare`; (exit code
+    of the command, the comparison).
 
-    output: folder of the comparison; the run is kept below it, in `run`. options: as `run_command` takes them, library ones too.
-    No comparison is made where the command failed and left no label. Raises CaptureError where it ended well and left none.
+    output: folder of the comparison; the run is kept below it, in `run`. options: as `run_command`
+    takes them, library ones too. No comparison is made where the command failed and left no label.
+    Raises CaptureError where it ended well and left none.
     """
     from whence.instrument.labels.labels import complain
     from whence.store.folder import load_info
@@ -97,15 +109,20 @@ def run_labels(
     folder = Path(output)
     check_output(folder, force)
     said: list[str] = []
-    code = run_command(command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options)
-    own = int(load_info(folder / "run").settings.get("exit_code", code))  # `code` is 3 too when nothing was captured
+    code = run_command(
+        command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options
+    )
+    own = int(
+        load_info(folder / "run").settings.get("exit_code", code)
+    )  # `code` is 3 too when nothing was captured
     try:
         result = compare_labels(folder / "run", output=folder, force=True)
     except (CaptureError, UnreadableRun):
         lines = "\n  ".join(line.removeprefix("whence: ") for line in said)
         if own == 0:
             raise CaptureError(
-                f"no label was recorded; call whence.label(name, tensor, side=...) or WHENCE_LABEL in C++\n  {lines}"
+                "no label was recorded; call whence.label(name, tensor, side=...) or "
+                f"WHENCE_LABEL in C++\n  {lines}"
             ) from None
         complain(f"no label was recorded; {lines}")
         return own, None
@@ -124,26 +141,46 @@ def _with_alone(result: Comparison, rows: Sequence[Facing], said: Sequence[str])
         names[one.side or "without a side"].append(one.words)
     missing = [
         f"{words} label {label.words}: {why}"
-        for row in rows if row.reference is not None and row.target is not None
-        for words, label in (("reference", row.reference), ("target", row.target)) if (why := lost(label))
-    ]  # fmt: skip
+        for row in rows
+        if row.reference is not None and row.target is not None
+        for words, label in (("reference", row.reference), ("target", row.target))
+        if (why := lost(label))
+    ]
     status, headline = result.status, result.headline
     pairs = len(rows) - len(alone)
     if not pairs:
         status, headline = "undecided", f"no two labels face each other: {alone[0].why}"
     elif status == "same" and (alone or missing):
-        words = [f"{n} {what}" for n, what in ((len(alone), "labels face nothing"), (len(missing), "tensors are not there")) if n]
+        words = [
+            f"{n} {what}"
+            for n, what in (
+                (len(alone), "labels face nothing"),
+                (len(missing), "tensors are not there"),
+            )
+            if n
+        ]
         status, headline = "undecided", " and ".join(words)
 
     def in_task(finding: Finding) -> Finding:
-        return msgspec.structs.replace(finding, sentence=f"in task {finding.root}: {finding.sentence}") if finding.root else finding
+        return (
+            msgspec.structs.replace(finding, sentence=f"in task {finding.root}: {finding.sentence}")
+            if finding.root
+            else finding
+        )
 
     reasons = [f"{(row.reference or row.target).words}: {row.why}" for row in alone]  # type: ignore[union-attr]
     return msgspec.structs.replace(
-        result, status=status, headline=headline, findings=tuple(map(in_task, result.findings)), unmatched=result.unmatched + len(alone),
-        without_partner={**result.without_partner, **{side: tuple(dict.fromkeys(found)) for side, found in names.items()}},
+        result,
+        status=status,
+        headline=headline,
+        findings=tuple(map(in_task, result.findings)),
+        unmatched=result.unmatched + len(alone),
+        without_partner={
+            **result.without_partner,
+            **{side: tuple(dict.fromkeys(found)) for side, found in names.items()},
+        },
         notes=(*_few(missing), *_few(reasons), *_few(said), *(n for n in result.notes)),
-    )  # fmt: skip
+    )
 
 
 def _few(sentences: Sequence[str], most: int = 3) -> list[str]:
@@ -165,7 +202,9 @@ def write_table(rows: Sequence[Facing], folder: Path) -> None:
     try:
         (folder / "cmp_report.csv").write_text(report.labels_csv(map(_row, rows)), encoding="utf-8")
     except OSError as error:
-        raise StoreFailed(f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}") from error
+        raise StoreFailed(
+            f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}"
+        ) from error
 
 
 def _row(row: Facing) -> ViewRow:
@@ -185,21 +224,38 @@ def _row(row: Facing) -> ViewRow:
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)
-    shown = [_shown(label) if label is not None and (label.record.dtype or not some) else None for label in sides]
+    shown = [
+        _shown(label) if label is not None and (label.record.dtype or not some) else None
+        for label in sides
+    ]
     return ViewRow((-1, -1), "output.0", shown[0], shown[1], figures=figures, why=why)
 
 
 def _shown(label: Label) -> Shown:
     record, call = label.record, label.call
-    data_id = label.given or "/".join(x for x in (label.task, f"{call.scope}#{label.occurrence}") if x)
+    data_id = label.given or "/".join(
+        x for x in (label.task, f"{call.scope}#{label.occurrence}") if x
+    )
     return Shown(
-        name=data_id, kind=call.kind, op_type="", occurrence=label.occurrence, phase=call.phase, slot="output.0", step=label.step,
-        rank=call.rank, dtype=record.dtype, shape=record.shape, path=_path(label), source=call.source,
-    )  # fmt: skip
+        name=data_id,
+        kind=call.kind,
+        op_type="",
+        occurrence=label.occurrence,
+        phase=call.phase,
+        slot="output.0",
+        step=label.step,
+        rank=call.rank,
+        dtype=record.dtype,
+        shape=record.shape,
+        path=_path(label),
+        source=call.source,
+    )
 
 
 def _path(label: Label) -> str:
-    """Where the tensor lies: the library's file, else the shard of the run and the tensor's name in it."""
+    """Where the tensor lies: the library's file, else the shard of the run and the tensor's name in
+    it.
+    """
     file = label.call.arguments.get("file")
     if file:
         return str(file)

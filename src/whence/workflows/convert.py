@@ -32,12 +32,15 @@ def convert(
     force: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Written:
-    """Write a run as files of another tool (docs/convert.md); every tensor keeps its dtype, bit by bit.
+    """Write a run as files of another tool (docs/convert.md); every tensor keeps its dtype, bit by
+    bit.
 
-    source: a run, a foreign dump, or an open Run. destination: a new folder (for polygraphy also a .json file). to: one of `formats()`.
-    force: replace a destination that holds nothing but dump files; a run is never replaced. progress: called with (done, of, name).
-    Nothing stands at `destination` before all is written. The result says what was written and, by reason, what the format does not hold.
-    Raises UsageError when there is nothing to write, UnreadableRun, OutputExists, StoreFailed, MissingDependency.
+    source: a run, a foreign dump, or an open Run. destination: a new folder (for polygraphy also a
+    .json file). to: one of `formats()`. force: replace a destination that holds nothing but dump
+    files; a run is never replaced. progress: called with (done, of, name). Nothing stands at
+    `destination` before all is written. The result says what was written and, by reason, what the
+    format does not hold. Raises UsageError when there is nothing to write, UnreadableRun,
+    OutputExists, StoreFailed, MissingDependency.
     """
     from whence import writers
     from whence.readers.opening import open_run
@@ -56,7 +59,9 @@ def convert(
             raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(written)}")
         _replace(unfinished, final)
     except OSError as error:
-        raise StoreFailed(f"cannot write {final}: {error.strerror or error}; nothing was left there") from error
+        raise StoreFailed(
+            f"cannot write {final}: {error.strerror or error}; nothing was left there"
+        ) from error
     finally:
         _remove(unfinished)
     return writers.moved(written, unfinished, final)
@@ -66,7 +71,9 @@ def _check_apart(source: Path, destination: Path) -> None:
     """A dump is not written into the one it is made of, nor over it."""
     here, there = source.resolve(), destination.resolve()
     if here == there or here in there.parents or there in here.parents:
-        raise UsageError(f"{destination} and {source} lie within each other; choose another destination")
+        raise UsageError(
+            f"{destination} and {source} lie within each other; choose another destination"
+        )
 
 
 def _check(path: Path, force: bool) -> None:
@@ -83,10 +90,22 @@ def _check(path: Path, force: bool) -> None:
         raise OutputExists(f"{path} exists; --force replaces it")
     if path.is_dir():
         if store.is_run(path):
-            raise OutputExists(f"{path} is a run; a conversion never replaces one: choose another destination")
-        strange = next((file for file in path.rglob("*") if not file.is_dir() and file.suffix.lower() not in _OF_DUMPS), None)
+            raise OutputExists(
+                f"{path} is a run; a conversion never replaces one: choose another destination"
+            )
+        strange = next(
+            (
+                file
+                for file in path.rglob("*")
+                if not file.is_dir() and file.suffix.lower() not in _OF_DUMPS
+            ),
+            None,
+        )
         if strange is not None:
-            raise OutputExists(f"{path} holds {strange.relative_to(path)}, which is no file of a dump; nothing was deleted")
+            raise OutputExists(
+                f"{path} holds {strange.relative_to(path)}, which is no file of a dump; nothing "
+                "was deleted"
+            )
     elif path.suffix.lower() not in _OF_DUMPS:
         raise OutputExists(f"{path} is no file of a dump; nothing was deleted")
 
@@ -113,4 +132,7 @@ def _remove(path: Path) -> None:
 
 
 def _why(written: Written) -> str:
-    return "; ".join(f"{why} ({len(names)})" for why, names in list(written.left_out.items())[:3]) or "there is no tensor in it"
+    return (
+        "; ".join(f"{why} ({len(names)})" for why, names in list(written.left_out.items())[:3])
+        or "there is no tensor in it"
+    )

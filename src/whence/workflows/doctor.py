@@ -1,4 +1,6 @@
-"""Check whence on a program: equal runs must be silent, known faults in its own modules must be named first."""
+"""Check whence on a program: equal runs must be silent, known faults in its own modules must be
+named first.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 CLEAR, NEAR = 6.0, 1.5
-"""Sizes of a fault in units of its operator's own rounding, as `docs/faultbench.md` has them: clear from 6 on, below rounding under 1.5."""
+"""Sizes of a fault in units of its operator's own rounding, as `docs/faultbench.md` has them: clear
+from 6 on, below rounding under 1.5.
+"""
 
 _NORMAL = ("scale", "row", "eps", "bias", "channel", "stale", "constant", "weight")
 _SMALLEST = 32  # elements of an output that a fault is planted in
@@ -39,18 +43,21 @@ def doctor(
     keep: str | os.PathLike[str] | None = None,
     tell: Tell | None = None,
 ) -> Checkup:
-    """Run a torch model again and again, as it is and with known faults, and see what whence says each time.
+    """Run a torch model again and again, as it is and with known faults, and see what whence says
+    each time.
 
-    inputs: a tensor, a tuple of positional or a dict of named arguments (copied for every run, used under no_grad); or a function
-    that is called with the model. faults: how many are planted. seed: draws them. dtype: also a clean run of a copy in this dtype.
-    keep: a new folder that keeps the runs. tell: called with what is done next. The model is as it was afterwards.
-    Raises UsageError, CaptureError when the model cannot be run, OutputExists.
+    inputs: a tensor, a tuple of positional or a dict of named arguments (copied for every run, used
+    under no_grad); or a function that is called with the model. faults: how many are planted. seed:
+    draws them. dtype: also a clean run of a copy in this dtype. keep: a new folder that keeps the
+    runs. tell: called with what is done next. The model is as it was afterwards. Raises UsageError,
+    CaptureError when the model cannot be run, OutputExists.
     """
     from whence.workflows.rerun import Program
 
     if not hasattr(model, "named_modules"):
         raise UsageError(
-            f"whence.doctor takes a torch.nn.Module, not a {type(model).__name__}; a command is checked by `whence doctor -- CMD`"
+            f"whence.doctor takes a torch.nn.Module, not a {type(model).__name__}; a command is "
+            "checked by `whence doctor -- CMD`"
         )
     return _check(Program(model, caller(inputs, dtype), dtype=dtype), faults, seed, {}, keep, tell)
 
@@ -63,29 +70,47 @@ def doctor_command(
     keep: str | os.PathLike[str] | None = None,
     tell: Tell | None = None,
 ) -> Checkup:
-    """`doctor` for a command: every run is a run of the command, the faults are planted in its processes and nothing is edited.
+    """`doctor` for a command: every run is a run of the command, the faults are planted in its
+    processes and nothing is edited.
 
     seed: draws the faults, and seeds every run (as `whence run --seed`); None seeds nothing.
     """
     from whence.workflows.rerun import Command
 
-    return _check(Command(command), faults, seed, {} if seed is None else {"seed": seed}, keep, tell)
+    return _check(
+        Command(command), faults, seed, {} if seed is None else {"seed": seed}, keep, tell
+    )
 
 
 def _check(
-    subject: Subject, faults: int, seed: int | None, options: dict[str, Any], keep: str | os.PathLike[str] | None, tell: Tell | None
+    subject: Subject,
+    faults: int,
+    seed: int | None,
+    options: dict[str, Any],
+    keep: str | os.PathLike[str] | None,
+    tell: Tell | None,
 ) -> Checkup:
     from whence.workflows.rerun import workplace
 
     if faults < 0:
         raise UsageError(f"faults {faults}: a number of faults to plant, 0 for none")
     with workplace(keep, "doctor") as place:
-        return _Doctor(subject, place, keep is not None, options, tell or (lambda _: None)).result(faults, seed or 0)
+        return _Doctor(subject, place, keep is not None, options, tell or (lambda _: None)).result(
+            faults, seed or 0
+        )
 
 
 class _Doctor:
-    def __init__(self, subject: Subject, place: Path, kept: bool, options: dict[str, Any], tell: Tell) -> None:
-        self.subject, self.place, self.kept, self.options, self.tell = subject, place, kept, options, tell
+    def __init__(
+        self, subject: Subject, place: Path, kept: bool, options: dict[str, Any], tell: Tell
+    ) -> None:
+        self.subject, self.place, self.kept, self.options, self.tell = (
+            subject,
+            place,
+            kept,
+            options,
+            tell,
+        )
 
     def result(self, faults: int, seed: int) -> Checkup:
         from whence.instrument.launch import launcher
@@ -97,7 +122,8 @@ class _Doctor:
         reference = self.place / "reference"
         captured = self.subject.capture(reference, **self.options)
         self.golden = open_run(str(reference))
-        # The first of two equal runs reads the files and compiles; the second shows what a capture costs.
+        # The first of two equal runs reads the files and compiles; the second shows what a capture
+        # costs.
         clean = []
         for name in ("the same again", *self.subject.variants):
             self.tell(f"clean run: {name}")
@@ -113,24 +139,47 @@ class _Doctor:
         silent = all(c.status == "same" for c in clean)
         named = all(p.outcome == "named first" for p in planted if p.size_class == "clear")
         return Checkup(
-            self.subject.words, tuple(clean), tuple(planted), len(calls), sum(1 for c in calls if c.program),
-            dict(reasons.most_common()), bare, captured, launcher.on_disk(str(reference)), silent and named, tuple(notes),
-        )  # fmt: skip
+            self.subject.words,
+            tuple(clean),
+            tuple(planted),
+            len(calls),
+            sum(1 for c in calls if c.program),
+            dict(reasons.most_common()),
+            bare,
+            captured,
+            launcher.on_disk(str(reference)),
+            silent and named,
+            tuple(notes),
+        )
 
     def _clean(self, name: str, path: Path) -> Clean:
         result = self._compare(path)
-        differ = [v for v in result.verdicts if v.verdict != "identical" and not v.numbers.get("e_in") and v.numbers.get("e_out")]
+        differ = [
+            v
+            for v in result.verdicts
+            if v.verdict != "identical" and not v.numbers.get("e_in") and v.numbers.get("e_out")
+        ]
         calls = [self.golden.calls[result.plan.pairs[v.pair].reference] for v in differ]
         names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
         headline = "; ".join(result.inputs_differ[:1]) or result.headline
-        return Clean(name, result.status, set(result.counts) <= {"identical"}, tuple(f.name for f in result.findings), names, headline)
+        return Clean(
+            name,
+            result.status,
+            set(result.counts) <= {"identical"},
+            tuple(f.name for f in result.findings),
+            names,
+            headline,
+        )
 
     # ---- faults
 
     def _planted(self, faults: int, seed: int) -> tuple[list[PlantedFault], list[str]]:
         sites = self._sites()
         order = Random(f"kinds {seed}").sample(_NORMAL, len(_NORMAL))
-        left = {kind: iter(Random(f"{kind} {seed}").sample(sites[kind], len(sites[kind]))) for kind in order}
+        left = {
+            kind: iter(Random(f"{kind} {seed}").sample(sites[kind], len(sites[kind])))
+            for kind in order
+        }
         out: list[PlantedFault] = []
         notes: list[str] = []
         while len([p for p in out if p.outcome != "not planted"]) < faults and left:
@@ -145,7 +194,10 @@ class _Doctor:
                 out.append(self._one(kind, call, len(out) + 1))
         done = [p for p in out if p.outcome != "not planted"]
         if len(done) < faults:
-            notes.append(f"only {len(done)} of {faults} faults found a place: the program calls too few modules that can have one")
+            notes.append(
+                f"only {len(done)} of {faults} faults found a place: the program calls too few "
+                "modules that can have one"
+            )
         return out, notes
 
     def _one(self, kind: str, call: Call, number: int) -> PlantedFault:
@@ -173,36 +225,69 @@ class _Doctor:
             outcome = "missed" if size >= NEAR else "below rounding" if size else "no effect"
         clear = "clear" if size >= CLEAR else "near rounding" if size >= NEAR else "below rounding"
         name, cause = (first.name, first.cause) if first else ("", "")
-        return PlantedFault(kind, call.scope, call.op_type, words, outcome, size if math.isfinite(size) else None, clear, name, cause)
+        return PlantedFault(
+            kind,
+            call.scope,
+            call.op_type,
+            words,
+            outcome,
+            size if math.isfinite(size) else None,
+            clear,
+            name,
+            cause,
+        )
 
     def _sites(self) -> dict[str, list[Call]]:
-        """For each kind of fault the first calls of the modules it can be planted in, one per module."""
+        """For each kind of fault the first calls of the modules it can be planted in, one per
+        module.
+        """
         first: dict[tuple[str, str], Call] = {}
         for call in self.golden.calls:
-            if call.parent != -1 and call.phase == "forward" and call.refs and not call.error and "<" not in call.scope:
+            if (
+                call.parent != -1
+                and call.phase == "forward"
+                and call.refs
+                and not call.error
+                and "<" not in call.scope
+            ):
                 first.setdefault((call.root, call.scope), call)
         calls = sorted(first.values(), key=lambda c: c.order)
-        holders: Counter[int] = Counter(number for c in calls for number in {r.record for r in c.slots("param")})
+        holders: Counter[int] = Counter(
+            number for c in calls for number in {r.record for r in c.slots("param")}
+        )
         big = [c for c in calls if self._output(c) is not None]
         leaves = [c for c in big if c.leaf]
 
         def has(call: Call, slot: str, rank: int) -> bool:
-            found = [r.record for r in call.slots("param") if r.slot == f"param.{slot}" and holders[r.record] == 1]
+            found = [
+                r.record
+                for r in call.slots("param")
+                if r.slot == f"param.{slot}" and holders[r.record] == 1
+            ]
             return any(len(self.golden.records[n].shape) >= rank for n in found)
 
         weights = [c for c in leaves if has(c, "weight", 2) and "Embedding" not in c.op_type]
         return {
-            "scale": leaves, "channel": leaves, "stale": leaves, "constant": [c for c in big if not c.leaf] or leaves,
-            "row": weights, "weight": weights, "bias": [c for c in leaves if has(c, "bias", 1) and not self._all_zero(c, "param.bias")],
+            "scale": leaves,
+            "channel": leaves,
+            "stale": leaves,
+            "constant": [c for c in big if not c.leaf] or leaves,
+            "row": weights,
+            "weight": weights,
+            "bias": [
+                c for c in leaves if has(c, "bias", 1) and not self._all_zero(c, "param.bias")
+            ],
             "eps": [c for c in leaves if "norm" in c.op_type.lower()],
-        }  # fmt: skip
+        }
 
     def _all_zero(self, call: Call, slot: str) -> bool:
         found = [self.golden.records[r.record].statistics for r in call.refs if r.slot == slot]
         return all(s is not None and s.zero == s.count for s in found)
 
     def _output(self, call: Call) -> Any:
-        """The record that a fault of the output changes: the first floating one, if it is large enough to say something."""
+        """The record that a fault of the output changes: the first floating one, if it is large
+        enough to say something.
+        """
         from whence import dtypes
 
         for ref in call.slots("output"):
@@ -212,7 +297,9 @@ class _Doctor:
         return None
 
     def _size(self, call: Call, result: Comparison) -> float:
-        """The error of the module's outputs, where its inputs are still the reference's, over what its own rounding explains."""
+        """The error of the module's outputs, where its inputs are still the reference's, over what
+        its own rounding explains.
+        """
         place = {p.reference: i for i, p in enumerate(result.plan.pairs)}.get(call.id)
         rows = [r for r in result.rows if r.pair == place and r.reference_slot.startswith("output")]
         errors = [0.0 if r.measured.identical else r.measured.values.get("rel_l2") for r in rows]
@@ -220,7 +307,9 @@ class _Doctor:
         return error / self._floor(call)
 
     def _floor(self, call: Call) -> float:
-        """Rounding of the operator itself, relative: from replaying the reference on its own inputs; its unit roundoff without a replay."""
+        """Rounding of the operator itself, relative: from replaying the reference on its own
+        inputs; its unit roundoff without a replay.
+        """
         from whence import judge
         from whence.comparison.replays.replayer import Replayer
         from whence.results import SlotPair
@@ -230,7 +319,9 @@ class _Doctor:
         if call.leaf and call.program:
             slots = {r.slot: SlotPair(r.slot, r.slot, r.record, r.record) for r in call.refs}
             given = {r.slot: True for r in call.slots("param")}
-            found = Replayer(self.golden, self.golden).figures(call, call, slots.get, given, lambda slot, needs: False)
+            found = Replayer(self.golden, self.golden).figures(
+                call, call, slots.get, given, lambda slot, needs: False
+            )
             return max((local.floor_rel for local in found.local.values()), default=u) or u
         return u
 
@@ -253,7 +344,9 @@ class _Doctor:
 
 
 def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
-    """The function that runs a model on `inputs`, as `doctor` takes them, each time on a copy of them."""
+    """The function that runs a model on `inputs`, as `doctor` takes them, each time on a copy of
+    them.
+    """
     if callable(inputs) and not _is_tensor(inputs):
         return inputs  # type: ignore[no-any-return]
 
@@ -277,7 +370,9 @@ def _cast(value: Any, dtype: Any) -> Any:
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
         return {k: _cast(v, dtype) for k, v in value.items()}
-    return type(value)(_cast(v, dtype) for v in value) if isinstance(value, (tuple, list)) else value
+    return (
+        type(value)(_cast(v, dtype) for v in value) if isinstance(value, (tuple, list)) else value
+    )
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,4 +1,6 @@
-"""One call of a model on inputs that another model gets too: each is given copies in its own framework, on its device, in its dtype."""
+"""One call of a model on inputs that another model gets too: each is given copies in its own
+framework, on its device, in its dtype.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from whence.workflows.capture.paddle import is_paddle
 
 
 def called(model: Any, inputs: Any) -> Any:
-    """What `model` returns for `inputs`, without gradients; the random generators of its framework are left as they were.
+    """What `model` returns for `inputs`, without gradients; the random generators of its framework
+    are left as they were.
 
-    model: a torch module, a Paddle layer or predictor. inputs: a tuple is the positional arguments, a mapping the named ones,
-    anything else the only one. Tensors in them (torch, Paddle, numpy; in lists, tuples and mappings) are copied to the model's
-    framework and device; floating ones take the dtype of its parameters where these have one alone. The caller's are never written.
-    Raises UsageError for a tensor that the framework cannot hold, and whatever the model raises.
+    model: a torch module, a Paddle layer or predictor. inputs: a tuple is the positional arguments,
+    a mapping the named ones, anything else the only one. Tensors in them (torch, Paddle, numpy; in
+    lists, tuples and mappings) are copied to the model's framework and device; floating ones take
+    the dtype of its parameters where these have one alone. The caller's are never written. Raises
+    UsageError for a tensor that the framework cannot hold, and whatever the model raises.
     """
     own, scope = _paddle(model) if is_paddle(model) else _torch(model)
     positional, named = _arguments(inputs)
@@ -29,7 +33,10 @@ def called(model: Any, inputs: Any) -> Any:
         if not hasattr(model, "register_output_hook"):
             return model(*args, **kwargs)
         if kwargs:
-            raise UsageError(f"a Paddle predictor takes its inputs in order, not by name ({', '.join(kwargs)}): give a tuple")
+            raise UsageError(
+                "a Paddle predictor takes its inputs in order, not by name "
+                f"({', '.join(kwargs)}): give a tuple"
+            )
         return model.run(list(args))
 
 
@@ -86,7 +93,11 @@ def _torch(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContext
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
         kind = device.type if device is not None else "cpu"
-        kept = {"devices": [device], "device_type": kind} if kind not in ("cpu", "meta") else {"devices": []}
+        kept = (
+            {"devices": [device], "device_type": kind}
+            if kind not in ("cpu", "meta")
+            else {"devices": []}
+        )
         with torch.no_grad(), torch.random.fork_rng(**kept):
             yield
 
@@ -101,17 +112,25 @@ def _paddle(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContex
 
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     place = parameters[0].place if parameters else None
-    floating = {name for p in parameters if dtypes.named(name := arrays.dtype_name(p)).kind == "float"}
+    floating = {
+        name for p in parameters if dtypes.named(name := arrays.dtype_name(p)).kind == "float"
+    }
     dtype = floating.pop() if len(floating) == 1 else ""
 
     def own(value: Any) -> Any:
         array = _host(value)
         name = dtypes.of(array).name
-        if array.dtype.kind == "V" or name.startswith(("bf", "float8")):  # numpy's own dtypes alone are taken
+        if array.dtype.kind == "V" or name.startswith(
+            ("bf", "float8")
+        ):  # numpy's own dtypes alone are taken
             made = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
         else:
             made = paddle.to_tensor(array, place=place)
-        return made.cast(dtype) if dtype and name != dtype and dtypes.named(name).kind == "float" else made
+        return (
+            made.cast(dtype)
+            if dtype and name != dtype and dtypes.named(name).kind == "float"
+            else made
+        )
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:

@@ -1,7 +1,9 @@
-"""The last comparison made in a folder, kept in the user's cache folder, for commands that are given none.
+"""The last comparison made in a folder, kept in the user's cache folder, for commands that are
+given none.
 
-One file for every working folder, named by a digest of its path, replaced atomically; the newest 32 are kept, for 30 days at most. It holds
-the report, or where it was written to when the user named a folder.
+One file for every working folder, named by a digest of its path, replaced atomically; the newest 32
+are kept, for 30 days at most. It holds the report, or where it was written to when the user named a
+folder.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _MOST_SECONDS = 30 * 86_400
 
 
 def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None) -> str:
-    """Keep a comparison as the last one of the working folder. output: where it was written to. Returns "", or why it was not kept."""
+    """Keep a comparison as the last one of the working folder. output: where it was written to.
+    Returns "", or why it was not kept.
+    """
     import orjson
 
     from whence import cache_folders, report
@@ -33,7 +37,11 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     if folder is None:
         return "no cache folder can be written"
     head = orjson.dumps({"folder": str(Path(output).resolve()) if output is not None else None})
-    body = b"" if output is not None else report.everything_json(result).encode("utf-8", "surrogatepass")
+    body = (
+        b""
+        if output is not None
+        else report.everything_json(result).encode("utf-8", "surrogatepass")
+    )
     fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -49,7 +57,9 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
 
 
 def latest() -> tuple[Comparison | str, str]:
-    """(the last comparison made in the working folder, or the folder it was written to; what it is, in words). Raises UnreadableRun."""
+    """(the last comparison made in the working folder, or the folder it was written to; what it is,
+    in words). Raises UnreadableRun.
+    """
     import msgspec
     import orjson
 
@@ -57,11 +67,16 @@ def latest() -> tuple[Comparison | str, str]:
     from whence.results import Comparison
 
     name = _name()
-    places = [home / _FOLDER / name for home in cache_folders.homes() if cache_folders.private(home / _FOLDER)]
+    places = [
+        home / _FOLDER / name
+        for home in cache_folders.homes()
+        if cache_folders.private(home / _FOLDER)
+    ]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise UnreadableRun(
-            "no comparison was made in this folder yet: whence compare REF TGT makes one, or name one that was written with -o"
+            "no comparison was made in this folder yet: whence compare REF TGT makes one, or "
+            "name one that was written with -o"
         )
     try:
         head, _, body = file.read_bytes().partition(b"\n")
@@ -71,7 +86,9 @@ def latest() -> tuple[Comparison | str, str]:
             return folder, f"{folder}, made {said}"
         result = msgspec.json.decode(body, type=Comparison)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableRun(f"the last comparison ({file}) cannot be read: {error}; compare again") from error
+        raise UnreadableRun(
+            f"the last comparison ({file}) cannot be read: {error}; compare again"
+        ) from error
     return result, f"{result.reference} against {result.target}, made {said}"
 
 
@@ -102,6 +119,8 @@ def _tidy(folder: Path) -> None:
     for age, path in sorted(aged):
         is_unfinished = path.endswith(".tmp")
         kept += not is_unfinished
-        if age > (3600 if is_unfinished else _MOST_SECONDS) or (not is_unfinished and kept > _MOST_FILES):
+        if age > (3600 if is_unfinished else _MOST_SECONDS) or (
+            not is_unfinished and kept > _MOST_FILES
+        ):
             with contextlib.suppress(OSError):
                 Path(path).unlink()

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 
 def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple[int, int]:
-    """Remove elements and what tells who ran what from a run; names, shapes, statistics and hashes stay. Cannot be undone.
+    """Remove elements and what tells who ran what from a run; names, shapes, statistics and hashes
+    stay. Cannot be undone.
 
-    names: patterns; only elements of these. Returns how many records lost their elements and how many bytes the run shrank by.
+    names: patterns; only elements of these. Returns how many records lost their elements and how
+    many bytes the run shrank by.
     """
     from whence import store
 
@@ -18,7 +20,9 @@ def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple
 
 
 def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
-    """Finish a run whose capture was killed; returns a sentence for every process folder. force: also while one still writes."""
+    """Finish a run whose capture was killed; returns a sentence for every process folder. force:
+    also while one still writes.
+    """
     from whence import store
 
     told = []

@@ -30,11 +30,13 @@ def cmp_report(
     say: Callable[[str], None] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[Comparison, Path]:
-    """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's comparison, the file).
+    """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's
+    comparison, the file).
 
-    level: rows of it: "token" or "logits" (what the model returned at each token, one tensor of each dump), "layer" (members of a list
-    of modules), "module", "api" (operators), "" for all. say: takes what the tool's log says. Raises UsageError where a level has no
-    rows, UnreadableRun, StoreFailed.
+    level: rows of it: "token" or "logits" (what the model returned at each token, one tensor of
+    each dump), "layer" (members of a list of modules), "module", "api" (operators), "" for all.
+    say: takes what the tool's log says. Raises UsageError where a level has no rows, UnreadableRun,
+    StoreFailed.
     """
     from whence import report
 
@@ -42,13 +44,19 @@ def cmp_report(
         raise UsageError(f"level {level!r}: {', '.join(LEVELS)}")
     if say is not None:
         say(f"Comparing {_kind(mine)} with {_kind(golden)}")
-    result, rows = _tokens(golden, mine, progress) if level in ("token", "logits") else _levelled(golden, mine, level, progress)
+    result, rows = (
+        _tokens(golden, mine, progress)
+        if level in ("token", "logits")
+        else _levelled(golden, mine, level, progress)
+    )
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(report.view_csv("msit", rows), encoding="utf-8")
     except OSError as error:
-        raise StoreFailed(f"cannot write {path}: {error.strerror or error}; choose another -o") from error
+        raise StoreFailed(
+            f"cannot write {path}: {error.strerror or error}; choose another -o"
+        ) from error
     if say is not None:
         tokens = sorted({row.target.step for row in rows if row.target is not None})
         say(f"All token ids in my_dump_data: dict_keys({tokens})")
@@ -67,7 +75,9 @@ def _kind(path: str) -> str:
 
 
 def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
-    """The rows of captures of logits alone, which `compare` judges token by token and without views."""
+    """The rows of captures of logits alone, which `compare` judges token by token and without
+    views.
+    """
     from whence.comparison.options import CompareOptions
     from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.pipeline import brought_face_to_face
@@ -88,7 +98,7 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
 
 def _levelled(
     golden: str, mine: str, level: str, progress: Callable[[int, int, str], None] | None
-) -> tuple[Comparison, Sequence[ViewRow]]:  # fmt: skip
+) -> tuple[Comparison, Sequence[ViewRow]]:
     """Everything compared, and the rows of a level."""
     from whence.workflows.compare import compare
 
@@ -101,12 +111,18 @@ def _levelled(
     if not rows:
         kinds = ", ".join(sorted({_side(row).kind for row in every})) or "nothing"
         hint = ": dump with --type op (mode 'api')" if level == "api" else ""
-        raise UsageError(f"{golden} and {mine} have nothing at level {level or 'any'}; they hold {kinds}{hint}")
+        raise UsageError(
+            f"{golden} and {mine} have nothing at level {level or 'any'}; they hold {kinds}{hint}"
+        )
     return result, rows
 
 
-def _tokens(golden: str, mine: str, progress: Callable[[int, int, str], None] | None) -> tuple[Comparison, Sequence[ViewRow]]:
-    """One row for each token. The answer is that of the two dumps where these can be compared otherwise, else that of the logits alone."""
+def _tokens(
+    golden: str, mine: str, progress: Callable[[int, int, str], None] | None
+) -> tuple[Comparison, Sequence[ViewRow]]:
+    """One row for each token. The answer is that of the two dumps where these can be compared
+    otherwise, else that of the logits alone.
+    """
     from whence.comparison.answer import token_logits
     from whence.comparison.options import CompareOptions
     from whence.readers.opening import open_run
@@ -116,8 +132,13 @@ def _tokens(golden: str, mine: str, progress: Callable[[int, int, str], None] | 
     *tensors, alone = token_logits.found(reference, target)
     for path, side in zip((golden, mine), tensors, strict=True):
         if not side:
-            raise UsageError(f"{path} holds no output of any token: dump the logits (dump_last_logits=True) or the outputs of modules")
-    answer, rows = token_logits.compared(reference, target, (tensors[0], tensors[1]), CompareOptions(replay=False))
+            raise UsageError(
+                f"{path} holds no output of any token: dump the logits (dump_last_logits=True) "
+                "or the outputs of modules"
+            )
+    answer, rows = token_logits.compared(
+        reference, target, (tensors[0], tensors[1]), CompareOptions(replay=False)
+    )
     if alone and not _have_ids(reference, target):
         return answer, rows
     result = _without_view_note(compare(golden, mine, view="msit", progress=progress))
@@ -132,7 +153,9 @@ def _have_ids(*runs: Run) -> bool:
 
 
 def _without_view_note(result: Comparison) -> Comparison:
-    return msgspec.structs.replace(result, notes=tuple(note for note in result.notes if not note.startswith("--view")))
+    return msgspec.structs.replace(
+        result, notes=tuple(note for note in result.notes if not note.startswith("--view"))
+    )
 
 
 def _side(row: ViewRow) -> Shown:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def runs_of(compared: Comparison, folder: str = "") -> tuple[Run, Run]:
-    """Both runs of a comparison, opened. folder: where the comparison lies; paths that lead nowhere from here are tried from above it.
+    """Both runs of a comparison, opened. folder: where the comparison lies; paths that lead nowhere
+    from here are tried from above it.
 
     Raises UnreadableRun when a run is not where it was.
     """
@@ -35,25 +36,34 @@ def _found(path: str, folder: str) -> Run:
     above = () if Path(path).is_absolute() or not folder else Path(folder).resolve().parents
     near = next((place / path for place in above if (place / path).exists()), None)
     if near is None:
-        raise UnreadableRun(f"{path} is not there; run this where whence compare was run, or compare the runs again where they are now")
+        raise UnreadableRun(
+            f"{path} is not there; run this where whence compare was run, or compare the runs "
+            "again where they are now"
+        )
     return open_run(str(near))
 
 
 def reopened(
     compared: Comparison, model: Models | None = None, runs: tuple[Run, Run] | None = None
 ) -> tuple[align.Aligned, CompareOptions]:
-    """Both runs and their plan, and the options they were compared with as far as these were written down.
+    """Both runs and their plan, and the options they were compared with as far as these were
+    written down.
 
-    model: as `compare` takes it. runs: both, where they are open already. Raises UnreadableRun when a run is not where it was.
+    model: as `compare` takes it. runs: both, where they are open already. Raises UnreadableRun when
+    a run is not where it was.
     """
     asked = compared.asked
     left, right = runs if runs is not None else runs_of(compared)
     options = CompareOptions(
-        allow=tuple(asked.get("allow", ())), match=asked.get("match", "auto"),
+        allow=tuple(asked.get("allow", ())),
+        match=asked.get("match", "auto"),
         chart=align.load_map(asked["mapping"]) if "mapping" in asked else None,
-        policy=load_policy(asked["policy"]) if "policy" in asked else None, model=model,
-    )  # fmt: skip
-    left, right, _ = programs.laid(left, right, programs.programs(compared.program_files or None, open_run))
+        policy=load_policy(asked["policy"]) if "policy" in asked else None,
+        model=model,
+    )
+    left, right, _ = programs.laid(
+        left, right, programs.programs(compared.program_files or None, open_run)
+    )
     left, right, _ = plain(*partial_prints.alike(*programs.agreed(left, right)))
     _, _, aligned = brought_face_to_face(left, right, options)
     return aligned, options

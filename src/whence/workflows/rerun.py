@@ -24,7 +24,9 @@ _INTERRUPTED = 130
 
 
 class Subject(Protocol):
-    """A program that can be run any number of times. Both methods return the seconds it took, and raise CaptureError when it fails."""
+    """A program that can be run any number of times. Both methods return the seconds it took, and
+    raise CaptureError when it fails.
+    """
 
     @property
     def words(self) -> str: ...
@@ -34,7 +36,9 @@ class Subject(Protocol):
         ...
 
     def capture(self, path: Path, *, variant: str = "", **options: Any) -> float:
-        """Run it captured into `path`, which is whole or gone afterwards. variant: one of `variants`, "" for the program as it is."""
+        """Run it captured into `path`, which is whole or gone afterwards. variant: one of
+        `variants`, "" for the program as it is.
+        """
         ...
 
     @property
@@ -46,20 +50,27 @@ class Subject(Protocol):
 class Command:
     """A command, run in `cwd`; what it prints is kept for the error message only.
 
-    exit_codes: with which it may end. variables: of its environment beside ours; None takes one away.
+    exit_codes: with which it may end. variables: of its environment beside ours; None takes one
+    away.
     """
 
     variants = ("one thread",)
 
     def __init__(
-        self, command: Sequence[str], cwd: str = "", *, exit_codes: Iterable[int] = (0,), variables: Mapping[str, str | None] | None = None
+        self,
+        command: Sequence[str],
+        cwd: str = "",
+        *,
+        exit_codes: Iterable[int] = (0,),
+        variables: Mapping[str, str | None] | None = None,
     ) -> None:
         self.command, self.cwd = tuple(command), cwd or str(Path.cwd())
         self.words = shlex.join(self.command)
         self.exit_codes, self.variables = {0, *exit_codes}, dict(variables or {})
         if not Path(self.cwd).is_dir():
             raise UnreadableRun(
-                f"the command ran in {self.cwd}, which is not there; give the command again after --, from where it can run"
+                f"the command ran in {self.cwd}, which is not there; give the command again "
+                "after --, from where it can run"
             )
 
     def bare(self) -> float:
@@ -72,7 +83,14 @@ class Command:
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 
-    def capture(self, path: Path, *, variant: str = "", environment: Mapping[str, str] | None = None, **options: Any) -> float:
+    def capture(
+        self,
+        path: Path,
+        *,
+        variant: str = "",
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> float:
         """environment: variables of it beside ours."""
         from whence.workflows.capture.command import run_command
 
@@ -80,15 +98,26 @@ class Command:
         began = time.monotonic()
         absolute = path.absolute()
         with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
-            given = {**self.environment(), **(_ONE_THREAD if variant else {}), **(environment or {})}
-            code = run_command(self.command, str(absolute), environment=given, log=log, tell=told.append, **options)
+            given = {
+                **self.environment(),
+                **(_ONE_THREAD if variant else {}),
+                **(environment or {}),
+            }
+            code = run_command(
+                self.command, str(absolute), environment=given, log=log, tell=told.append, **options
+            )
             self._check(code, log, told[-1] if told else "", captured=_holds_calls(absolute))
         return time.monotonic() - began
 
     def environment(self) -> dict[str, str]:
         """The environment that it runs in."""
-        given = {**os.environ, **{name: value for name, value in self.variables.items() if value is not None}}
-        return {name: value for name, value in given.items() if self.variables.get(name, "") is not None}
+        given = {
+            **os.environ,
+            **{name: value for name, value in self.variables.items() if value is not None},
+        }
+        return {
+            name: value for name, value in given.items() if self.variables.get(name, "") is not None
+        }
 
     def _check(self, code: int, log: Any, told: str, *, captured: bool = True) -> None:
         if code == _INTERRUPTED:
@@ -102,8 +131,16 @@ class Command:
         if raised and raised not in tail:  # some say a page more after it
             tail = [raised, "...", *tail]
         said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
-        hint = "" if not captured else "; of a program that always ends so, capture it with whence run and give that run as TGT"
-        raise CaptureError(f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last lines:\n{said}{hint}")
+        hint = (
+            ""
+            if not captured
+            else "; of a program that always ends so, capture it with whence run and give that "
+            "run as TGT"
+        )
+        raise CaptureError(
+            f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last "
+            f"lines:\n{said}{hint}"
+        )
 
     @staticmethod
     def _log() -> Any:
@@ -114,12 +151,17 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 
 class Program:
-    """A model of this process, and the function that uses it. Random numbers start at the same place each time."""
+    """A model of this process, and the function that uses it. Random numbers start at the same
+    place each time.
+    """
 
     def __init__(self, model: Any, use: Callable[[Any], Any], *, dtype: Any = None) -> None:
         self._model, self._use, self._dtype = model, use, dtype
         self.words = type(model).__name__
-        self.variants = ("one thread", *((str(dtype).removeprefix("torch."),) if dtype is not None else ()))
+        self.variants = (
+            "one thread",
+            *((str(dtype).removeprefix("torch."),) if dtype is not None else ()),
+        )
 
     def bare(self) -> float:
         return self._timed(self._model)
@@ -142,11 +184,18 @@ class Program:
         said = io.StringIO()
         began = time.monotonic()
         try:
-            with torch.random.fork_rng(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            with (
+                torch.random.fork_rng(),
+                contextlib.redirect_stderr(said),
+                contextlib.redirect_stdout(said),
+            ):
                 self._use(model)
         except Exception as error:  # whatever the user's model raises
             what = f"{type(error).__name__}: {error}"
-            raise CaptureError(f"the model cannot be run as asked: {what}; run it on these inputs without whence first") from error
+            raise CaptureError(
+                f"the model cannot be run as asked: {what}; run it on these inputs without "
+                "whence first"
+            ) from error
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -185,14 +234,18 @@ def _whole(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
-    """A new folder for runs: `keep`, or a temporary one that is removed. Raises OutputExists for a folder with files in it."""
+    """A new folder for runs: `keep`, or a temporary one that is removed. Raises OutputExists for a
+    folder with files in it.
+    """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as made:
             yield Path(made)
         return
     place = Path(keep)
     if place.is_file() or (place.is_dir() and any(place.iterdir())):
-        raise OutputExists(f"{place} is there already; whence {name} writes only into a new or empty folder")
+        raise OutputExists(
+            f"{place} is there already; whence {name} writes only into a new or empty folder"
+        )
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -201,33 +254,51 @@ def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
 
 
 def recorded(info: Any, path: str) -> Command:
-    """The command that a run was made with, as its run.json has it: in its folder, by its Python, with the variables that were recorded.
+    """The command that a run was made with, as its run.json has it: in its folder, by its Python,
+    with the variables that were recorded.
 
-    It may end with the exit code that it had then. Raises UnreadableRun when it cannot be run again from there, UsageError when it
-    would run with other libraries.
+    It may end with the exit code that it had then. Raises UnreadableRun when it cannot be run again
+    from there, UsageError when it would run with other libraries.
     """
     from whence.instrument.launch.redaction import MASK
 
     command: Mapping[str, Any] | tuple[str, ...] = info.command
     if not command:
-        raise UnreadableRun(f"{path} does not say which command made it (captured in code, or scrubbed); give the command after --")
+        raise UnreadableRun(
+            f"{path} does not say which command made it (captured in code, or scrubbed); give "
+            "the command after --"
+        )
     if any(MASK in word for word in command):
-        raise UnreadableRun(f"the command of {path} had secrets, which were not kept; give the command after --")
+        raise UnreadableRun(
+            f"the command of {path} had secrets, which were not kept; give the command after --"
+        )
     as_it_ran = _variables(info, path)
-    found = Command(tuple(command), info.cwd, exit_codes=(info.settings.get("exit_code", 0),), variables=as_it_ran)
+    found = Command(
+        tuple(command),
+        info.cwd,
+        exit_codes=(info.settings.get("exit_code", 0),),
+        variables=as_it_ran,
+    )
     _same_versions(found, info, path)
     return found
 
 
 def _variables(info: Any, path: str) -> dict[str, str | None]:
-    """What the environment must hold for a recorded command to run as it ran. Raises UnreadableRun when its Python is gone."""
+    """What the environment must hold for a recorded command to run as it ran. Raises UnreadableRun
+    when its Python is gone.
+    """
     from whence.instrument.launch.redaction import MASK
 
-    kept: dict[str, str | None] = {name: value for name, value in info.environment.items() if MASK not in value}
+    kept: dict[str, str | None] = {
+        name: value for name, value in info.environment.items() if MASK not in value
+    }
     if not info.interpreter:
         return kept
     if not Path(info.interpreter).exists():
-        raise UnreadableRun(f"{path} was made by {info.interpreter}, which is not there; give the command again after --")
+        raise UnreadableRun(
+            f"{path} was made by {info.interpreter}, which is not there; give the command again "
+            "after --"
+        )
     kept.setdefault("PYTHONPATH", None)
     folder = str(Path(info.interpreter).parent)
     if (os.environ.get("PATH", "").split(os.pathsep) or [""])[0] != folder:
@@ -243,12 +314,21 @@ def _same_versions(command: Command, info: Any, path: str) -> None:
         given = command.environment()
         found = interpreter.find(command.command, given)
         here = interpreter.check(found, given) if found is not None else {}
-    known = {name: version for name, version in info.versions.items() if name in (*interpreter.PACKAGES, "python")}
-    other = [f"{name} {here.get(name) or 'is missing'}, was {version}" for name, version in known.items() if here.get(name) != version]
+    known = {
+        name: version
+        for name, version in info.versions.items()
+        if name in (*interpreter.PACKAGES, "python")
+    }
+    other = [
+        f"{name} {here.get(name) or 'is missing'}, was {version}"
+        for name, version in known.items()
+        if here.get(name) != version
+    ]
     if here and other:
         more = f" and {len(other) - 3} more" if len(other) > 3 else ""
         raise UsageError(
-            f"the program of {path} would not run as it ran: {'; '.join(other[:3])}{more}. Install what was recorded, or give the command "
+            f"the program of {path} would not run as it ran: {'; '.join(other[:3])}{more}. "
+            "Install what was recorded, or give the command "
             "after -- to run it with what is here"
         )
 

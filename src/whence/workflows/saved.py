@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
-    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the entry and the known keys."""
+    """A policy file (TOML or YAML, docs/policy.md), read and checked. Raises UsageError with the
+    entry and the known keys.
+    """
     from whence.judge.policy import load
 
     return load(path)
@@ -39,11 +41,15 @@ def free_output(base: str) -> Path:
 
 
 def check_output(folder: Path, force: bool) -> None:
-    """Raise OutputExists when a comparison cannot go into this folder; called before anything is computed."""
+    """Raise OutputExists when a comparison cannot go into this folder; called before anything is
+    computed.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise OutputExists(f"cannot write a comparison to {folder}: it is a file; choose another -o")
+        raise OutputExists(
+            f"cannot write a comparison to {folder}: it is a file; choose another -o"
+        )
     if any(folder.iterdir()) and not force:
         known = (folder / "summary.json").exists()
         raise OutputExists(
@@ -62,12 +68,18 @@ def write(result: Comparison, folder: Path) -> None:
             ("summary.json", report.summary(result)),
             ("report.csv", report.table_csv(result)),
             ("report.json", report.everything_json(result)),
-            *((("generation.csv", report.generation_csv(result)),) if result.generation is not None else ()),
+            *(
+                (("generation.csv", report.generation_csv(result)),)
+                if result.generation is not None
+                else ()
+            ),
             *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
         ):
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreFailed(f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o") from error
+        raise StoreFailed(
+            f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o"
+        ) from error
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:
@@ -80,6 +92,11 @@ def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Comparison)
     except OSError as error:
-        raise UnreadableRun(f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} makes one") from error
+        raise UnreadableRun(
+            f"no comparison at {place}: {error.strerror}; whence compare REF TGT -o {place} "
+            "makes one"
+        ) from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UnreadableRun(f"{file} is not a comparison that this whence can read: {error}") from error
+        raise UnreadableRun(
+            f"{file} is not a comparison that this whence can read: {error}"
+        ) from error

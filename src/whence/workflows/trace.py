@@ -18,11 +18,13 @@ _POINT = re.compile(r"(?P<name>.+?)(?:@(?P<step>\d+)(?:\.(?P<occurrence>\d+))?)?
 
 
 def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> Origin:
-    """Where a tensor's difference comes from: back from it through the program to the first operator whose inputs agree.
+    """Where a tensor's difference comes from: back from it through the program to the first
+    operator whose inputs agree.
 
-    comparison: a folder that `compare` wrote, or what it returned. tensor: NAME[@STEP[.OCCURRENCE]] of a call of the reference; "" is
-    the first significant one. The two runs must still lie where they were.
-    Raises UsageError for a tensor that there is not, or when nothing differs; UnreadableRun when a run is gone or was changed.
+    comparison: a folder that `compare` wrote, or what it returned. tensor: NAME[@STEP[.OCCURRENCE]]
+    of a call of the reference; "" is the first significant one. The two runs must still lie where
+    they were. Raises UsageError for a tensor that there is not, or when nothing differs;
+    UnreadableRun when a run is gone or was changed.
     """
     from whence.comparison.answer.origin import Tracer, flow_of
     from whence.comparison.programs import programs
@@ -35,32 +37,53 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     if not tensor and result.origin is not None:
         return result.origin
     if result.plan.joined:
-        raise UsageError("calls of these runs were joined to face each other; their ways are not followed, whence show lists the calls")
+        raise UsageError(
+            "calls of these runs were joined to face each other; their ways are not followed, "
+            "whence show lists the calls"
+        )
     left, right = (open_run(path) for path in (result.reference, result.target))
-    left, right, _ = programs.laid(left, right, programs.programs(result.program_files or None, open_run))
+    left, right, _ = programs.laid(
+        left, right, programs.programs(result.program_files or None, open_run)
+    )
     left, right = described(left), described(right)
     named = {row.pair: row.name for row in result.rows}
     for index, pair in enumerate(result.plan.pairs):
         call = left.calls[pair.reference] if pair.reference < len(left.calls) else None
-        if call is None or pair.target >= len(right.calls) or named.get(index, call.scope or call.root) != (call.scope or call.root):
-            raise UnreadableRun(f"{result.reference} is not the run that was compared; compare again")
+        if (
+            call is None
+            or pair.target >= len(right.calls)
+            or named.get(index, call.scope or call.root) != (call.scope or call.root)
+        ):
+            raise UnreadableRun(
+                f"{result.reference} is not the run that was compared; compare again"
+            )
     tracer = Tracer(flow_of(left, right, result.plan, result.rows, result.verdicts))
     start = tracer.first() if not tensor else _named(tracer, tensor)
     if start is None:
-        raise UsageError("nothing differs in this comparison, so there is nothing to trace; name a tensor to see what it was made of")
+        raise UsageError(
+            "nothing differs in this comparison, so there is nothing to trace; name a tensor to "
+            "see what it was made of"
+        )
     return tracer.origin(start)
 
 
 def _named(tracer: Tracer, tensor: str) -> Call:
     found = _POINT.fullmatch(tensor)
     assert found is not None
-    step, occurrence = (int(found[k]) if found[k] is not None else None for k in ("step", "occurrence"))
+    step, occurrence = (
+        int(found[k]) if found[k] is not None else None for k in ("step", "occurrence")
+    )
     calls = [
-        c for c in tracer.calls
-        if (c.scope or c.root) == found["name"] and step in (None, c.step) and occurrence in (None, c.occurrence)
-    ]  # fmt: skip
+        c
+        for c in tracer.calls
+        if (c.scope or c.root) == found["name"]
+        and step in (None, c.step)
+        and occurrence in (None, c.occurrence)
+    ]
     if not calls:
-        near = difflib.get_close_matches(found["name"], sorted({c.scope or c.root for c in tracer.calls}), 3, 0.5)
+        near = difflib.get_close_matches(
+            found["name"], sorted({c.scope or c.root for c in tracer.calls}), 3, 0.5
+        )
         hint = f"; nearest: {', '.join(near)}" if near else "; whence show lists the calls"
         raise UsageError(f"no call {tensor!r} in the reference{hint}")
     return next((c for c in calls if tracer.differs(c)), calls[0])

@@ -20,26 +20,37 @@ if TYPE_CHECKING:
 
 
 class Difference(Comparison, frozen=True):
-    """A Comparison that is true where the two are the same, as `status` says it: "same"; false when different or undecided."""
+    """A Comparison that is true where the two are the same, as `status` says it: "same"; false when
+    different or undecided.
+    """
 
     def __bool__(self) -> bool:
         return self.status == "same"
 
 
 def auto_diff(
-    model_a: Any, model_b: Any, inputs: Any, *, output: str | os.PathLike[str] | None = None, force: bool = False,
-    capture: dict[str, Any] | None = None, **options: Any,
-) -> Difference:  # fmt: skip
-    """Run two models on the same inputs, compare all that they compute, print the answer and return it: true when they are the same.
+    model_a: Any,
+    model_b: Any,
+    inputs: Any,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    capture: dict[str, Any] | None = None,
+    **options: Any,
+) -> Difference:
+    """Run two models on the same inputs, compare all that they compute, print the answer and return
+    it: true when they are the same.
 
         assert whence.auto_diff(paddle_layer, torch_module, {"x": x})
 
-    model_a (the reference), model_b (the target): torch modules or Paddle layers, with their weights and modes as they are. inputs: a
-    dict of keyword arguments, a tuple or list of arguments, or one tensor, which both get, each in its framework, on its device; or a
-    pair of two dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder for the comparison, with the
-    runs in `reference` and `target` below it; None keeps nothing. capture: options of `whence.capture`; options: those of
-    `whence.compare`. Forward passes alone are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what
-    a model raises.
+    model_a (the reference), model_b (the target): torch modules or Paddle layers, with their
+    weights and modes as they are. inputs: a dict of keyword arguments, a tuple or list of
+    arguments, or one tensor, which both get, each in its framework, on its device; or a pair of two
+    dicts or two tuples, one for each model. Tensors may be torch, Paddle or numpy. output: folder
+    for the comparison, with the runs in `reference` and `target` below it; None keeps nothing.
+    capture: options of `whence.capture`; options: those of `whence.compare`. Forward passes alone
+    are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what a
+    model raises.
     """
     from whence import report
     from whence.workflows.capture.capture import capture as capturing
@@ -52,25 +63,37 @@ def auto_diff(
         check_output(folder, force)
     with tempfile.TemporaryDirectory(prefix="whence-") as scratch:
         place = folder or Path(scratch)
-        for name, model, values in zip(("reference", "target"), (model_a, model_b), given, strict=True):
+        for name, model, values in zip(
+            ("reference", "target"), (model_a, model_b), given, strict=True
+        ):
             args, kwargs = _arguments(values, _converter(model))
             with capturing(model, place / name, force=force, **(capture or {})):
                 model(*args, **kwargs)
-        result = compare(place / "reference", place / "target", output=folder, force=True, **options)
+        result = compare(
+            place / "reference", place / "target", output=folder, force=True, **options
+        )
     sys.stdout.write(report.answer(result, output=str(folder) if folder is not None else ""))
-    return msgspec.convert({name: getattr(result, name) for name in Comparison.__struct_fields__}, Difference, from_attributes=True)
+    return msgspec.convert(
+        {name: getattr(result, name) for name in Comparison.__struct_fields__},
+        Difference,
+        from_attributes=True,
+    )
 
 
 def _each(inputs: Any) -> tuple[Any, Any]:
     """What each of the two models is given."""
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2:
         one, two = inputs
-        if (isinstance(one, dict) and isinstance(two, dict)) or (isinstance(one, (tuple, list)) and isinstance(two, (tuple, list))):
+        if (isinstance(one, dict) and isinstance(two, dict)) or (
+            isinstance(one, (tuple, list)) and isinstance(two, (tuple, list))
+        ):
             return one, two
     return inputs, inputs
 
 
-def _arguments(values: Any, converted: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(
+    values: Any, converted: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(values, dict):
         return (), {name: converted(value) for name, value in values.items()}
     if isinstance(values, (tuple, list)):
@@ -79,13 +102,17 @@ def _arguments(values: Any, converted: Callable[[Any], Any]) -> tuple[tuple[Any,
 
 
 def _converter(model: Any) -> Callable[[Any], Any]:
-    """A function that makes what a model takes of a tensor or array, on the model's device; what is neither stays as it is."""
+    """A function that makes what a model takes of a tensor or array, on the model's device; what is
+    neither stays as it is.
+    """
     from whence.workflows.capture.paddle import is_paddle
 
     if is_paddle(model):
         return _to_paddle
     if not hasattr(model, "named_modules"):
-        raise UsageError(f"auto_diff compares torch modules and Paddle layers, not a {type(model).__name__}")
+        raise UsageError(
+            f"auto_diff compares torch modules and Paddle layers, not a {type(model).__name__}"
+        )
     device = next((tensor.device for tensor in model.parameters()), None)
 
     def to_torch(value: Any) -> Any:
@@ -114,7 +141,9 @@ def _to_paddle(value: Any) -> Any:
     if array.dtype.isbuiltin == 1:
         return paddle.to_tensor(array)
     name = array.dtype.name
-    return paddle.to_tensor(array.astype(np.float32)).astype(name)  # float32 holds all numbers of 16 and 8 bits
+    return paddle.to_tensor(array.astype(np.float32)).astype(
+        name
+    )  # float32 holds all numbers of 16 and 8 bits
 
 
 def _host(value: Any) -> Any:
@@ -144,15 +173,18 @@ def parity(
     options: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Comparison:
-    """Call two models once on the same inputs, captured, and compare them; `model_a` is the reference.
+    """Call two models once on the same inputs, captured, and compare them; `model_a` is the
+    reference.
 
-    model_a, model_b: torch modules, Paddle layers or predictors, also one of each; they may be the same object. A path is a run that
-    was captured before, on the same inputs. inputs: a tuple
-    is the positional arguments, a mapping the named ones, anything else the only one; each model gets copies on its own device, in its
-    own framework and floating dtype. Both see the same random numbers, in the mode (train, eval) they are in, without gradients.
-    folder: for the runs `reference` and `target`, and the comparison `cmp`; None keeps nothing. force: replace such runs.
-    options: of the captures (`whence.capture`). how: arguments of `whence.compare`.
-    Raises what a model raises, with the side it was on; UsageError, CaptureError, OutputExists, StoreFailed, UnreadableRun.
+    model_a, model_b: torch modules, Paddle layers or predictors, also one of each; they may be the
+    same object. A path is a run that was captured before, on the same inputs. inputs: a tuple is
+    the positional arguments, a mapping the named ones, anything else the only one; each model gets
+    copies on its own device, in its own framework and floating dtype. Both see the same random
+    numbers, in the mode (train, eval) they are in, without gradients. folder: for the runs
+    `reference` and `target`, and the comparison `cmp`; None keeps nothing. force: replace such
+    runs. options: of the captures (`whence.capture`). how: arguments of `whence.compare`. Raises
+    what a model raises, with the side it was on; UsageError, CaptureError, OutputExists,
+    StoreFailed, UnreadableRun.
     """
     from whence.workflows.capture.capture import capture
     from whence.workflows.compare import compare
@@ -169,7 +201,11 @@ def parity(
         with capture(model, place / side, **{"force": force, **(options or {})}):
             try:
                 called(model, inputs)
-            except Exception as error:  # whatever the user's model raises: told which of the two it was, and raised again
-                error.add_note(f"whence: raised by the {side} model, {type(model).__name__}, on the inputs given")
+            # whatever the user's model raises: told which of the two it was, and raised again
+            except Exception as error:
+                error.add_note(
+                    f"whence: raised by the {side} model, {type(model).__name__}, on the inputs "
+                    "given"
+                )
                 raise
     return compare(runs[0], runs[1], output=place / COMPARED, force=force, **how)

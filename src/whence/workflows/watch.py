@@ -1,4 +1,6 @@
-"""Two runs compared while they are still being written: again with every step that both have ended, until the answer stands."""
+"""Two runs compared while they are still being written: again with every step that both have ended,
+until the answer stands.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,14 @@ def watch(
     tell: Callable[[str], None] | None = None,
     **how: Any,
 ) -> Iterator[Comparison]:
-    """Comparisons of two runs of which one or both are still being written; the last one is the answer.
+    """Comparisons of two runs of which one or both are still being written; the last one is the
+    answer.
 
-    A comparison is made when a side has ended further steps, of the steps that both have ended, and when nothing is written any more, of
-    all there is; that one is the last, or the first with a certain finding. A run that is not there yet is waited for.
-    every: seconds between two looks. output: a folder that holds the comparison made last. tell: called with what is waited for.
-    how: arguments of `compare`. Raises what `compare` raises.
+    A comparison is made when a side has ended further steps, of the steps that both have ended, and
+    when nothing is written any more, of all there is; that one is the last, or the first with a
+    certain finding. A run that is not there yet is waited for. every: seconds between two looks.
+    output: a folder that holds the comparison made last. tell: called with what is waited for. how:
+    arguments of `compare`. Raises what `compare` raises.
     """
     from whence.workflows.compare import compare
     from whence.workflows.saved import check_output
@@ -58,15 +62,25 @@ def watch(
         if None not in sides:
             left, right = (side for side in sides if side is not None)
             writing = left.writing or right.writing
-            now = (writing, *((side.done, len(side.run.calls) if not side.writing else 0) for side in (left, right)))
+            now = (
+                writing,
+                *(
+                    (side.done, len(side.run.calls) if not side.writing else 0)
+                    for side in (left, right)
+                ),
+            )
             if now != seen and (not writing or min(left.last, right.last) >= 0):
                 first, seen, began = not seen, now, time.monotonic()
                 runs = _shared(left, right) if writing else (left.run, right.run)
                 result = compare(*runs, output=output, force=force or not first, **how)
                 yield result
-                if not writing or (result.status == "different" and any(f.confidence == "certain" for f in result.findings)):
+                if not writing or (
+                    result.status == "different"
+                    and any(f.confidence == "certain" for f in result.findings)
+                ):
                     return
-                # A look costs more the longer the runs are; half of the time at most is spent on looking.
+                # A look costs more the longer the runs are; half of the time at most is spent on
+                # looking.
                 time.sleep(time.monotonic() - began)
             elif tell is not None:
                 tell(f"{left.last + 1} and {right.last + 1} steps have ended")
@@ -108,6 +122,16 @@ def _ended(side: _Look, last: int) -> Run:
 
     from whence.records import Over
 
-    kept = [c for c in side.run.calls if c.step <= last and ((c.rank, c.root, c.step) in side.done or not side.writing)]
+    kept = [
+        c
+        for c in side.run.calls
+        if c.step <= last and ((c.rank, c.root, c.step) in side.done or not side.writing)
+    ]
     places = {call.id: at for at, call in enumerate(kept)}
-    return Over(side.run, [msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in kept])
+    return Over(
+        side.run,
+        [
+            msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1))
+            for c in kept
+        ],
+    )

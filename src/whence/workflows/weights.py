@@ -1,4 +1,6 @@
-"""Which parameter of one run faces which of another, how it is brought there, and whether both then hold the same."""
+"""Which parameter of one run faces which of another, how it is brought there, and whether both then
+hold the same.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ if TYPE_CHECKING:
 
 
 def map_weights(
-    reference: str | os.PathLike[str] | Run, target: str | os.PathLike[str] | Run, *, mapping: str | os.PathLike[str] | None = None
+    reference: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str] | Run,
+    *,
+    mapping: str | os.PathLike[str] | None = None,
 ) -> WeightMap:
     """Hold the parameters of two runs against each other: another framework's, another naming's.
 
-    mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no parameter faces another).
+    mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no parameter
+    faces another).
     """
     from whence import align
     from whence.comparison.verdicts.sparse_target import inside
@@ -26,11 +32,17 @@ def map_weights(
     from whence.readers.opening import open_run
     from whence.results import FacedWeight, WeightMap
 
-    opened = (open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in (reference, target))
+    opened = (
+        open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
+        for run in (reference, target)
+    )
     left, right = map(described, opened)
-    aligned = align.align(left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside)
+    aligned = align.align(
+        left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside
+    )
     ours, theirs = aligned.reference, aligned.target
-    # How the user's run keeps them is in the plan as said; what they become, in the one that was carried out.
+    # How the user's run keeps them is in the plan as said; what they become, in the one that was
+    # carried out.
     said = {(p.reference, s.reference_slot): s for p in aligned.as_said().pairs for s in p.slots}
     made = {m.record: m for m in aligned.plan.made_target}
     out: dict[tuple[str, str], FacedWeight] = {}
@@ -57,9 +69,19 @@ def map_weights(
                     error,
                 )
     if not out:
-        raise UsageError("no parameter of one faces one of the other: capture both with their parameters, or give --map")
+        raise UsageError(
+            "no parameter of one faces one of the other: capture both with their parameters, or "
+            "give --map"
+        )
     alone = [
-        tuple(dict.fromkeys(name for c in run.calls for r in c.slots("param") if (name := _full(c, r.slot)) not in seen))
+        tuple(
+            dict.fromkeys(
+                name
+                for c in run.calls
+                for r in c.slots("param")
+                if (name := _full(c, r.slot)) not in seen
+            )
+        )
         for run, seen in zip((ours, theirs), met)
     ]
     return WeightMap(tuple(out.values()), alone[0], alone[1])
@@ -93,7 +115,9 @@ def _state(reference: Run, target: Run, slot: SlotPair) -> tuple[str, float | No
     if a.shape != b.shape:
         return "not compared", None
     rounded = judge.rounded(a, target.records[slot.target_record].dtype)
-    if np.array_equal(rounded.reshape(-1).view(np.uint8), np.ascontiguousarray(b).reshape(-1).view(np.uint8)):
+    if np.array_equal(
+        rounded.reshape(-1).view(np.uint8), np.ascontiguousarray(b).reshape(-1).view(np.uint8)
+    ):
         return "equal", 0.0
     one, two = a.astype(np.float64), b.astype(np.float64)
     size = float(np.linalg.norm(one.ravel()))

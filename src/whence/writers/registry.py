@@ -30,7 +30,9 @@ def known() -> tuple[str, ...]:
 
 
 def named(name: str) -> Writer:
-    """The writer of a format. Raises UsageError when there is none, WhenceError when another package's cannot be loaded."""
+    """The writer of a format. Raises UsageError when there is none, WhenceError when another
+    package's cannot be loaded.
+    """
     if name not in known():
         raise UsageError(f"no writer for {name!r}; there are {', '.join(known())}")
     point = _added().get(name)
@@ -40,7 +42,10 @@ def named(name: str) -> Writer:
     try:
         loaded: Writer = point.load()
     except Exception as error:  # someone else's package: named, whatever it raises
-        raise WhenceError(f"writer {name} comes from {point.value} and cannot be loaded: {type(error).__name__}: {error}") from error
+        raise WhenceError(
+            f"writer {name} comes from {point.value} and cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not hasattr(loaded, "write"):
         raise WhenceError(f"writer {name} from {point.value} has no write")
     return loaded

@@ -9,16 +9,28 @@ def test_producers_come_before_readers_and_equals_as_given():
 
 
 def test_what_only_hands_on_comes_behind_who_made_it_and_before_who_reads_it():
-    # A sum with a number that rounding swallows (`mean + 1e-6` in bfloat16): "add" makes what "mean" made.
+    # A sum with a number that rounding swallows (`mean + 1e-6` in bfloat16): "add" makes what
+    # "mean" made.
     reads = {"add": ["m"], "mean": ["p"], "pow": ["x"], "rsqrt": ["m"], "aaa": ["m"]}
     makes = {"add": ["m"], "mean": ["m"], "pow": ["p"], "rsqrt": ["r"], "aaa": ["n"]}
-    assert ordered(["aaa", "add", "mean", "pow", "rsqrt"], reads, makes) == ["pow", "mean", "add", "aaa", "rsqrt"]
+    assert ordered(["aaa", "add", "mean", "pow", "rsqrt"], reads, makes) == [
+        "pow",
+        "mean",
+        "add",
+        "aaa",
+        "rsqrt",
+    ]
 
 
 def test_a_branch_that_adds_nothing_runs_before_the_sum():
     reads = {"add": ["x", "zero"], "branch": ["x"], "next": ["x"]}
     makes = {"add": ["x"], "branch": ["zero"], "top": ["x"], "next": ["y"]}
-    assert ordered(["add", "branch", "next", "top"], reads, makes) == ["top", "branch", "add", "next"]
+    assert ordered(["add", "branch", "next", "top"], reads, makes) == [
+        "top",
+        "branch",
+        "add",
+        "next",
+    ]
 
 
 def test_a_circle_is_cut_where_the_order_given_says():

@@ -30,7 +30,9 @@ def bits(tensor):
 
 
 def storage_of(tensor):
-    return torch.storage.TypedStorage(wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True)
+    return torch.storage.TypedStorage(
+        wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True
+    )
 
 
 FORMATS = [(new, protocol) for new in (True, False) for protocol in (2, 4, 5)]
@@ -46,13 +48,29 @@ CASES = {
     "conjugate": torch.randn(5, dtype=torch.complex64).conj(),
     "negative": torch.randn(5, dtype=torch.complex64).conj().imag,
     "bool": torch.tensor([True, False, True]),
-    **{str(dtype).removeprefix("torch."): torch.randn(7).mul(3).to(dtype) for dtype in (
-        torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.complex64,
-        torch.complex128, torch.int8, torch.int16, torch.int32, torch.int64,
-    )},
-    **{str(dtype).removeprefix("torch."): torch.arange(7).to(dtype) for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)},
+    **{
+        str(dtype).removeprefix("torch."): torch.randn(7).mul(3).to(dtype)
+        for dtype in (
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
+            torch.float8_e4m3fnuz,
+            torch.complex64,
+            torch.complex128,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+        )
+    },
+    **{
+        str(dtype).removeprefix("torch."): torch.arange(7).to(dtype)
+        for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    },
     "float8_e8m0fnu": torch.tensor([0.5, 1.0, 4.0]).to(torch.float8_e8m0fnu),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("new", "protocol"), FORMATS)
@@ -64,7 +82,10 @@ def test_every_dtype_and_layout_comes_back_bit_by_bit(new, protocol, tmp_path):
     for name, tensor in CASES.items():
         found = tree[name]
         assert isinstance(found, TorchTensor), name
-        assert (found.dtype, found.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)), name
+        assert (found.dtype, found.shape) == (
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+        ), name
         assert np.ascontiguousarray(found.array()).tobytes() == bits(tensor), name
     assert not tree["turned"].is_contiguous
     assert tree["turned"].stride == tuple(BASE.transpose(0, 2).stride())
@@ -85,13 +106,24 @@ def test_tensors_are_found_in_containers_modules_and_unknown_objects(new, protoc
     marked = torch.ones(2)
     marked.note = "kept"
     tree = {
-        "state": module.state_dict(), "module": module, "list": [1, (BASE, "x")], "attribute": marked,
-        "default": collections.defaultdict(list, {"k": torch.zeros(1)}), "cell": _Cell(torch.ones(4)),
-    }  # fmt: skip
+        "state": module.state_dict(),
+        "module": module,
+        "list": [1, (BASE, "x")],
+        "attribute": marked,
+        "default": collections.defaultdict(list, {"k": torch.zeros(1)}),
+        "cell": _Cell(torch.ones(4)),
+    }
     found = dict(torch_file.tensors(torch_file.load(saved(tree, new=new, protocol=protocol))))
     assert list(found) == [
-        "state.0.weight", "state.0.bias", "module.0.weight", "module.0.bias", "list.1.0", "attribute", "default.k", "cell.value",
-    ]  # fmt: skip
+        "state.0.weight",
+        "state.0.bias",
+        "module.0.weight",
+        "module.0.bias",
+        "list.1.0",
+        "attribute",
+        "default.k",
+        "cell.value",
+    ]
     assert found["module.0.weight"].array().tobytes() == bits(module[0].weight)
 
 
@@ -113,7 +145,11 @@ def test_a_view_of_a_legacy_storage_is_cut_out_of_it():
 
 
 def test_a_file_of_a_big_endian_machine(tmp_path):
-    values = {"f": torch.tensor([1.5, -2.0]), "b": torch.tensor([1.5, -3.0]).bfloat16(), "c": torch.tensor([1 + 2j])}
+    values = {
+        "f": torch.tensor([1.5, -2.0]),
+        "b": torch.tensor([1.5, -3.0]).bfloat16(),
+        "c": torch.tensor([1 + 2j]),
+    }
     little, out = zipfile.ZipFile(io.BytesIO(saved(values))), io.BytesIO()
     turned = {"0": ">u4", "1": ">u2", "2": ">u4"}
     with zipfile.ZipFile(out, "w") as big:
@@ -121,17 +157,27 @@ def test_a_file_of_a_big_endian_machine(tmp_path):
             data = little.read(name)
             last = name.rsplit("/", 1)[1]
             if "/data/" in name:
-                data = np.frombuffer(data, turned[last].replace(">", "<")).astype(turned[last]).tobytes()
+                data = (
+                    np.frombuffer(data, turned[last].replace(">", "<"))
+                    .astype(turned[last])
+                    .tobytes()
+                )
             big.writestr(name, b"big" if last == "byteorder" else data)
     tree = torch_file.load(out.getvalue())
-    assert {name: tensor.array().tolist() for name, tensor in tree.items()} == {name: t.tolist() for name, t in values.items()}
+    assert {name: tensor.array().tolist() for name, tensor in tree.items()} == {
+        name: t.tolist() for name, t in values.items()
+    }
 
 
 def test_numpy_arrays_scalars_and_plain_pickles():
     values = {
-        "c": np.arange(6.0).reshape(2, 3), "f": np.asfortranarray(np.arange(6).reshape(2, 3)), "big": np.arange(3, dtype=">i4"),
-        "scalar": np.float32(2.5), "size": torch.Size((2, 3)), "bytes": b"ab",
-    }  # fmt: skip
+        "c": np.arange(6.0).reshape(2, 3),
+        "f": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "big": np.arange(3, dtype=">i4"),
+        "scalar": np.float32(2.5),
+        "size": torch.Size((2, 3)),
+        "bytes": b"ab",
+    }
     for data in (saved(values), *(pickle.dumps(values, protocol) for protocol in range(6))):
         tree = torch_file.load(data)
         assert np.array_equal(tree["c"].array(), values["c"])
@@ -143,7 +189,15 @@ def test_numpy_arrays_scalars_and_plain_pickles():
 def test_what_cannot_be_read_is_an_unknown_that_bears_its_name():
     class Quantised:  # as torch writes a tensor of qint8
         def __reduce__(self):
-            return torch._utils._rebuild_qtensor, (storage_of(torch.ones(2)), 0, (2,), (1,), (), False, {})
+            return torch._utils._rebuild_qtensor, (
+                storage_of(torch.ones(2)),
+                0,
+                (2,),
+                (1,),
+                (),
+                False,
+                {},
+            )
 
     tree = torch_file.load(saved({"a": _Cell(1), "q": Quantised(), "t": BASE}))
     assert isinstance(tree["a"], Unknown)
@@ -163,7 +217,14 @@ def test_a_tensor_of_the_meta_device_has_no_elements():
 def test_a_storage_cut_short_costs_the_tensors_in_it(new, tmp_path):
     class Cut:
         def __reduce__(self):
-            return torch._utils._rebuild_tensor_v2, (storage_of(torch.arange(4.0)), 2, (3,), (1,), False, {})
+            return torch._utils._rebuild_tensor_v2, (
+                storage_of(torch.arange(4.0)),
+                2,
+                (3,),
+                (1,),
+                False,
+                {},
+            )
 
     tree = torch_file.load(saved({"cut": Cut(), "whole": BASE}, new=new))
     with pytest.raises(ElementsMissing, match="needs 20 bytes"):
@@ -174,7 +235,14 @@ def test_a_storage_cut_short_costs_the_tensors_in_it(new, tmp_path):
 def test_an_expanded_tensor_is_not_spread_without_bound():
     class Wide:
         def __reduce__(self):
-            return torch._utils._rebuild_tensor_v2, (storage_of(torch.ones(1)), 0, (1 << 40,), (0,), False, {})
+            return torch._utils._rebuild_tensor_v2, (
+                storage_of(torch.ones(1)),
+                0,
+                (1 << 40,),
+                (0,),
+                False,
+                {},
+            )
 
     with pytest.raises(ElementsMissing, match="unpack"):
         torch_file.load(saved(Wide())).array()
@@ -185,7 +253,11 @@ def test_nothing_in_a_pickle_is_called(tmp_path):
         def __reduce__(self):
             return open, (str(tmp_path / "made"), "w")
 
-    for data in (saved({"e": Evil(), "t": BASE}), saved({"e": Evil(), "t": BASE}, new=False), pickle.dumps(Evil())):
+    for data in (
+        saved({"e": Evil(), "t": BASE}),
+        saved({"e": Evil(), "t": BASE}, new=False),
+        pickle.dumps(Evil()),
+    ):
         tree = torch_file.load(data)
         evil = tree["e"] if isinstance(tree, dict) else tree
         assert isinstance(evil, Unknown)
@@ -202,9 +274,17 @@ def test_trees_that_grow_without_end_are_refused():
     circle = [BASE]
     circle.append(circle)
     assert [name for name, _ in torch_file.tensors(torch_file.load(saved(circle)))] == ["0"]
-    # the same as a shape, as the key of a storage and as a key of a dict, where it must not be written out or hashed
-    laughs = b"\x80\x02]q\x00" + b"".join(b"(h" + bytes([i]) + b"h" + bytes([i]) + b"lq" + bytes([i + 1]) for i in range(80))
-    for use in (b"ctorch\nSize\nh\x50\x85R.", b"h\x50Q.", b"ctorch\ndevice\nh\x50\x85R.", b"}h\x50K\x01s."):
+    # the same as a shape, as the key of a storage and as a key of a dict, where it must not be
+    # written out or hashed
+    laughs = b"\x80\x02]q\x00" + b"".join(
+        b"(h" + bytes([i]) + b"h" + bytes([i]) + b"lq" + bytes([i + 1]) for i in range(80)
+    )
+    for use in (
+        b"ctorch\nSize\nh\x50\x85R.",
+        b"h\x50Q.",
+        b"ctorch\ndevice\nh\x50\x85R.",
+        b"}h\x50K\x01s.",
+    ):
         with contextlib.suppress(UnreadableRun):
             torch_file.load(laughs + use)
 

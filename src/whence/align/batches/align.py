@@ -1,4 +1,6 @@
-"""Brings two runs that batched, padded or cached the same sequences otherwise to one form: a stage of alignment."""
+"""Brings two runs that batched, padded or cached the same sequences otherwise to one form: a stage
+of alignment.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence.align.batches.gather import Gathering, ends, shapes_of
-from whence.align.batches.sequences import Asked, Fed, Match, Piece, asked, fed, followers, matched, same_batches
+from whence.align.batches.sequences import (
+    Asked,
+    Fed,
+    Match,
+    Piece,
+    asked,
+    fed,
+    followers,
+    matched,
+    same_batches,
+)
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import Making
 from whence.records import Call, Run, marks
@@ -28,7 +40,9 @@ class _Side:
 
 @dataclass(slots=True)
 class Faced:
-    """Two runs in one form: what was done in sentences, of what calls are made, and sequences that part."""
+    """Two runs in one form: what was done in sentences, of what calls are made, and sequences that
+    part.
+    """
 
     reference: Run
     target: Run
@@ -40,33 +54,46 @@ class Faced:
 def facing(reference: Run, target: Run) -> Faced:
     """Both runs in one form: rows and tokens cut and joined so that each faces itself.
 
-    Only where the batches have other shapes, or rows another order; else both runs as they are. What a root was asked (tokens,
-    masks, positions) is read, no other element.
+    Only where the batches have other shapes, or rows another order; else both runs as they are.
+    What a root was asked (tokens, masks, positions) is read, no other element.
     """
     faced = Faced(reference, target)
-    left, right = _Side("reference", reference, Making(reference)), _Side("target", target, Making(target))
+    left, right = (
+        _Side("reference", reference, Making(reference)),
+        _Side("target", target, Making(target)),
+    )
     tables = match_roots(selected(reference.calls), selected(target.calls))
     ours, others = _roots(reference), _roots(target)
     for (name, scope), calls in ours.items():
         theirs = others.get((tables.get(name, name), scope), [])
         faced.notes += _root(left, right, calls, theirs, faced.parted)
-    faced.reference, faced.target, faced.joined = _done(left), _done(right), left.joined + right.joined
+    faced.reference, faced.target, faced.joined = (
+        _done(left),
+        _done(right),
+        left.joined + right.joined,
+    )
     return faced
 
 
 def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
-    """The outermost calls of every module that is called from outside, in order: a model, and an encoder of its own.
+    """The outermost calls of every module that is called from outside, in order: a model, and an
+    encoder of its own.
 
     What only follows a root (a logits processor) belongs to the root's call.
     """
     out: dict[tuple[str, str], list[Call]] = {}
     behind = followers(run.calls)
-    for call in sorted((c for c in run.calls if c.parent == -1 and c.phase == "forward" and c.id not in behind), key=lambda c: c.order):
+    for call in sorted(
+        (c for c in run.calls if c.parent == -1 and c.phase == "forward" and c.id not in behind),
+        key=lambda c: c.order,
+    ):
         out.setdefault((call.root, call.scope), []).append(call)
     return out
 
 
-def _root(left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call], parted: list[Parted]) -> list[str]:
+def _root(
+    left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call], parted: list[Parted]
+) -> list[str]:
     if len({c.rank for c in (*mine, *theirs)}) > 1 or not mine or not theirs:
         return []
     a, b = fed(left.run, mine), fed(right.run, theirs)
@@ -86,7 +113,13 @@ def _root(left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call
 class _Facing:
     """The sequences of one root, gathered on both sides."""
 
-    def __init__(self, left: _Side, right: _Side, ours: tuple[list[Fed], list[Asked]], others: tuple[list[Fed], list[Asked]]) -> None:
+    def __init__(
+        self,
+        left: _Side,
+        right: _Side,
+        ours: tuple[list[Fed], list[Asked]],
+        others: tuple[list[Fed], list[Asked]],
+    ) -> None:
         self.left, self.right, self._ours, self._others = left, right, ours, others
         self._gather = _gathering(left, *ours), _gathering(right, *others)
         self._gather[0].other, self._gather[1].other = self._gather[::-1]
@@ -95,20 +128,29 @@ class _Facing:
         self._lasts = one.lasts() | one.scored_by(other), other.lasts() | other.scored_by(one)
 
     def units(self, matches: Sequence[Match]) -> list[Parted]:
-        """Whole batches where no row of the reference is padded and every one has a partner; else row by row."""
+        """Whole batches where no row of the reference is padded and every one has a partner; else
+        row by row.
+        """
         faced = {id(match.one): match for match in matches}
         parted = []
         for chain in _chains(self._ours[1]):
             first = self.left.run.calls[chain[0].pieces[0].call]
             found = [faced[id(one)] for one in chain if id(one) in faced]
-            whole = len(found) == len(chain) and all(m.shared == len(m.one.tokens) and not m.one.padded for m in found)
+            whole = len(found) == len(chain) and all(
+                m.shared == len(m.one.tokens) and not m.one.padded for m in found
+            )
             lines = [_between(m.other.pieces, m.ahead, m.ahead + m.shared) for m in found]
             parted += [p for m in found if (p := _parted(first, m)) is not None]
             if whole and not self._flat:
                 self._unit([one.pieces for one in chain], lines, first.step, 0)
                 continue
             for match, line in zip(found, lines, strict=True):
-                self._unit([_between(match.one.pieces, 0, match.shared)], [line], first.step, match.one.pieces[0].row)
+                self._unit(
+                    [_between(match.one.pieces, 0, match.shared)],
+                    [line],
+                    first.step,
+                    match.one.pieces[0].row,
+                )
             if found:
                 for one in chain:
                     if id(one) not in faced:
@@ -121,19 +163,33 @@ class _Facing:
     def _alone(self, one: Asked, step: int) -> None:
         """A row without a partner, beside others that have one."""
         gather, row = self._gather[0], one.pieces[0].row
-        self.left.made.append(gather.gathered([one.pieces], step=step, micro=row, note=_note([one.pieces])))
+        self.left.made.append(
+            gather.gathered([one.pieces], step=step, micro=row, note=_note([one.pieces]))
+        )
         _used(self.left, gather, [one.pieces], step, row)
 
-    def _unit(self, mine: list[list[Piece]], theirs: list[list[Piece]], step: int, micro: int) -> None:
+    def _unit(
+        self, mine: list[list[Piece]], theirs: list[list[Piece]], step: int, micro: int
+    ) -> None:
         (one, other), lasts = self._gather, self._lasts
         if not one.is_call(mine) or lasts[1]:
-            self.left.made.append(one.gathered(mine, step=step, micro=micro, note=_note(mine), other=(lasts[1], ends(theirs[0]))))
+            self.left.made.append(
+                one.gathered(
+                    mine,
+                    step=step,
+                    micro=micro,
+                    note=_note(mine),
+                    other=(lasts[1], ends(theirs[0])),
+                )
+            )
             _used(self.left, one, mine, step, micro)
             shapes = shapes_of(self.left.made[-1], self.left.making)
         else:
             shapes = shapes_of(one.tree(mine[0][0].call), self.left.making)
         note, at = _note(theirs), (lasts[0], ends(mine[0]))
-        self.right.made.append(other.gathered(theirs, step=step, micro=micro, note=note, other=at, shapes=shapes))
+        self.right.made.append(
+            other.gathered(theirs, step=step, micro=micro, note=note, other=at, shapes=shapes)
+        )
         _used(self.right, other, theirs, step, micro)
 
 
@@ -169,7 +225,13 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
         have = piece.stop - piece.start
         skip, keep = max(start - at, 0), min(stop - at, have)
         if keep > skip:
-            out.append(piece._replace(start=piece.start + skip, stop=piece.start + keep, whole=piece.whole and keep == have))
+            out.append(
+                piece._replace(
+                    start=piece.start + skip,
+                    stop=piece.start + keep,
+                    whole=piece.whole and keep == have,
+                )
+            )
         at += have
     return out
 
@@ -181,7 +243,16 @@ def _parted(first: Call, match: Match) -> Parted | None:
         return None
     before = tuple(t for t in other.tokens[:ahead] if isinstance(t, int))
     row = one.pieces[0].row
-    return Parted(first.root, first.step, row, n, len(one.tokens), _token(one, n), _token(other, ahead + n), before)
+    return Parted(
+        first.root,
+        first.step,
+        row,
+        n,
+        len(one.tokens),
+        _token(one, n),
+        _token(other, ahead + n),
+        before,
+    )
 
 
 def _token(one: Asked, at: int) -> int | None:
@@ -194,7 +265,9 @@ def _note(lines: Sequence[Sequence[Piece]]) -> str:
     return marks.gathered(rows, len(lines[0]))
 
 
-def _used(side: _Side, gathering: Gathering, lines: Sequence[Sequence[Piece]], step: int, micro: int) -> None:
+def _used(
+    side: _Side, gathering: Gathering, lines: Sequence[Sequence[Piece]], step: int, micro: int
+) -> None:
     roots = {p.call: side.run.calls[p.call] for line in lines for p in line}
     for root in roots:
         side.gone.update(c.id for c in gathering.tree(root))
@@ -215,7 +288,9 @@ def _aside(side: _Side, gathering: Gathering, calls: Iterable[Fed], step: int) -
 
 
 def _done(side: _Side) -> Run:
-    """The run with its new calls in the place of those they were made from; the run itself where there are none."""
+    """The run with its new calls in the place of those they were made from; the run itself where
+    there are none.
+    """
     if not side.gone:
         return side.run
     kept = [c for c in side.run.calls if c.id not in side.gone]
@@ -227,22 +302,43 @@ def _done(side: _Side) -> Run:
         number = {call.id: place[id(call)] for call in group} if len(group) > 1 else {}
         for call in group:
             parent = number.get(call.parent, alone.get(call.parent, -1))
-            calls.append(msgspec.structs.replace(call, id=len(calls), parent=parent, order=len(calls)))
+            calls.append(
+                msgspec.structs.replace(call, id=len(calls), parent=parent, order=len(calls))
+            )
     return side.making.done(calls)
 
 
-def _sentences(ours: Sequence[Asked], others: Sequence[Asked], pairs: Sequence[Match], a: Sequence[Fed], b: Sequence[Fed]) -> list[str]:
+def _sentences(
+    ours: Sequence[Asked],
+    others: Sequence[Asked],
+    pairs: Sequence[Match],
+    a: Sequence[Fed],
+    b: Sequence[Fed],
+) -> list[str]:
     def form(calls: Sequence[Fed]) -> str:
         shapes = list(dict.fromkeys(str(f.shape) for f in calls))
-        return f"{len(calls)} {'call' if len(calls) == 1 else 'calls'} on {', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"
+        return (
+            f"{len(calls)} {'call' if len(calls) == 1 else 'calls'} on "
+            f"{', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"
+        )
 
-    out = [f"{len(pairs)} of {len(ours)} sequences face each other row by row and token by token: {form(a)} against {form(b)}"]
+    out = [
+        f"{len(pairs)} of {len(ours)} sequences face each other row by row and token by token: "
+        f"{form(a)} against {form(b)}"
+    ]
     for name, all_, calls, met in (
-        ("reference", ours, a, {id(m.one) for m in pairs}), ("target", others, b, {id(m.other) for m in pairs}),
-    ):  # fmt: skip
+        ("reference", ours, a, {id(m.one) for m in pairs}),
+        ("target", others, b, {id(m.other) for m in pairs}),
+    ):
         steps = {f.call.id: f.call.step for f in calls}
-        free = [f"step {steps[one.pieces[0].call]} row {one.pieces[0].row}" for one in all_ if id(one) not in met]
+        free = [
+            f"step {steps[one.pieces[0].call]} row {one.pieces[0].row}"
+            for one in all_
+            if id(one) not in met
+        ]
         if free:
             more = f" and {len(free) - 3} more" if len(free) > 3 else ""
-            out.append(f"{len(free)} sequences of the {name} have no partner: {', '.join(free[:3])}{more}")
+            out.append(
+                f"{len(free)} sequences of the {name} have no partner: {', '.join(free[:3])}{more}"
+            )
     return out

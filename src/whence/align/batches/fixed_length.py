@@ -1,9 +1,11 @@
-"""Rows of a fixed length: which of their tokens are padding, where the call was given no mask that says so.
+"""Rows of a fixed length: which of their tokens are padding, where the call was given no mask that
+says so.
 
-A predictor with one form of input is given (batch, length) ids at every step, of which only some are real. What tells them apart, in this
-order: an input with the lengths of rows; the ids themselves, since from one step to the next a new token takes the place of padding
-(behind the text, or in front of it, which moves on by one); the id that the model's settings call padding. Where none of these does and
-rows end in a repeated id, the last real token is not known.
+A predictor with one form of input is given (batch, length) ids at every step, of which only some
+are real. What tells them apart, in this order: an input with the lengths of rows; the ids
+themselves, since from one step to the next a new token takes the place of padding (behind the text,
+or in front of it, which moves on by one); the id that the model's settings call padding. Where none
+of these does and rows end in a repeated id, the last real token is not known.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ class Padding(NamedTuple):
 
 
 def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tuple[list[Fed], str]:
-    """(what the calls of a root were given without padding, why the last real token is not known or "").
+    """(what the calls of a root were given without padding, why the last real token is not known or
+    "").
 
-    known: ids that the model's settings call padding. Calls with a mask, positions or flattened rows stay as they are.
+    known: ids that the model's settings call padding. Calls with a mask, positions or flattened
+    rows stay as they are.
     """
     out = list(given)
     asked = _series(given)
@@ -57,19 +61,34 @@ def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tup
             for at, rows in zip(places, _real(ids, padding), strict=True):
                 out[at] = _cut(given[at], rows, behind=padding.behind)
         else:
-            why = next((doubt for k, number in enumerate(places) if (doubt := _doubtful(given[number], ids[k]))), "")
+            why = next(
+                (
+                    doubt
+                    for k, number in enumerate(places)
+                    if (doubt := _doubtful(given[number], ids[k]))
+                ),
+                "",
+            )
             if why:
                 return out, why
     return out, ""
 
 
 def _series(given: Sequence[Fed]) -> list[tuple[list[int], Ids]]:
-    """(numbers of calls, their ids (calls, batch, length)) of calls in a row of one form, of which nothing tells what is real."""
+    """(numbers of calls, their ids (calls, batch, length)) of calls in a row of one form, of which
+    nothing tells what is real.
+    """
     out: list[tuple[list[int], Ids]] = []
     for at, one in enumerate(given):
         whole = not one.flat and not one.cached and not one.known_by and one.width >= _LEAST
         tokens = [row[0] for row in one.rows]
-        if not whole or _longer(given, at) or any(len(row) != one.width or not all(isinstance(t, int) for t in row) for row in tokens):
+        if (
+            not whole
+            or _longer(given, at)
+            or any(
+                len(row) != one.width or not all(isinstance(t, int) for t in row) for row in tokens
+            )
+        ):
             continue
         ids = np.array(tokens, np.int64)[None]
         if out and out[-1][0][-1] == at - 1 and out[-1][1].shape[1:] == ids.shape[1:]:
@@ -80,13 +99,23 @@ def _series(given: Sequence[Fed]) -> list[tuple[list[int], Ids]]:
 
 
 def _longer(given: Sequence[Fed], at: int) -> bool:
-    """Does a call belong to a text that is given whole and gets longer, or goes on with a cache? Then its last column is real."""
+    """Does a call belong to a text that is given whole and gets longer, or goes on with a cache?
+    Then its last column is real.
+    """
     one = given[at]
     for k, other in ((at, at + 1), (at - 1, at)):
-        if k < 0 or other >= len(given) or given[k].flat or given[other].flat or given[k].batch != given[other].batch:
+        if (
+            k < 0
+            or other >= len(given)
+            or given[k].flat
+            or given[other].flat
+            or given[k].batch != given[other].batch
+        ):
             continue
         a, b = given[k], given[other]
-        if a.width < b.width and all(y[0][: a.width] == x[0] for x, y in zip(a.rows, b.rows, strict=True)):
+        if a.width < b.width and all(
+            y[0][: a.width] == x[0] for x, y in zip(a.rows, b.rows, strict=True)
+        ):
             return True
         if k == at and one.width > b.width == 1:
             return True
@@ -97,7 +126,9 @@ def _longer(given: Sequence[Fed], at: int) -> bool:
 
 
 def _seen_growing(series: Sequence[Ids]) -> Padding | None:
-    """The padding whose place new tokens take from call to call; None where nothing grows so, or not by one id on one side."""
+    """The padding whose place new tokens take from call to call; None where nothing grows so, or
+    not by one id on one side.
+    """
     found: Counter[Padding] = Counter()
     for ids in series:
         for now, then in itertools.pairwise(ids):
@@ -112,7 +143,9 @@ def _seen_growing(series: Sequence[Ids]) -> Padding | None:
 
 
 def _replaced(now: Ids, then: Ids, *, behind: bool) -> int | None:
-    """The id that gave way to new tokens in every row that changed, None where rows did otherwise or too few ids stood there."""
+    """The id that gave way to new tokens in every row that changed, None where rows did otherwise
+    or too few ids stood there.
+    """
     tokens: set[int] = set()
     most = 0
     for a, b in zip(now, then, strict=True):
@@ -132,7 +165,9 @@ def _first_apart(a: Ids, b: Ids) -> int:
 
 
 def _moved(a: Ids, b: Ids) -> int:
-    """By how many places a row moved to the front, so that new tokens stand behind it; 0 where it did not."""
+    """By how many places a row moved to the front, so that new tokens stand behind it; 0 where it
+    did not.
+    """
     return next((n for n in range(1, min(len(a) // 2, 9)) if np.array_equal(a[n:], b[:-n])), 0)
 
 
@@ -142,7 +177,9 @@ def _stated(series: Sequence[Ids], known: Collection[int]) -> Padding | None:
     for ids in series:
         for token in known:
             for behind in (True, False):
-                found[Padding(token, behind)] += int(np.count_nonzero(ids[:, :, -1 if behind else 0] == token))
+                found[Padding(token, behind)] += int(
+                    np.count_nonzero(ids[:, :, -1 if behind else 0] == token)
+                )
     best = next(iter(found.most_common(1)), None)
     return best[0] if best is not None and best[1] else None
 
@@ -154,14 +191,18 @@ def _run(row: Ids, token: int, *, behind: bool) -> int:
 
 
 def _doubtful(given: Fed, ids: Ids) -> str:
-    """Why the last real token of a call's rows is not known, "" where nothing hints at padding: rows that end in one repeated id."""
+    """Why the last real token of a call's rows is not known, "" where nothing hints at padding:
+    rows that end in one repeated id.
+    """
     runs = [_run(row, int(row[-1]), behind=True) for row in ids]
     if max(runs) < _REPEATED:
         return ""
     row = runs.index(max(runs))
     return (
-        f"{given.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of step {given.call.step} ends in "
-        f"{max(runs)} times {int(ids[row, -1])}: whether that is padding, and so which logits belong to the last real token, is not known; "
+        f"{given.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of "
+        f"step {given.call.step} ends in "
+        f"{max(runs)} times {int(ids[row, -1])}: whether that is padding, and so which logits "
+        "belong to the last real token, is not known; "
         "give the model its mask or lengths, or capture two steps of one generation"
     )
 
@@ -172,7 +213,10 @@ def _doubtful(given: Fed, ids: Ids) -> str:
 def _real(ids: Ids, padding: Padding) -> list[list[int]]:
     """How many tokens of each row are real, by call. ids: (calls, batch, length)."""
     calls, batch, length = ids.shape
-    stripped = [[max(length - _run(row, padding.token, behind=padding.behind), 1) for row in call] for call in ids]
+    stripped = [
+        [max(length - _run(row, padding.token, behind=padding.behind), 1) for row in call]
+        for call in ids
+    ]
     if not padding.behind:
         return stripped
     real = [list(rows) for rows in stripped]
@@ -186,12 +230,16 @@ def _real(ids: Ids, padding: Padding) -> list[list[int]]:
                 if surely:
                     real[at][row] = max(place, stripped[at][row])
             elif surely and _grows(ids[at], ids[at + 1], padding, row):
-                real[at][row] = max(real[at + 1][row] - 1, stripped[at][row])  # a token that is the padding's own id
+                real[at][row] = max(
+                    real[at + 1][row] - 1, stripped[at][row]
+                )  # a token that is the padding's own id
     return real
 
 
 def _grows(now: Ids, then: Ids, padding: Padding, but: int) -> bool:
-    """Did another row get a new token here? A row alone that did not change may have got one that looks like padding."""
+    """Did another row get a new token here? A row alone that did not change may have got one that
+    looks like padding.
+    """
     others = [row for row in range(len(now)) if row != but]
     return not others or any(not np.array_equal(now[row], then[row]) for row in others)
 
@@ -200,7 +248,12 @@ def _given_lengths(run: Run, given: Fed) -> list[int] | None:
     """What an input with the lengths of the rows says, None where there is none."""
     for ref in given.call.slots("input"):
         record = run.records[ref.record]
-        if "len" not in ref.slot or record.dtype not in _INTEGERS or record.count != given.batch or len(record.shape) > 2:
+        if (
+            "len" not in ref.slot
+            or record.dtype not in _INTEGERS
+            or record.count != given.batch
+            or len(record.shape) > 2
+        ):
             continue
         with contextlib.suppress(ElementsMissing):
             lengths = [int(n) for n in run.array(ref.record).reshape(-1)]

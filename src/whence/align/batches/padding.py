@@ -1,4 +1,6 @@
-"""Padding: nested tensors written out with it, and what fused code leaves in it taken out of the comparison."""
+"""Padding: nested tensors written out with it, and what fused code leaves in it taken out of the
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Bits = npt.NDArray[np.bool_]
 
 
 def dense(run: Run, other: Run) -> Run:
-    """The run with its nested tensors (all rows behind each other, and their sizes) padded, where the other run has none."""
+    """The run with its nested tensors (all rows behind each other, and their sizes) padded, where
+    the other run has none.
+    """
     making = Making(run)
     calls = [_dense(making, call) for call in run.calls]
     if not making.made or any(_nested(call) for call in other.calls):
@@ -37,7 +41,11 @@ def dense(run: Run, other: Run) -> Run:
 
 def _nested(call: Call) -> dict[str, int]:
     slots = {r.slot for r in call.refs}
-    return {r.slot[:-6]: r.record for r in call.refs if r.slot.endswith(".sizes") and f"{r.slot[:-6]}.values" in slots}
+    return {
+        r.slot[:-6]: r.record
+        for r in call.refs
+        if r.slot.endswith(".sizes") and f"{r.slot[:-6]}.values" in slots
+    }
 
 
 def _dense(making: Making, call: Call) -> Call:
@@ -68,11 +76,18 @@ def _padded(making: Making, values: int, sizes: int, width: tuple[int, int] | No
         shapes = making.run.array(sizes)
     except ElementsMissing:
         return None
-    if shapes.ndim != 2 or not shapes.size or shapes.dtype.kind not in "iu" or int(shapes.min()) < 0:
+    if (
+        shapes.ndim != 2
+        or not shapes.size
+        or shapes.dtype.kind not in "iu"
+        or int(shapes.min()) < 0
+    ):
         return None
     rows = [tuple(int(n) for n in row) for row in shapes]
     longest = max(r[0] for r in rows)
-    to = width[1] if width is not None and width[0] == len(rows) and width[1] >= longest else longest
+    to = (
+        width[1] if width is not None and width[0] == len(rows) and width[1] >= longest else longest
+    )
     ends = [0, *itertools.accumulate(int(np.prod(r)) for r in rows)]
     names = [f"n{k}" for k in range(shapes.shape[1])]
     if len({r[1:] for r in rows}) != 1 or ends[-1] != making.record(values).count:
@@ -80,13 +95,20 @@ def _padded(making: Making, values: int, sizes: int, width: tuple[int, int] | No
     parts: list[Node] = []
     for (start, stop), row in zip(itertools.pairwise(ends), rows, strict=True):
         lengths = tuple(zip(names, row, strict=True))
-        part: Node = Rearrange(Cut(Name("x"), (slice(start, stop),)), f"({' '.join(names)}) -> 1 {' '.join(names)}", lengths)
+        part: Node = Rearrange(
+            Cut(Name("x"), (slice(start, stop),)),
+            f"({' '.join(names)}) -> 1 {' '.join(names)}",
+            lengths,
+        )
         parts.append(Pad(part, 1, to, 0) if row[0] < to else part)
-    return making.add(Cat(tuple(parts), 0), {"x": [values]}, "nested tensor written out with padding")
+    return making.add(
+        Cat(tuple(parts), 0), {"x": [values]}, "nested tensor written out with padding"
+    )
 
 
 class Filled(Derived):
-    """A run with tensors behind its own that are its own with padding taken from the other run, so that it says nothing.
+    """A run with tensors behind its own that are its own with padding taken from the other run, so
+    that it says nothing.
 
     padding: by (record of the reference, record of the run), where it is.
     """
@@ -96,7 +118,11 @@ class Filled(Derived):
         own = [base.records[mine] for _, mine in padding]
         # Of their content nothing is known beforehand but shape and dtype.
         records = [Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(own)]
-        super().__init__(base, [Made(r.id, WORDS, (("x", (one.id,)),)) for r, one in zip(records, own, strict=True)], records)
+        super().__init__(
+            base,
+            [Made(r.id, WORDS, (("x", (one.id,)),)) for r, one in zip(records, own, strict=True)],
+            records,
+        )
         self._reference, self._padding = reference, list(padding.items())
 
     def _make(self, made: Made) -> Array:
@@ -108,10 +134,11 @@ class Filled(Derived):
 
 
 def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """(target, plan): where padding alone parts at the outputs of a root, it is left out everywhere below, and the plan says so.
+    """(target, plan): where padding alone parts at the outputs of a root, it is left out everywhere
+    below, and the plan says so.
 
-    Both runs were given one mask with padding. Fused attention skips padded rows and leaves zeros; other code computes something there
-    that nobody looks at.
+    Both runs were given one mask with padding. Fused attention skips padded rows and leaves zeros;
+    other code computes something there that nobody looks at.
     """
     real: dict[tuple[Any, ...], Bits] = {}
     notes = []
@@ -137,13 +164,19 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
             shape = reference.records[slot.reference_record].shape
             where = _along(there, shape) if there is not None else None
             key = slot.reference_record, slot.target_record
-            if where is None or slot.reference_slot.startswith("param") or target.records[slot.target_record].shape != shape:
+            if (
+                where is None
+                or slot.reference_slot.startswith("param")
+                or target.records[slot.target_record].shape != shape
+            ):
                 continue
             padding.setdefault(key, ~where)
             made = len(target.records) + places.setdefault(key, len(places))
             slots[at] = msgspec.structs.replace(slot, target_record=made, dims=WORDS)
         pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
-    return Filled(target, reference, padding), msgspec.structs.replace(plan, pairs=tuple(pairs), notes=(*plan.notes, *notes))
+    return Filled(target, reference, padding), msgspec.structs.replace(
+        plan, pairs=tuple(pairs), notes=(*plan.notes, *notes)
+    )
 
 
 def _real(given: Fed) -> Bits | None:
@@ -157,30 +190,59 @@ def _real(given: Fed) -> Bits | None:
 
 
 def _along(real: Bits, shape: tuple[int, ...]) -> Bits | None:
-    """The positions in the first two axes of a tensor, batch first or tokens first; None when these are others."""
+    """The positions in the first two axes of a tensor, batch first or tokens first; None when these
+    are others.
+    """
     if len(shape) < 2:
         return None
     return real if shape[:2] == real.shape else real.T if shape[:2] == real.shape[::-1] else None
 
 
 def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> bool:
-    """Does padding part where the rest agrees, in some output of the root whose mask both runs were given alike?"""
-    same = [s for s in slots if "mask" in s.reference_slot and reference.records[s.reference_record].shape == real.shape]
-    if not all(reference.records[s.reference_record].hash == target.records[s.target_record].hash for s in same) or not same:
+    """Does padding part where the rest agrees, in some output of the root whose mask both runs were
+    given alike?
+    """
+    same = [
+        s
+        for s in slots
+        if "mask" in s.reference_slot and reference.records[s.reference_record].shape == real.shape
+    ]
+    if (
+        not all(
+            reference.records[s.reference_record].hash == target.records[s.target_record].hash
+            for s in same
+        )
+        or not same
+    ):
         return False
-    return any(outside > max(_PARTED * inside, _DIFFERS) for inside, outside in _errors(reference, target, slots, real))
+    return any(
+        outside > max(_PARTED * inside, _DIFFERS)
+        for inside, outside in _errors(reference, target, slots, real)
+    )
 
 
-def _errors(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> Iterator[tuple[float, float]]:
+def _errors(
+    reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits
+) -> Iterator[tuple[float, float]]:
     """(relative error of what is real, of padding) of every output of a root."""
     for slot in slots:
         shape = reference.records[slot.reference_record].shape
         where = _along(real, shape)
-        if not slot.reference_slot.startswith("output") or where is None or target.records[slot.target_record].shape != shape:
+        if (
+            not slot.reference_slot.startswith("output")
+            or where is None
+            or target.records[slot.target_record].shape != shape
+        ):
             continue
         try:
-            x, y = reference.array(slot.reference_record).astype(np.float64), target.array(slot.target_record).astype(np.float64)
+            x, y = (
+                reference.array(slot.reference_record).astype(np.float64),
+                target.array(slot.target_record).astype(np.float64),
+            )
         except ElementsMissing:
             continue
-        inside, outside = (float(np.linalg.norm((x - y)[k])) / (float(np.linalg.norm(x[k])) or 1.0) for k in (where, ~where))
+        inside, outside = (
+            float(np.linalg.norm((x - y)[k])) / (float(np.linalg.norm(x[k])) or 1.0)
+            for k in (where, ~where)
+        )
         yield inside, outside

@@ -1,7 +1,8 @@
 """Position ids of any form: one number for each token, or several.
 
-Rotary embeddings of several axes (M-RoPE: time, height, width) hand on (axes, batch, tokens), and engines that flatten the batch
-(axes, tokens). Newer libraries put the plain position in front of the three; it alone counts the tokens then.
+Rotary embeddings of several axes (M-RoPE: time, height, width) hand on (axes, batch, tokens), and
+engines that flatten the batch (axes, tokens). Newer libraries put the plain position in front of
+the three; it alone counts the tokens then.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ WITH_PLAIN = 4  # axes, the first of which is the plain position: text before ti
 def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
     """Where each token stands, (rows, tokens, axes); None where the extents do not say so.
 
-    positions: (tokens), (batch, tokens), or with several axes in front of, between or behind these; a batch of 1 stands for all rows.
-    shape: of the token ids, (batch, tokens), or (tokens,) of a flattened batch, which is one row here.
+    positions: (tokens), (batch, tokens), or with several axes in front of, between or behind these;
+    a batch of 1 stands for all rows. shape: of the token ids, (batch, tokens), or (tokens,) of a
+    flattened batch, which is one row here.
     """
     if positions is None or positions.dtype.kind not in "iu" or not shape:
         return None
@@ -53,8 +55,8 @@ def _with_axes(positions: Array, batch: int, tokens: int) -> Array | None:
 class Course:
     """How far the positions of one row have come, and so which token may be its next.
 
-    Text goes up by one on all axes. The tokens of a picture or film count through a grid that begins where the text ended; the text
-    behind it goes on above the highest number of the grid.
+    Text goes up by one on all axes. The tokens of a picture or film count through a grid that
+    begins where the text ended; the text behind it goes on above the highest number of the grid.
     """
 
     __slots__ = ("_last", "_origin", "_top")
@@ -78,11 +80,15 @@ class Course:
         return len(place) == len(self._last) and all(n == self._top + 1 for n in place)
 
     def _is_in_grid(self, place: Place) -> bool:
-        """Each axis stays, goes up by one or starts again; time may leap, or stay from one frame to the next."""
+        """Each axis stays, goes up by one or starts again; time may leap, or stay from one frame to
+        the next.
+        """
         if place == self._last or len(place) != len(self._last):
             return False
         time, *rest = zip(place, self._last, self._origin, strict=True)
-        return time[0] >= time[2] and all(now in (last, last + 1, origin) for now, last, origin in rest)
+        return time[0] >= time[2] and all(
+            now in (last, last + 1, origin) for now, last, origin in rest
+        )
 
 
 def rows_of(places: Sequence[Place]) -> Iterator[tuple[int, int]]:

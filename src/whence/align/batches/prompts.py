@@ -1,7 +1,8 @@
-"""What a run generated: its prompts, the tokens that followed, and where the logits behind each of them lie.
+"""What a run generated: its prompts, the tokens that followed, and where the logits behind each of
+them lie.
 
-A prompt is known by its token ids and tied to a (call of the root, row of its batch). Rows are told apart and followed from call to
-call as `sequences` does it.
+A prompt is known by its token ids and tied to a (call of the root, row of its batch). Rows are told
+apart and followed from call to call as `sequences` does it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from whence.records.marks import NOT_SELECTED
 
 
 class Scored(NamedTuple):
-    """Logits behind one token: call of the root, row of its batch, the record they lie in and where (an index of its first axes)."""
+    """Logits behind one token: call of the root, row of its batch, the record they lie in and where
+    (an index of its first axes).
+    """
 
     call: int
     row: int
@@ -32,10 +35,12 @@ class Scored(NamedTuple):
 
 @dataclass(slots=True)
 class Prompt:
-    """One sequence that a root was given. tokens: all of them; prompt: how many came with the first call, the others were generated.
+    """One sequence that a root was given. tokens: all of them; prompt: how many came with the first
+    call, the others were generated.
 
-    calls: of the root that it went through. scores: logits behind token i, which say what token i + 1 is. beside: numbers of the
-    prompts with the same ids in the same calls, between which a beam search may move rows.
+    calls: of the root that it went through. scores: logits behind token i, which say what token i +
+    1 is. beside: numbers of the prompts with the same ids in the same calls, between which a beam
+    search may move rows.
     """
 
     call: Call
@@ -52,11 +57,15 @@ class Prompt:
         return self.tokens[: self.prompt]
 
 
-def prompts(run: Run, known: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None) -> list[Prompt]:
-    """Every sequence of token ids that a root of this run scores, in the order of its calls; [] where nothing is scored.
+def prompts(
+    run: Run, known: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None
+) -> list[Prompt]:
+    """Every sequence of token ids that a root of this run scores, in the order of its calls; []
+    where nothing is scored.
 
-    known: sequences of the other run, which decide what rows of a flattened batch go on with (`sequences.asked`). Reads tokens, masks
-    and positions, no logits. whys: gets a sentence for every root of which the last real tokens are not known; it has no prompts then.
+    known: sequences of the other run, which decide what rows of a flattened batch go on with
+    (`sequences.asked`). Reads tokens, masks and positions, no logits. whys: gets a sentence for
+    every root of which the last real tokens are not known; it has no prompts then.
     """
     out: list[Prompt] = []
     behind: dict[int, list[Call]] = defaultdict(list)
@@ -67,7 +76,9 @@ def prompts(run: Run, known: Sequence[tuple[int, ...]] = (), whys: list[str] | N
         if given is None:
             continue
         padding = settings_of(run).get(calls[0].root, {}).get("pad")
-        given, why = unpadded(run, [_as_batch(f) for f in given], [padding] if isinstance(padding, int) else [])
+        given, why = unpadded(
+            run, [_as_batch(f) for f in given], [padding] if isinstance(padding, int) else []
+        )
         found = _of_root(run, given, behind, known)
         if why and found:
             if whys is not None:
@@ -90,7 +101,12 @@ def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
     beside = {c.id for calls in behind for c in calls}
     table: dict[tuple[int, str, str], list[Call]] = {}
     for call in sorted(run.calls, key=lambda c: c.order):
-        outermost = call.parent == -1 and call.phase == "forward" and not call.error and NOT_SELECTED not in call.notes
+        outermost = (
+            call.parent == -1
+            and call.phase == "forward"
+            and not call.error
+            and NOT_SELECTED not in call.notes
+        )
         if outermost and call.id not in beside:
             table.setdefault((call.rank, call.root, call.scope), []).append(call)
     return list(table.values())
@@ -103,7 +119,9 @@ def _as_batch(given: Fed) -> Fed:
     return given
 
 
-def _of_root(run: Run, given: Sequence[Fed], behind: dict[int, list[Call]], known: Sequence[tuple[int, ...]]) -> list[Prompt]:
+def _of_root(
+    run: Run, given: Sequence[Fed], behind: dict[int, list[Call]], known: Sequence[tuple[int, ...]]
+) -> list[Prompt]:
     made: list[Prompt] = []
     least = _vocabulary(run, given[0].call)
     scores = {f.call.id: _scores(run, f, behind.get(f.call.id, ()), least) for f in given}
@@ -125,11 +143,17 @@ def _of_root(run: Run, given: Sequence[Fed], behind: dict[int, list[Call]], know
 
 def _followed(
     run: Run, one: Asked, scores: dict[int, Record | None], given: dict[int, Fed]
-) -> Prompt:  # fmt: skip
+) -> Prompt:
     alone = run.info.options.get("level") == "logits"
     tokens = tuple(t for t in one.tokens if isinstance(t, int))
     first = one.pieces[0]
-    prompt = Prompt(given[first.call].call, first.row, tokens, first.stop - first.start, tuple(p.call for p in one.pieces))
+    prompt = Prompt(
+        given[first.call].call,
+        first.row,
+        tokens,
+        first.stop - first.start,
+        tuple(p.call for p in one.pieces),
+    )
     at = 0
     for piece in one.pieces:
         call, record = given[piece.call], scores[piece.call]
@@ -143,8 +167,12 @@ def _followed(
     return prompt
 
 
-def _where(record: Record, given: Fed, row: int, token: int, last: bool, alone: bool) -> tuple[int, ...] | None:
-    """Where the logits behind a token of a row lie in a call's logits; None where they were not made or kept."""
+def _where(
+    record: Record, given: Fed, row: int, token: int, last: bool, alone: bool
+) -> tuple[int, ...] | None:
+    """Where the logits behind a token of a row lie in a call's logits; None where they were not
+    made or kept.
+    """
     shape = record.shape
     if given.flat:
         if shape[0] == given.width:
@@ -155,8 +183,8 @@ def _where(record: Record, given: Fed, row: int, token: int, last: bool, alone: 
             return (token - given.width + shape[0],) if token >= given.width - shape[0] else None
         return (row,) if last and shape[0] == len(given.rows) else None
     if shape[1] == 1 and given.width > 1:
-        # A capture of logits alone takes those of the last token that a mask calls real, a model that keeps its last ones those of the
-        # last column.
+        # A capture of logits alone takes those of the last token that a mask calls real, a model
+        # that keeps its last ones those of the last column.
         by_mask = alone and given.known_by != "ids"
         return (row, 0) if last and (by_mask or token == given.width - 1) else None
     at = token - given.width + shape[1]
@@ -164,27 +192,50 @@ def _where(record: Record, given: Fed, row: int, token: int, last: bool, alone: 
 
 
 def _vocabulary(run: Run, root: Call) -> int:
-    """Rows of the largest embedding that a call of the root holds: as many tokens as logits tell apart, at least. 0 for none."""
-    calls = (c for c in run.calls if (c.root, c.step, c.micro) == (root.root, root.step, root.micro) and "Embedding" in c.op_type)
+    """Rows of the largest embedding that a call of the root holds: as many tokens as logits tell
+    apart, at least. 0 for none.
+    """
+    calls = (
+        c
+        for c in run.calls
+        if (c.root, c.step, c.micro) == (root.root, root.step, root.micro)
+        and "Embedding" in c.op_type
+    )
     shapes = (run.records[r.record].shape for c in calls for r in c.slots("param"))
     return max((shape[0] for shape in shapes if len(shape) == 2), default=0)
 
 
 def _scores(run: Run, given: Fed, behind: Iterable[Call], least: int) -> Record | None:
-    """The logits that a call of the root makes, or a call beside it behind it; None where none are as wide as its token ids.
+    """The logits that a call of the root makes, or a call beside it behind it; None where none are
+    as wide as its token ids.
 
-    A field called logits, else the widest: states of a model have fewer channels than it knows tokens. least: entries they have.
+    A field called logits, else the widest: states of a model have fewer channels than it knows
+    tokens. least: entries they have.
     """
-    least = max(least, 1 + max((t for tokens, *_ in given.rows for t in tokens if isinstance(t, int)), default=0))
-    found = [(r.slot, run.records[r.record]) for call in (given.call, *behind) for r in call.slots("output")]
+    least = max(
+        least,
+        1 + max((t for tokens, *_ in given.rows for t in tokens if isinstance(t, int)), default=0),
+    )
+    found = [
+        (r.slot, run.records[r.record])
+        for call in (given.call, *behind)
+        for r in call.slots("output")
+    ]
     fit = [(slot, record) for slot, record in found if _fits(record, given, least)]
     named = [record for slot, record in fit if slot.rpartition(".")[2] == "logits"]
-    return next(iter(named), None) or max((r for _, r in fit), key=lambda r: r.shape[-1], default=None)
+    return next(iter(named), None) or max(
+        (r for _, r in fit), key=lambda r: r.shape[-1], default=None
+    )
 
 
 def _fits(record: Record, given: Fed, least: int) -> bool:
     shape = record.shape
-    if len(shape) not in (2, 3) or not record.count or not dtypes.named(record.dtype).is_floating or shape[-1] < least:
+    if (
+        len(shape) not in (2, 3)
+        or not record.count
+        or not dtypes.named(record.dtype).is_floating
+        or shape[-1] < least
+    ):
         return False
     if given.flat:
         return len(shape) == 2 and shape[0] in (given.width, len(given.rows))
@@ -194,7 +245,9 @@ def _fits(record: Record, given: Fed, least: int) -> bool:
 
 
 class Together(NamedTuple):
-    """Two prompts that are one: numbers in both runs, and how many tokens from the first on are the same in both."""
+    """Two prompts that are one: numbers in both runs, and how many tokens from the first on are the
+    same in both.
+    """
 
     reference: int
     target: int
@@ -202,9 +255,11 @@ class Together(NamedTuple):
 
 
 def together(left: Sequence[Prompt], right: Sequence[Prompt]) -> list[Together]:
-    """Which prompts face each other, each once: equal ids in order of their calls, then sequences that start alike.
+    """Which prompts face each other, each once: equal ids in order of their calls, then sequences
+    that start alike.
 
-    shared is that of the shortest among rows that hold one prompt in one call: a beam search moves them.
+    shared is that of the shortest among rows that hold one prompt in one call: a beam search moves
+    them.
     """
     free: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for n, other in enumerate(right):
@@ -218,11 +273,16 @@ def together(left: Sequence[Prompt], right: Sequence[Prompt]) -> list[Together]:
         if n in pairs or not rest:
             continue
         best = max(rest, key=lambda m: (_shared(one, right[m]), -m))
-        if _shared(one, right[best]) >= min(len(one.tokens), len(right[best].tokens), max(one.prompt, right[best].prompt)):
+        if _shared(one, right[best]) >= min(
+            len(one.tokens), len(right[best].tokens), max(one.prompt, right[best].prompt)
+        ):
             pairs[n] = best
             rest.remove(best)
     shared = {n: _shared(left[n], right[m]) for n, m in pairs.items()}
-    return [Together(n, m, min((shared.get(b, shared[n]) for b in left[n].beside), default=shared[n])) for n, m in sorted(pairs.items())]
+    return [
+        Together(n, m, min((shared.get(b, shared[n]) for b in left[n].beside), default=shared[n]))
+        for n, m in sorted(pairs.items())
+    ]
 
 
 def _shared(one: Prompt, other: Prompt) -> int:

@@ -1,8 +1,10 @@
-"""Batches and tokens: the rows of one run's batches found in the other's, whatever they were batched, padded or cached like.
+"""Batches and tokens: the rows of one run's batches found in the other's, whatever they were
+batched, padded or cached like.
 
-A *sequence* is what one row of a batch is asked: its tokens, or for inputs that are no tokens the row itself. It may lie in one
-call of the root, padded or not, or in a chain of them (a prompt, then one token a step with a cache; or the whole prompt again
-at every step, of which each adds its last token). Where the batches of both runs have the same shapes and rows, nothing is done.
+A *sequence* is what one row of a batch is asked: its tokens, or for inputs that are no tokens the
+row itself. It may lie in one call of the root, padded or not, or in a chain of them (a prompt, then
+one token a step with a cache; or the whole prompt again at every step, of which each adds its last
+token). Where the batches of both runs have the same shapes and rows, nothing is done.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ _ENOUGH = 0.5  # of the shorter of two sequences must agree for them to be one
 
 
 class Piece(NamedTuple):
-    """Tokens [start, stop) of a row of one root call, in the call's own token axis. total: tokens it can see, with those cached.
+    """Tokens [start, stop) of a row of one root call, in the call's own token axis. total: tokens
+    it can see, with those cached.
 
-    row: in a flattened batch the how manieth from the front. whole: do they reach to the call's last token?
+    row: in a flattened batch the how manieth from the front. whole: do they reach to the call's
+    last token?
     """
 
     call: int
@@ -42,7 +46,9 @@ class Piece(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The tokens of one row, where they start in the token axis, and the position of each; no places where nothing tells them."""
+    """The tokens of one row, where they start in the token axis, and the position of each; no
+    places where nothing tells them.
+    """
 
     tokens: tuple[object, ...]
     start: int
@@ -51,7 +57,8 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Asked:
-    """One sequence: its tokens (or the bytes of its row) and where they went through the model. padded: rows beside it hold more.
+    """One sequence: its tokens (or the bytes of its row) and where they went through the model.
+    padded: rows beside it hold more.
 
     course: of its positions so far, None where they are not known.
     """
@@ -63,7 +70,9 @@ class Asked:
 
     def goes_on(self, places: Sequence[Place]) -> bool:
         """Could tokens at these positions be the next ones?"""
-        return bool(self.tokens and places and self.course is not None and self.course.follows(places[0]))
+        return bool(
+            self.tokens and places and self.course is not None and self.course.follows(places[0])
+        )
 
     def add(self, tokens: tuple[object, ...], piece: Piece, places: Sequence[Place]) -> None:
         """The sequence goes on with these tokens."""
@@ -77,10 +86,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What one root call was given. shape: of the tokens, (batch, tokens) or (tokens,) when rows are flattened into one axis.
+    """What one root call was given. shape: of the tokens, (batch, tokens) or (tokens,) when rows
+    are flattened into one axis.
 
-    rows: the tokens of every row, their start in the token axis and their positions; seen: tokens before these, 0 for none, None
-    where nothing tells. known_by: what told which tokens are padding ("mask", "ids"), "" where none are.
+    rows: the tokens of every row, their start in the token axis and their positions; seen: tokens
+    before these, 0 for none, None where nothing tells. known_by: what told which tokens are padding
+    ("mask", "ids"), "" where none are.
     """
 
     call: Call
@@ -112,7 +123,9 @@ def is_told_apart(slot: str, dtype: str) -> bool:
 
 
 def is_position_or_mask(slot: str) -> bool:
-    """Does an input tell where tokens stand or which are seen, by its name? It follows from the tokens; another one asks nothing else."""
+    """Does an input tell where tokens stand or which are seen, by its name? It follows from the
+    tokens; another one asks nothing else.
+    """
     name = slot.removeprefix("input.")
     return name in _POSITIONS or "mask" in name
 
@@ -123,7 +136,9 @@ def is_position(slot: str) -> bool:
 
 
 def is_cache(slot: str) -> bool:
-    """Are these keys and values of a cache, by the slot's name ("output.past_key_values.layers.0.keys")?"""
+    """Are these keys and values of a cache, by the slot's name
+    ("output.past_key_values.layers.0.keys")?
+    """
     return slot.split(".")[1] in _CACHES if "." in slot else False
 
 
@@ -140,7 +155,9 @@ def fed(run: Run, roots: Sequence[Call]) -> list[Fed] | None:
 
 
 def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
-    """Names of the input that holds positions: a usual one, or an integer beside the tokens that somewhere counts up along them."""
+    """Names of the input that holds positions: a usual one, or an integer beside the tokens that
+    somewhere counts up along them.
+    """
     for call in roots:
         inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
         tokens = _token_input(run, inputs)
@@ -149,7 +166,12 @@ def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
         shape = run.records[tokens.record].shape
         for name, ref in inputs.items():
             record = run.records[ref.record]
-            if ref.record == tokens.record or record.dtype not in ("int64", "int32") or record.shape[-1:] != shape[-1:] or shape[-1] < 2:
+            if (
+                ref.record == tokens.record
+                or record.dtype not in ("int64", "int32")
+                or record.shape[-1:] != shape[-1:]
+                or shape[-1] < 2
+            ):
                 continue
             with contextlib.suppress(ElementsMissing):
                 steps = np.diff(run.array(ref.record), axis=-1)
@@ -174,7 +196,9 @@ def _fed(run: Run, call: Call, places: Sequence[str]) -> Fed | None:
 def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
     def fits(ref: Ref) -> bool:
         record = run.records[ref.record]
-        return record.dtype in ("int64", "int32") and len(record.shape) in (1, 2) and record.count > 0
+        return (
+            record.dtype in ("int64", "int32") and len(record.shape) in (1, 2) and record.count > 0
+        )
 
     for name in _TOKENS:
         if name in inputs and fits(inputs[name]):
@@ -185,7 +209,11 @@ def _token_input(run: Run, inputs: dict[str, Ref]) -> Ref | None:
 def _tokens(run: Run, call: Call, ref: Ref, inputs: dict[str, Ref], names: Sequence[str]) -> Fed:
     ids = run.array(ref.record)
     if ref.slot == f"input.{_DECODER}":  # a mask without that word is the encoder's
-        inputs = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") or "mask" not in n}
+        inputs = {
+            n.removeprefix("decoder_"): r
+            for n, r in inputs.items()
+            if n.startswith("decoder_") or "mask" not in n
+        }
     positions = next((run.array(inputs[n].record) for n in names if n in inputs), None)
     seen = _cached(run, inputs)
     cached = any(name.split(".")[0] in _CACHES for name in inputs)
@@ -208,28 +236,50 @@ def _placed(places: Array | None, row: int) -> tuple[Place, ...]:
 
 
 def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
-    """The rows of a flattened batch, told apart by their positions; one row where these are not known."""
+    """The rows of a flattened batch, told apart by their positions; one row where these are not
+    known.
+    """
     spans = rows_of(places) if places else [(0, len(ids))]
-    return [Row(tuple(map(int, ids[start:stop])), start, places[start:stop]) for start, stop in spans]
+    return [
+        Row(tuple(map(int, ids[start:stop])), start, places[start:stop]) for start, stop in spans
+    ]
 
 
 def _both(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
-    """Encoder and decoder asked at once: two axes of tokens, so that a row is one unit; None where one of them is padded."""
+    """Encoder and decoder asked at once: two axes of tokens, so that a row is one unit; None where
+    one of them is padded.
+    """
     parts = []
     for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
-        own = {n.removeprefix("decoder_"): r for n, r in inputs.items() if n.startswith("decoder_") == (name == _DECODER)}
+        own = {
+            n.removeprefix("decoder_"): r
+            for n, r in inputs.items()
+            if n.startswith("decoder_") == (name == _DECODER)
+        }
         found = _tokens(run, call, inputs[name], own, ())
         if found.flat or any(len(tokens) != found.width for tokens, *_ in found.rows):
             return None
         parts.append(found.rows)
     if len(parts[0]) != len(parts[1]):
         return None
-    return Fed(call, (len(parts[0]), 1), tuple(Row(((a[0], b[0]),), 0) for a, b in zip(*parts, strict=True)), None, False)
+    return Fed(
+        call,
+        (len(parts[0]), 1),
+        tuple(Row(((a[0], b[0]),), 0) for a, b in zip(*parts, strict=True)),
+        None,
+        False,
+    )
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
-    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask beside it, every position is one."""
-    several = {name: r for name, r in inputs.items() if len(run.records[r.record].shape) > 1 and run.records[r.record].count}
+    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask beside it,
+    every position is one.
+    """
+    several = {
+        name: r
+        for name, r in inputs.items()
+        if len(run.records[r.record].shape) > 1 and run.records[r.record].count
+    }
     # Positions and masks say where the rows of another input lie, whichever comes first.
     asking = {name: r for name, r in several.items() if not is_position_or_mask(f"input.{name}")}
     ref = next(iter((asking or several).values()), None)
@@ -238,7 +288,9 @@ def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
     array = run.array(ref.record)
     mask = _mask(run, inputs, array.shape[:2]) if array.ndim > 2 else None
     if mask is None or mask.shape != array.shape[:2]:
-        return Fed(call, (array.shape[0], 1), tuple(Row((row.tobytes(),), 0) for row in array), None, False)
+        return Fed(
+            call, (array.shape[0], 1), tuple(Row((row.tobytes(),), 0) for row in array), None, False
+        )
     rows = []
     for b, row in enumerate(array):
         start, stop = _real(mask[b])
@@ -247,16 +299,27 @@ def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Fed | None:
 
 
 def _real(mask: Array) -> tuple[int, int]:
-    """Where a row's real tokens start and stop. Padding in the middle is no padding: the row is taken whole."""
+    """Where a row's real tokens start and stop. Padding in the middle is no padding: the row is
+    taken whole.
+    """
     real = np.flatnonzero(mask)
-    return (int(real[0]), int(real[-1]) + 1) if len(real) and len(real) == real[-1] - real[0] + 1 else (0, len(mask))
+    return (
+        (int(real[0]), int(real[-1]) + 1)
+        if len(real) and len(real) == real[-1] - real[0] + 1
+        else (0, len(mask))
+    )
 
 
 def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | None:
     """Which tokens are real, (batch, tokens or more); None where nothing says so."""
     for name, ref in inputs.items():
         record = run.records[ref.record]
-        if "mask" not in name or len(record.shape) != 2 or record.shape[0] != shape[0] or record.shape[1] < shape[1]:
+        if (
+            "mask" not in name
+            or len(record.shape) != 2
+            or record.shape[0] != shape[0]
+            or record.shape[1] < shape[1]
+        ):
             continue
         array = run.array(ref.record)
         if array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():
@@ -267,7 +330,9 @@ def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | N
 
 
 def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
-    """Tokens that a growing cache among the inputs holds: the second last axis of keys and values (batch, heads, tokens, features)."""
+    """Tokens that a growing cache among the inputs holds: the second last axis of keys and values
+    (batch, heads, tokens, features).
+    """
     extents = {
         run.records[ref.record].shape[-2]
         for name, ref in inputs.items()
@@ -279,7 +344,8 @@ def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
 def asked(calls: Sequence[Fed], known: Sequence[tuple[object, ...]] = ()) -> list[Asked]:
     """The sequences of a root, each with its pieces in order.
 
-    known: sequences of the other run. They decide which of several as long a row of a flattened batch goes on with.
+    known: sequences of the other run. They decide which of several as long a row of a flattened
+    batch goes on with.
     """
     done: list[Asked] = []
     open_: list[Asked] = []
@@ -292,10 +358,14 @@ def asked(calls: Sequence[Fed], known: Sequence[tuple[object, ...]] = ()) -> lis
             if not how:
                 open_ = [Asked((), [], False) for _ in call.rows]
                 done += open_
-            for row, (asked_, (tokens, start, places)) in enumerate(zip(open_, call.rows, strict=True)):
+            for row, (asked_, (tokens, start, places)) in enumerate(
+                zip(open_, call.rows, strict=True)
+            ):
                 had = len(asked_.tokens) if how == "again" else 0
                 seen = max((p.total for p in asked_.pieces), default=0) if how == "cache" else 0
-                piece = Piece(call.call.id, row, start + had, start + len(tokens), seen + call.width)
+                piece = Piece(
+                    call.call.id, row, start + had, start + len(tokens), seen + call.width
+                )
                 asked_.add(tokens[had:], piece, places[had:])
                 asked_.padded = asked_.padded or len(tokens) != call.width
         before = call
@@ -303,7 +373,9 @@ def asked(calls: Sequence[Fed], known: Sequence[tuple[object, ...]] = ()) -> lis
 
 
 def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
-    """How a call goes on with the rows of the one before: "cache" (only new tokens), "again" (all tokens and new ones) or ""."""
+    """How a call goes on with the rows of the one before: "cache" (only new tokens), "again" (all
+    tokens and new ones) or "".
+    """
     if call.batch != before.batch or len(open_) != len(call.rows):
         return ""
     if _grown(before, call, open_):
@@ -312,22 +384,36 @@ def _continues(before: Fed, call: Fed, open_: Sequence[Asked]) -> str:
     if call.seen is not None:
         return "cache" if call.seen == total else "cache" if call.cached and call.width == 1 else ""
     if all(row.places for row in call.rows):
-        return "cache" if all(a.goes_on(row.places) for a, row in zip(open_, call.rows, strict=True)) and total else ""
+        return (
+            "cache"
+            if all(a.goes_on(row.places) for a, row in zip(open_, call.rows, strict=True)) and total
+            else ""
+        )
     return "cache" if call.cached and call.width == 1 else ""
 
 
 def _grown(before: Fed, call: Fed, open_: Sequence[Asked]) -> bool:
-    """Do all rows begin with what there was and go on? In rows of a fixed length some may have come to their end."""
+    """Do all rows begin with what there was and go on? In rows of a fixed length some may have come
+    to their end.
+    """
     rows = [(len(a.tokens), tokens) for a, (tokens, _, _) in zip(open_, call.rows, strict=True)]
     if any(tokens[:had] != a.tokens for a, (had, tokens) in zip(open_, rows, strict=True)):
         return False
     longer = [len(tokens) > had for had, tokens in rows]
     fixed = call.width == before.width and call.known_by and call.known_by == before.known_by
-    return any(longer) if fixed and call.known_by == "ids" else all(longer) and bool(fixed or call.width > before.width)
+    return (
+        any(longer)
+        if fixed and call.known_by == "ids"
+        else all(longer) and bool(fixed or call.width > before.width)
+    )
 
 
-def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequence[tuple[object, ...]]) -> list[Asked]:
-    """Rows of a flattened batch: one whose first position follows a sequence's last goes on with it, another is new."""
+def _flat_step(
+    call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequence[tuple[object, ...]]
+) -> list[Asked]:
+    """Rows of a flattened batch: one whose first position follows a sequence's last goes on with
+    it, another is new.
+    """
     free = list(open_)
     now: list[Asked] = []
     todo = list(call.rows)[::-1]
@@ -338,53 +424,84 @@ def _flat_step(call: Fed, open_: Sequence[Asked], done: list[Asked], known: Sequ
             found = Asked(())
             done.append(found)
         else:
-            # Requests keep their order: positions of two of them may follow on each other by chance.
+            # Requests keep their order: positions of two of them may follow on each other by
+            # chance.
             after = next((a for a in free[free.index(found) + 1 :]), None)
-            cut = next((n for n in range(1, len(places)) if after is not None and after.goes_on(places[n:])), None)
+            cut = next(
+                (
+                    n
+                    for n in range(1, len(places))
+                    if after is not None and after.goes_on(places[n:])
+                ),
+                None,
+            )
             if cut is not None:
                 todo.append(Row(tokens[cut:], start + cut, places[cut:]))
                 tokens, places = tokens[:cut], places[:cut]
             free.remove(found)
         had = len(found.tokens)
-        found.add(tokens, Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)), places)
+        found.add(
+            tokens,
+            Piece(call.call.id, len(now), start, start + len(tokens), had + len(tokens)),
+            places,
+        )
         now.append(found)
     return now + free
 
 
-def _goes_on(fits: Sequence[Asked], tokens: tuple[object, ...], known: Sequence[tuple[object, ...]]) -> Asked | None:
-    """The one that these tokens follow in the other run, else one that is not at its end there, else the first: requests keep order."""
+def _goes_on(
+    fits: Sequence[Asked], tokens: tuple[object, ...], known: Sequence[tuple[object, ...]]
+) -> Asked | None:
+    """The one that these tokens follow in the other run, else one that is not at its end there,
+    else the first: requests keep order.
+    """
     if len(fits) < 2 or not known:
         return next(iter(fits), None)
     length = len(fits[0].tokens) + 1
     ahead = {sequence[:length] for sequence in known}
-    likely = [a for a in fits if (*a.tokens, *tokens[:1]) in ahead] or [a for a in fits if a.tokens not in known]
+    likely = [a for a in fits if (*a.tokens, *tokens[:1]) in ahead] or [
+        a for a in fits if a.tokens not in known
+    ]
     return (likely or fits)[0]
 
 
 def same_batches(left: Sequence[Fed], right: Sequence[Fed]) -> bool:
-    """Are both asked in one form, call by call? Rows that differ are then a difference of inputs, unless rows lie elsewhere."""
+    """Are both asked in one form, call by call? Rows that differ are then a difference of inputs,
+    unless rows lie elsewhere.
+    """
     pairs = list(zip(left, right))
     if any(a.shape != b.shape for a, b in pairs):
         return False
     for a, b in pairs:
         mine, theirs = [(r[0], r[1]) for r in a.rows], [(r[0], r[1]) for r in b.rows]
-        if mine != theirs and (sorted(r[0] for r in mine) == sorted(r[0] for r in theirs) or _elsewhere(mine, theirs)):
+        if mine != theirs and (
+            sorted(r[0] for r in mine) == sorted(r[0] for r in theirs) or _elsewhere(mine, theirs)
+        ):
             return False
     return True
 
 
-def _elsewhere(left: Sequence[tuple[tuple[object, ...], int]], right: Sequence[tuple[tuple[object, ...], int]]) -> bool:
-    """Is a row of one batch (tokens, padding before it) in another place of the other, or behind other padding?
+def _elsewhere(
+    left: Sequence[tuple[tuple[object, ...], int]], right: Sequence[tuple[tuple[object, ...], int]]
+) -> bool:
+    """Is a row of one batch (tokens, padding before it) in another place of the other, or behind
+    other padding?
 
     A single token is in two rows by chance; a row's bytes are not.
     """
     apart = [(mine, theirs) for mine, theirs in zip(left, right, strict=False) if mine != theirs]
     there = {tokens for _, (tokens, _) in apart}
-    return any(tokens in there and (len(tokens) > 1 or isinstance(tokens[0], bytes)) for (tokens, _), _ in apart if tokens)
+    return any(
+        tokens in there and (len(tokens) > 1 or isinstance(tokens[0], bytes))
+        for (tokens, _), _ in apart
+        if tokens
+    )
 
 
 class Match(NamedTuple):
-    """A sequence of the reference faces one of the target: their first `shared` tokens, after `ahead` more in the target."""
+    """A sequence of the reference faces one of the target: their first `shared` tokens, after
+    `ahead` more in the target.
+    """
 
     one: Asked
     other: Asked
@@ -393,7 +510,9 @@ class Match(NamedTuple):
 
 
 def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[Match]:
-    """Which sequences face each other, each once: equal ones, then those that end alike or start alike."""
+    """Which sequences face each other, each once: equal ones, then those that end alike or start
+    alike.
+    """
     exact: dict[tuple[object, ...], list[Asked]] = defaultdict(list)
     for one in right:
         exact[one.tokens].append(one)
@@ -409,7 +528,10 @@ def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[Match]:
     for one in rest:
         shared = [(_shared(one.tokens, other.tokens), -i) for i, other in enumerate(free)]
         best, at = max(shared, default=(0, 0))
-        behind = next((i for i, other in enumerate(free) if other.tokens[-len(one.tokens) :] == one.tokens), None)
+        behind = next(
+            (i for i, other in enumerate(free) if other.tokens[-len(one.tokens) :] == one.tokens),
+            None,
+        )
         if behind is not None and best < len(one.tokens):
             other = free.pop(behind)
             out.append(Match(one, other, len(one.tokens), len(other.tokens) - len(one.tokens)))

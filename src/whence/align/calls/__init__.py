@@ -1,1 +1,3 @@
-"""Which call faces which: rules by falling strictness, on names, structure, data flow and content."""
+"""Which call faces which: rules by falling strictness, on names, structure, data flow and
+content.
+"""

@@ -15,7 +15,9 @@ _LEAST_COUNT = 16
 
 
 def same_content(at: Pairing) -> None:
-    """Parameters that no other site has, then outputs that no other comes near in norm, sum of magnitudes and mean."""
+    """Parameters that no other site has, then outputs that no other comes near in norm, sum of
+    magnitudes and mean.
+    """
     mine, theirs = at.free()
     if not mine or not theirs:
         return
@@ -42,19 +44,31 @@ def _outputs(at: Pairing) -> None:
         apart = distance(left, right)
         for i, j in _clear_winners(apart):
             site, other = a[i], b[j]
-            if at.fits(site, other) and at.same_parents(site, other) and sequence_alignment.scores(
-                [at.ours[site]], [at.theirs[other]], at.word
-            )[0, 0] >= sequence_alignment.LEAST:  # fmt: skip
-                evidence = f"output norm {left[i][1]:.6g} against {right[j][1]:.6g}, the next is {_CLEARLY:.0f} times further or more"
+            if (
+                at.fits(site, other)
+                and at.same_parents(site, other)
+                and sequence_alignment.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
+                >= sequence_alignment.LEAST
+            ):
+                evidence = (
+                    f"output norm {left[i][1]:.6g} against {right[j][1]:.6g}, the next is "
+                    f"{_CLEARLY:.0f} times further or more"
+                )
                 at.pair(site, other, CONTENT, evidence)
 
 
-def _clear_winners(apart: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[tuple[int, int]]:
+def _clear_winners(
+    apart: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> list[tuple[int, int]]:
     """Rows and columns that are each other's nearest by far."""
     out = []
     for i in range(apart.shape[0]):
         j = int(apart[i].argmin())
         best = apart[i, j]
-        if best < CLOSE_OUTPUT and (apart[i] <= best * _CLEARLY + 1e-9).sum() == 1 and (apart[:, j] <= best * _CLEARLY + 1e-9).sum() == 1:
+        if (
+            best < CLOSE_OUTPUT
+            and (apart[i] <= best * _CLEARLY + 1e-9).sum() == 1
+            and (apart[:, j] <= best * _CLEARLY + 1e-9).sum() == 1
+        ):
             out.append((i, j))
     return out

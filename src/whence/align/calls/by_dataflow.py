@@ -1,4 +1,6 @@
-"""The rule of data flow: which site a site's tensors come from and go to, by the records they share."""
+"""The rule of data flow: which site a site's tensors come from and go to, by the records they
+share.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,34 @@ class Flow:
                     self._read.setdefault(ref.record, []).append(site)
 
     def producers(self, site: int) -> tuple[int | None, ...]:
-        """By input in order: the site it comes from; None for what nobody made (an input of the model, code between modules)."""
+        """By input in order: the site it comes from; None for what nobody made (an input of the
+        model, code between modules).
+        """
         found = (self._made.get(r.record) for r in self._sites.first[site].slots("input"))
         return tuple(None if p == site else p for p in found)
 
     def consumers(self, site: int) -> list[int]:
         """The leaves that read what it makes."""
-        return [c for r in self._sites.first[site].slots("output") for c in self._read.get(r.record, ()) if c != site]
+        return [
+            c
+            for r in self._sites.first[site].slots("output")
+            for c in self._read.get(r.record, ())
+            if c != site
+        ]
 
     def words(self, site: int, sites: Sites) -> str:
         """Where it stands, in words."""
-        before = ", ".join(dict.fromkeys(sites.name(p) for p in self.producers(site) if p is not None))
+        before = ", ".join(
+            dict.fromkeys(sites.name(p) for p in self.producers(site) if p is not None)
+        )
         after = ", ".join(dict.fromkeys(sites.name(c) for c in self.consumers(site)))
         return f"between partners: after {before}, before {after}"
 
 
 def between_partners(at: Pairing) -> None:
-    """A site between paired sites: what it reads comes from partners, what it makes goes to partners."""
+    """A site between paired sites: what it reads comes from partners, what it makes goes to
+    partners.
+    """
     mine, theirs = at.free()
     if not mine or not theirs:
         return

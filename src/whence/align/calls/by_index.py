@@ -14,15 +14,23 @@ _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it cha
 
 
 def shifted(at: Pairing) -> None:
-    """Shared numbers that contradict what they number: one call more or less in a list, and all behind it have other numbers.
+    """Shared numbers that contradict what they number: one call more or less in a list, and all
+    behind it have other numbers.
 
-    Only where the lists differ in length or classes (of operators: types) contradict each other, and an alignment that keeps the
-    order fits far better: then the numbers of that list, and all names below, are given up. Lists of one length keep their numbers: there,
-    parameters in another place are a fault.
+    Only where the lists differ in length or classes (of operators: types) contradict each other,
+    and an alignment that keeps the order fits far better: then the numbers of that list, and all
+    names below, are given up. Lists of one length keep their numbers: there, parameters in another
+    place are a fault.
     """
     for mine, theirs in _numbered(at):
-        keyed = [(s, at.face[s].other) for s in mine if s in at.face and at.face[s].rule in (EXACT, NORMAL, SIMILAR)]
-        both = _operators(at.left, mine) & _operators(at.right, theirs)  # not other names for the same, as `mul` is for `matmul`
+        keyed = [
+            (s, at.face[s].other)
+            for s in mine
+            if s in at.face and at.face[s].rule in (EXACT, NORMAL, SIMILAR)
+        ]
+        both = _operators(at.left, mine) & _operators(
+            at.right, theirs
+        )  # not other names for the same, as `mul` is for `matmul`
         clash = [(s, o) for s, o in keyed if at.contradict(s, o) or _other_operator(at, s, o, both)]
         if not keyed or (len(mine) == len(theirs) and not clash):
             continue
@@ -34,23 +42,33 @@ def shifted(at: Pairing) -> None:
         found = sequence_alignment.align(table)
         row, column = {s: i for i, s in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
         before = {s: o for s, o in keyed if o in column}
-        moved = [(mine[i], theirs[j]) for i, j, _ in found.pairs if before.get(mine[i], -1) != theirs[j]]
+        moved = [
+            (mine[i], theirs[j]) for i, j, _ in found.pairs if before.get(mine[i], -1) != theirs[j]
+        ]
         if not moved:
             continue
         # What the numbers say is taken at its worth: pairs that cannot be count against them.
         worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in before.items())
         gain = sum(s for _, _, s in found.pairs) - worth
-        telling = sum(at.tells(s, o) for s, o in moved) - sum(at.tells(s, before[s]) for s, _ in moved if s in before)
+        telling = sum(at.tells(s, o) for s, o in moved) - sum(
+            at.tells(s, before[s]) for s, _ in moved if s in before
+        )
         if gain < _MARGIN * max(len(moved) ** 0.5, 1.0) or (not clash and telling < len(moved) / 2):
             continue
-        stay = {s: o for s, o in before.items() if (s, o) in {(mine[i], theirs[j]) for i, j, _ in found.pairs}}
+        stay = {
+            s: o
+            for s, o in before.items()
+            if (s, o) in {(mine[i], theirs[j]) for i, j, _ in found.pairs}
+        }
         for site in mine:
             if site not in stay:
                 for one in (site, *at.left.below(site)):
                     at.part(one)
                     at.renumbered.add(one)
         for site, other in moved:
-            at.pair(site, other, ORDER, f"the numbers contradict the content: {at.why(site, other)}")
+            at.pair(
+                site, other, ORDER, f"the numbers contradict the content: {at.why(site, other)}"
+            )
             _below(at, site, other)
 
 
@@ -81,18 +99,25 @@ def _below(at: Pairing, site: int, other: int) -> None:
 def _inside(at: Pairing, sites: Sites, site: int, parent: int) -> Hashable:
     """A site's name inside its parent."""
     key, above = sites.keys[site], sites.keys[parent].scope
-    scope = key.scope[len(above) + 1 :] if above and key.scope.startswith(f"{above}.") else key.scope
+    scope = (
+        key.scope[len(above) + 1 :] if above and key.scope.startswith(f"{above}.") else key.scope
+    )
     return at.lane(sites, site), normal_scope(scope), key.op, key.occurrence
 
 
 def _numbered(at: Pairing) -> list[tuple[list[int], list[int]]]:
-    """Lists of siblings that differ by a number only, below paired parents: layers.0, layers.1, ..."""
+    """Lists of siblings that differ by a number only, below paired parents: layers.0, layers.1,
+    ...
+    """
     out = []
     for site, other in [(-1, -1), *((s, f.other) for s, f in list(at.face.items()))]:
         kids, others = at.left.kids.get(site, ()), at.right.kids.get(other, ())
         if not kids or not others or (len(kids) == 1 and len(others) == 1):
             continue
-        ours, theirs = (grouped((_list(at, sites, k), k) for k in members) for sites, members in ((at.left, kids), (at.right, others)))
+        ours, theirs = (
+            grouped((_list(at, sites, k), k) for k in members)
+            for sites, members in ((at.left, kids), (at.right, others))
+        )
         for name, members in ours.items():
             across = Counter(_list(at, at.right, at.face[k].other) for k in members if k in at.face)
             found = theirs.get(across.most_common(1)[0][0] if across else name, ())

@@ -1,4 +1,6 @@
-"""Rules of names: equal keys, names in another spelling, names that are alike at one place of the tree."""
+"""Rules of names: equal keys, names in another spelling, names that are alike at one place of the
+tree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def exact(at: Pairing) -> None:
 
 
 def normalised(at: Pairing) -> None:
-    """The names are equal without wrappers and index styles; roots are matched by class or as the only ones left."""
+    """The names are equal without wrappers and index styles; roots are matched by class or as the
+    only ones left.
+    """
     mine, theirs = at.free()
     if not mine or not theirs:
         return
@@ -43,13 +47,22 @@ def normalised(at: Pairing) -> None:
 
 def _normal(at: Pairing, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
     key = sites.keys[site]
-    return (at.lane(sites, site), roots.get(key.root, key.root), normal_scope(key.scope), key.op, key.occurrence)
+    return (
+        at.lane(sites, site),
+        roots.get(key.root, key.root),
+        normal_scope(key.scope),
+        key.op,
+        key.occurrence,
+    )
 
 
-def _within(at: Pairing, mine: Sequence[int], others: Sequence[int]) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
+def _within(
+    at: Pairing, mine: Sequence[int], others: Sequence[int]
+) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
     """Pair the sites that share one normalised name: (pairs, doubtful).
 
-    A wrapper and what it wraps normalise to one name: wrappers face wrappers, and only classes that agree decide between several.
+    A wrapper and what it wraps normalise to one name: wrappers face wrappers, and only classes that
+    agree decide between several.
     """
     if not others:
         return [], {}
@@ -76,9 +89,11 @@ def _within(at: Pairing, mine: Sequence[int], others: Sequence[int]) -> tuple[li
 
 
 def spelt_alike(at: Pairing) -> None:
-    """Equal without classes inside the names and without a prefix; then a typo or a word more in one component.
+    """Equal without classes inside the names and without a prefix; then a typo or a word more in
+    one component.
 
-    The names of either side form a tree; equal components face each other, then what is left at one place and is alike.
+    The names of either side form a tree; equal components face each other, then what is left at one
+    place and is alike.
     """
     mine, theirs = at.free()
     if not mine or not theirs:
@@ -90,7 +105,10 @@ def spelt_alike(at: Pairing) -> None:
         if root in others:
             cut_left, cut_right = _prefixes(ours[root], others[root])
             if cut_left or cut_right:
-                how = f"{'.'.join(cut_left) or 'no prefix'} against {'.'.join(cut_right) or 'no prefix'}"
+                how = (
+                    f"{'.'.join(cut_left) or 'no prefix'} against "
+                    f"{'.'.join(cut_right) or 'no prefix'}"
+                )
                 _walk(at, _under(ours[root], cut_left), _under(others[root], cut_right), how)
             _walk(at, ours[root], others[root])
 
@@ -99,7 +117,10 @@ def _tree(at: Pairing, sites: Sites, roots: dict[str, str]) -> dict[Hashable, _N
     out: dict[Hashable, _Node] = {}
     for site, key in enumerate(sites.keys):
         node = out.setdefault((at.lane(sites, site), roots.get(key.root, key.root)), _Node())
-        for part in (*plain_scope(key.scope, sites.first[site].op_type), *((key.op,) if key.op else ())):
+        for part in (
+            *plain_scope(key.scope, sites.first[site].op_type),
+            *((key.op,) if key.op else ()),
+        ):
             node = node.below.setdefault(part, _Node())
         node.sites.setdefault(key.occurrence, []).append(site)
     return out
@@ -114,9 +135,16 @@ def _walk(at: Pairing, left: _Node, right: _Node, how: str = "") -> None:
             theirs = [o for o in b.sites[occurrence] if o not in at.back]
             if len(mine) == 1 and len(theirs) == 1 and not at.contradict(mine[0], theirs[0]):
                 classes = at.classes(mine[0], theirs[0])
-                at.pair(mine[0], theirs[0], NORMAL if plain else SIMILAR, "; ".join(filter(None, (how, classes))))
+                at.pair(
+                    mine[0],
+                    theirs[0],
+                    NORMAL if plain else SIMILAR,
+                    "; ".join(filter(None, (how, classes))),
+                )
         todo += [(a.below[p], b.below[p], plain, how) for p in a.below.keys() & b.below.keys()]
-        for part, other in _alike([p for p in a.below if p not in b.below], [p for p in b.below if p not in a.below]):
+        for part, other in _alike(
+            [p for p in a.below if p not in b.below], [p for p in b.below if p not in a.below]
+        ):
             words = f"{part} is spelt {other}"
             todo.append((a.below[part], b.below[other], False, f"{how}, {words}" if how else words))
 
@@ -144,15 +172,30 @@ def _alike(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _prefixes(left: _Node, right: _Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Leading components that only one side has (`model.`): cut where more names below agree then."""
-    ways = {(x, y): _agreeing(_under(left, x), _under(right, y)) for x in _leading(left) for y in _leading(right)}
+    """Leading components that only one side has (`model.`): cut where more names below agree
+    then.
+    """
+    ways = {
+        (x, y): _agreeing(_under(left, x), _under(right, y))
+        for x in _leading(left)
+        for y in _leading(right)
+    }
     best = max(ways, key=lambda w: (ways[w], -len(w[0]) - len(w[1])))
     return best if ways[best] > max(2 * ways[(), ()], 2) else ((), ())
 
 
 def _leading(node: _Node) -> list[tuple[str, ...]]:
     one = [(part,) for part, n in node.below.items() if n.below and not part.isdigit()][:8]
-    return [(), *one, *((a, b) for (a,) in one for b, n in node.below[a].below.items() if n.below and not b.isdigit())][:32]
+    return [
+        (),
+        *one,
+        *(
+            (a, b)
+            for (a,) in one
+            for b, n in node.below[a].below.items()
+            if n.below and not b.isdigit()
+        ),
+    ][:32]
 
 
 def _under(node: _Node, path: Iterable[str]) -> _Node:

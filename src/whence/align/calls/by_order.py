@@ -1,7 +1,8 @@
-"""One module called several times in a step, more often in one run than in the other: which of its calls is the one too many?
+"""One module called several times in a step, more often in one run than in the other: which of its
+calls is the one too many?
 
-Where the numbers of calls agree, the k-th faces the k-th. Else the neighbours decide: what ran before and after, under which parent,
-with which output.
+Where the numbers of calls agree, the k-th faces the k-th. Else the neighbours decide: what ran
+before and after, under which parent, with which output.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _LONGEST = 2000
 
 
 def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
-    """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns calls that several fit equally."""
+    """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns
+    calls that several fit equally.
+    """
     if not any(key.occurrence for sites in (at.left, at.right) for key in sites.keys):
         return {}
     left, right = _repeats(at.left), _repeats(at.right)
@@ -38,7 +41,11 @@ def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
         if len(across) != 1 or at.left.site_of[calls[0]] in at.counted:
             continue
         others = right[across.pop()]
-        if len(calls) == len(others) or max(len(calls), len(others)) < 2 or max(len(calls), len(others)) > _LONGEST:
+        if (
+            len(calls) == len(others)
+            or max(len(calls), len(others)) < 2
+            or max(len(calls), len(others)) > _LONGEST
+        ):
             continue
         if any(c in back and back[c] not in calls for c in others):
             continue
@@ -49,7 +56,15 @@ def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
         for i, j, _ in found.pairs:
             kept = old.get(calls[i])
             same = kept is not None and kept[0] == others[j]
-            pairs[calls[i]] = kept if same and kept else (others[j], ORDER, "called more often in one run; neighbours and outputs agree")
+            pairs[calls[i]] = (
+                kept
+                if same and kept
+                else (
+                    others[j],
+                    ORDER,
+                    "called more often in one run; neighbours and outputs agree",
+                )
+            )
         for i, js in found.doubtful:
             kept = old.get(calls[i])
             if kept is not None and kept[1] == EXACT and kept[0] in {others[j] for j in js}:
@@ -74,14 +89,21 @@ class _Neighbours:
     """The siblings before and after a call that are of another module."""
 
     def __init__(self, sites: Sites) -> None:
-        self._calls, self._kids, self._site_of, self._keys = sites.calls, children(sites.calls), sites.site_of, sites.keys
+        self._calls, self._kids, self._site_of, self._keys = (
+            sites.calls,
+            children(sites.calls),
+            sites.site_of,
+            sites.keys,
+        )
 
     def of(self, call: int) -> tuple[int, int, int]:
         """(parent, before, after), each -1 where there is none."""
         parent = self._calls[call].parent
         kids = self._kids[parent]
         at = bisect.bisect_left(kids, self._calls[call].order, key=lambda k: self._calls[k].order)
-        before = next((k for k in reversed(kids[max(at - 50, 0) : at]) if not self._same(k, call)), -1)
+        before = next(
+            (k for k in reversed(kids[max(at - 50, 0) : at]) if not self._same(k, call)), -1
+        )
         after = next((k for k in kids[at + 1 : at + 50] if not self._same(k, call)), -1)
         return parent, before, after
 
@@ -91,9 +113,15 @@ class _Neighbours:
 
 
 def _table(
-    mine: list[int], theirs: list[int], at: Pairing, around: tuple[_Neighbours, _Neighbours], pairs: Pairs
+    mine: list[int],
+    theirs: list[int],
+    at: Pairing,
+    around: tuple[_Neighbours, _Neighbours],
+    pairs: Pairs,
 ) -> sequence_alignment.Scores:
-    """How well each call fits each: outputs, and neighbours that face each other; -inf below parents that do not."""
+    """How well each call fits each: outputs, and neighbours that face each other; -inf below
+    parents that do not.
+    """
     a = [at.ours.of_call(at.left.calls[c]) for c in mine]
     b = [at.theirs.of_call(at.right.calls[c]) for c in theirs]
     table = sequence_alignment.scores(a, b, lambda _: "")
@@ -110,20 +138,31 @@ def _table(
 
 
 def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
-    """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or output shapes, or the counts."""
-    left, right = (sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target))
+    """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or
+    output shapes, or the counts.
+    """
+    left, right = (
+        sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target)
+    )
     for line, (a, b) in enumerate(zip(left, right)):
         why = _disagree(a, b, reference, target)
         if why:
             counts = "" if len(left) == len(right) else f" ({len(left)} calls against {len(right)})"
             raise UsageError(
-                f"match order: line {line} disagrees{counts}: reference {_name(a)} {_few(_shapes(a, reference))}, "
-                f"target {_name(b)} {_few(_shapes(b, target))}: {why}; match auto aligns runs with inserted or removed calls"
+                f"match order: line {line} disagrees{counts}: reference {_name(a)} "
+                f"{_few(_shapes(a, reference))}, "
+                f"target {_name(b)} {_few(_shapes(b, target))}: {why}; match auto aligns runs "
+                "with inserted or removed calls"
             )
     if len(left) != len(right):
-        side, run, rest = ("reference", reference, left[len(right) :]) if len(left) > len(right) else ("target", target, right[len(left) :])
+        side, run, rest = (
+            ("reference", reference, left[len(right) :])
+            if len(left) > len(right)
+            else ("target", target, right[len(left) :])
+        )
         raise UsageError(
-            f"match order: {len(left)} calls against {len(right)}; only {side} has {_name(rest[0])} {_few(_shapes(rest[0], run))} at line "
+            f"match order: {len(left)} calls against {len(right)}; only {side} has "
+            f"{_name(rest[0])} {_few(_shapes(rest[0], run))} at line "
             f"{min(len(left), len(right))}; match auto aligns runs with inserted or removed calls"
         )
     return list(zip(left, right))
@@ -154,13 +193,18 @@ def _few(shapes: str) -> str:
 
 
 def counted(at: Pairing) -> None:
-    """Operators below paired parents, where a name is called more often on one side: aligned as one sequence, counters given up.
+    """Operators below paired parents, where a name is called more often on one side: aligned as one
+    sequence, counters given up.
 
-    One call more shifts every later call of that name against the other run, and with it what stands beside them; only the whole
-    sequence (kinds, shapes, parameters, outputs) shows where it came in.
+    One call more shifts every later call of that name against the other run, and with it what
+    stands beside them; only the whole sequence (kinds, shapes, parameters, outputs) shows where it
+    came in.
     """
     for site, other in [(-1, -1), *((s, f.other) for s, f in list(at.face.items()))]:
-        ours, theirs = _operators(at.left, at.left.kids.get(site, ())), _operators(at.right, at.right.kids.get(other, ()))
+        ours, theirs = (
+            _operators(at.left, at.left.kids.get(site, ())),
+            _operators(at.right, at.right.kids.get(other, ())),
+        )
         for lane in dict.fromkeys(at.lane(at.left, s) for s in ours):
             mine = [s for s in ours if at.lane(at.left, s) == lane]
             his = [o for o in theirs if at.lane(at.right, o) == lane]
@@ -174,8 +218,13 @@ def _operators(sites: Sites, kids: Sequence[int]) -> list[int]:
 
 def _shifted(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
     """Is a name that is called several times called more often on one side?"""
-    ours, others = (Counter(_counted_as(sites, s) for s in found) for sites, found in ((at.left, mine), (at.right, theirs)))
-    return any(n != others[name] and max(n, others[name]) > 1 for name, n in ours.items() if name in others)
+    ours, others = (
+        Counter(_counted_as(sites, s) for s in found)
+        for sites, found in ((at.left, mine), (at.right, theirs))
+    )
+    return any(
+        n != others[name] and max(n, others[name]) > 1 for name, n in ours.items() if name in others
+    )
 
 
 def _counted_as(sites: Sites, site: int) -> Hashable:
@@ -193,7 +242,13 @@ def _sequence(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
     found = sequence_alignment.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
     for i, j, _ in found.pairs:
         a, b = at.left.keys[mine[i]], at.right.keys[theirs[j]]
-        moved = "" if a.occurrence == b.occurrence else f"call {a.occurrence} of its name against call {b.occurrence}"
-        at.pair(mine[i], theirs[j], ORDER, ", ".join(filter(None, (moved, at.why(mine[i], theirs[j])))))
+        moved = (
+            ""
+            if a.occurrence == b.occurrence
+            else f"call {a.occurrence} of its name against call {b.occurrence}"
+        )
+        at.pair(
+            mine[i], theirs[j], ORDER, ", ".join(filter(None, (moved, at.why(mine[i], theirs[j]))))
+        )
     for i, others in found.doubtful:
         at.doubtful[mine[i]] = [theirs[j] for j in others]

@@ -1,4 +1,6 @@
-"""Rules of structure: what paired calls call, in the order in which it ran; calls that hold the same."""
+"""Rules of structure: what paired calls call, in the order in which it ran; calls that hold the
+same.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def _children(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
 
 
 def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Siblings that read the same tensors run in any order: parameters say which is which, equal ones or the nearest by far."""
+    """Siblings that read the same tensors run in any order: parameters say which is which, equal
+    ones or the nearest by far.
+    """
     mine = [k for k in kids if k not in at.face]
     theirs = [o for o in others if o not in at.back]
     if len(mine) > _CROSSINGS or len(theirs) > _CROSSINGS:
@@ -53,9 +57,10 @@ def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
     found = sorted({*equal, *_nearest(at, mine, theirs, equal)})
     crossing = [(p, q) for k, p in enumerate(found) for q in found[k + 1 :] if q[1] < p[1]]
     if not crossing or not all(
-        at.ours.inputs(mine[p[0]]) == at.ours.inputs(mine[q[0]]) != () and
-        at.theirs.inputs(theirs[p[1]]) == at.theirs.inputs(theirs[q[1]]) for p, q in crossing
-    ):  # fmt: skip
+        at.ours.inputs(mine[p[0]]) == at.ours.inputs(mine[q[0]]) != ()
+        and at.theirs.inputs(theirs[p[1]]) == at.theirs.inputs(theirs[q[1]])
+        for p, q in crossing
+    ):
         return []
     involved = dict.fromkeys(p for both in crossing for p in both)
     for i, j in involved:
@@ -65,14 +70,20 @@ def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
 
 def _nearest(
     at: Pairing, mine: Sequence[int], theirs: Sequence[int], equal: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:  # fmt: skip
-    """Pairs (place in mine, in theirs) whose parameters are by far the nearest either way: in another dtype no two are equal."""
+) -> list[tuple[int, int]]:
+    """Pairs (place in mine, in theirs) whose parameters are by far the nearest either way: in
+    another dtype no two are equal.
+    """
     rows = [i for i in range(len(mine)) if i not in {p for p, _ in equal}]
     columns = [j for j in range(len(theirs)) if j not in {p for _, p in equal}]
     if not rows or not columns:
         return []
-    apart = distance([at.ours[mine[i]].moments for i in rows], [at.theirs[theirs[j]].moments for j in columns])
-    shapes = [[at.ours[mine[i]].shapes == at.theirs[theirs[j]].shapes for j in columns] for i in rows]
+    apart = distance(
+        [at.ours[mine[i]].moments for i in rows], [at.theirs[theirs[j]].moments for j in columns]
+    )
+    shapes = [
+        [at.ours[mine[i]].shapes == at.theirs[theirs[j]].shapes for j in columns] for i in rows
+    ]
     apart = np.where(shapes, apart, np.inf)
     found = []
     for x, i in enumerate(rows):
@@ -86,7 +97,11 @@ def _nearest(
 def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
     """Align what lies between pairs that are already there, so far as these keep the order."""
     to = {o: j for j, o in enumerate(theirs)}
-    there = [(i, to[at.face[k].other]) for i, k in enumerate(mine) if k in at.face and at.face[k].other in to]
+    there = [
+        (i, to[at.face[k].other])
+        for i, k in enumerate(mine)
+        if k in at.face and at.face[k].other in to
+    ]
     new: list[int] = []
     named = at.shared_names is not None
     i0 = j0 = 0
@@ -94,7 +109,9 @@ def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str)
         a = [k for k in mine[i0:i] if k not in at.face]
         b = [o for o in theirs[j0:j] if o not in at.back]
         if a and b:
-            found = sequence_alignment.sequence(_translated(at, a), at.theirs.many(b), at.word, named=named)
+            found = sequence_alignment.sequence(
+                _translated(at, a), at.theirs.many(b), at.word, named=named
+            )
             for x, y, _ in found.pairs:
                 if not (named and _elsewhere(at, a[x], b[y])):
                     at.pair(a[x], b[y], rule, at.why(a[x], b[y]))
@@ -103,16 +120,27 @@ def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str)
                 at.doubtful[a[x]] = [b[y] for y in ys]
             if not named and not found.pairs and not found.doubtful and _same_forms(at, a, b):
                 for x, y in zip(a, b):
-                    at.pair(x, y, rule, ", ".join(filter(None, (at.why(x, y), "nothing else between partners"))))
+                    at.pair(
+                        x,
+                        y,
+                        rule,
+                        ", ".join(filter(None, (at.why(x, y), "nothing else between partners"))),
+                    )
                 new += a
         i0, j0 = i + 1, j + 1
     return new
 
 
 def _elsewhere(at: Pairing, site: int, other: int) -> bool:
-    """Does the name of one of the two stand across under the same name in other layers? Then this one was left out, not renamed."""
+    """Does the name of one of the two stand across under the same name in other layers? Then this
+    one was left out, not renamed.
+    """
     mine, theirs = starred(at.left.keys[site].scope), starred(at.right.keys[other].scope)
-    if mine == theirs or likeness(at.left.word(site), at.right.word(other)) >= 0.5 or at.tells(site, other):
+    if (
+        mine == theirs
+        or likeness(at.left.word(site), at.right.word(other)) >= 0.5
+        or at.tells(site, other)
+    ):
         return False
     return not {mine, theirs}.isdisjoint(at.shared_names or ())
 
@@ -123,7 +151,12 @@ def _same_forms(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool
         return False
     for x, y in zip(mine, theirs):
         a, b = at.ours[x], at.theirs[y]
-        if not (a.out == b.out != 0 and a.shapes == b.shapes and a.container == b.container and at.fits(x, y)):
+        if not (
+            a.out == b.out != 0
+            and a.shapes == b.shapes
+            and a.container == b.container
+            and at.fits(x, y)
+        ):
             return False
         if len(mine) > 1 and distance([a.out_moments], [b.out_moments])[0, 0] > _NEAR_OUTPUT:
             return False
@@ -146,17 +179,26 @@ def learn(at: Pairing) -> None:
 
 
 def leaves(at: Pairing) -> None:
-    """Where the modules are nested otherwise: the calls that call no other, in the order in which they ran."""
+    """Where the modules are nested otherwise: the calls that call no other, in the order in which
+    they ran.
+    """
     mine, theirs = at.free()
     if not mine or not theirs:
         return
     ours, others = at.left.leaves(), at.right.leaves()
     for lane in dict.fromkeys(at.lane(at.left, s) for s in mine):
-        _between(at, [s for s in ours if at.lane(at.left, s) == lane], [o for o in others if at.lane(at.right, o) == lane], ORDER)
+        _between(
+            at,
+            [s for s in ours if at.lane(at.left, s) == lane],
+            [o for o in others if at.lane(at.right, o) == lane],
+            ORDER,
+        )
 
 
 def containers(at: Pairing) -> None:
-    """Modules whose insides face each other: the one that holds most of what faces what is inside, and little else."""
+    """Modules whose insides face each other: the one that holds most of what faces what is inside,
+    and little else.
+    """
     weigh_left, weigh_right = _weights(at.left), _weights(at.right)
     common: dict[int, Counter[int]] = defaultdict(Counter)
     for site, face in at.face.items():
@@ -170,13 +212,18 @@ def containers(at: Pairing) -> None:
         found = [
             (2 * n / (weigh_left[site] + weigh_right[o]), o)
             for o, n in common[site].items()
-            if o not in at.back and at.lane(at.left, site) == at.lane(at.right, o) and not at.contradict(site, o)
+            if o not in at.back
+            and at.lane(at.left, site) == at.lane(at.right, o)
+            and not at.contradict(site, o)
         ]
         if not found or (best := max(found)[0]) < 0.5:
             continue
         top = [o for share, o in found if share == best]
         if len(top) > 1:  # a chain of modules with one child each
-            alike = [sequence_alignment.scores([at.ours[site]], [at.theirs[o]], at.word)[0, 0] for o in top]
+            alike = [
+                sequence_alignment.scores([at.ours[site]], [at.theirs[o]], at.word)[0, 0]
+                for o in top
+            ]
             top = [o for o, s in zip(top, alike) if s == max(alike)]
         if len(top) == 1:
             at.pair(site, top[0], ORDER, f"{best:.0%} of what they call faces each other")

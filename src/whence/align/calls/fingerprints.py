@@ -1,7 +1,9 @@
-"""What is known of a site's tensors without reading elements: figures that survive renaming, transposing and rounding.
+"""What is known of a site's tensors without reading elements: figures that survive renaming,
+transposing and rounding.
 
-Parameters anchor modules that share no name: equal checksum and count mean the same elements in some order, close moments the same
-numbers in another dtype. Constant parameters (norms of ones, zero biases) say nothing about who is who and are left out.
+Parameters anchor modules that share no name: equal checksum and count mean the same elements in
+some order, close moments the same numbers in another dtype. Constant parameters (norms of ones,
+zero biases) say nothing about who is who and are left out.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ _LEAST_COUNT = 4  # elements; fewer coincide by chance
 
 
 class Feature(NamedTuple):
-    """One site in numbers that can be compared with another run's. Ids come from one vocabulary; 0 means "nothing there".
+    """One site in numbers that can be compared with another run's. Ids come from one vocabulary; 0
+    means "nothing there".
 
-    kind: op_type; family: what that is; shapes: its parameters', dims sorted; content: its parameters' elements in any order;
-    layout: shapes, families and layouts of everything below. out: shapes of its outputs; out_hash: their elements, bit by bit.
-    held: parameter elements of it and all below. moments: (count, norm, abs_sum) of these, out_moments of its largest output with
+    kind: op_type; family: what that is; shapes: its parameters', dims sorted; content: its
+    parameters' elements in any order; layout: shapes, families and layouts of everything below.
+    out: shapes of its outputs; out_hash: their elements, bit by bit. held: parameter elements of it
+    and all below. moments: (count, norm, abs_sum) of these, out_moments of its largest output with
     the mean in units of the root mean square appended.
     """
 
@@ -118,14 +122,26 @@ class Features:
         what = self._id(("family", family(kind))) if family(kind) else 0
         count, norm, total = _moments(own)
         for one in below:
-            count, norm, total = count + one.moments[0], float(np.hypot(norm, one.moments[1])), total + one.moments[2]
+            count, norm, total = (
+                count + one.moments[0],
+                float(np.hypot(norm, one.moments[1])),
+                total + one.moments[2],
+            )
         hashes = tuple(r.hash for r in outputs)
         return Feature(
-            self._id(("kind", kind)) if kind else 0, what, word, self._id(shapes),
-            self._id(tuple(telling) or None), self._id(("layout", shapes, what, tuple(k.layout for k in below))),
+            self._id(("kind", kind)) if kind else 0,
+            what,
+            word,
+            self._id(shapes),
+            self._id(tuple(telling) or None),
+            self._id(("layout", shapes, what, tuple(k.layout for k in below))),
             self._id(("out", tuple(r.shape for r in outputs)) if outputs else None),
-            self._id(("hash", hashes) if hashes and all(hashes) else None), bool(below), held, (count, norm, total), _output(outputs),
-        )  # fmt: skip
+            self._id(("hash", hashes) if hashes and all(hashes) else None),
+            bool(below),
+            held,
+            (count, norm, total),
+            _output(outputs),
+        )
 
 
 def _content(record: Record) -> tuple[Any, ...] | None:
@@ -150,7 +166,12 @@ def _moments(records: Sequence[Record]) -> tuple[float, float, float]:
 
 def _output(outputs: Sequence[Record]) -> tuple[float, float, float, float]:
     largest = max(outputs, key=lambda r: r.count, default=None)
-    if largest is None or largest.statistics is None or not largest.statistics.norm or largest.statistics.mean is None:
+    if (
+        largest is None
+        or largest.statistics is None
+        or not largest.statistics.norm
+        or largest.statistics.mean is None
+    ):
         return 0.0, 0.0, 0.0, 0.0
     s = largest.statistics
     assert s.norm is not None
@@ -159,16 +180,27 @@ def _output(outputs: Sequence[Record]) -> tuple[float, float, float, float]:
     return float(largest.count), s.norm, total, s.mean * float(np.sqrt(largest.count)) / s.norm
 
 
-def distance(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How far moments are apart, n against m: the largest relative difference of norm and sum of magnitudes (and the difference of
-    a fourth column). inf where the counts differ or nothing is known.
+def distance(
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """How far moments are apart, n against m: the largest relative difference of norm and sum of
+    magnitudes (and the difference of a fourth column). inf where the counts differ or nothing is
+    known.
     """
-    a, b = np.asarray(left, np.float64).reshape(len(left), -1), np.asarray(right, np.float64).reshape(len(right), -1)
+    a, b = (
+        np.asarray(left, np.float64).reshape(len(left), -1),
+        np.asarray(right, np.float64).reshape(len(right), -1),
+    )
     out = np.where((a[:, None, 0] == b[None, :, 0]) & (a[:, None, 0] > 0), 0.0, np.inf)
     for column in (1, 2):
         x, y = a[:, None, column], b[None, :, column]
         size = np.maximum(np.abs(x), np.abs(y))
-        out = np.maximum(out, np.divide(np.abs(x - y), size, out=np.zeros_like(out), where=(size > 0) & (x != 0) & (y != 0)))
+        out = np.maximum(
+            out,
+            np.divide(
+                np.abs(x - y), size, out=np.zeros_like(out), where=(size > 0) & (x != 0) & (y != 0)
+            ),
+        )
     if a.shape[1] > 3:
         out = np.maximum(out, np.abs(a[:, None, 3] - b[None, :, 3]))
     return out

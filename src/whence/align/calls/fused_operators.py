@@ -1,8 +1,10 @@
-"""Calls of which one run has fused what the other has apart: the members are joined into one call, which faces the fused one.
+"""Calls of which one run has fused what the other has apart: the members are joined into one call,
+which faces the fused one.
 
-`Call.origins` names the operators of the original program that a call carries out; without it, a name that is the names of the other
-run's calls put together says the same, where their data flow agrees (`segments`). Works both ways and for n against m: calls that
-share origins are one group, and a side that has several calls in it gets them joined. See docs/decisions/0010.
+`Call.origins` names the operators of the original program that a call carries out; without it, a
+name that is the names of the other run's calls put together says the same, where their data flow
+agrees (`segments`). Works both ways and for n against m: calls that share origins are one group,
+and a side that has several calls in it gets them joined. See docs/decisions/0010.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. faced: calls that carry out the same operators, (reference's, target's, evidence).
-    notes: what was joined.
+    """The two runs with members joined. faced: calls that carry out the same operators,
+    (reference's, target's, evidence). notes: what was joined.
     """
 
     reference: Run
@@ -48,8 +50,12 @@ class _Group(NamedTuple):
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Join what one run has apart. Runs whose calls say nothing of origins, and share their names, come back as they are."""
-    if not any(c.origins for run in (reference, target) for c in run.calls) and not _concatenated(reference, target):
+    """Join what one run has apart. Runs whose calls say nothing of origins, and share their names,
+    come back as they are.
+    """
+    if not any(c.origins for run in (reference, target) for c in run.calls) and not _concatenated(
+        reference, target
+    ):
         return Fused(reference, target)
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
     ours, left = _joined(reference, [g.ours for g in groups])
@@ -60,16 +66,30 @@ def joined(reference: Run, target: Run) -> Fused:
             continue
         one, other = ours.calls[a], theirs.calls[b]
         names = one.origins or other.origins
-        faced.append((a, b, f"{_listed(names)} in {other.scope}" if names else f"{one.scope} and {other.scope}"))
-        for side, of, run, across in (("reference", group.ours, reference, other), ("target", group.theirs, target, one)):
+        faced.append(
+            (
+                a,
+                b,
+                f"{_listed(names)} in {other.scope}" if names else f"{one.scope} and {other.scope}",
+            )
+        )
+        for side, of, run, across in (
+            ("reference", group.ours, reference, other),
+            ("target", group.theirs, target, one),
+        ):
             if len(of) > 1:
-                told[f"{_listed([run.calls[k].scope for k in of])} of the {side} are taken together: across, {across.scope} does it"] += 1
+                told[
+                    f"{_listed([run.calls[k].scope for k in of])} of the {side} are taken "
+                    f"together: across, {across.scope} does it"
+                ] += 1
     notes = tuple(f"{text} ({count} calls)" if count > 1 else text for text, count in told.items())
     return Fused(ours, theirs, tuple(faced), notes)
 
 
 class _Lane(NamedTuple):
-    """The calls of one step that may face each other. What was called again is another lane: a repetition is no fusion."""
+    """The calls of one step that may face each other. What was called again is another lane: a
+    repetition is no fusion.
+    """
 
     ours: list[Call]
     theirs: list[Call]
@@ -128,8 +148,15 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
                             todo.append((mine, call.id))
         a = sorted((c for m, c in group if m), key=lambda k: calls[True, k].order)
         b = sorted((c for m, c in group if not m), key=lambda k: calls[False, k].order)
-        said = any(calls[one].origins or one[1] in cut[not one[0]] for one in group)  # else they only share a name
-        if not a or not b or not said or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b]):
+        said = any(
+            calls[one].origins or one[1] in cut[not one[0]] for one in group
+        )  # else they only share a name
+        if (
+            not a
+            or not b
+            or not said
+            or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b])
+        ):
             continue
         yield _Group(tuple(a), tuple(b))
 
@@ -149,18 +176,28 @@ def _same_names(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
 
 
 def _concatenated(reference: Run, target: Run) -> bool:
-    """May a name of one run be names of the other put together? Cheap: does it begin with one of them, and is it unknown there?"""
+    """May a name of one run be names of the other put together? Cheap: does it begin with one of
+    them, and is it unknown there?
+    """
     names = {c.scope for c in reference.calls if c.leaf}, {c.scope for c in target.calls if c.leaf}
     for mine, other in (names, names[::-1]):
         alone = sorted(mine - other)
         rest = other - mine
-        if alone and len(rest) > 1 and len(alone) < _TRIED and any(any(n[:k] in rest for k in range(1, len(n))) for n in alone):
+        if (
+            alone
+            and len(rest) > 1
+            and len(alone) < _TRIED
+            and any(any(n[:k] in rest for k in range(1, len(n))) for n in alone)
+        ):
             return True
     return False
 
 
-def _cut(calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other: Run) -> set[int]:
-    """Bind calls that share nothing with the other side, and whose name is others put together, to those. Returns which.
+def _cut(
+    calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other: Run
+) -> set[int]:
+    """Bind calls that share nothing with the other side, and whose name is others put together, to
+    those. Returns which.
 
     names, across: calls by name, of this side and the other, which gain names.
     """
@@ -168,10 +205,17 @@ def _cut(calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _
     theirs: _Table = defaultdict(list)
     for call in others:
         theirs[call.scope].append(call)
-    contents = {scope: {_content(other, r.record) for c in found for r in c.slots("output")} for scope, found in theirs.items()}
+    contents = {
+        scope: {_content(other, r.record) for c in found for r in c.slots("output")}
+        for scope, found in theirs.items()
+    }
 
     def feeds(one: str, two: str) -> bool:
-        return any(_content(other, r.record) in contents[one] for c in theirs[two] for r in c.slots("input"))
+        return any(
+            _content(other, r.record) in contents[one]
+            for c in theirs[two]
+            for r in c.slots("input")
+        )
 
     free = {scope for scope in theirs if scope not in scopes}
     out: set[int] = set()
@@ -192,7 +236,9 @@ def _content(run: Run, record: int) -> Hashable:
 
 
 def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
-    """(the run with every group of several calls as one, the call that stands for each group; -1 where it cannot be joined)."""
+    """(the run with every group of several calls as one, the call that stands for each group; -1
+    where it cannot be joined).
+    """
     heads: dict[int, int] = {}  # last member -> group
     member_of: set[int] = set()
     for number, group in enumerate(groups):
@@ -202,7 +248,9 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
             member_of.update(group)
     if not heads:
         return run, [g[0] if len(g) == 1 else -1 for g in groups]
-    begun: list[Call] = []  # in the order of beginning; ids as they were, those of joined calls behind all
+    begun: list[
+        Call
+    ] = []  # in the order of beginning; ids as they were, those of joined calls behind all
     first = len(run.calls)
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id not in member_of:
@@ -212,14 +260,22 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
             members = [run.calls[k] for k in groups[number]]
             whole = _whole(run, members, first + number)
             begun.append(whole)
-            begun += (msgspec.structs.replace(m, parent=whole.id, notes=(*m.notes, NOT_SELECTED)) for m in members)
+            begun += (
+                msgspec.structs.replace(m, parent=whole.id, notes=(*m.notes, NOT_SELECTED))
+                for m in members
+            )
     calls, at = renumbered(begun)
-    placed = [at[first + n] if n in heads.values() else at[g[0]] if len(g) == 1 else -1 for n, g in enumerate(groups)]
+    placed = [
+        at[first + n] if n in heads.values() else at[g[0]] if len(g) == 1 else -1
+        for n, g in enumerate(groups)
+    ]
     return Derived(run, (), (), calls), placed
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
-    """One call in the place of its members: it reads what they read and do not make, and makes what they make and do not read."""
+    """One call in the place of its members: it reads what they read and do not make, and makes what
+    they make and do not read.
+    """
     made: set[Hashable] = set()
     inputs: dict[int, None] = {}
     params: dict[int, None] = {}
@@ -233,20 +289,40 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
                     inputs[ref.record] = None
             elif ref.slot.startswith("param"):
                 params[ref.record] = None
-        made.update(_content(run, r.record) for r in call.refs if r.slot.startswith(("output", "mutated")))
+        made.update(
+            _content(run, r.record) for r in call.refs if r.slot.startswith(("output", "mutated"))
+        )
     last = members[-1].slots("output")
-    ends = [r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read]
+    ends = [
+        r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read
+    ]
     outputs = dict.fromkeys(r.record for r in (*last, *ends))
-    kept = {(_kind(r), r.record): c.files[r.slot] for c in reversed(members) for r in c.refs if r.slot in c.files}
-    refs = [Ref(f"input.{k}", r) for k, r in enumerate(inputs)] + [Ref(f"param.{k}", r) for k, r in enumerate(params)]
+    kept = {
+        (_kind(r), r.record): c.files[r.slot]
+        for c in reversed(members)
+        for r in c.refs
+        if r.slot in c.files
+    }
+    refs = [Ref(f"input.{k}", r) for k, r in enumerate(inputs)] + [
+        Ref(f"param.{k}", r) for k, r in enumerate(params)
+    ]
     refs += [Ref(f"output.{k}", r) for k, r in enumerate(outputs)]
     names = [c.scope for c in members]
     origins = tuple(dict.fromkeys(n for c in members for n in (c.origins or (c.scope,))))
     return msgspec.structs.replace(
-        members[-1], id=number, scope=_called(names), op="", occurrence=0, op_type=_called([c.op_type for c in members]), refs=tuple(refs),
-        leaf=False, arguments={}, origins=origins, notes=(f"{_listed(names)} taken together",),
+        members[-1],
+        id=number,
+        scope=_called(names),
+        op="",
+        occurrence=0,
+        op_type=_called([c.op_type for c in members]),
+        refs=tuple(refs),
+        leaf=False,
+        arguments={},
+        origins=origins,
+        notes=(f"{_listed(names)} taken together",),
         files={r.slot: kept[_kind(r), r.record] for r in refs if (_kind(r), r.record) in kept},
-    )  # fmt: skip
+    )
 
 
 def _kind(ref: Ref) -> str:
@@ -254,7 +330,11 @@ def _kind(ref: Ref) -> str:
 
 
 def _called(names: Sequence[str]) -> str:
-    shown = list(names) if len(names) <= _SHOWN else [*names[: _SHOWN - 2], f"{len(names) - _SHOWN + 1} more", names[-1]]
+    shown = (
+        list(names)
+        if len(names) <= _SHOWN
+        else [*names[: _SHOWN - 2], f"{len(names) - _SHOWN + 1} more", names[-1]]
+    )
     return "+".join(shown)
 
 

@@ -18,8 +18,9 @@ _NATIVE = "whence"
 def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     """(the target with its steps as the reference counts them, notes).
 
-    Of dumps only: whence's own runs count from 0. The steps of a model are moved by one when nothing that came in at a step is what came in
-    at the reference's step of that number, and what came in is, one step on, for half of the steps at least.
+    Of dumps only: whence's own runs count from 0. The steps of a model are moved by one when
+    nothing that came in at a step is what came in at the reference's step of that number, and what
+    came in is, one step on, for half of the steps at least.
     """
     if reference.info.kind == target.info.kind == _NATIVE:
         return target, ()
@@ -39,7 +40,10 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     if not shifts:
         return target, ()
     calls = [msgspec.structs.replace(c, step=c.step - shifts.get(c.root, 0)) for c in target.calls]
-    words = (f"steps of {root} of the target are moved by {-shift}: then what comes in is the same" for root, shift in shifts.items())
+    words = (
+        f"steps of {root} of the target are moved by {-shift}: then what comes in is the same"
+        for root, shift in shifts.items()
+    )
     return Derived(target, (), (), calls), tuple(words)
 
 
@@ -56,10 +60,15 @@ def _given(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
                     content = record.hash, record.dtype, record.shape
                     seen[call.root][content].add(call.step)
                     out[call.root][call.step].add(content)
-    return {root: {step: {c for c in held if len(seen[root][c]) == 1} for step, held in steps.items()} for root, steps in out.items()}
+    return {
+        root: {step: {c for c in held if len(seen[root][c]) == 1} for step, held in steps.items()}
+        for root, steps in out.items()
+    }
 
 
-def _agreeing(steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]], shift: int) -> int:
+def _agreeing(
+    steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]], shift: int
+) -> int:
     return sum(bool(held & across.get(step + shift, set())) for step, held in steps.items())
 
 
@@ -67,7 +76,9 @@ _OPERATORS = ("operator", "region")
 
 
 def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
-    """Both runs without operator calls where only one capture took them, and a sentence that says so."""
+    """Both runs without operator calls where only one capture took them, and a sentence that says
+    so.
+    """
     said = []
     if _has_operators(reference) and not _any_operator(target):
         reference = _modules_of(reference)
@@ -79,7 +90,9 @@ def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
 
 
 def _has_operators(run: Run) -> bool:
-    """Is this a capture of operators? Dumps of others that hold operators have nothing else to be compared by."""
+    """Is this a capture of operators? Dumps of others that hold operators have nothing else to be
+    compared by.
+    """
     return run.info.options.get("level") == "op"
 
 
@@ -94,6 +107,9 @@ def _modules_of(run: Run) -> Run:
     number = {call.id: i for i, call in enumerate(kept)}
     parents = {call.parent for call in kept}
     calls: list[Call] = [
-        msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1), leaf=c.id not in parents) for c in kept
+        msgspec.structs.replace(
+            c, id=number[c.id], parent=number.get(c.parent, -1), leaf=c.id not in parents
+        )
+        for c in kept
     ]
     return Over(run, calls)

@@ -1,7 +1,9 @@
-"""Operators that only one run has and that compute nothing: a change of layout or dtype. They are held against what they were given.
+"""Operators that only one run has and that compute nothing: a change of layout or dtype. They are
+held against what they were given.
 
-A graph compiler puts them where a kernel wants its tensor in blocks. Nothing faces them; yet what they hand on must be what came in. So
-the other run gets a call that hands on, and a fault in one is named like any other.
+A graph compiler puts them where a kernel wants its tensor in blocks. Nothing faces them; yet what
+they hand on must be what came in. So the other run gets a call that hands on, and a fault in one is
+named like any other.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ _EVIDENCE = "only moves elements: held against what it was given"
 
 
 def is_handed_on(call: Call) -> bool:
-    """Did its run not have this call, which stands for a move of elements that only the other has?"""
+    """Did its run not have this call, which stands for a move of elements that only the other
+    has?
+    """
     return _EVIDENCE in call.notes
 
 
 def faced(found: Fused) -> Fused:
-    """Give every such operator without a partner one, in both directions, where calls face each other by what they carry out."""
+    """Give every such operator without a partner one, in both directions, where calls face each
+    other by what they carry out.
+    """
     if not found.faced:
         return found
     found = _across(found, True)
@@ -39,7 +45,11 @@ def _across(found: Fused, in_target: bool) -> Fused:
     here, there = (found.target, found.reference) if in_target else (found.reference, found.target)
     known = {(b if in_target else a) for a, b, _ in found.faced}
     names = {c.scope for c in there.calls if c.leaf}
-    moves = [c for c in selected(here.calls) if c.leaf and c.op_type in _MOVES and c.id not in known and c.scope not in names]
+    moves = [
+        c
+        for c in selected(here.calls)
+        if c.leaf and c.op_type in _MOVES and c.id not in known and c.scope not in names
+    ]
     moves = [c for c in moves if len(c.slots("input")) == len(c.slots("output")) == 1]
     if not moves:
         return found
@@ -70,9 +80,17 @@ def _across(found: Fused, in_target: bool) -> Fused:
             continue
         number = len(there.calls) + len(pairs)
         handing = msgspec.structs.replace(
-            move, id=number, root=roots.get(move.root, at.root), rank=at.rank, parent=at.parent, number=at.number, origins=(),
-            refs=(Ref(given.slot, like), Ref(made.slot, like)), notes=(_EVIDENCE,), files={},
-        )  # fmt: skip
+            move,
+            id=number,
+            root=roots.get(move.root, at.root),
+            rank=at.rank,
+            parent=at.parent,
+            number=at.number,
+            origins=(),
+            refs=(Ref(given.slot, like), Ref(made.slot, like)),
+            notes=(_EVIDENCE,),
+            files={},
+        )
         (behind if like in makers else before)[at.id].append(handing)
         pairs.append((move.id, number))
     if not pairs:
@@ -97,16 +115,24 @@ def _across(found: Fused, in_target: bool) -> Fused:
 
 
 def _told(name: str, count: int, side: str) -> str:
-    return f"{name} of the {side} only moves elements: it is held against what it was given" + (f" ({count} calls)" if count > 1 else "")
+    return f"{name} of the {side} only moves elements: it is held against what it was given" + (
+        f" ({count} calls)" if count > 1 else ""
+    )
 
 
 def _partners(found: Fused, in_target: bool) -> dict[int, int]:
     """Tensors of the one run -> what faces them in the other, of calls that carry out the same."""
     out: dict[int, int] = {}
     for a, b, _ in found.faced:
-        slots, _, _ = fitted(found.reference.calls[a], found.target.calls[b], found.reference, found.target)
+        slots, _, _ = fitted(
+            found.reference.calls[a], found.target.calls[b], found.reference, found.target
+        )
         for slot in slots:
-            one, other = (slot.target_record, slot.reference_record) if in_target else (slot.reference_record, slot.target_record)
+            one, other = (
+                (slot.target_record, slot.reference_record)
+                if in_target
+                else (slot.reference_record, slot.target_record)
+            )
             # What a call made is believed before what another read.
             if one not in out or slot.reference_slot.startswith("output"):
                 out[one] = other

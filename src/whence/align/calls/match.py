@@ -1,11 +1,13 @@
-"""Decides which call of the reference faces which call of the target, from names and metadata alone. Reads no tensor data.
+"""Decides which call of the reference faces which call of the target, from names and metadata
+alone. Reads no tensor data.
 
-Rules by falling strictness: "original operators" (both say that they carry out the same ones), "exact key" (rank, root, step, micro,
-phase, scope, op, occurrence all equal), "normalised name"
-(wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a word more), "order" (the calls
-that paired calls make, aligned in the order in which they ran), "data flow" (what it reads and who reads it are partners),
-"content" (parameters or outputs that no other call has). What no rule pairs is listed as unmatched, what several candidates fit
-equally as ambiguous.
+Rules by falling strictness: "original operators" (both say that they carry out the same ones),
+"exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
+(wrappers, index styles, class suffixes and a root's prefix taken out), "similar name" (a typo, a
+word more), "order" (the calls that paired calls make, aligned in the order in which they ran),
+"data flow" (what it reads and who reads it are partners), "content" (parameters or outputs that no
+other call has). What no rule pairs is listed as unmatched, what several candidates fit equally as
+ambiguous.
 """
 
 from __future__ import annotations
@@ -29,19 +31,25 @@ from whence.results import CallPair, Plan
 MATCHES = ("auto", "exact", "names", "order")
 
 
-def plan(reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple[int, int, str]] = ()) -> Plan:
-    """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched, ambiguous.
+def plan(
+    reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple[int, int, str]] = ()
+) -> Plan:
+    """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched,
+    ambiguous.
 
-    faced: calls that carry out the same operators (`fused`), with evidence; their sites are paired before any rule is asked.
-    match: "auto" all rules; "exact" equal keys only; "names" these, and names that differ in spelling; "order" the k-th call
-    faces the k-th, which is refused unless both have as many and every line agrees in kind and output shapes.
-    Raises UsageError: another word for `match`; a line that disagrees.
+    faced: calls that carry out the same operators (`fused`), with evidence; their sites are paired
+    before any rule is asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
+    names that differ in spelling; "order" the k-th call faces the k-th, which is refused unless
+    both have as many and every line agrees in kind and output shapes. Raises UsageError: another
+    word for `match`; a line that disagrees.
     """
     if match not in MATCHES:
         raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
     if match == "order":
         pairs = [(a, b, "line by line", "") for a, b in line_by_line(reference, target)]
-        return _plan(reference, target, pairs, {}, selected(reference.calls), selected(target.calls))
+        return _plan(
+            reference, target, pairs, {}, selected(reference.calls), selected(target.calls)
+        )
     at = Pairing(reference, target)
     for one, other, evidence in faced:
         at.pair(at.left.site_of[one], at.right.site_of[other], RULE, evidence)
@@ -57,7 +65,15 @@ def plan(reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple
                 shifted(at)
     if match == "auto" and not at.settled():
         nested = (structure, leaves, containers)
-        for rule in (*nested, learn, *nested, between_partners, same_content, containers, structure):
+        for rule in (
+            *nested,
+            learn,
+            *nested,
+            between_partners,
+            same_content,
+            containers,
+            structure,
+        ):
             if not at.settled():
                 rule(at)
     return _of(at, reference, target, match)
@@ -75,10 +91,14 @@ def _of(at: Pairing, reference: Run, target: Run, match: str) -> Plan:
     back = {b for b, _, _ in pairs.values()}
     for site, others in at.doubtful.items():
         for moment, calls in left.moments[site].items():
-            fit = tuple(b for o in others for b in right.moments[o].get(moment, ()) if b not in back)
+            fit = tuple(
+                b for o in others for b in right.moments[o].get(moment, ()) if b not in back
+            )
             if fit:
                 ambiguous.update((a, fit) for a in calls if a not in pairs)
-    found = [(left.calls[a], right.calls[b], rule, evidence) for a, (b, rule, evidence) in pairs.items()]
+    found = [
+        (left.calls[a], right.calls[b], rule, evidence) for a, (b, rule, evidence) in pairs.items()
+    ]
     return _plan(reference, target, found, ambiguous, selected(left.calls), selected(right.calls))
 
 
@@ -92,7 +112,9 @@ def _plan(
 ) -> Plan:
     pairs.sort(key=lambda p: p[0].order)
     taken_left = {a.id for a, *_ in pairs} | ambiguous.keys()
-    taken_right = {b.id for _, b, *_ in pairs} | {b for others in ambiguous.values() for b in others}
+    taken_right = {b.id for _, b, *_ in pairs} | {
+        b for others in ambiguous.values() for b in others
+    }
     return Plan(
         tuple(pair_of(a, b, rule, reference, target, evidence) for a, b, rule, evidence in pairs),
         tuple(sorted(c.id for c in left if c.id not in taken_left)),
@@ -101,9 +123,15 @@ def _plan(
     )
 
 
-def pair_of(call: Call, other: Call, rule: str, reference: Run, target: Run, evidence: str | None = None) -> CallPair:
-    """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where these differ."""
+def pair_of(
+    call: Call, other: Call, rule: str, reference: Run, target: Run, evidence: str | None = None
+) -> CallPair:
+    """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where
+    these differ.
+    """
     slots, mine, theirs = (fitted if rule == RULE else face)(call, other, reference, target)
     if evidence is None:
-        evidence = "" if call.op_type == other.op_type else f"{call.op_type} against {other.op_type}"
+        evidence = (
+            "" if call.op_type == other.op_type else f"{call.op_type} against {other.op_type}"
+        )
     return CallPair(call.id, other.id, rule, evidence, tuple(slots), tuple(mine), tuple(theirs))

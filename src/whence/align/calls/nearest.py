@@ -1,4 +1,6 @@
-"""What a call without a partner comes nearest to: for a person who writes a map, or wonders why nothing was compared."""
+"""What a call without a partner comes nearest to: for a person who writes a map, or wonders why
+nothing was compared.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,21 @@ _PATH = 2.0  # what a path that is equal word by word is worth
 
 
 def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> tuple[Nearest, ...]:
-    """For up to 20 calls of the reference, one per module: the free call of the target that comes nearest, if any comes near.
+    """For up to 20 calls of the reference, one per module: the free call of the target that comes
+    nearest, if any comes near.
 
-    wanted: ids of calls of the reference without a partner. Names, classes, shapes, parameters and outputs count; reads no elements.
+    wanted: ids of calls of the reference without a partner. Names, classes, shapes, parameters and
+    outputs count; reads no elements.
     """
     if not wanted:
         return ()
     at = Pairing(reference, target)
     paired = {p.target for p in plan.pairs}
-    free = [o for o in range(len(at.right)) if not any(c in paired for calls in at.right.moments[o].values() for c in calls)]
+    free = [
+        o
+        for o in range(len(at.right))
+        if not any(c in paired for calls in at.right.moments[o].values() for c in calls)
+    ]
     free = [o for o in free if at.right.selected(o)][:_ACROSS]
     if not free:
         return ()
@@ -57,5 +65,7 @@ def _alike(one: Sequence[str], other: Sequence[str]) -> float:
     best = np.zeros((n + 1, m + 1))
     for i in range(n):
         for j in range(m):
-            best[i + 1, j + 1] = max(best[i, j + 1], best[i + 1, j], best[i, j] + likeness(one[i], other[j]))
+            best[i + 1, j + 1] = max(
+                best[i, j + 1], best[i + 1, j], best[i, j] + likeness(one[i], other[j])
+            )
     return float(best[n, m]) / max(n, m)

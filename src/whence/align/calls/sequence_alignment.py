@@ -1,7 +1,9 @@
-"""Two sequences of calls brought face to face: not line by line, but so that what was inserted or removed stays alone.
+"""Two sequences of calls brought face to face: not line by line, but so that what was inserted or
+removed stays alone.
 
-The alignment with the largest sum of likenesses wins (Needleman and Wunsch, J. Mol. Biol. 48, 1970, with free gaps). A pair
-counts only if every best alignment has it; what several fit equally is returned as doubtful.
+The alignment with the largest sum of likenesses wins (Needleman and Wunsch, J. Mol. Biol. 48, 1970,
+with free gaps). A pair counts only if every best alignment has it; what several fit equally is
+returned as doubtful.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import numpy as np
 from whence.align.calls.fingerprints import Feature, distance
 from whence.align.module_names import likeness
 
-# What each agreement is worth. Parameters that agree weigh less than class, shapes and place together: two layers whose weights
-# were exchanged still face their namesakes, and the exchange is the finding.
+# What each agreement is worth. Parameters that agree weigh less than class, shapes and place
+# together: two layers whose weights were exchanged still face their namesakes, and the exchange is
+# the finding.
 KIND, FAMILY, SHAPES, BARE, CONTENT, CLOSE = 2.0, 1.5, 2.0, 0.5, 4.0, 2.0
 OUT, OUTPUT, WORD, LAYOUT = 1.0, 1.5, 2.0, 2.0
 OTHER_SHAPES, OTHER_FORM = -1.0, -2.0
@@ -31,17 +34,26 @@ Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Aligned(NamedTuple):
-    """Positions that face each other, with the likeness each pair rests on, and positions that several fit equally."""
+    """Positions that face each other, with the likeness each pair rests on, and positions that
+    several fit equally.
+    """
 
     pairs: list[tuple[int, int, float]]
     doubtful: list[tuple[int, list[int]]]
 
 
-def scores(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[int], str], *, named: bool = False) -> Scores:
-    """How well each of the left fits each of the right: (n, m) float64, -inf where one cannot be the other.
+def scores(
+    left: Sequence[Feature],
+    right: Sequence[Feature],
+    words: Callable[[int], str],
+    *,
+    named: bool = False,
+) -> Scores:
+    """How well each of the left fits each of the right: (n, m) float64, -inf where one cannot be
+    the other.
 
-    words: the name behind `Feature.word`. named: most calls of both runs share their names, so that another name with other
-    parameters is another call.
+    words: the name behind `Feature.word`. named: most calls of both runs share their names, so that
+    another name with other parameters is another call.
     """
 
     def column(features: Sequence[Feature], name: str) -> np.ndarray[Any, Any]:
@@ -64,11 +76,19 @@ def scores(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[i
     boxes = box_a & box_b
     layout = boxes & same("layout")[0]
     total = np.where(kind, KIND, np.where(fam, FAMILY, 0.0))
-    total += np.where(shapes, SHAPES, np.where(shapes_known, OTHER_SHAPES, np.where(bare, BARE, OTHER_FORM)))
-    total += np.where(out, OUT, 0.0) + np.where(layout, LAYOUT, 0.0) + np.where(box_a != box_b, OTHER_FORM, 0.0)
+    total += np.where(
+        shapes, SHAPES, np.where(shapes_known, OTHER_SHAPES, np.where(bare, BARE, OTHER_FORM))
+    )
+    total += (
+        np.where(out, OUT, 0.0)
+        + np.where(layout, LAYOUT, 0.0)
+        + np.where(box_a != box_b, OTHER_FORM, 0.0)
+    )
     held = _shared(left, right) if boxes.any() or named else np.zeros(total.shape)
     close = distance([f.moments for f in left], [f.moments for f in right]) < _CLOSE_MOMENTS
-    total += np.maximum(np.where(content & ~boxes, CONTENT, np.where(close, CLOSE, 0.0)), CONTENT * held * boxes)
+    total += np.maximum(
+        np.where(content & ~boxes, CONTENT, np.where(close, CLOSE, 0.0)), CONTENT * held * boxes
+    )
     apart = distance([f.out_moments for f in left], [f.out_moments for f in right])
     with np.errstate(divide="ignore"):
         near = np.clip((-1.0 - np.log10(apart)) / 6.0, 0.0, 1.0)  # 1 at 1e-7, 0 at 1e-1
@@ -77,11 +97,15 @@ def scores(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[i
     total += WORD * alike
     # What is known to be another kind of operator is not the same call, whatever its shapes.
     other = fam_known & ~fam & ~(content & content_known)
-    # Other parameters and other outputs: a part of what is fused across, or the whole; not one call for one.
+    # Other parameters and other outputs: a part of what is fused across, or the whole; not one call
+    # for one.
     out_known = (column(left, "out")[:, None] > 0) & (column(right, "out")[None, :] > 0)
     other |= shapes_known & ~shapes & out_known & ~out & (alike < 0.9)
     if named:
-        telling = content_known | (np.asarray([bool(f.held) for f in left])[:, None] & np.asarray([bool(f.held) for f in right]))
+        telling = content_known | (
+            np.asarray([bool(f.held) for f in left])[:, None]
+            & np.asarray([bool(f.held) for f in right])
+        )
         other |= telling & ~content & ~close & (held < 0.1) & (alike < 0.5)
     return np.where(other, -np.inf, total)
 
@@ -99,7 +123,9 @@ def _shared(left: Sequence[Feature], right: Sequence[Feature]) -> Scores:
     return out
 
 
-def _words(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[int], str]) -> Scores:
+def _words(
+    left: Sequence[Feature], right: Sequence[Feature], words: Callable[[int], str]
+) -> Scores:
     ours, a = np.unique([f.word for f in left], return_inverse=True)
     theirs, b = np.unique([f.word for f in right], return_inverse=True)
     if len(ours) * len(theirs) > _WORDS:
@@ -145,8 +171,16 @@ def _best(s: Scores) -> Scores:
     return best
 
 
-def sequence(left: Sequence[Feature], right: Sequence[Feature], words: Callable[[int], str], *, named: bool = False) -> Aligned:
-    """Align two sequences of any length. Long ones are cut where a stretch occurs once on either side."""
+def sequence(
+    left: Sequence[Feature],
+    right: Sequence[Feature],
+    words: Callable[[int], str],
+    *,
+    named: bool = False,
+) -> Aligned:
+    """Align two sequences of any length. Long ones are cut where a stretch occurs once on either
+    side.
+    """
     pairs: list[tuple[int, int, float]] = []
     doubtful: list[tuple[int, list[int]]] = []
     todo = [(0, len(left), 0, len(right))]
@@ -157,7 +191,9 @@ def sequence(left: Sequence[Feature], right: Sequence[Feature], words: Callable[
         mine, theirs = left[a:b], right[c:d]
         if len(mine) == len(theirs):
             strong = _tokens(mine, True)
-            if all(f.content or f.held for f in mine if f.shapes) and strong == _tokens(theirs, True):
+            if all(f.content or f.held for f in mine if f.shapes) and strong == _tokens(
+                theirs, True
+            ):
                 pairs += [(a + k, c + k, CONTENT + SHAPES) for k in range(len(mine))]
                 continue
         if len(mine) * len(theirs) <= _CELLS:
@@ -165,7 +201,9 @@ def sequence(left: Sequence[Feature], right: Sequence[Feature], words: Callable[
             pairs += [(a + i, c + j, s) for i, j, s in found.pairs]
             doubtful += [(a + i, [c + j for j in others]) for i, others in found.doubtful]
             continue
-        anchors = _anchors(_tokens(mine, True), _tokens(theirs, True)) or _anchors(_tokens(mine, False), _tokens(theirs, False))
+        anchors = _anchors(_tokens(mine, True), _tokens(theirs, True)) or _anchors(
+            _tokens(mine, False), _tokens(theirs, False)
+        )
         if not anchors:
             if _tokens(mine, False) == _tokens(theirs, False):
                 pairs += [(a + k, c + k, KIND + OUT) for k in range(len(mine))]
@@ -187,7 +225,9 @@ def _tokens(features: Sequence[Feature], strong: bool) -> list[tuple[Any, ...]]:
 
 
 def _anchors(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
-    """Positions inside stretches that occur once on both sides, in increasing order. Tried with longer and longer stretches."""
+    """Positions inside stretches that occur once on both sides, in increasing order. Tried with
+    longer and longer stretches.
+    """
     ids: dict[tuple[Any, ...], int] = {}
     a = np.array([ids.setdefault(t, len(ids)) for t in left], dtype=np.uint64)
     b = np.array([ids.setdefault(t, len(ids)) for t in right], dtype=np.uint64)
@@ -202,12 +242,16 @@ def _anchors(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> list[
     return []
 
 
-def _rolled(tokens: np.ndarray[Any, np.dtype[np.uint64]], width: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _rolled(
+    tokens: np.ndarray[Any, np.dtype[np.uint64]], width: int
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """A 64-bit mix of each stretch of `width` tokens."""
     mixed = (tokens + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     half = 1
     while half < width:  # a power of two: stretches double
-        mixed = mixed[:-half] * np.uint64(0xBF58476D1CE4E5B9) + (mixed[half:] ^ (mixed[half:] >> np.uint64(29)))
+        mixed = mixed[:-half] * np.uint64(0xBF58476D1CE4E5B9) + (
+            mixed[half:] ^ (mixed[half:] >> np.uint64(29))
+        )
         half *= 2
     return mixed
 
@@ -221,7 +265,9 @@ def _once(values: np.ndarray[Any, np.dtype[np.uint64]]) -> list[tuple[int, int]]
 
 
 def longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest part of pairs (sorted by their first number) whose second numbers increase too."""
+    """The longest part of pairs (sorted by their first number) whose second numbers increase
+    too.
+    """
     ends: list[int] = []
     at: list[int] = []
     before = [-1] * len(pairs)

@@ -1,4 +1,6 @@
-"""The sites of two runs while rules bring them face to face: who has a partner, and what speaks for a pair."""
+"""The sites of two runs while rules bring them face to face: who has a partner, and what speaks for
+a pair.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from whence.align.calls.fingerprints import Features, Vocabulary, distance
 from whence.align.module_names import family, starred
 from whence.records import Run
 
-EXACT, NORMAL, SIMILAR, ORDER, FLOW, CONTENT = "exact key", "normalised name", "similar name", "order", "data flow", "content"
+EXACT, NORMAL, SIMILAR, ORDER, FLOW, CONTENT = (
+    "exact key",
+    "normalised name",
+    "similar name",
+    "order",
+    "data flow",
+    "content",
+)
 CLOSE_OUTPUT = 1e-3
 
 
@@ -25,10 +34,12 @@ class Face(NamedTuple):
 
 
 class Pairing:
-    """The sites of two runs, paired. face: site of the reference -> Face; back: site of the target -> site of the reference.
+    """The sites of two runs, paired. face: site of the reference -> Face; back: site of the target
+    -> site of the reference.
 
-    doubtful: site of the reference -> sites of the target that fit it equally. renumbered: sites of the reference whose numbers mean
-    something else across. classes_across: classes that, wherever a class was paired so far, stood across.
+    doubtful: site of the reference -> sites of the target that fit it equally. renumbered: sites of
+    the reference whose numbers mean something else across. classes_across: classes that, wherever a
+    class was paired so far, stood across.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -37,11 +48,18 @@ class Pairing:
         self.back: dict[int, int] = {}
         self.doubtful: dict[int, list[int]] = {}
         self._vocabulary = Vocabulary()
-        self.ours, self.theirs = Features(self.left, self._vocabulary), Features(self.right, self._vocabulary)
+        self.ours, self.theirs = (
+            Features(self.left, self._vocabulary),
+            Features(self.right, self._vocabulary),
+        )
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
-        self.renumbered: set[int] = set()  # sites of the reference whose numbers mean something else across
-        self.counted: set[int] = set()  # sites of the reference that were aligned as part of a sequence, whatever their counters
+        self.renumbered: set[int] = (
+            set()
+        )  # sites of the reference whose numbers mean something else across
+        self.counted: set[int] = (
+            set()
+        )  # sites of the reference that were aligned as part of a sequence, whatever their counters
 
     def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
         before = self.back.get(other)
@@ -59,17 +77,22 @@ class Pairing:
 
     @cached_property
     def shared_names(self) -> frozenset[str] | None:
-        """Names, with stars for numbers, that partners share, None unless most calls share theirs. As when first asked: before
-        structure adds its pairs.
+        """Names, with stars for numbers, that partners share, None unless most calls share theirs.
+        As when first asked: before structure adds its pairs.
         """
         if 2 * len(self.face) < min(len(self.left), len(self.right)) or len(self.face) < 2:
             return None
-        keys = ((starred(self.left.keys[s].scope), starred(self.right.keys[f.other].scope)) for s, f in self.face.items())
+        keys = (
+            (starred(self.left.keys[s].scope), starred(self.right.keys[f.other].scope))
+            for s, f in self.face.items()
+        )
         return frozenset(a for a, b in keys if a == b)
 
     def free(self) -> tuple[list[int], list[int]]:
         """Sites without a partner, of either side."""
-        return [s for s in range(len(self.left)) if s not in self.face], [s for s in range(len(self.right)) if s not in self.back]
+        return [s for s in range(len(self.left)) if s not in self.face], [
+            s for s in range(len(self.right)) if s not in self.back
+        ]
 
     def settled(self) -> bool:
         """Has one side no site left that was asked for and has no partner?"""
@@ -103,13 +126,19 @@ class Pairing:
         return bool(a.out_hash and a.out_hash == b.out_hash)
 
     def fits(self, site: int, other: int) -> bool:
-        return self.lane(self.left, site) == self.lane(self.right, other) and not self.contradict(site, other)
+        return self.lane(self.left, site) == self.lane(self.right, other) and not self.contradict(
+            site, other
+        )
 
     def same_parents(self, site: int, other: int) -> bool:
         """Are the parents partners, or is one of them without any?"""
         mine, theirs = self.left.parent[site], self.right.parent[other]
         paired = self.face.get(mine)
-        return (paired is None and theirs not in self.back) or (paired is not None and paired.other == theirs) or mine == theirs == -1
+        return (
+            (paired is None and theirs not in self.back)
+            or (paired is not None and paired.other == theirs)
+            or mine == theirs == -1
+        )
 
     def word(self, number: int) -> str:
         """The name behind `Feature.word`."""
@@ -123,7 +152,9 @@ class Pairing:
             count = int(a.moments[0])
             words.append(f"parameters equal ({count} elements)")
         elif a.held & b.held:
-            words.append(f"{len(a.held & b.held)} of {max(len(a.held), len(b.held))} parameters equal")
+            words.append(
+                f"{len(a.held & b.held)} of {max(len(a.held), len(b.held))} parameters equal"
+            )
         elif distance([a.moments], [b.moments])[0, 0] < CLOSE_OUTPUT:
             words.append(f"parameter norm {a.moments[1]:.6g} against {b.moments[1]:.6g}")
         elif a.shapes and a.shapes == b.shapes:
@@ -131,7 +162,9 @@ class Pairing:
         if a.kind and a.kind == b.kind:
             words.append(f"same class {self.left.first[site].op_type or self.left.first[site].op}")
         elif a.family and a.family == b.family:
-            words.append(f"{self.left.first[site].op_type} against {self.right.first[other].op_type}")
+            words.append(
+                f"{self.left.first[site].op_type} against {self.right.first[other].op_type}"
+            )
         if a.container and a.layout == b.layout:
             words.append("same structure")
         if a.out_hash and a.out_hash == b.out_hash:
@@ -152,4 +185,8 @@ def grouped(keyed: Iterable[tuple[Hashable, int]]) -> dict[Hashable, list[int]]:
 
 def alone(sites: Iterable[int], features: Features) -> dict[Hashable, int]:
     """Content of the parameters -> the site, where only one has it."""
-    return {c: found[0] for c, found in grouped((features[s].content or None, s) for s in sites).items() if len(found) == 1}
+    return {
+        c: found[0]
+        for c, found in grouped((features[s].content or None, s) for s in sites).items()
+        if len(found) == 1
+    }

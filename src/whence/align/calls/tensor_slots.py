@@ -1,4 +1,6 @@
-"""Which tensor of a call faces which of its partner: by slot, then by content, then by order where the shapes agree."""
+"""Which tensor of a call faces which of its partner: by slot, then by content, then by order where
+the shapes agree.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _CLEARLY = 5.0
 _ANOTHER = 0.1
 
 
-def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[SlotPair], list[str], list[str]]:
+def face(
+    call: Call, other: Call, reference: Run, target: Run
+) -> tuple[list[SlotPair], list[str], list[str]]:
     """(pairs, slots only the reference's call has, slots only the target's has)."""
     theirs = {r.slot: r for r in other.refs}
     slots: list[SlotPair] = []
@@ -42,10 +46,13 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
     slots = _of_one_kind(slots, theirs, reference, target)
     if call.op_type != other.op_type:
         slots = _elsewhere(_swapped(slots, reference, target), theirs, reference, target)
-    # A module may face the last of the operators in it, which reads something else than the module does.
+    # A module may face the last of the operators in it, which reads something else than the module
+    # does.
     is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
     is_fused = _is_fused(call, other)
-    for slot in [s for s in slots if (is_part or is_fused) and s.reference_slot.startswith("input.")]:
+    for slot in [
+        s for s in slots if (is_part or is_fused) and s.reference_slot.startswith("input.")
+    ]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
@@ -59,7 +66,9 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
         others = [f for f in free if _kind(f) == kind]
         for ref, match in _matched(mine, others, kind, reference, target):
             a, b = reference.records[ref.record], target.records[match.record]
-            if kind == "input" and ((is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)):
+            if kind == "input" and (
+                (is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)
+            ):
                 continue
             left.remove(ref)
             free.remove(match)
@@ -68,14 +77,23 @@ def face(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[Slo
 
 
 def _is_fused(call: Call, other: Call) -> bool:
-    """Two operators of one name, of which one was fused with those before it and reads what they read: other types, other operands."""
-    if call.op_type == other.op_type or not call.kind == other.kind == "operator" or call.scope != other.scope:
+    """Two operators of one name, of which one was fused with those before it and reads what they
+    read: other types, other operands.
+    """
+    if (
+        call.op_type == other.op_type
+        or not call.kind == other.kind == "operator"
+        or call.scope != other.scope
+    ):
         return False
     return any(len(call.slots(kind)) != len(other.slots(kind)) for kind in ("input", "param"))
 
 
-def _of_one_kind(slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run) -> list[SlotPair]:
-    """Positions of which one holds integers and the other numbers (`positions, hidden` against `hidden`): the free tensor that fits.
+def _of_one_kind(
+    slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run
+) -> list[SlotPair]:
+    """Positions of which one holds integers and the other numbers (`positions, hidden` against
+    `hidden`): the free tensor that fits.
 
     free: slots of the target without a partner, which loses and gains.
     """
@@ -85,13 +103,18 @@ def _of_one_kind(slots: list[SlotPair], free: dict[str, Ref], reference: Run, ta
         if not slot.reference_slot.startswith("input.") or _is_float(a) == _is_float(b):
             continue
         fits = [
-            r for r in free.values() if r.slot.startswith("input.")
-            and (t := target.records[r.record]).count == a.count != b.count and _is_float(t) == _is_float(a)
-        ]  # fmt: skip
+            r
+            for r in free.values()
+            if r.slot.startswith("input.")
+            and (t := target.records[r.record]).count == a.count != b.count
+            and _is_float(t) == _is_float(a)
+        ]
         if len(fits) == 1:
             del free[fits[0].slot]
             free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
-            out[k] = SlotPair(slot.reference_slot, fits[0].slot, slot.reference_record, fits[0].record)
+            out[k] = SlotPair(
+                slot.reference_slot, fits[0].slot, slot.reference_record, fits[0].record
+            )
     return out
 
 
@@ -103,7 +126,9 @@ def _kind(ref: Ref) -> str:
     return ref.slot.partition(".")[0]
 
 
-def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run) -> list[tuple[Ref, Ref]]:
+def _matched(
+    mine: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run
+) -> list[tuple[Ref, Ref]]:
     """Pairs among the slots of one kind that share no name."""
     out: list[tuple[Ref, Ref]] = []
     mine, others = list(mine), list(others)
@@ -116,7 +141,10 @@ def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, targ
     if kind == "param":
         for ref in list(mine):
             named = [o for o in others if _parameter(o.slot) == _parameter(ref.slot)]
-            if len(named) == 1 and sum(_parameter(r.slot) == _parameter(ref.slot) for r in mine) == 1:
+            if (
+                len(named) == 1
+                and sum(_parameter(r.slot) == _parameter(ref.slot) for r in mine) == 1
+            ):
                 take(ref, named[0])
     a = {r.slot: reference.records[r.record] for r in mine}
     b = {o.slot: target.records[o.record] for o in others}
@@ -126,10 +154,15 @@ def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, targ
             take(ref, same[0])
     for ref in list(mine):
         near = sorted((_apart(a[ref.slot], b[o.slot]), k) for k, o in enumerate(others))
-        if near and near[0][0] < _CLOSE and (len(near) == 1 or near[1][0] > _CLEARLY * near[0][0] + 1e-6):
+        if (
+            near
+            and near[0][0] < _CLOSE
+            and (len(near) == 1 or near[1][0] > _CLEARLY * near[0][0] + 1e-6)
+        ):
             match = others[near[0][1]]
             if a[ref.slot].shape == b[match.slot].shape and not any(
-                r is not ref and _apart(a[r.slot], b[match.slot]) <= _CLEARLY * near[0][0] + 1e-6 for r in mine
+                r is not ref and _apart(a[r.slot], b[match.slot]) <= _CLEARLY * near[0][0] + 1e-6
+                for r in mine
             ):
                 take(ref, match)
     for ref in list(mine):
@@ -145,7 +178,14 @@ def _matched(mine: list[Ref], others: list[Ref], kind: str, reference: Run, targ
 def _unlike(a: Record, b: Record) -> bool:
     """Do figures of two tensors of one count say that no error of a run lies between them?"""
     s, t = a.statistics, b.statistics
-    if a.count != b.count or s is None or t is None or s.norm is None or t.norm is None or _same_elements(a, b):
+    if (
+        a.count != b.count
+        or s is None
+        or t is None
+        or s.norm is None
+        or t.norm is None
+        or _same_elements(a, b)
+    ):
         return False
     return abs(s.norm - t.norm) > _ANOTHER * max(s.norm, t.norm)
 
@@ -177,11 +217,16 @@ def _apart(a: Record, b: Record) -> float:
 
 
 def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPair]:
-    """Two classes that take the same tensors in another order: positions whose elements cross face each other crosswise.
+    """Two classes that take the same tensors in another order: positions whose elements cross face
+    each other crosswise.
 
     Calls of one class keep their positions: there, exchanged arguments are a fault.
     """
-    at = [k for k, s in enumerate(slots) if s.reference_slot.startswith("input.") and s.reference_slot[6:].isdigit()]
+    at = [
+        k
+        for k, s in enumerate(slots)
+        if s.reference_slot.startswith("input.") and s.reference_slot[6:].isdigit()
+    ]
     out = list(slots)
     for n, i in enumerate(at):
         for j in at[n + 1 :]:
@@ -190,13 +235,20 @@ def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPai
             yours, other = target.records[a.target_record], target.records[b.target_record]
             straight = _same_elements(one, yours) or _same_elements(two, other)
             if not straight and _same_elements(one, other) and _same_elements(two, yours):
-                out[i] = SlotPair(a.reference_slot, b.target_slot, a.reference_record, b.target_record)
-                out[j] = SlotPair(b.reference_slot, a.target_slot, b.reference_record, a.target_record)
+                out[i] = SlotPair(
+                    a.reference_slot, b.target_slot, a.reference_record, b.target_record
+                )
+                out[j] = SlotPair(
+                    b.reference_slot, a.target_slot, b.reference_record, a.target_record
+                )
     return out
 
 
-def _elsewhere(slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run) -> list[SlotPair]:
-    """Two classes of which one takes more tensors (`probabilities, v` against `q, k, v`): the free tensor whose figures fit clearly better.
+def _elsewhere(
+    slots: list[SlotPair], free: dict[str, Ref], reference: Run, target: Run
+) -> list[SlotPair]:
+    """Two classes of which one takes more tensors (`probabilities, v` against `q, k, v`): the free
+    tensor whose figures fit clearly better.
 
     free: slots of the target without a partner, which loses and gains.
     """
@@ -205,9 +257,15 @@ def _elsewhere(slots: list[SlotPair], free: dict[str, Ref], reference: Run, targ
         if not slot.reference_slot.startswith("input.") or not slot.reference_slot[6:].isdigit():
             continue
         mine, now = reference.records[slot.reference_record], target.records[slot.target_record]
-        others = [r for r in free.values() if _kind(r) == "input" and target.records[r.record].shape == mine.shape]
+        others = [
+            r
+            for r in free.values()
+            if _kind(r) == "input" and target.records[r.record].shape == mine.shape
+        ]
         fits = min(others, key=lambda r: _distance(mine, target.records[r.record]), default=None)
-        if fits is not None and _CLEARLY * _distance(mine, target.records[fits.record]) < _distance(mine, now):
+        if fits is not None and _CLEARLY * _distance(mine, target.records[fits.record]) < _distance(
+            mine, now
+        ):
             del free[fits.slot]
             free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
             out[k] = SlotPair(slot.reference_slot, fits.slot, slot.reference_record, fits.record)
@@ -221,16 +279,23 @@ def _distance(a: Record, b: Record) -> float:
 _MOST = 250_000  # ways to look at
 
 
-def fitted(call: Call, other: Call, reference: Run, target: Run) -> tuple[list[SlotPair], list[str], list[str]]:
-    """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives them.
+def fitted(
+    call: Call, other: Call, reference: Run, target: Run
+) -> tuple[list[SlotPair], list[str], list[str]]:
+    """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives
+    them.
 
-    Inputs and outputs face each other in order; one that has no like across is passed over. Inputs without axes (numbers) are
-    passed over first. Where the order leaves a tensor out that content or shape would place, `face` decides.
+    Inputs and outputs face each other in order; one that has no like across is passed over. Inputs
+    without axes (numbers) are passed over first. Where the order leaves a tensor out that content
+    or shape would place, `face` decides.
     """
     pairs: list[SlotPair] = []
     for kind in ("input", "output"):
         mine, theirs = call.slots(kind), other.slots(kind)
-        a, b = [reference.records[r.record] for r in mine], [target.records[r.record] for r in theirs]
+        a, b = (
+            [reference.records[r.record] for r in mine],
+            [target.records[r.record] for r in theirs],
+        )
         pairs += [_pair(mine[i], theirs[j]) for i, j in _in_order(a, b)]
     left, right = {p.reference_slot for p in pairs}, {p.target_slot for p in pairs}
     # What order did not place, names and content may.
@@ -257,14 +322,18 @@ def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
 
 
 def _in_order(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[int, int]]:
-    """The pairs, in order on both sides, that agree best in all; the k-th with the k-th where that is too much to search."""
+    """The pairs, in order on both sides, that agree best in all; the k-th with the k-th where that
+    is too much to search.
+    """
     if len(ours) * len(theirs) > _MOST:
         return [(k, k) for k in range(min(len(ours), len(theirs))) if _worth(ours[k], theirs[k])]
     best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in range(len(ours) - 1, -1, -1):
         for j in range(len(theirs) - 1, -1, -1):
             worth = _worth(ours[i], theirs[j])
-            best[i][j] = max(best[i + 1][j], best[i][j + 1], worth + best[i + 1][j + 1] if worth else 0.0)
+            best[i][j] = max(
+                best[i + 1][j], best[i][j + 1], worth + best[i + 1][j + 1] if worth else 0.0
+            )
     out: list[tuple[int, int]] = []
     i = j = 0
     while i < len(ours) and j < len(theirs):
@@ -280,12 +349,20 @@ def _in_order(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[in
 
 
 def _worth(one: Record, other: Record) -> float:
-    """How well two tensors fit: 0 not at all; the same number of elements at least, and numbers of one kind before others."""
+    """How well two tensors fit: 0 not at all; the same number of elements at least, and numbers of
+    one kind before others.
+    """
     if one.count != other.count or _may_be_float(one) != _may_be_float(other):
         return 0.0
     same = one.shape == other.shape
     alike = bool(one.hash) and one.hash == other.hash and one.dtype == other.dtype
-    return 1.0 + 0.5 * same + 0.25 * alike + (0.1 if one.dtype == other.dtype else 0.0) - (0.5 if not one.shape else 0.0)
+    return (
+        1.0
+        + 0.5 * same
+        + 0.25 * alike
+        + (0.1 if one.dtype == other.dtype else 0.0)
+        - (0.5 if not one.shape else 0.0)
+    )
 
 
 def _may_be_float(record: Record) -> bool:

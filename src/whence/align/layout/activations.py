@@ -1,4 +1,6 @@
-"""How the activations of the target lie: what shapes allow and elements confirm, as the weights beside them, as they are used."""
+"""How the activations of the target lie: what shapes allow and elements confirm, as the weights
+beside them, as they are used.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def activations(at: Laying) -> None:
                 continue
         if same and _as_in_memory(at, faces, family):
             continue
-        if same and (not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(at, faces[0])):
+        if same and (
+            not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(at, faces[0])
+        ):
             continue
         possible = candidates(b.shape, a.shape)
         if len(possible) < 2 and same:
@@ -46,30 +50,53 @@ def activations(at: Laying) -> None:
             continue
         if a.count < b.count and not _may_be_left_out(at, faces[0], family[faces[0]][0]):
             continue
-        if not ex.keeps_order(node, b.shape) and a.count == b.count and not used_so(at, faces, node, family, same):
+        if (
+            not ex.keeps_order(node, b.shape)
+            and a.count == b.count
+            and not used_so(at, faces, node, family, same)
+        ):
             continue
         for face in faces:
             at.decided[face] = node, why
 
 
 def _as_in_memory(at: Laying, faces: Sequence[Face], family: Family) -> bool:
-    """Decide for tensors that on one side stand as a kernel library lays them out, where their elements say how."""
+    """Decide for tensors that on one side stand as a kernel library lays them out, where their
+    elements say how.
+    """
     ours, theirs = (MEMORY_ORDER in call.notes for call in at.calls(at.pairs[family[faces[0]][0]]))
     if not (ours or theirs):
         return False
     found = {}
     for face in faces:
         shape, arrays = at.records(face)[1].shape, at.arrays(face)
-        possible = [X, *(node for undo, may in ((True, theirs), (False, ours)) if may for node in in_memory(shape, undo=undo))]
-        best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible]) if arrays is not None else None
+        possible = [
+            X,
+            *(
+                node
+                for undo, may in ((True, theirs), (False, ours))
+                if may
+                for node in in_memory(shape, undo=undo)
+            ),
+        ]
+        best = (
+            clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])
+            if arrays is not None
+            else None
+        )
         if best:
-            found[face] = possible[best], "as its kernel library lays it out in memory, confirmed on data"
+            found[face] = (
+                possible[best],
+                "as its kernel library lays it out in memory, confirmed on data",
+            )
     at.decided.update(found)
     return len(found) == len(faces)
 
 
 def _as_channels(at: Laying, faces: Sequence[Face], family: Family) -> list[Face]:
-    """Decide for tensors whose channels lie as those of a weight beside them, all or head by head. Returns the others."""
+    """Decide for tensors whose channels lie as those of a weight beside them, all or head by head.
+    Returns the others.
+    """
     beside = {face: nodes for face in faces if (nodes := _beside(at, face, family[face][0]))}
     clear: dict[Face, ex.Node] = {}
     blurred: list[Face] = []
@@ -85,15 +112,21 @@ def _as_channels(at: Laying, faces: Sequence[Face], family: Family) -> list[Face
     # Behind a fault nothing agrees: then as the siblings, where there is one order only.
     if 2 * len(clear) >= len(beside):
         clear.update((face, beside[face][0]) for face in blurred if len(beside[face]) == 1)
-    at.decided.update((face, (node, "as the channels of a weight beside it")) for face, node in clear.items())
+    at.decided.update(
+        (face, (node, "as the channels of a weight beside it")) for face, node in clear.items()
+    )
     return [face for face in faces if face not in clear]
 
 
 def _beside(at: Laying, face: Face, call: int) -> list[ex.Node]:
-    """The orders of channels that weights in the same module, or in this one, have, as far as they fit this tensor."""
+    """The orders of channels that weights in the same module, or in this one, have, as far as they
+    fit this tensor.
+    """
     scope, shape = at.reference.calls[call].scope, at.records(face)[1].shape
     nodes: list[ex.Node] = []
-    for places in at.channel_orders.get(scope.rpartition(".")[0]) or at.channel_orders.get(scope) or ():
+    for places in (
+        at.channel_orders.get(scope.rpartition(".")[0]) or at.channel_orders.get(scope) or ()
+    ):
         n, order = (shape[-1] if len(shape) > 1 else 0), np.array(places)
         if n > 1 and len(order) > n and len(order) % n == 0:
             heads = order.reshape(-1, n) - np.arange(0, len(order), n)[:, None]
@@ -117,7 +150,9 @@ def _may_be_turned(at: Laying, face: Face) -> bool:
 
 
 def _may_be_left_out(at: Laying, face: Face, call: int) -> bool:
-    """May a part of the target's tensor be left out: is it made of what the reference's weight has not, or filled with one value?"""
+    """May a part of the target's tensor be left out: is it made of what the reference's weight has
+    not, or filled with one value?
+    """
     for slot in at.pairs[call].slots:
         if slot.reference_slot.startswith("param"):
             a, b = at.records((slot.reference_record, slot.target_record))
@@ -128,7 +163,10 @@ def _may_be_left_out(at: Laying, face: Face, call: int) -> bool:
         return False
     left = arrays[1].size - arrays[0].size
     values, counts = np.unique(arrays[1], return_counts=True)
-    return bool(counts.max() >= left and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - left)
+    return bool(
+        counts.max() >= left
+        and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - left
+    )
 
 
 def _chosen(at: Laying, faces: Sequence[Face], possible: Sequence[ex.Node]) -> ex.Node | None:

@@ -1,6 +1,8 @@
-"""Which ways bring one tensor to the shape of another: shapes propose them, elements say which holds.
+"""Which ways bring one tensor to the shape of another: shapes propose them, elements say which
+holds.
 
-A way is an expression over `x`: axes moved, merged and split, those of extent one added and dropped, one axis cut or filled up.
+A way is an expression over `x`: axes moved, merged and split, those of extent one added and
+dropped, one axis cut or filled up.
 """
 
 from __future__ import annotations
@@ -26,31 +28,42 @@ _WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
 
 
 def ways(have: Shape, want: Shape) -> list[ex.Node]:
-    """Expressions over x that make a tensor of shape `want` from one of shape `have`, the plainest first. No way: []."""
+    """Expressions over x that make a tensor of shape `want` from one of shape `have`, the plainest
+    first. No way: [].
+    """
     if have == want:
         return [X]
     return [node for part, shape in _resized(have, want) for node in orders(shape, want, part)]
 
 
 def turned(shape: Shape) -> list[ex.Node]:
-    """Expressions over x that keep this shape and change the order of elements: equal axes exchanged."""
+    """Expressions over x that keep this shape and change the order of elements: equal axes
+    exchanged.
+    """
     return list(orders(shape, shape))[1:]
 
 
 def candidates(have: Shape, want: Shape) -> list[ex.Node]:
-    """All ways between two shapes; of equal ones the tensor itself and those that change its order."""
+    """All ways between two shapes; of equal ones the tensor itself and those that change its
+    order.
+    """
     return [*ways(have, want), *(turned(have) if have == want else ())]
 
 
 def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
-    """Ways between shapes of one count that leave out no element: the tensor itself, then without a change of order, then with one.
+    """Ways between shapes of one count that leave out no element: the tensor itself, then without a
+    change of order, then with one.
 
     of: the expression of shape `have` that they are about.
     """
     if have == want:
         yield of
     left, right = [n for n in have if n != 1], [n for n in want if n != 1]
-    if math.prod(have) != math.prod(want) or not math.prod(have) or max(len(left), len(right)) > _MOST_AXES:
+    if (
+        math.prod(have) != math.prod(want)
+        or not math.prod(have)
+        or max(len(left), len(right)) > _MOST_AXES
+    ):
         return
     seen: set[str] = set()
     for atoms, order in _regrouped(left, right):
@@ -61,7 +74,9 @@ def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
 
 
 def _regrouped(left: list[int], right: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """(atoms that the axes on the left are merged from, which of them come one after another on the right)."""
+    """(atoms that the axes on the left are merged from, which of them come one after another on the
+    right).
+    """
     atoms = _atoms(left, right)
     if atoms is not None:
         yield atoms, list(range(len(atoms)))
@@ -71,8 +86,11 @@ def _regrouped(left: list[int], right: list[int]) -> Iterator[tuple[list[int], l
         moved = [fine[i] for i in order]
         if order == sorted(order) or _groups(moved, right if fine is left else left) is None:
             continue
-        # Where the right side is the finer one, its axes in the order in which the left side merges them.
-        yield (left, order) if fine is left else (moved, [order.index(i) for i in range(len(order))])
+        # Where the right side is the finer one, its axes in the order in which the left side merges
+        # them.
+        yield (
+            (left, order) if fine is left else (moved, [order.index(i) for i in range(len(order))])
+        )
 
 
 def _atoms(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
@@ -104,8 +122,12 @@ def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | Non
     return out if at == len(atoms) else None
 
 
-def _pattern(of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]) -> ex.Node:
-    """atoms: axes as `have` is merged from them; order: which of them come one after another in `want`."""
+def _pattern(
+    of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]
+) -> ex.Node:
+    """atoms: axes as `have` is merged from them; order: which of them come one after another in
+    `want`.
+    """
     if len(have) == 2 and want == have[::-1] and order == [1, 0]:
         return ex.Reverse(of)
     names = [chr(ord("a") + i) for i in range(len(atoms))]
@@ -116,7 +138,9 @@ def _pattern(of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order:
         words = []
         for n in shape:
             group = [] if n == 1 else [names[order[i]] for i in next(there)]
-            words.append("1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})")
+            words.append(
+                "1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})"
+            )
         return " ".join(words), groups
 
     left, groups = side(have, list(range(len(atoms))))
@@ -125,7 +149,9 @@ def _pattern(of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order:
 
 
 def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with as many elements as `want`: the tensor, the front of one axis, or one axis filled up behind."""
+    """(part, its shape) with as many elements as `want`: the tensor, the front of one axis, or one
+    axis filled up behind.
+    """
     count, wanted = math.prod(have), math.prod(want)
     if count == wanted:
         yield X, have
@@ -137,7 +163,12 @@ def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
         shape = (*have[:axis], n, *have[axis + 1 :])
         last = axis == len(have) - 1
         if n < extent:
-            yield ex.Cut(X, (..., slice(0, n)) if last and axis else (*[slice(None)] * axis, slice(0, n))), shape
+            yield (
+                ex.Cut(
+                    X, (..., slice(0, n)) if last and axis else (*[slice(None)] * axis, slice(0, n))
+                ),
+                shape,
+            )
         else:
             yield ex.Pad(X, -1 if last else axis, n, 0), shape
             yield ex.Pad(X, -1 if last else axis, n, "lowest"), shape
@@ -148,7 +179,9 @@ def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """An expression over `x` that brings a tensor to a shape, and how far its elements then are (`typical_distance`)."""
+    """An expression over `x` that brings a tensor to a shape, and how far its elements then are
+    (`typical_distance`).
+    """
 
     node: ex.Node
     distance: float
@@ -160,22 +193,29 @@ class Fit:
 
 
 def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with as many elements as `want`: the tensor itself, or the front of one axis (a padded cache)."""
+    """(part, its shape) with as many elements as `want`: the tensor itself, or the front of one
+    axis (a padded cache).
+    """
     return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
 
 
 def fit(array: Array, wanted: Array) -> Fit | None:
-    """The order of the axes of `array` in which it is closest to `wanted`, None where shapes allow none.
+    """The order of the axes of `array` in which it is closest to `wanted`, None where shapes allow
+    none.
 
-    The tensor as it is is tried first and taken when it is close; then axes moved, split and merged; an axis that is longer is cut;
-    last, what RoPE conventions do inside heads. Reads both.
+    The tensor as it is is tried first and taken when it is close; then axes moved, split and
+    merged; an axis that is longer is cut; last, what RoPE conventions do inside heads. Reads both.
     """
     best: Fit | None = None
     parts = list(cuts(array.shape, wanted.shape))
     for part, shape in parts:
         for node in orders(shape, wanted.shape, part):
             found = Fit(node, typical_distance(wanted, applied(node, array)))
-            if best is None or found.distance < best.distance / 2 or (found.distance < best.distance and not best.close):
+            if (
+                best is None
+                or found.distance < best.distance / 2
+                or (found.distance < best.distance and not best.close)
+            ):
                 best = found
             if best.close and best.node is part:
                 return best
@@ -183,8 +223,13 @@ def fit(array: Array, wanted: Array) -> Fit | None:
         return best
     for part, shape in parts:
         if _same_elements(applied(part, array), wanted):
-            tried = (Fit(node, typical_distance(wanted, applied(node, array))) for node in _halves(shape, wanted.shape, part))
-            best = min((best, *(found for found in tried if found.close)), key=lambda found: found.distance)
+            tried = (
+                Fit(node, typical_distance(wanted, applied(node, array)))
+                for node in _halves(shape, wanted.shape, part)
+            )
+            best = min(
+                (best, *(found for found in tried if found.close)), key=lambda found: found.distance
+            )
     return best
 
 
@@ -202,10 +247,14 @@ def _same_elements(array: Array, wanted: Array) -> bool:
 
 
 def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
-    """Orders in which the halves of heads are interleaved on the last axis or set apart: RoPE pairs (i, i + d/2) or (2i, 2i + 1)."""
+    """Orders in which the halves of heads are interleaved on the last axis or set apart: RoPE pairs
+    (i, i + d/2) or (2i, 2i + 1).
+    """
     last = want[-1] if want else 1
     heads = dict.fromkeys(n for n in (*have, *want) if 2 < n < last and last % n == 0)
-    widths = dict.fromkeys([last, *heads, *(last // n for n in heads), *(n for n in _WIDTHS if last % n == 0)])
+    widths = dict.fromkeys(
+        [last, *heads, *(last // n for n in heads), *(n for n in _WIDTHS if last % n == 0)]
+    )
     front = " ".join(f"a{i}" if n != 1 else "1" for i, n in enumerate(want[:-1]))
     for node in orders(have, want, of):
         for width in widths:
@@ -222,7 +271,8 @@ _SPACE = "hwd"  # axes behind the channels
 
 
 def in_memory(shape: Shape, *, undo: bool) -> Iterator[ex.Node]:
-    """Expressions over x between elements in the order of memory and (batch, channels, space ...). undo: from the former to the latter.
+    """Expressions over x between elements in the order of memory and (batch, channels, space ...).
+    undo: from the former to the latter.
 
     Of channels that fill no whole block only a part is there: none of these brings that back.
     """
@@ -231,10 +281,17 @@ def in_memory(shape: Shape, *, undo: bool) -> Iterator[ex.Node]:
         return
     words, sizes = " ".join(_SPACE[: len(space)]), tuple(zip(_SPACE, space))
     blocks = (block for block in _BLOCKS if shape[1] % block == 0 and shape[1] > block)
-    laid = [(f"{words} c", "c", sizes), *((f"g {words} c", "(g c)", (*sizes, ("c", block))) for block in blocks)]
+    laid = [
+        (f"{words} c", "c", sizes),
+        *((f"g {words} c", "(g c)", (*sizes, ("c", block))) for block in blocks),
+    ]
     for memory, channels, lengths in laid:
         if undo:
-            yield ex.Rearrange(ex.Rearrange(X, f"n c {words} -> n (c {words})"), f"n ({memory}) -> n {channels} {words}", lengths)
+            yield ex.Rearrange(
+                ex.Rearrange(X, f"n c {words} -> n (c {words})"),
+                f"n ({memory}) -> n {channels} {words}",
+                lengths,
+            )
         else:
             flat = ex.Rearrange(X, f"n {channels} {words} -> n ({memory})", lengths)
             yield ex.Rearrange(flat, f"n (c {words}) -> n c {words}", sizes)

@@ -1,4 +1,6 @@
-"""Does what is computed from a tensor agree? A tensor in a wrong order is a fault, in another order it is not."""
+"""Does what is computed from a tensor agree? A tensor in a wrong order is a fault, in another order
+it is not.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from whence.align.layout.distances import distance
 from whence.align.layout.layout_state import Face, Family, Laying
 from whence.align.plan_editor import spread
 
-_AS_NEAR = 10.0  # times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be at all
+# times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be
+# at all
+_AS_NEAR = 10.0
 _NEAR = 0.05
 
 
@@ -22,9 +26,11 @@ def outputs_agree(at: Laying, call: int) -> bool:
 
 
 def follows(at: Laying, made_by: int) -> bool:
-    """Does a tensor agree that was not there before this call: what a later sibling reads, or the parent returns?
+    """Does a tensor agree that was not there before this call: what a later sibling reads, or the
+    parent returns?
 
-    Not what the module itself is given again: what a recurrent cell reads at every step need not have been made with it.
+    Not what the module itself is given again: what a recurrent cell reads at every step need not
+    have been made with it.
     """
     call = at.reference.calls[made_by]
     before: set[int] = set()
@@ -34,7 +40,12 @@ def follows(at: Laying, made_by: int) -> bool:
         later = at.reference.calls[sibling].order > call.order
         other = at.reference.calls[sibling].scope != call.scope
         for slot in at.pairs[sibling].slots if sibling in at.pairs else ():
-            if slot.reference_slot.startswith("input") and later and other and slot.reference_record not in before:
+            if (
+                slot.reference_slot.startswith("input")
+                and later
+                and other
+                and slot.reference_record not in before
+            ):
                 made.add((slot.reference_record, slot.target_record))
             if not slot.reference_slot.startswith("param"):
                 before.add(slot.reference_record)
@@ -42,7 +53,11 @@ def follows(at: Laying, made_by: int) -> bool:
                     earlier.add(slot.reference_record)
     parent = at.pairs.get(call.parent)
     if parent is not None:
-        outputs = (s for s in parent.slots if s.reference_slot.startswith("output") and s.reference_record not in earlier)
+        outputs = (
+            s
+            for s in parent.slots
+            if s.reference_slot.startswith("output") and s.reference_record not in earlier
+        )
         made.update((s.reference_record, s.target_record) for s in outputs)
     return any(at.resemble(face) for face in made if not _constant(at, face[0]))
 
@@ -54,7 +69,9 @@ def _constant(at: Laying, record: int) -> bool:
 
 
 def used_so(at: Laying, faces: Sequence[Face], node: ex.Node, family: Family, same: bool) -> bool:
-    """Does what reads this tensor agree? A tensor in a wrong order is a fault, in another order it is not."""
+    """Does what reads this tensor agree? A tensor in a wrong order is a fault, in another order it
+    is not.
+    """
     asked = False
     for face in spread(faces):
         readers = at.readers.get(face[0], [])
@@ -62,13 +79,16 @@ def used_so(at: Laying, faces: Sequence[Face], node: ex.Node, family: Family, sa
             readers = list(dict.fromkeys([family[face][0], *readers]))
         asked |= bool(readers)
         if same:
-            # Nothing but the elements speaks for another order: what is made of it must be as near as it is then.
+            # Nothing but the elements speaks for another order: what is made of it must be as near
+            # as it is then.
             arrays = at.arrays(face)
             near = distance(arrays[0], applied(node, arrays[1])) if arrays is not None else math.inf
             if near > _NEAR:
                 continue
             call = family[face][0]
-            as_near = all(_apart(at, reader) <= max(_AS_NEAR * near, 2 * _NEAR) for reader in readers)
+            as_near = all(
+                _apart(at, reader) <= max(_AS_NEAR * near, 2 * _NEAR) for reader in readers
+            )
             if _given_so(at, call, node) or (as_near and (readers or follows(at, call))):
                 return True
         elif any(outputs_agree(at, reader) for reader in readers) or follows(at, family[face][0]):
@@ -84,11 +104,23 @@ def _given_so(at: Laying, call: int, node: ex.Node) -> bool:
 
 
 def _apart(at: Laying, call: int) -> float:
-    """The largest distance of an output of this call from what it faces, in whatever order of axes is nearest."""
+    """The largest distance of an output of this call from what it faces, in whatever order of axes
+    is nearest.
+    """
     out = 0.0
     for slot in at.pairs[call].slots:
-        arrays = at.arrays((slot.reference_record, slot.target_record)) if slot.reference_slot.startswith("output") else None
+        arrays = (
+            at.arrays((slot.reference_record, slot.target_record))
+            if slot.reference_slot.startswith("output")
+            else None
+        )
         if arrays is not None:
             found = candidates(arrays[1].shape, arrays[0].shape)
-            out = max(out, min((distance(arrays[0], applied(node, arrays[1])) for node in found), default=math.inf))
+            out = max(
+                out,
+                min(
+                    (distance(arrays[0], applied(node, arrays[1])) for node in found),
+                    default=math.inf,
+                ),
+            )
     return out

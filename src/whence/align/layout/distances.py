@@ -1,4 +1,6 @@
-"""How far two tensors are apart, to tell whether they may be one: 0 for equal ones, 1.4 for unrelated ones. No verdict rests on it."""
+"""How far two tensors are apart, to tell whether they may be one: 0 for equal ones, 1.4 for
+unrelated ones. No verdict rests on it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from whence.dtypes import Array
 
 F64 = npt.NDArray[np.float64]
 
-AGREES = 0.3  # `distance` up to which two tensors may be one: 8-bit quantised runs reach 0.07, unrelated tensors have 1.4
+# `distance` up to which two tensors may be one: 8-bit quantised runs reach 0.07, unrelated tensors
+# have 1.4
+AGREES = 0.3
 CLEARLY = 0.3  # the best candidate has at most this share of the second's distance
 CLOSE = 0.1  # `typical_distance` that noise of any kernel, also one of 8 bits, keeps below
 _SENTINEL = 1e30  # masks are filled with less than minus this
@@ -24,7 +28,8 @@ _QUANTILES = (0.5, 0.9)
 
 
 def distance(reference: Array, made: Array) -> float:
-    """Relative 2-norm of the difference over what is finite in both, or the share of integers that differ; inf where shapes clash.
+    """Relative 2-norm of the difference over what is finite in both, or the share of integers that
+    differ; inf where shapes clash.
 
     Sentinels of masks count as not finite; inf where they, NaN or infinities are in other places.
     """
@@ -40,7 +45,11 @@ def distance(reference: Array, made: Array) -> float:
         fine = known[0] & known[1]
         if not fine.all():
             parted = np.count_nonzero(known[0] != known[1])
-            if not fine.any() or 100 * parted > fine.size or (parted and 2 * np.count_nonzero(fine) < fine.size):
+            if (
+                not fine.any()
+                or 100 * parted > fine.size
+                or (parted and 2 * np.count_nonzero(fine) < fine.size)
+            ):
                 return math.inf
             a, b = a[fine], b[fine]
         size, apart = float(np.linalg.norm(a)), float(np.linalg.norm(b - a))
@@ -52,11 +61,13 @@ def _widened(x: Array) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def typical_distance(a: Array, b: Array) -> float:
-    """How far apart two tensors of one shape are: |a - b| over |a|, at the median or the 90 % quantile of each, whichever is further.
+    """How far apart two tensors of one shape are: |a - b| over |a|, at the median or the 90 %
+    quantile of each, whichever is further.
 
-    Unlike `distance`, a few giant elements do not decide, nor a fault in a few: where no name says who faces whom, a tensor that a
-    fault changed must still be the nearest. Where most elements are 0, 2-norms are taken instead. Of integers and bool: the share
-    that differs. inf where most are not finite on one side. Over a regular sample where they are large.
+    Unlike `distance`, a few giant elements do not decide, nor a fault in a few: where no name says
+    who faces whom, a tensor that a fault changed must still be the nearest. Where most elements are
+    0, 2-norms are taken instead. Of integers and bool: the share that differs. inf where most are
+    not finite on one side. Over a regular sample where they are large.
     """
     if a.size == 0:
         return 0.0
@@ -65,7 +76,11 @@ def typical_distance(a: Array, b: Array) -> float:
         return float(np.mean(x != y))
     finite = np.isfinite(x) & np.isfinite(y)
     if 2 * np.count_nonzero(finite) < x.size:
-        return 0.0 if np.array_equal(x[~finite], y[~finite], equal_nan=True) and finite.any() else math.inf
+        return (
+            0.0
+            if np.array_equal(x[~finite], y[~finite], equal_nan=True) and finite.any()
+            else math.inf
+        )
     x, y = x[finite], y[finite]
     apart, size = np.abs(x - y), np.abs(x)
     at = [int(q * (x.size - 1)) for q in _QUANTILES]
@@ -95,7 +110,9 @@ def resembles(reference: Array, target: Array) -> bool:
 
 
 def clear_best(distances: Sequence[float]) -> int | None:
-    """The candidate that agrees and is much nearer than every other one that makes another tensor; None when there is none."""
+    """The candidate that agrees and is much nearer than every other one that makes another tensor;
+    None when there is none.
+    """
     best = min(range(len(distances)), key=lambda i: distances[i])
     nearest = distances[best]
     others = [d for d in distances if not math.isclose(d, nearest, rel_tol=1e-6, abs_tol=1e-12)]

@@ -1,7 +1,8 @@
-"""Calls of the target that do more than their namesakes: a norm folded into the convolution, an activation that multiplies too.
+"""Calls of the target that do more than their namesakes: a norm folded into the convolution, an
+activation that multiplies too.
 
-What such a call makes is what the reference makes a little later. The calls of the reference up to there have no partner; they are
-replayed together, between tensors that both runs show.
+What such a call makes is what the reference makes a little later. The calls of the reference up to
+there have no partner; they are replayed together, between tensors that both runs show.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def folded(at: Matching) -> None:
             if norm.parent != call.parent or not any(n in norm.op_type.lower() for n in _NORMS):
                 continue
             partner = at.pairs.get(norm.id)
-            if partner is None or not any(n in at.target.calls[partner.target].op_type.lower() for n in _NORMS):
+            if partner is None or not any(
+                n in at.target.calls[partner.target].op_type.lower() for n in _NORMS
+            ):
                 families[starred(call.scope), starred(other.scope)].append((pair, norm, other))
     count = 0
     for members in families.values():
@@ -47,7 +50,8 @@ def folded(at: Matching) -> None:
             count += _fold(at, pair, norm)
     if count:
         at.notes.append(
-            f"{count} batch norms of the reference are folded into the layer before in the target: both are replayed together, "
+            f"{count} batch norms of the reference are folded into the layer before in the "
+            "target: both are replayed together, "
             "and their parameters are not compared"
         )
 
@@ -73,7 +77,9 @@ def _fold(at: Matching, pair: CallPair, norm: Call) -> int:
 
 
 def absorbed(at: Matching) -> None:
-    """An activation of the target that multiplies too: its output is what the reference makes of the activation's."""
+    """An activation of the target that multiplies too: its output is what the reference makes of
+    the activation's.
+    """
     held = {r.record for c in at.target.calls for r in c.refs}
 
     def brought(record: int) -> int:
@@ -95,7 +101,13 @@ def absorbed(at: Matching) -> None:
     for pair in at.pairs.values():
         call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
         made = [s for s in pair.slots if s.reference_slot.startswith("output")]
-        if len(made) != 1 or at.said(call.id) or call.slots("param") or other.slots("param") or at.kids_reference.get(call.id):
+        if (
+            len(made) != 1
+            or at.said(call.id)
+            or call.slots("param")
+            or other.slots("param")
+            or at.kids_reference.get(call.id)
+        ):
             continue
         own, theirs = made[0].reference_record, made[0].target_record
         if call.op_type != other.op_type and _takes_more(at, pair, "reference"):
@@ -103,7 +115,9 @@ def absorbed(at: Matching) -> None:
             continue
         later = [r for r in faced[theirs] if r != own]
         if call.op_type != other.op_type and len(later) == 1:
-            families[starred(call.scope), starred(other.scope)].append((pair, own, later[0], theirs))
+            families[starred(call.scope), starred(other.scope)].append(
+                (pair, own, later[0], theirs)
+            )
     for (name, partner), members in families.items():
         if not _takes_more(at, members[0][0], "target") and not any(
             _nearer(at, later, own, theirs) for _, own, later, theirs in spread(members)
@@ -115,15 +129,23 @@ def absorbed(at: Matching) -> None:
                 used = at.parted(pair.reference)
                 at.free_reference.add(pair.reference)
                 at.belongs(above.reference, used)
-        at.notes.append(f"{partner} of the target does what follows {name} in the reference too: they are replayed together")
+        at.notes.append(
+            f"{partner} of the target does what follows {name} in the reference too: they are "
+            "replayed together"
+        )
     _as_elsewhere(at, fuller)
 
 
 def _takes_more(at: Matching, pair: CallPair, side: str) -> bool:
-    """Does this side's call read more elements than the other's and make as many? Then it does something else as well."""
+    """Does this side's call read more elements than the other's and make as many? Then it does
+    something else as well.
+    """
     given = [s for s in pair.slots if s.reference_slot.startswith("input")]
     given += [] if given else _unmatched_inputs(at, pair)
-    counts = [(at.reference.records[s.reference_record].count, at.target.records[s.target_record].count) for s in given]
+    counts = [
+        (at.reference.records[s.reference_record].count, at.target.records[s.target_record].count)
+        for s in given
+    ]
     if len(counts) != 1:
         return False
     few, many = counts[0] if side == "target" else counts[0][::-1]
@@ -133,15 +155,25 @@ def _takes_more(at: Matching, pair: CallPair, side: str) -> bool:
 def _unmatched_inputs(at: Matching, pair: CallPair) -> list[SlotPair]:
     call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
     mine, theirs = call.slots("input"), other.slots("input")
-    return [SlotPair(a.slot, b.slot, a.record, b.record) for a, b in zip(mine, theirs)] if len(mine) == len(theirs) == 1 else []
+    return (
+        [SlotPair(a.slot, b.slot, a.record, b.record) for a, b in zip(mine, theirs)]
+        if len(mine) == len(theirs) == 1
+        else []
+    )
 
 
 def _as_elsewhere(at: Matching, pairs: Sequence[CallPair]) -> None:
-    """A call of the reference that does more than its namesake faces what its tensors face in other calls."""
+    """A call of the reference that does more than its namesake faces what its tensors face in other
+    calls.
+    """
     known = at.faces({p.reference for p in pairs})
     for pair in pairs:
         call = at.reference.calls[pair.reference]
-        slots = [SlotPair(r.slot, known[r.record][1], r.record, known[r.record][0]) for r in call.refs if r.record in known]
+        slots = [
+            SlotPair(r.slot, known[r.record][1], r.record, known[r.record][0])
+            for r in call.refs
+            if r.record in known
+        ]
         if any(s.reference_slot.startswith("output") for s in slots):
             at.put(pair.reference, slots)
 

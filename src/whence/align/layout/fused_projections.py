@@ -1,7 +1,8 @@
 """Calls that are several in one run and one in the other: q, k, v and qkv; gate, up and gate_up.
 
-Parents, inputs and extents propose; the rows of the weights confirm, and where there are none to compare, the outputs do. A part that
-is not found because it differs (a fault) is placed by its siblings in other layers, or by what the other parts leave.
+Parents, inputs and extents propose; the rows of the weights confirm, and where there are none to
+compare, the outputs do. A part that is not found because it differs (a fault) is placed by its
+siblings in other layers, or by what the other parts leave.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ Places = tuple[tuple[int, ...], ...]  # of each part: where its channels lie in 
 
 
 def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Pair what is one call in one run and several in the other. Elements are read of few of every family of siblings."""
+    """Pair what is one call in one run and several in the other. Elements are read of few of every
+    family of siblings.
+    """
     at = Matching(reference, target, plan)
     _Projections(at).join()
     own_parameters(at)
@@ -46,23 +49,35 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def _packed(at: Matching) -> None:
-    """Tell what cannot be compared: weights that an engine has laid out anew for its kernels and left empty."""
+    """Tell what cannot be compared: weights that an engine has laid out anew for its kernels and
+    left empty.
+    """
 
     def is_gone(slot: SlotPair) -> bool:
         of = at.reference.records[slot.reference_record]
-        return slot.reference_slot.startswith("param") and of.count > at.record("target", slot.target_record).count == 0
+        return (
+            slot.reference_slot.startswith("param")
+            and of.count > at.record("target", slot.target_record).count == 0
+        )
 
-    names = dict.fromkeys(at.reference.calls[p.reference].scope for p in at.pairs.values() if any(map(is_gone, p.slots)))
+    names = dict.fromkeys(
+        at.reference.calls[p.reference].scope
+        for p in at.pairs.values()
+        if any(map(is_gone, p.slots))
+    )
     if names:
         at.notes.append(
-            f"parameters of {len(names)} modules are empty in the target (packed by its engine): they are not compared, and the "
+            f"parameters of {len(names)} modules are empty in the target (packed by its engine): "
+            "they are not compared, and the "
             "reference's stand in for them"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Calls that together may be one. parts: of the run that keeps them apart, in order of execution."""
+    """Calls that together may be one. parts: of the run that keeps them apart, in order of
+    execution.
+    """
 
     parts: tuple[Call, ...]
     whole: Call
@@ -85,9 +100,11 @@ class _Projections:
         families: dict[tuple[object, ...], _Family] = {}
         for group in self._groups():
             key = (
-                tuple(starred(c.scope) for c in group.parts), starred(group.whole.scope), group.apart,
+                tuple(starred(c.scope) for c in group.parts),
+                starred(group.whole.scope),
+                group.apart,
                 tuple(self._extent(group.apart, c) for c in group.parts),
-            )  # fmt: skip
+            )
             families.setdefault(key, _Family()).groups.append(group)
         for family in families.values():
             self._decide(family)
@@ -108,8 +125,12 @@ class _Projections:
 
     def _groups(self) -> Iterator[_Group]:
         loose = [p for p in self.at.pairs.values() if self._loose(p)]
-        mine = {i for i in self.at.free_reference if self._leaf("reference", i)} | {p.reference for p in loose}
-        theirs = {i for i in self.at.free_target if self._leaf("target", i)} | {p.target for p in loose}
+        mine = {i for i in self.at.free_reference if self._leaf("reference", i)} | {
+            p.reference for p in loose
+        }
+        theirs = {i for i in self.at.free_target if self._leaf("target", i)} | {
+            p.target for p in loose
+        }
         mine.update(self.at.ambiguous)
         theirs.update(other for others in self.at.ambiguous.values() for other in others)
         if not mine or not theirs:
@@ -126,7 +147,9 @@ class _Projections:
             yield from self._sums_of("target", right, left)
 
     def _leaf(self, side: str, call: int) -> bool:
-        return not (self.at.kids_reference if side == "reference" else self.at.kids_target).get(call)
+        return not (self.at.kids_reference if side == "reference" else self.at.kids_target).get(
+            call
+        )
 
     def _above(self, side: str, call: int, paired: Container[int]) -> int:
         calls = self.at.reference.calls if side == "reference" else self.at.target.calls
@@ -146,11 +169,18 @@ class _Projections:
         if not a or not b or a == b:
             return False
         weights = self._weight("reference", call), self._weight("target", other)
-        counts = [self.at.record(s, w).count if w is not None else n for s, w, n in zip(("reference", "target"), weights, (a, b))]
+        counts = [
+            self.at.record(s, w).count if w is not None else n
+            for s, w, n in zip(("reference", "target"), weights, (a, b))
+        ]
         return 3 * min(counts) <= 2 * max(counts)
 
-    def _sums_of(self, apart: str, parts: Sequence[Call], wholes: Sequence[Call]) -> Iterator[_Group]:
-        """Neighbours that read one tensor, whose outputs are together as wide as one call's of the other run."""
+    def _sums_of(
+        self, apart: str, parts: Sequence[Call], wholes: Sequence[Call]
+    ) -> Iterator[_Group]:
+        """Neighbours that read one tensor, whose outputs are together as wide as one call's of the
+        other run.
+        """
         by_input: defaultdict[object, list[Call]] = defaultdict(list)
         for call in sorted(parts, key=lambda c: c.order):
             given = call.slots("input")
@@ -165,7 +195,8 @@ class _Projections:
                         chosen = tuple(members[at : at + count])
                         if not extent or sum(self._extent(apart, c) for c in chosen) != extent:
                             continue
-                        # One module called many times under one parent: the k-th time faces the k-th.
+                        # One module called many times under one parent: the k-th time faces the
+                        # k-th.
                         name = whole.scope, tuple(c.scope for c in chosen)
                         if {c.occurrence for c in chosen} == {whole.occurrence} or not seen[name]:
                             seen[name] += 1
@@ -180,7 +211,14 @@ class _Projections:
         return made.shape[-1] if len(made.shape) > 1 and not is_unplaced(made) else 0
 
     def _weight(self, side: str, call: Call) -> int | None:
-        return next((r.record for r in call.slots("param") if len(self.at.record(side, r.record).shape) == 2), None)
+        return next(
+            (
+                r.record
+                for r in call.slots("param")
+                if len(self.at.record(side, r.record).shape) == 2
+            ),
+            None,
+        )
 
     def _decide(self, family: _Family) -> None:
         read = spread(family.groups)
@@ -192,8 +230,13 @@ class _Projections:
                 votes[found[:2]] += 1
                 known[found[:2]] = max(known[found[:2]], found[2])
         if votes:
-            (family.places, family.turned), _ = max(votes.items(), key=lambda v: (v[1], known[v[0]]))
-            family.why = f"weights: {known[family.places, family.turned]} of {sum(map(len, family.places))} rows found by their elements"
+            (family.places, family.turned), _ = max(
+                votes.items(), key=lambda v: (v[1], known[v[0]])
+            )
+            family.why = (
+                f"weights: {known[family.places, family.turned]} of "
+                f"{sum(map(len, family.places))} rows found by their elements"
+            )
             return
         by_outputs: Counter[Places] = Counter()
         for group in read:
@@ -205,7 +248,9 @@ class _Projections:
             family.why = "outputs: confirmed on data"
 
     def _by_weights(self, group: _Group) -> tuple[Places, bool, int] | None:
-        """(places of the parts' rows in the whole's weight, does the whole keep its outputs along another axis?, rows found)."""
+        """(places of the parts' rows in the whole's weight, does the whole keep its outputs along
+        another axis?, rows found).
+        """
         other = "target" if group.apart == "reference" else "reference"
         whole = self.at.array(other, self._weight(other, group.whole))
         parts = [self.at.array(group.apart, self._weight(group.apart, c)) for c in group.parts]
@@ -216,28 +261,44 @@ class _Projections:
         for turned_parts, turned in itertools.product((False, True), repeat=2):
             source = whole.T if turned else whole
             mine = [p.T if turned_parts else p for p in parts if p is not None]
-            if [len(p) for p in mine] != extents or len(source) != sum(extents) or any(p.shape[1] != source.shape[1] for p in mine):
+            if (
+                [len(p) for p in mine] != extents
+                or len(source) != sum(extents)
+                or any(p.shape[1] != source.shape[1] for p in mine)
+            ):
                 continue
             found = [permutations.located(p, source) for p in mine]
             rows = sum(int(np.count_nonzero(f >= 0)) for f in found if f is not None)
             places = self._filled(found, extents)
-            if places is not None and any(f is None and self._is_elsewhere(group, p) for f, p in zip(found, mine, strict=True)):
+            if places is not None and any(
+                f is None and self._is_elsewhere(group, p) for f, p in zip(found, mine, strict=True)
+            ):
                 continue
             if places is not None and (best is None or rows > best[2]):
                 best = places, turned != turned_parts, rows
         return best
 
     def _is_elsewhere(self, group: _Group, weight: Array) -> bool:
-        """Are the rows of a part in another call beside the whole? Then it is no part of this one."""
-        other, kids = ("target", self.at.kids_target) if group.apart == "reference" else ("reference", self.at.kids_reference)
+        """Are the rows of a part in another call beside the whole? Then it is no part of this
+        one.
+        """
+        other, kids = (
+            ("target", self.at.kids_target)
+            if group.apart == "reference"
+            else ("reference", self.at.kids_reference)
+        )
         calls = (self.at.target if other == "target" else self.at.reference).calls
         for call in (calls[i] for i in kids.get(group.whole.parent, ()) if i != group.whole.id):
             theirs = self.at.array(other, self._weight(other, call))
-            if theirs is not None and any(permutations.located(weight, t) is not None for t in (theirs, theirs.T)):
+            if theirs is not None and any(
+                permutations.located(weight, t) is not None for t in (theirs, theirs.T)
+            ):
                 return True
         return False
 
-    def _filled(self, found: Sequence[permutations.Order | None], extents: Sequence[int]) -> Places | None:
+    def _filled(
+        self, found: Sequence[permutations.Order | None], extents: Sequence[int]
+    ) -> Places | None:
         """Places of all parts; one that was not found gets what the others leave."""
         total = sum(extents)
         orders = [permutations.completed(f, total) if f is not None else None for f in found]
@@ -249,12 +310,16 @@ class _Projections:
             left = [i for i in range(total) if i not in taken]
             orders[missing[0]] = np.array(left, np.int64)
         places = tuple(tuple(int(i) for i in order) for order in orders if order is not None)
-        if [len(p) for p in places] != list(extents) or len({i for p in places for i in p}) != total:
+        if [len(p) for p in places] != list(extents) or len(
+            {i for p in places for i in p}
+        ) != total:
             return None
         return places
 
     def _by_outputs(self, group: _Group) -> Places | None:
-        """Places of the parts' channels told by the outputs: one after another in any order, or in blocks of heads."""
+        """Places of the parts' channels told by the outputs: one after another in any order, or in
+        blocks of heads.
+        """
         other = "target" if group.apart == "reference" else "reference"
         whole = self.at.array(other, group.whole.slots("output")[0].record)
         parts = [self.at.array(group.apart, c.slots("output")[0].record) for c in group.parts]
@@ -273,7 +338,9 @@ class _Projections:
 
     def _join(self, group: _Group, family: _Family) -> bool:
         calls = (*group.parts, group.whole)
-        sides = [group.apart] * len(group.parts) + ["target" if group.apart == "reference" else "reference"]
+        sides = [group.apart] * len(group.parts) + [
+            "target" if group.apart == "reference" else "reference"
+        ]
         if any(not self._is_free(side, call) for side, call in zip(sides, calls)):
             return False
         for side, call in zip(sides, calls):
@@ -285,16 +352,22 @@ class _Projections:
             for part, places in zip(group.parts, family.places):
                 self._part(part, group.whole, np.array(places), family.turned, evidence)
         else:
-            self._whole(group, family, f"{short(group.whole)} is {names} of the target; {family.why}")
+            self._whole(
+                group, family, f"{short(group.whole)} is {names} of the target; {family.why}"
+            )
         return True
 
     def _is_free(self, side: str, call: Call) -> bool:
         if side == "reference":
             alone = call.id in self.at.free_reference or call.id in self.at.ambiguous
             return alone or (self.at.pairs[call.id].rule != RULE and not self.at.said(call.id))
-        return not any(self.at.pairs[at].rule == RULE or self.at.said(at) for at in self.at.facing[call.id])
+        return not any(
+            self.at.pairs[at].rule == RULE or self.at.said(at) for at in self.at.facing[call.id]
+        )
 
-    def _part(self, call: Call, other: Call, places: permutations.Order, turned: bool, evidence: str) -> None:
+    def _part(
+        self, call: Call, other: Call, places: permutations.Order, turned: bool, evidence: str
+    ) -> None:
         """A call of the reference faces a part of one of the target."""
         extent = self._extent("target", other)
         name = identifier(short(other))
@@ -304,20 +377,34 @@ class _Projections:
             record = theirs.get(ref.slot)
             if record is None:
                 continue
-            shape, mine = self.at.making.record(record).shape, self.at.reference.records[ref.record].shape
+            shape, mine = (
+                self.at.making.record(record).shape,
+                self.at.reference.records[ref.record].shape,
+            )
             kind = ref.slot.partition(".")[0]
             if kind == "param":
                 along = self._along(shape, mine, extent, len(places), turned)
             else:
-                along = len(shape) - 1 if kind == "output" and shape and shape[-1] == extent else None
+                along = (
+                    len(shape) - 1 if kind == "output" and shape and shape[-1] == extent else None
+                )
             if along is None:
-                if kind == "input" or not self.at.making.record(record).count:  # packed away: nothing to take a part of
+                if (
+                    kind == "input" or not self.at.making.record(record).count
+                ):  # packed away: nothing to take a part of
                     slots.append(SlotPair(ref.slot, ref.slot, ref.record, record))
                 continue
             node = permutations.taken(ex.Name(name), shape, along, places)
             if kind == "param" and turned and len(shape) == 2:
                 node = ex.Reverse(node)
-            slots.append(SlotPair(ref.slot, ref.slot, ref.record, self.at.making.add(node, {name: [record]}, evidence)))
+            slots.append(
+                SlotPair(
+                    ref.slot,
+                    ref.slot,
+                    ref.record,
+                    self.at.making.add(node, {name: [record]}, evidence),
+                )
+            )
         self._pair(call, other, slots, evidence)
 
     def _whole(self, group: _Group, family: _Family, evidence: str) -> None:
@@ -326,7 +413,8 @@ class _Projections:
         call, parts = group.whole, group.parts
         first = sorted(range(len(parts)), key=lambda i: family.places[i][0] if family.places else 0)
         parts, places = tuple(parts[i] for i in first), [family.places[i] for i in first]
-        # places say where the parts' channels lie in the whole: turned round, which of the joined parts each channel of the whole is.
+        # places say where the parts' channels lie in the whole: turned round, which of the joined
+        # parts each channel of the whole is.
         order = np.argsort(np.concatenate([np.array(p) for p in places]))
         extents = [self._extent("target", c) for c in parts]
         names = distinct([identifier(short(c)) for c in parts])
@@ -351,12 +439,20 @@ class _Projections:
             own = 0 if not family.turned else 1
             mine = self.at.reference.records[ref.record].shape
             if kind == "param" and dims == 2:
-                # Of a square weight shapes do not tell; the axis of the whole's weight does, by which the rows were found.
-                axes = [a for a in axes if [s[a] for s in shapes] == extents and mine[a if not own else 1 - a] == sum(extents)]
+                # Of a square weight shapes do not tell; the axis of the whole's weight does, by
+                # which the rows were found.
+                axes = [
+                    a
+                    for a in axes
+                    if [s[a] for s in shapes] == extents
+                    and mine[a if not own else 1 - a] == sum(extents)
+                ]
             axis = next((a for a in axes if [s[a] for s in shapes] == extents), None)
             if axis is None:
                 continue
-            joined: ex.Node = ex.Cat(tuple(ex.Name(n) for n in names), -1 if axis == dims - 1 else axis)
+            joined: ex.Node = ex.Cat(
+                tuple(ex.Name(n) for n in names), -1 if axis == dims - 1 else axis
+            )
             shape = (*shapes[0][:axis], sum(extents), *shapes[0][axis + 1 :])
             try:
                 node = permutations.taken(joined, shape, axis, order)
@@ -368,23 +464,46 @@ class _Projections:
             slots.append(SlotPair(ref.slot, ref.slot, ref.record, made))
         self._pair(call, parts[0], slots, evidence, tuple(c.id for c in parts[1:]))
 
-    def _along(self, shape: tuple[int, ...], mine: tuple[int, ...], extent: int, part: int, turned: bool) -> int | None:
+    def _along(
+        self, shape: tuple[int, ...], mine: tuple[int, ...], extent: int, part: int, turned: bool
+    ) -> int | None:
         """The axis of a fused parameter that its outputs lie along, None where it has none."""
         if len(shape) != len(mine):
             return None
-        fits = [a for a, n in enumerate(shape) if n == extent and mine[len(mine) - 1 - a if turned else a] == part]
+        fits = [
+            a
+            for a, n in enumerate(shape)
+            if n == extent and mine[len(mine) - 1 - a if turned else a] == part
+        ]
         return fits[0] if fits else None
 
-    def _pair(self, call: Call, other: Call, slots: Sequence[SlotPair], evidence: str, also: tuple[int, ...] = ()) -> None:
+    def _pair(
+        self,
+        call: Call,
+        other: Call,
+        slots: Sequence[SlotPair],
+        evidence: str,
+        also: tuple[int, ...] = (),
+    ) -> None:
         faced, seen = {s.reference_slot for s in slots}, {s.target_slot for s in slots}
-        self.at.take(CallPair(
-            call.id, other.id, RULE, evidence, tuple(slots), tuple(r.slot for r in call.refs if r.slot not in faced),
-            tuple(r.slot for r in other.refs if r.slot not in seen), also,
-        ))  # fmt: skip
+        self.at.take(
+            CallPair(
+                call.id,
+                other.id,
+                RULE,
+                evidence,
+                tuple(slots),
+                tuple(r.slot for r in call.refs if r.slot not in faced),
+                tuple(r.slot for r in other.refs if r.slot not in seen),
+                also,
+            )
+        )
 
 
 def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
-    """Where parts of these extents may lie in the whole: in any order, group by group for every number of groups."""
+    """Where parts of these extents may lie in the whole: in any order, group by group for every
+    number of groups.
+    """
     for groups in range(1, math.gcd(*extents) + 1):
         if any(n % groups for n in extents):
             continue
@@ -394,7 +513,9 @@ def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
             places: dict[int, tuple[int, ...]] = {}
             for part in order:
                 length = extents[part] // groups
-                places[part] = tuple(g * step + offset + i for g in range(groups) for i in range(length))
+                places[part] = tuple(
+                    g * step + offset + i for g in range(groups) for i in range(length)
+                )
                 offset += length
             yield tuple(places[i] for i in range(len(extents)))
 
@@ -409,7 +530,11 @@ def own_parameters(at: Matching) -> None:
     known: dict[tuple[str, str], tuple[int, int] | None] = {}
     for pair in list(at.pairs.values()):
         call, kids = at.reference.calls[pair.reference], at.kids_target.get(pair.target, [])
-        fused_slots = [r for r in call.slots("param") if r.slot in pair.only_reference and len(at.reference.records[r.record].shape) == 2]
+        fused_slots = [
+            r
+            for r in call.slots("param")
+            if r.slot in pair.only_reference and len(at.reference.records[r.record].shape) == 2
+        ]
         if not fused_slots or len(kids) < 2 or at.kids_reference.get(call.id):
             continue
         name = starred(call.scope), fused_slots[0].slot
@@ -423,13 +548,21 @@ def own_parameters(at: Matching) -> None:
         slots = list(pair.slots)
         for ref in call.slots("param"):
             kind = ref.slot.rpartition("_")[2]  # in_proj_weight, in_proj_bias
-            bound = {n: [r.record for r in c.slots("param") if r.slot == f"param.{kind}"] for n, c in zip(names, parts)}
-            if ref.slot not in pair.only_reference or any(len(found) != 1 for found in bound.values()):
+            bound = {
+                n: [r.record for r in c.slots("param") if r.slot == f"param.{kind}"]
+                for n, c in zip(names, parts)
+            }
+            if ref.slot not in pair.only_reference or any(
+                len(found) != 1 for found in bound.values()
+            ):
                 continue
             node = ex.Cat(tuple(ex.Name(n) for n in names), 0)
             shape = at.reference.records[ref.record].shape
             shapes = {n: [at.target.records[r].shape for r in found] for n, found in bound.items()}
-            if all(len(s[0]) == len(shape) for s in shapes.values()) and node.shape(shapes) == shape:
+            if (
+                all(len(s[0]) == len(shape) for s in shapes.values())
+                and node.shape(shapes) == shape
+            ):
                 made = at.making.add(node, bound, "rows found by their elements")
                 slots.append(SlotPair(ref.slot, f"{parts[0].scope}:param.{kind}", ref.record, made))
         if len(slots) > len(pair.slots):
@@ -438,12 +571,22 @@ def own_parameters(at: Matching) -> None:
 
 
 def _run_of_kids(at: Matching, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
-    """(first, behind the last) of the calls whose weights one after another are this one, told by most of its rows."""
+    """(first, behind the last) of the calls whose weights one after another are this one, told by
+    most of its rows.
+    """
     whole = at.array("reference", record)
     if whole is None:
         return None
     weights = [
-        next((r.record for r in at.target.calls[k].slots("param") if len(at.target.records[r.record].shape) == 2), None) for k in kids
+        next(
+            (
+                r.record
+                for r in at.target.calls[k].slots("param")
+                if len(at.target.records[r.record].shape) == 2
+            ),
+            None,
+        )
+        for k in kids
     ]
     for count in range(2, MOST_PARTS + 1):
         for first in range(len(kids) - count + 1):

@@ -1,4 +1,6 @@
-"""Facing tensors while it is decided how those of the target lie: what is known of them, and what has been decided."""
+"""Facing tensors while it is decided how those of the target lie: what is known of them, and what
+has been decided.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from whence.records import Call, Record, Run
 from whence.results import CallPair, Plan, SlotPair
 
 Face = tuple[int, int]  # a record of the reference, and one of the target
-Family = dict[Face, tuple[int, SlotPair]]  # facing tensors of siblings, with the call of the reference and the slots they were met in
+Family = dict[
+    Face, tuple[int, SlotPair]
+]  # facing tensors of siblings, with the call of the reference and the slots they were met in
 
 
 class Laying(Matching):
-    """decided: how tensors of the target are brought to the axes of those they face, and why. modules: calls by module of both sides.
+    """decided: how tensors of the target are brought to the axes of those they face, and why.
+    modules: calls by module of both sides.
 
     channel_orders: orders of channels found in weights, by the module that these are in.
     """
@@ -50,7 +55,9 @@ class Laying(Matching):
         return call.root, call.scope, other.root, other.scope
 
     def families(self, kinds: tuple[str, ...]) -> Iterator[Family]:
-        """Facing tensors of siblings with the same names and shapes: each face once, with where it was first met."""
+        """Facing tensors of siblings with the same names and shapes: each face once, with where it
+        was first met.
+        """
         out: defaultdict[tuple[object, ...], Family] = defaultdict(dict)
         for at, pair in self.pairs.items():
             names: tuple[str, str] | None = None
@@ -64,18 +71,35 @@ class Laying(Matching):
                 if names is None:
                     call, other = self.calls(pair)
                     names = starred(call.scope), starred(other.scope)
-                key = (*names, slot.reference_slot, slot.target_slot, a.shape, b.shape, a.dtype, b.dtype)
+                key = (
+                    *names,
+                    slot.reference_slot,
+                    slot.target_slot,
+                    a.shape,
+                    b.shape,
+                    a.dtype,
+                    b.dtype,
+                )
                 out[key].setdefault(face, (at, slot))
         yield from out.values()
 
     @cached_property
     def equal_parameters(self) -> Counter[tuple[str, str]]:
         """How many parameters of one starred name and slot are equal bit by bit."""
-        faces = {(s.reference_record, s.target_record): (p, s) for p in reversed(self.pairs.values()) for s in reversed(p.slots)}
+        faces = {
+            (s.reference_record, s.target_record): (p, s)
+            for p in reversed(self.pairs.values())
+            for s in reversed(p.slots)
+        }
         out: Counter[tuple[str, str]] = Counter()
         for face, (pair, slot) in faces.items():
             a, b = self.records(face)
-            if slot.reference_slot.startswith("param") and a.hash and a.hash == b.hash and a.shape == b.shape:
+            if (
+                slot.reference_slot.startswith("param")
+                and a.hash
+                and a.hash == b.hash
+                and a.shape == b.shape
+            ):
                 out[starred(self.reference.calls[pair.reference].scope), slot.reference_slot] += 1
         return out
 
@@ -95,7 +119,10 @@ class Laying(Matching):
         arrays = self.arrays(face)
         if arrays is None:
             return False
-        return any(distance(arrays[0], applied(node, arrays[1])) < AGREES for node in ways(b.shape, a.shape))
+        return any(
+            distance(arrays[0], applied(node, arrays[1])) < AGREES
+            for node in ways(b.shape, a.shape)
+        )
 
     def resemble(self, face: Face) -> bool:
         """Are they one as they were decided to lie, or in some way that the shapes allow?"""

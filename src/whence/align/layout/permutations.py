@@ -1,7 +1,8 @@
-"""Channels: which vector along one axis of a tensor is which of another, and how to write that as a dims expression.
+"""Channels: which vector along one axis of a tensor is which of another, and how to write that as a
+dims expression.
 
-The rows of a weight tell where a fused or rearranged layer keeps each of its outputs; they are found by their bytes, so that the
-answer is exact, and serve for the bias and the activations too.
+The rows of a weight tell where a fused or rearranged layer keeps each of its outputs; they are
+found by their bytes, so that the answer is exact, and serve for the bias and the activations too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _MOST_GRIDS = 4000  # ways to cut an axis in three that are tried before an orde
 
 
 def common(reference: Array, target: Array) -> tuple[Array, Array]:
-    """Both in the coarser of their two floating dtypes: what a target in another precision was rounded to."""
+    """Both in the coarser of their two floating dtypes: what a target in another precision was
+    rounded to.
+    """
     a, b = dtypes.of(reference), dtypes.of(target)
     if a.name == b.name or not (a.is_floating and b.is_floating):
         return reference, target
@@ -34,11 +37,18 @@ def common(reference: Array, target: Array) -> tuple[Array, Array]:
 
 
 def located(reference: Array, source: Array) -> Order | None:
-    """For every row of `reference` (n, k) the row of `source` (m, k) with the same bytes, -1 where there is none.
+    """For every row of `reference` (n, k) the row of `source` (m, k) with the same bytes, -1 where
+    there is none.
 
-    Rows that are alike are taken in order. None where the rows have other lengths or kinds, or less than half of them is found.
+    Rows that are alike are taken in order. None where the rows have other lengths or kinds, or less
+    than half of them is found.
     """
-    if reference.ndim != 2 or source.ndim != 2 or reference.shape[1] != source.shape[1] or not reference.size:
+    if (
+        reference.ndim != 2
+        or source.ndim != 2
+        or reference.shape[1] != source.shape[1]
+        or not reference.size
+    ):
         return None
     reference, source = common(reference, source)
     if reference.dtype != source.dtype:
@@ -57,9 +67,11 @@ def located(reference: Array, source: Array) -> Order | None:
 
 
 def completed(order: Order, extent: int) -> Order | None:
-    """An order with its gaps filled by the simplest rule that all known places follow; None when there is none.
+    """An order with its gaps filled by the simplest rule that all known places follow; None when
+    there is none.
 
-    order: -1 where a row was not found (it differs between the runs), at most half of them. extent: of the axis the places are on.
+    order: -1 where a row was not found (it differs between the runs), at most half of them. extent:
+    of the axis the places are on.
     """
     known = order >= 0
     if known.all():
@@ -73,7 +85,9 @@ def completed(order: Order, extent: int) -> Order | None:
 
 
 def _simple(extent: int, n: int, start: int) -> Iterator[Order]:
-    """Orders of n places of an axis that layouts are made of: a stretch, blocks at a distance, an axis cut in three and turned."""
+    """Orders of n places of an axis that layouts are made of: a stretch, blocks at a distance, an
+    axis cut in three and turned.
+    """
     if 0 <= start <= extent - n:
         yield np.arange(start, start + n)
     if extent > n:
@@ -94,7 +108,9 @@ def _divisors(n: int) -> list[int]:
 
 
 def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int], Order]]:
-    """(axis cut in three, order of the three, places) of every way to turn an axis of n, those with few parts first."""
+    """(axis cut in three, order of the three, places) of every way to turn an axis of n, those with
+    few parts first.
+    """
     grids = [(a, b, n // a // b) for a in _divisors(n) for b in _divisors(n // a)]
     grids = sorted((g for g in grids if sum(x > 1 for x in g) >= 2), key=lambda g: sorted(g)[1])
     for grid in itertools.islice(grids, _MOST_GRIDS):
@@ -106,7 +122,9 @@ def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int]
 
 
 def taken(of: ex.Node, shape: tuple[int, ...], axis: int, order: Order) -> ex.Node:
-    """The tensor with these places of one axis, in this order, written as plainly as they allow. shape: of `of`."""
+    """The tensor with these places of one axis, in this order, written as plainly as they allow.
+    shape: of `of`.
+    """
     axis %= len(shape)
     extent, n = shape[axis], len(order)
     if n == extent and np.array_equal(order, np.arange(n)):
@@ -123,10 +141,14 @@ def taken(of: ex.Node, shape: tuple[int, ...], axis: int, order: Order) -> ex.No
         for grid, turn, places in _turned(n):
             if np.array_equal(places + low, order):
                 return _rearranged(part, len(shape), axis, grid, turn)
-    return ex.Take(of, tuple(int(i) for i in order), axis - len(shape) if axis == len(shape) - 1 else axis)
+    return ex.Take(
+        of, tuple(int(i) for i in order), axis - len(shape) if axis == len(shape) - 1 else axis
+    )
 
 
-def _blocks(order: Order, extent: int, of: ex.Node, shape: tuple[int, ...], axis: int) -> ex.Node | None:
+def _blocks(
+    order: Order, extent: int, of: ex.Node, shape: tuple[int, ...], axis: int
+) -> ex.Node | None:
     """Stretches of one length at one distance: the same part of every group of an axis."""
     breaks = np.flatnonzero(np.diff(order) != 1)
     length = int(breaks[0]) + 1 if breaks.size else len(order)
@@ -134,9 +156,17 @@ def _blocks(order: Order, extent: int, of: ex.Node, shape: tuple[int, ...], axis
         return None
     starts = order.reshape(-1, length)[:, 0]
     step = int(starts[1] - starts[0])
-    if step <= length or extent % step or extent // step != len(starts) or (np.diff(starts) != step).any():
+    if (
+        step <= length
+        or extent % step
+        or extent // step != len(starts)
+        or (np.diff(starts) != step).any()
+    ):
         return None
-    if not np.array_equal(order.reshape(-1, length), starts[:, None] + np.arange(length)) or int(starts[0]) + length > step:
+    if (
+        not np.array_equal(order.reshape(-1, length), starts[:, None] + np.arange(length))
+        or int(starts[0]) + length > step
+    ):
         return None
     names = _letters(len(shape))
     own = names[axis]
@@ -147,7 +177,9 @@ def _blocks(order: Order, extent: int, of: ex.Node, shape: tuple[int, ...], axis
     return ex.Rearrange(part, f"{' '.join(apart)} -> {' '.join(whole)}")
 
 
-def _rearranged(of: ex.Node, dims: int, axis: int, grid: tuple[int, int, int], turn: tuple[int, int, int]) -> ex.Node:
+def _rearranged(
+    of: ex.Node, dims: int, axis: int, grid: tuple[int, int, int], turn: tuple[int, int, int]
+) -> ex.Node:
     letters = _letters(dims)
     parts = ["h", "p", "d"]
     alive = [i for i in range(3) if grid[i] > 1]

@@ -1,4 +1,6 @@
-"""Which of the tensors that another was joined from holds an element: a fault in a part of a fused weight is a fault of that part."""
+"""Which of the tensors that another was joined from holds an element: a fault in a part of a fused
+weight is a fault of that part.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,14 @@ from whence.results import Made
 Labels = npt.NDArray[np.int32]
 
 
-def named(made: Mapping[int, Made], records: Sequence[Record], record: int, different: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-    """Names of the tensors that the different elements of a joined one come from; () where that is all of them, or it is not joined.
+def named(
+    made: Mapping[int, Made],
+    records: Sequence[Record],
+    record: int,
+    different: npt.NDArray[np.bool_],
+) -> tuple[str, ...]:
+    """Names of the tensors that the different elements of a joined one come from; () where that is
+    all of them, or it is not joined.
 
     made: by record, how tensors were made. different: of the shape of the record.
     """
@@ -27,8 +35,12 @@ def named(made: Mapping[int, Made], records: Sequence[Record], record: int, diff
     return tuple(names[i] for i in found) if len(found) < len(names) else ()
 
 
-def _labels(made: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]) -> Labels | None:
-    """For every element the place in `names` of the tensor it comes from, None where elements are computed and not only moved."""
+def _labels(
+    made: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]
+) -> Labels | None:
+    """For every element the place in `names` of the tensor it comes from, None where elements are
+    computed and not only moved.
+    """
     how = made.get(record)
     if how is None:
         names.append(name)
@@ -38,7 +50,10 @@ def _labels(made: Mapping[int, Made], records: Sequence[Record], record: int, na
         return None
     bound: dict[str, list[Labels]] = {}
     for operand, ids in how.operands:
-        found = [_labels(made, records, r, operand if len(ids) == 1 else f"{operand} {i}", names) for i, r in enumerate(ids)]
+        found = [
+            _labels(made, records, r, operand if len(ids) == 1 else f"{operand} {i}", names)
+            for i, r in enumerate(ids)
+        ]
         bound[operand] = [labels for labels in found if labels is not None]
         if len(bound[operand]) != len(ids):
             return None

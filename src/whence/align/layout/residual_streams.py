@@ -1,4 +1,5 @@
-"""A residual stream that one run keeps as one tensor and the other as two, to be added later: `hidden + residual`.
+"""A residual stream that one run keeps as one tensor and the other as two, to be added later:
+`hidden + residual`.
 
 Serving engines hand both through the layers and add them inside the next norm, in place.
 """
@@ -26,7 +27,9 @@ Chosen = tuple[int, ...]  # which of the target's tensors are added
 
 
 class _Place(NamedTuple):
-    """A tensor of one call of a pair, and the (slot, record) of those of the other that it may be the sum of. call: the reference's."""
+    """A tensor of one call of a pair, and the (slot, record) of those of the other that it may be
+    the sum of. call: the reference's.
+    """
 
     call: int
     slot: str
@@ -35,25 +38,36 @@ class _Place(NamedTuple):
 
 
 def streams(at: Matching) -> None:
-    """Where one call has more tensors of one size than its partner: which of them, or which sum, is the partner's."""
+    """Where one call has more tensors of one size than its partner: which of them, or which sum, is
+    the partner's.
+    """
     decided = _decided(at, "target")
     _put(at, decided)
     sums = sum(len(picked) > 1 for _, picked in decided)
     if sums:
-        at.notes.append(f"{sums} tensors of the reference are sums of two of the target (a residual kept apart)")
+        at.notes.append(
+            f"{sums} tensors of the reference are sums of two of the target (a residual kept apart)"
+        )
     _apart(at)
 
 
 def _decided(at: Matching, many: str) -> list[tuple[_Place, Chosen]]:
     """What is chosen for every place. many: the side that has more tensors.
 
-    Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made where it was met before.
+    Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made
+    where it was met before.
     """
     families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
     for place in _places(at, many):
         call, other = _calls(at, place)
         shape = (at.target if many == "reference" else at.reference).records[place.record].shape
-        families[starred(call.scope), starred(other.scope), place.slot, tuple(n for n, _ in place.fits), shape].append(place)
+        families[
+            starred(call.scope),
+            starred(other.scope),
+            place.slot,
+            tuple(n for n, _ in place.fits),
+            shape,
+        ].append(place)
     chosen = {key: _chosen(at, places, many) for key, places in families.items()}
     known: defaultdict[tuple[object, ...], Counter[Chosen]] = defaultdict(Counter)
     for key, picked in chosen.items():
@@ -68,10 +82,21 @@ def _decided(at: Matching, many: str) -> list[tuple[_Place, Chosen]]:
             left += places
         else:
             out += [(place, picked) for place in places]
-    made = {(place.record, frozenset(place.fits[i][1] for i in picked)) for place, picked in out if len(picked) > 1}
+    made = {
+        (place.record, frozenset(place.fits[i][1] for i in picked))
+        for place, picked in out
+        if len(picked) > 1
+    }
     for place in left:
         pairs = itertools.combinations(range(len(place.fits)), 2)
-        found = next((pair for pair in pairs if (place.record, frozenset(place.fits[i][1] for i in pair)) in made), None)
+        found = next(
+            (
+                pair
+                for pair in pairs
+                if (place.record, frozenset(place.fits[i][1] for i in pair)) in made
+            ),
+            None,
+        )
         out += [(place, found)] if found is not None else []
     return out
 
@@ -82,7 +107,10 @@ def _places(at: Matching, many: str) -> Iterator[_Place]:
     for pair in at.pairs.values():
         if at.said(pair.reference):
             continue
-        calls = {"reference": at.reference.calls[pair.reference], "target": at.target.calls[pair.target]}
+        calls = {
+            "reference": at.reference.calls[pair.reference],
+            "target": at.target.calls[pair.target],
+        }
         for kind in ("input", "output"):
             theirs = _floats(at, many, calls[many], kind)
             if len(theirs) < 2:
@@ -99,7 +127,11 @@ def _places(at: Matching, many: str) -> Iterator[_Place]:
 def _floats(at: Matching, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
     run = at.reference if side == "reference" else at.target
     found = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
-    return [(slot, record.id) for slot, record in found if dtypes.is_floating(record.dtype) and record.count > 1]
+    return [
+        (slot, record.id)
+        for slot, record in found
+        if dtypes.is_floating(record.dtype) and record.count > 1
+    ]
 
 
 def _calls(at: Matching, place: _Place) -> tuple[Call, Call]:
@@ -113,9 +145,14 @@ def _kind(at: Matching, place: _Place) -> tuple[object, ...]:
 
 
 def _chosen(at: Matching, places: Sequence[_Place], many: str) -> Chosen | None:
-    """Which of the tensors of the side that has more, or of their sums, is the other's, by the data of a few siblings."""
+    """Which of the tensors of the side that has more, or of their sums, is the other's, by the data
+    of a few siblings.
+    """
     count = len(places[0].fits)
-    candidates: list[Chosen] = [*((i,) for i in range(count)), *itertools.combinations(range(count), 2)]
+    candidates: list[Chosen] = [
+        *((i,) for i in range(count)),
+        *itertools.combinations(range(count), 2),
+    ]
     votes: Counter[int] = Counter()
     for place in spread(places):
         mine = at.array("reference" if many == "target" else "target", place.record)
@@ -123,7 +160,9 @@ def _chosen(at: Matching, places: Sequence[_Place], many: str) -> Chosen | None:
         if mine is None or any(t is None for t in theirs):
             continue
         flat = [np.asarray(t).reshape(mine.shape).astype(np.float64) for t in theirs]
-        best = clear_best([distance(mine, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates])
+        best = clear_best(
+            [distance(mine, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates]
+        )
         if best is not None:
             votes[best] += 1
     return candidates[votes.most_common(1)[0][0]] if votes else None
@@ -133,13 +172,23 @@ def _put(at: Matching, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
     """Put what was chosen in the place of what the slot of the reference faced."""
     for (call, slot, record, fits), picked in chosen:
         bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
-        node: ex.Node = ex.Name(next(iter(bound))) if len(picked) == 1 else ex.Sum(tuple(ex.Name(n) for n in bound))
+        node: ex.Node = (
+            ex.Name(next(iter(bound)))
+            if len(picked) == 1
+            else ex.Sum(tuple(ex.Name(n) for n in bound))
+        )
         try:
-            made = at.making.add(node, bound, "streams whose sum is the reference's one; confirmed on data")
+            made = at.making.add(
+                node, bound, "streams whose sum is the reference's one; confirmed on data"
+            )
         except ex.Unfit:
             continue
         used = {fits[i][0] for i in picked}
-        kept = [s for s in at.pairs[call].slots if s.reference_slot != slot and s.target_slot not in used]
+        kept = [
+            s
+            for s in at.pairs[call].slots
+            if s.reference_slot != slot and s.target_slot not in used
+        ]
         at.put(call, [*kept, SlotPair(slot, fits[picked[0]][0], record, made)])
 
 
@@ -147,7 +196,9 @@ def _put(at: Matching, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
 
 
 def _apart(at: Matching) -> None:
-    """Where the reference's call has more: its tensors face what they face elsewhere, or what is equal to them in the target's call."""
+    """Where the reference's call has more: its tensors face what they face elsewhere, or what is
+    equal to them in the target's call.
+    """
     split: defaultdict[int, set[str]] = defaultdict(set)
     for place, picked in _decided(at, "reference"):
         if len(picked) > 1:
@@ -155,15 +206,24 @@ def _apart(at: Matching) -> None:
     if not split:
         return
     dropped = {
-        call: [s for s in at.pairs[call].slots if s.reference_slot.partition(".")[0] not in (*kinds, "mutated")]
+        call: [
+            s
+            for s in at.pairs[call].slots
+            if s.reference_slot.partition(".")[0] not in (*kinds, "mutated")
+        ]
         for call, kinds in split.items()
     }
     for call, slots in dropped.items():
         at.put(call, slots)
     alike = _alike(at, split)
-    # What a leaf makes is in its partner's call; what it is given may be in none but the one that made it.
+    # What a leaf makes is in its partner's call; what it is given may be in none but the one that
+    # made it.
     made = [call for call in split if at.reference.calls[call].leaf]
-    for calls, kinds_now in ((made, ("output",)), (split, ("input", "output", "mutated")), (split, ("input", "output", "mutated"))):
+    for calls, kinds_now in (
+        (made, ("output",)),
+        (split, ("input", "output", "mutated")),
+        (split, ("input", "output", "mutated")),
+    ):
         known = at.faces()
         for call in calls:
             pair = at.pairs[call]
@@ -171,35 +231,56 @@ def _apart(at: Matching) -> None:
             for slot, record in _all_floats(at, "reference", at.reference.calls[call]):
                 if slot in pair.only_reference and slot.startswith(kinds_now):
                     there = known.get(record) or alike.get((call, slot))
-                    slots += [SlotPair(slot, there[1], record, there[0])] if there is not None else []
+                    slots += (
+                        [SlotPair(slot, there[1], record, there[0])] if there is not None else []
+                    )
             at.put(call, slots)
-    at.notes.append(f"{len(split)} calls of the reference are given a residual apart, which the target has added: each part faces its own")
+    at.notes.append(
+        f"{len(split)} calls of the reference are given a residual apart, which the target has "
+        "added: each part faces its own"
+    )
 
 
 def _alike(at: Matching, split: Mapping[int, set[str]]) -> dict[tuple[int, str], tuple[int, str]]:
-    """Which tensor of the target's call, given or made, is what a slot of the reference holds: by data, for siblings together."""
-    families: defaultdict[tuple[object, ...], list[tuple[int, str, int, list[tuple[str, int]]]]] = defaultdict(list)
+    """Which tensor of the target's call, given or made, is what a slot of the reference holds: by
+    data, for siblings together.
+    """
+    families: defaultdict[tuple[object, ...], list[tuple[int, str, int, list[tuple[str, int]]]]] = (
+        defaultdict(list)
+    )
     for call in split:
         pair = at.pairs[call]
         own, other = at.reference.calls[call], at.target.calls[pair.target]
         for slot, record in _all_floats(at, "reference", own):
             count = at.reference.records[record].count
-            fits = [(n, r) for n, r in _all_floats(at, "target", other) if at.target.records[r].count == count]
+            fits = [
+                (n, r)
+                for n, r in _all_floats(at, "target", other)
+                if at.target.records[r].count == count
+            ]
             if slot in pair.only_reference and fits:
-                families[own.op_type, other.op_type, slot, tuple(n for n, _ in fits)].append((call, slot, record, fits))
+                families[own.op_type, other.op_type, slot, tuple(n for n, _ in fits)].append(
+                    (call, slot, record, fits)
+                )
     out: dict[tuple[int, str], tuple[int, str]] = {}
     for members in families.values():
         votes: Counter[int] = Counter()
         for _, _, record, fits in spread(members):
             mine, theirs = at.array("reference", record), [at.array("target", r) for _, r in fits]
             if mine is not None and all(t is not None for t in theirs):
-                best = clear_best([distance(mine, np.asarray(t).reshape(mine.shape)) for t in theirs])
+                best = clear_best(
+                    [distance(mine, np.asarray(t).reshape(mine.shape)) for t in theirs]
+                )
                 votes.update([best] if best is not None else [])
         if votes:
             best = votes.most_common(1)[0][0]
-            out.update(((call, slot), (fits[best][1], fits[best][0])) for call, slot, _, fits in members)
+            out.update(
+                ((call, slot), (fits[best][1], fits[best][0])) for call, slot, _, fits in members
+            )
     return out
 
 
 def _all_floats(at: Matching, side: str, call: Call) -> list[tuple[str, int]]:
-    return [found for kind in ("input", "output", "mutated") for found in _floats(at, side, call, kind)]
+    return [
+        found for kind in ("input", "output", "mutated") for found in _floats(at, side, call, kind)
+    ]

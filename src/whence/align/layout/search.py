@@ -1,4 +1,6 @@
-"""Tensors of paired calls that hold the same in other axes: flattened, transposed, padded, heads or channels in another order."""
+"""Tensors of paired calls that hold the same in other axes: flattened, transposed, padded, heads or
+channels in another order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from whence.results import Plan, SlotPair
 
 
 def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Give the target's tensors the axes of those they face. Elements are read of few of every family of siblings."""
+    """Give the target's tensors the axes of those they face. Elements are read of few of every
+    family of siblings.
+    """
     at = Laying(reference, target, plan)
     _left_over(at)
     parameters(at)
@@ -54,9 +58,13 @@ def _left_over(at: Laying) -> None:
         for name in pair.only_reference:
             kind = name.partition(".")[0]
             fits = [
-                f for f in free
-                if f.partition(".")[0] == kind and f in theirs and name in mine and _fit(at, (mine[name], theirs[f]))
-            ]  # fmt: skip
+                f
+                for f in free
+                if f.partition(".")[0] == kind
+                and f in theirs
+                and name in mine
+                and _fit(at, (mine[name], theirs[f]))
+            ]
             if len(fits) != 1:
                 continue
             face = mine[name], theirs[fits[0]]
@@ -68,29 +76,46 @@ def _left_over(at: Laying) -> None:
                 slots.append(SlotPair(name, fits[0], *face))
                 free.remove(fits[0])
         if len(slots) != len(pair.slots):
-            only = tuple(n for n in pair.only_reference if n not in {s.reference_slot for s in slots})
-            at.pairs[call.id] = msgspec.structs.replace(pair, slots=tuple(slots), only_reference=only, only_target=tuple(free))
+            only = tuple(
+                n for n in pair.only_reference if n not in {s.reference_slot for s in slots}
+            )
+            at.pairs[call.id] = msgspec.structs.replace(
+                pair, slots=tuple(slots), only_reference=only, only_target=tuple(free)
+            )
 
 
 def _fit(at: Laying, face: Face) -> bool:
     a, b = at.records(face)
-    return dtypes.is_floating(a.dtype) == dtypes.is_floating(b.dtype) and bool(ways(b.shape, a.shape))
+    return dtypes.is_floating(a.dtype) == dtypes.is_floating(b.dtype) and bool(
+        ways(b.shape, a.shape)
+    )
 
 
 def _told(at: Laying) -> list[str]:
-    """How many tensors were laid otherwise, and what of the target's parameters is left out, in sentences."""
+    """How many tensors were laid otherwise, and what of the target's parameters is left out, in
+    sentences.
+    """
     counts = Counter(_brief(str(node)) for node, _ in at.decided.values())
-    shown = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (", ..." if len(counts) > 3 else "")
+    shown = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (
+        ", ..." if len(counts) > 3 else ""
+    )
     total = sum(counts.values())
-    out: dict[str, None] = {f"{total} tensors of the target were brought to the reference's axes: {shown}": None} if counts else {}
+    out: dict[str, None] = (
+        {f"{total} tensors of the target were brought to the reference's axes: {shown}": None}
+        if counts
+        else {}
+    )
     for pair in at.pairs.values():
         for slot in pair.slots:
             face = slot.reference_record, slot.target_record
             if slot.reference_slot.startswith("param") and face in at.decided:
                 a, b = at.records(face)
                 if a.count < b.count:
-                    name = f"{at.target.calls[pair.target].scope}.{slot.target_slot.removeprefix('param.')}"
-                    out[f"{name} of the target is {list(b.shape)}, of the reference {list(a.shape)}: the rest was left out"] = None
+                    name = f"{at.target.calls[pair.target].scope}.{slot.target_slot.removeprefix('param.')}"  # noqa: E501
+                    out[
+                        f"{name} of the target is {list(b.shape)}, of the reference "
+                        f"{list(a.shape)}: the rest was left out"
+                    ] = None
     return list(out)
 
 

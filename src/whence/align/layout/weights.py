@@ -1,9 +1,11 @@
-"""How the parameters of the target lie: rows, columns or axes in another order than the reference's.
+"""How the parameters of the target lie: rows, columns or axes in another order than the
+reference's.
 
-Parameters come first: equal elements after a change of layout are proof, and the order of a weight's rows is that of its bias and its
-outputs. Siblings of one starred name (`layers.*.q_proj`) share one layout, so that a faulty tensor among them is not explained away.
-A change of order is believed only where what is computed from it agrees again: weights in a wrong order are a fault, weights in
-another order are not.
+Parameters come first: equal elements after a change of layout are proof, and the order of a
+weight's rows is that of its bias and its outputs. Siblings of one starred name (`layers.*.q_proj`)
+share one layout, so that a faulty tensor among them is not explained away. A change of order is
+believed only where what is computed from it agrees again: weights in a wrong order are a fault,
+weights in another order are not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from whence.dtypes import Array
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How a parameter of the target lies. kind: "axes" (moved as a whole), "rows" (of its outputs), "columns" (of its inputs).
+    """How a parameter of the target lies. kind: "axes" (moved as a whole), "rows" (of its outputs),
+    "columns" (of its inputs).
 
     places: of the rows or columns.
     """
@@ -39,7 +42,9 @@ class Order:
 
 
 def lies(reference: Array, target: Array) -> Order | None:
-    """How a parameter of the target must be laid to be the reference's, None where nothing is found. Raises nothing."""
+    """How a parameter of the target must be laid to be the reference's, None where nothing is
+    found. Raises nothing.
+    """
     if reference.shape == target.shape and resembles(reference, target):
         return Order("axes", X)
     for node in candidates(target.shape, reference.shape):
@@ -56,14 +61,19 @@ def lies(reference: Array, target: Array) -> Order | None:
             found = permutations.located(a, b)
             order = permutations.completed(found, len(b)) if found is not None else None
             if order is not None and sorted(order.tolist()) == list(range(len(order))):
-                return Order(kind, permutations.taken(base, source.shape, axis, order), tuple(order.tolist()))
+                return Order(
+                    kind, permutations.taken(base, source.shape, axis, order), tuple(order.tolist())
+                )
     return None
 
 
 def parameters(at: Laying) -> None:
-    """Decide for all parameters that lie otherwise, and for the tensors whose channels are theirs."""
+    """Decide for all parameters that lie otherwise, and for the tensors whose channels are
+    theirs.
+    """
     found = [(lie, family) for family in at.families(("param",)) if (lie := _orders_of(at, family))]
-    # The order of inputs is told by what the call makes of them; with these in place it shows what the order of outputs leads to.
+    # The order of inputs is told by what the call makes of them; with these in place it shows what
+    # the order of outputs leads to.
     found.sort(key=lambda item: next(iter(item[0].values())).kind == "rows")
     for lie, family in found:
         if _legitimate(at, lie, family):
@@ -71,7 +81,9 @@ def parameters(at: Laying) -> None:
 
 
 def _orders_of(at: Laying, family: Family) -> dict[Face, Order]:
-    """How the parameters of one family lie, {} where they lie as the reference's or it cannot be told."""
+    """How the parameters of one family lie, {} where they lie as the reference's or it cannot be
+    told.
+    """
     faces = list(family)
     suspects = [face for face in faces if _suspect(at, face)]
     # Weights under one name that differ in nothing but a few are a fault in these few.
@@ -90,7 +102,11 @@ def _orders_of(at: Laying, family: Family) -> dict[Face, Order]:
         shared = next(o for o in seen if o is not None and (o.kind, str(o.node)) == (kind, node))
         return dict.fromkeys(faces, shared) if shared.node is not X else {}
     # Every sibling has an order of its own.
-    return {face: order for face in faces if (order := _lies(at, face)) is not None and order.node is not X}
+    return {
+        face: order
+        for face in faces
+        if (order := _lies(at, face)) is not None and order.node is not X
+    }
 
 
 def _suspect(at: Laying, face: Face) -> bool:
@@ -127,12 +143,18 @@ def _by_shape(at: Laying, faces: Iterable[Face]) -> None:
 
 
 def _legitimate(at: Laying, found: dict[Face, Order], family: Family) -> bool:
-    """Does what is computed with these parameters agree, so that the order is a choice and not a fault?"""
+    """Does what is computed with these parameters agree, so that the order is a choice and not a
+    fault?
+    """
     for asked, (face, order) in enumerate(found.items()):
         a, b = at.records(face)
         where, _ = family[face]
         call, other = at.calls(at.pairs[where])
-        if order.kind == "axes" and (a.shape != b.shape or ex.keeps_order(order.node, b.shape) or call.op_type != other.op_type):
+        if order.kind == "axes" and (
+            a.shape != b.shape
+            or ex.keeps_order(order.node, b.shape)
+            or call.op_type != other.op_type
+        ):
             return True
         if asked >= READ:
             break
@@ -144,7 +166,11 @@ def _legitimate(at: Laying, found: dict[Face, Order], family: Family) -> bool:
 def _order(at: Laying, found: dict[Face, Order], family: Family) -> None:
     for face, order in found.items():
         call, slot = family[face]
-        what = "elements are equal after it" if order.kind == "axes" else f"{order.kind} found by their elements"
+        what = (
+            "elements are equal after it"
+            if order.kind == "axes"
+            else f"{order.kind} found by their elements"
+        )
         at.decided[face] = order.node, f"{slot.reference_slot.removeprefix('param.')}: {what}"
         if order.kind == "axes":
             continue
@@ -156,10 +182,19 @@ def _order(at: Laying, found: dict[Face, Order], family: Family) -> None:
                 kind = s.reference_slot.partition(".")[0]
                 own = (s.reference_record, s.target_record)
                 a, b = at.records(own)
-                if kind == "param" and order.kind == "rows" and a.shape == b.shape == (len(places),):
-                    at.decided[own] = permutations.taken(X, b.shape, 0, places), "as the rows of the weight"
+                if (
+                    kind == "param"
+                    and order.kind == "rows"
+                    and a.shape == b.shape == (len(places),)
+                ):
+                    at.decided[own] = (
+                        permutations.taken(X, b.shape, 0, places),
+                        "as the rows of the weight",
+                    )
                 elif kind == ("output" if order.kind == "rows" else "input") and b.shape:
-                    _channels(at, own, places, axis=-1 if len(at.records(face)[0].shape) == 2 else 1)
+                    _channels(
+                        at, own, places, axis=-1 if len(at.records(face)[0].shape) == 2 else 1
+                    )
 
 
 def _channels(at: Laying, face: Face, places: permutations.Order, axis: int) -> None:

@@ -1,6 +1,8 @@
-"""What the ranks hold together, in figures, before it is known how it lies on them: calls are paired by what a whole tensor is.
+"""What the ranks hold together, in figures, before it is known how it lies on them: calls are
+paired by what a whole tensor is.
 
-Checksums and sums of magnitudes of pieces add up, so a weight cut over the ranks is recognised under any name, and in its shape.
+Checksums and sums of magnitudes of pieces add up, so a weight cut over the ranks is recognised
+under any name, and in its shape.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Option = tuple[Shape, Record]  # a shape that a whole tensor may have, with its 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of a side. family: siblings that lie alike. options: what it may be, the likeliest first."""
+    """A tensor of a side. family: siblings that lie alike. options: what it may be, the likeliest
+    first.
+    """
 
     at: tuple[Key, str]
     family: tuple[object, ...]
@@ -36,10 +40,11 @@ class _Tensor:
 
 
 def together(side: Side, other: Side) -> dict[tuple[Key, str], Record]:
-    """The whole tensor in the place of a slot's pieces, as far as figures tell. Reads no elements; tensors that lie whole are left out.
+    """The whole tensor in the place of a slot's pieces, as far as figures tell. Reads no elements;
+    tensors that lie whole are left out.
 
-    Of the shapes that the pieces allow the one counts under which siblings have the figures of a tensor of the other side; where
-    none does, one that occurs there.
+    Of the shapes that the pieces allow the one counts under which siblings have the figures of a
+    tensor of the other side; where none does, one that occurs there.
     """
     known = _Known(other)
     tensors = list(_tensors(side))
@@ -55,7 +60,11 @@ def together(side: Side, other: Side) -> dict[tuple[Key, str], Record]:
         if len(tensor.options) < 2:
             continue
         voted = votes[tensor.family].most_common(1)[0]
-        picked = voted[0] if voted[1] else known.occurring(tensor.at[1], [shape for shape, _ in tensor.options])
+        picked = (
+            voted[0]
+            if voted[1]
+            else known.occurring(tensor.at[1], [shape for shape, _ in tensor.options])
+        )
         shape, figures = next(o for o in tensor.options if o[0] == picked)
         own = tensor.options[-1][0]
         if shape != own:
@@ -76,7 +85,9 @@ def _tensors(side: Side) -> Iterator[_Tensor]:
             options: list[Option] = []
             if len(pieces) > 1 and (figures := _summed(pieces)) is not None:
                 whole = sum(p.count for p in pieces)
-                wholes = dict.fromkeys(shape for _, shape in shards.candidates(shapes) if math.prod(shape) == whole)
+                wholes = dict.fromkeys(
+                    shape for _, shape in shards.candidates(shapes) if math.prod(shape) == whole
+                )
                 options = [(shape, figures) for shape in wholes if shape not in shapes]
             yield _Tensor((key, slot), family, (*options, (records[0].shape, records[0])))
 
@@ -90,22 +101,35 @@ def _distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def _summed(pieces: Sequence[Record]) -> Record | None:
-    """Figures of pieces taken together; the shape is not known. None for pieces of several dtypes."""
+    """Figures of pieces taken together; the shape is not known. None for pieces of several
+    dtypes.
+    """
     first = pieces[0]
     if any(p.dtype != first.dtype for p in pieces):
         return None
     out = Record(first.id, first.dtype, first.shape, device=first.device)
-    parts = [p.statistics for p in pieces if p.statistics is not None and p.statistics.norm is not None]
+    parts = [
+        p.statistics for p in pieces if p.statistics is not None and p.statistics.norm is not None
+    ]
     if len(parts) == len(pieces):
         count = sum(s.count for s in parts)
-        norm, mean = math.hypot(*(s.norm or 0.0 for s in parts)), sum((s.mean or 0.0) * s.count for s in parts) / count
+        norm, mean = (
+            math.hypot(*(s.norm or 0.0 for s in parts)),
+            sum((s.mean or 0.0) * s.count for s in parts) / count,
+        )
         low, high = min(s.min or 0.0 for s in parts), max(s.max or 0.0 for s in parts)
         spread = math.sqrt(max(norm**2 / count - mean**2, 0.0)) if low != high else 0.0
         left = (sum(s.nan for s in parts), sum(s.inf for s in parts), sum(s.zero for s in parts))
-        out = msgspec.structs.replace(out, statistics=Statistics(count, low, high, mean, spread, norm, *left))
+        out = msgspec.structs.replace(
+            out, statistics=Statistics(count, low, high, mean, spread, norm, *left)
+        )
     sketches = [p.sketch for p in pieces if p.sketch is not None]
     if len(sketches) == len(pieces):
-        sums = [[s.abs_sum for s in sketches], [s.cube_sum for s in sketches], [s.fourth_sum for s in sketches]]
+        sums = [
+            [s.abs_sum for s in sketches],
+            [s.cube_sum for s in sketches],
+            [s.fourth_sum for s in sketches],
+        ]
         checksum = sum(s.checksum for s in sketches) % _CHECKSUMS
         out = msgspec.structs.replace(out, sketch=Sketch(checksum, *map(_total, sums)))
     return out
@@ -117,7 +141,9 @@ def _total(parts: Sequence[float | None]) -> float | None:
 
 
 def _constants(side: Side, found: dict[tuple[Key, str], Record]) -> None:
-    """Pieces that are alike because they are constant (a bias of zeros) are cut as the other parameters of their call are."""
+    """Pieces that are alike because they are constant (a bias of zeros) are cut as the other
+    parameters of their call are.
+    """
     for key, slot in list(found):
         if not slot.startswith("param"):
             continue
@@ -125,8 +151,15 @@ def _constants(side: Side, found: dict[tuple[Key, str], Record]) -> None:
         for other in side.slots(key):
             record = side.run.records[side.holders(key, other)[1][0]]
             constant = record.statistics is not None and record.statistics.std == 0.0
-            if other.startswith("param") and (key, other) not in found and constant and record.shape[:1] == piece[:1] != whole[:1]:
-                found[key, other] = msgspec.structs.replace(record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None)
+            if (
+                other.startswith("param")
+                and (key, other) not in found
+                and constant
+                and record.shape[:1] == piece[:1] != whole[:1]
+            ):
+                found[key, other] = msgspec.structs.replace(
+                    record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None
+                )
 
 
 class _Known:
@@ -145,10 +178,14 @@ class _Known:
             found.sort(key=lambda item: item[:2])
 
     def has(self, slot: str, shape: Shape, figures: Record) -> int:
-        """Has the other side a tensor with these figures? 2: of this shape; 1: with its axes in another order; 0: not."""
+        """Has the other side a tensor with these figures? 2: of this shape; 1: with its axes in
+        another order; 0: not.
+        """
         norm, best = _norm(figures), 0
         among = self._figures.get((_kind(slot), math.prod(shape)), []) if norm else []
-        for size, _, (other, theirs) in among[bisect.bisect_left(among, norm * (1 - _NEAR), key=lambda item: item[0]) :]:
+        for size, _, (other, theirs) in among[
+            bisect.bisect_left(among, norm * (1 - _NEAR), key=lambda item: item[0]) :
+        ]:
             if size > norm * (1 + _NEAR) or best == 2:
                 break
             if sorted(other) == sorted(shape) and _alike(figures, theirs):
@@ -157,7 +194,9 @@ class _Known:
 
     def occurring(self, slot: str, shapes: Sequence[Shape]) -> Shape:
         """The first of these shapes that the other side has; the last where it has none."""
-        return next((s for s in shapes if (_kind(slot), tuple(sorted(s))) in self._shapes), shapes[-1])
+        return next(
+            (s for s in shapes if (_kind(slot), tuple(sorted(s))) in self._shapes), shapes[-1]
+        )
 
 
 def _kind(slot: str) -> str:
@@ -166,10 +205,16 @@ def _kind(slot: str) -> str:
 
 def _norm(figures: Record) -> float:
     """The 2-norm of what is no constant; 0 where it is one or nothing is known."""
-    return (figures.statistics.norm or 0.0) if figures.statistics is not None and figures.statistics.std else 0.0
+    return (
+        (figures.statistics.norm or 0.0)
+        if figures.statistics is not None and figures.statistics.std
+        else 0.0
+    )
 
 
 def _alike(one: Record, two: Record) -> bool:
-    """Of two tensors whose norms are near: do their sums of magnitudes say so too, where these are known?"""
+    """Of two tensors whose norms are near: do their sums of magnitudes say so too, where these are
+    known?
+    """
     a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (one, two))
     return a is None or b is None or abs(a - b) <= _NEAR * max(a, b)

@@ -1,4 +1,6 @@
-"""How tensors lie on the ranks where the program itself said it (DTensors): layouts that nothing needs to be guessed for."""
+"""How tensors lie on the ranks where the program itself said it (DTensors): layouts that nothing
+needs to be guessed for.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,30 @@ _KNOWN = ("replicate", "sum", "shard")
 
 
 def is_known(placement: Placement) -> bool:
-    """Is every one of its places a copy, a piece or a summand? Other kinds (a mean, a maximum) cannot be put together here."""
+    """Is every one of its places a copy, a piece or a summand? Other kinds (a mean, a maximum)
+    cannot be put together here.
+    """
     return all(place.split()[0] in _KNOWN for place in placement.places)
 
 
-def layouts(placements: Sequence[Placement], ranks: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
-    """The layouts that the placements of a tensor allow, with the shape of the whole; [] where they do not say it.
+def layouts(
+    placements: Sequence[Placement], ranks: Sequence[int], shapes: Sequence[Shape]
+) -> list[tuple[Layout, Shape]]:
+    """The layouts that the placements of a tensor allow, with the shape of the whole; [] where they
+    do not say it.
 
-    placements, shapes: of each rank. One layout where one mesh holds all ranks; where ranks form several meshes (tensor parallel groups
-    of a data parallel program), how these lie to each other is left open.
+    placements, shapes: of each rank. One layout where one mesh holds all ranks; where ranks form
+    several meshes (tensor parallel groups of a data parallel program), how these lie to each other
+    is left open.
     """
     first = placements[0]
-    if not all(is_known(p) and p.places == first.places and p.mesh == first.mesh and p.nested == first.nested for p in placements):
+    if not all(
+        is_known(p)
+        and p.places == first.places
+        and p.mesh == first.mesh
+        and p.nested == first.nested
+        for p in placements
+    ):
         return []
     meshes = [p.ranks for p in placements]
     if any(rank not in mesh for rank, mesh in zip(ranks, meshes, strict=True)):
@@ -42,7 +56,9 @@ def layouts(placements: Sequence[Placement], ranks: Sequence[int], shapes: Seque
 
 
 def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
-    """Levels over the ranks of one mesh in ascending order; None where their numbers are no grid, or pieces do not lie one in another."""
+    """Levels over the ranks of one mesh in ascending order; None where their numbers are no grid,
+    or pieces do not lie one in another.
+    """
     grid = _ascending(placement)
     if grid is None:
         return None
@@ -52,7 +68,9 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
         along = list(dims)
         kind, _, axis = place.partition(" ")
         if kind != "shard":
-            levels += [Level("replicated" if kind == "replicate" else "sum", size[d]) for d in along]
+            levels += [
+                Level("replicated" if kind == "replicate" else "sum", size[d]) for d in along
+            ]
             continue
         cut = [d for d, other in enumerate(placement.places) if other == place and size[d] > 1]
         if sorted(cut) != sorted(along):
@@ -66,7 +84,9 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
 
 
 def _ascending(placement: Placement) -> list[int] | None:
-    """The dimensions of the mesh with the one first in which ranks are furthest apart; None where the ranks are no regular grid."""
+    """The dimensions of the mesh with the one first in which ranks are furthest apart; None where
+    the ranks are no regular grid.
+    """
     mesh, ranks = placement.mesh, placement.ranks
     step = math.prod(mesh)
     apart: dict[int, int] = {}
@@ -77,15 +97,23 @@ def _ascending(placement: Placement) -> list[int] | None:
     expected = sorted(ranks)
     places = dict(zip(product(*map(range, mesh)), ranks, strict=True))
     walked = [
-        places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))] for at in product(*(range(mesh[d]) for d in order))
+        places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))]
+        for at in product(*(range(mesh[d]) for d in order))
     ]
     return order if walked == expected else None
 
 
 def _reordered(
-    along: Sequence[int], order: Sequence[int], size: dict[int, int], axis: int, outer: Sequence[Level], shapes: Sequence[Shape]
-) -> Level:  # fmt: skip
-    """One level for neighbouring dimensions that cut one axis, of which the finer cut comes first in the order of the ranks."""
+    along: Sequence[int],
+    order: Sequence[int],
+    size: dict[int, int],
+    axis: int,
+    outer: Sequence[Level],
+    shapes: Sequence[Shape],
+) -> Level:
+    """One level for neighbouring dimensions that cut one axis, of which the finer cut comes first
+    in the order of the ranks.
+    """
     n = math.prod(size[d] for d in along)
     inner = len(shapes) // n // math.prod(level.size for level in outer)
     number = {at: i for i, at in enumerate(product(*(range(size[d]) for d in along)))}
@@ -97,8 +125,12 @@ def _reordered(
     return Level("cat", n, axis, tuple(blocks))
 
 
-def _of_meshes(own: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]) -> list[tuple[Layout, Shape]]:
-    """Several meshes of one form beside each other: each of their layouts, with every layout that their wholes may have to each other."""
+def _of_meshes(
+    own: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]
+) -> list[tuple[Layout, Shape]]:
+    """Several meshes of one form beside each other: each of their layouts, with every layout that
+    their wholes may have to each other.
+    """
     groups = sorted({tuple(m) for m in meshes})
     if sorted(r for g in groups for r in g) != list(ranks) or len({len(g) for g in groups}) > 1:
         return []

@@ -1,4 +1,6 @@
-"""The calls of several ranks while it is decided how their tensors lie: groups of calls of one name, and what is known of them."""
+"""The calls of several ranks while it is decided how their tensors lie: groups of calls of one
+name, and what is known of them.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,19 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
 
-_ROUNDING = {True: 2e-2, False: 1e-4}  # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
+_ROUNDING = {
+    True: 2e-2,
+    False: 1e-4,
+}  # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
 
 Key = tuple[Any, ...]  # of a call, without its rank
 Place = tuple[str, tuple[int, ...]]  # a side, and the records of its ranks that hold one tensor
 
 
 class Side:
-    """The calls of a run by key without the rank. groups: key -> rank -> call. stage: of each rank in a pipeline, 0 without one."""
+    """The calls of a run by key without the rank. groups: key -> rank -> call. stage: of each rank
+    in a pipeline, 0 without one.
+    """
 
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run
@@ -40,20 +47,36 @@ class Side:
         self.groups: dict[Key, dict[int, Call]] = {}
         self.key_of: dict[int, Key] = {}
         for call in self.calls:
-            key: Key = (call.root, call.step, call.micro, call.phase, self.scope[call.id], call.op, call.occurrence, 0)
+            key: Key = (
+                call.root,
+                call.step,
+                call.micro,
+                call.phase,
+                self.scope[call.id],
+                call.op,
+                call.occurrence,
+                0,
+            )
             while call.rank in self.groups.get(key, ()):
                 key = (*key[:-1], key[-1] + 1)
             self.groups.setdefault(key, {})[call.rank] = call
             self.key_of[call.id] = key
 
     def view(self, rank: int, whole: Mapping[tuple[Key, str], Record]) -> Run:
-        """The calls of one rank as a run of its own, without elements. whole: what is known of slots whose tensors lie in pieces."""
+        """The calls of one rank as a run of its own, without elements. whole: what is known of
+        slots whose tensors lie in pieces.
+        """
         mine = [c for c in self.calls if c.rank == rank]
         place = {c.id: i for i, c in enumerate(mine)}
         first = len(self.run.records)
         records = [msgspec.structs.replace(r, id=first + i) for i, r in enumerate(whole.values())]
         number = {where: r.id for where, r in zip(whole, records, strict=True)}
-        made = {r: n for where, n in number.items() if where[1].startswith("output") for r in self.holders(*where)[1]}
+        made = {
+            r: n
+            for where, n in number.items()
+            if where[1].startswith("output")
+            for r in self.holders(*where)[1]
+        }
 
         def seen(call: Call, ref: Ref) -> int:
             read = made.get(ref.record, ref.record) if ref.slot.startswith("input") else ref.record
@@ -61,40 +84,61 @@ class Side:
 
         calls = [
             msgspec.structs.replace(
-                c, id=i, rank=0, parent=place.get(c.parent, -1), scope=self.scope[c.id],
+                c,
+                id=i,
+                rank=0,
+                parent=place.get(c.parent, -1),
+                scope=self.scope[c.id],
                 refs=tuple(Ref(r.slot, seen(c, r), r.edge) for r in c.refs) if whole else c.refs,
             )
             for i, c in enumerate(mine)
-        ]  # fmt: skip
+        ]
         self.viewed = mine
         return Derived(self.run, (), records, calls)
 
     def holders(self, key: Key, slot: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(ranks, records) of a slot of a joined call. A call of all stages of a pipeline is given what the first is, and returns what
-        the last does.
+        """(ranks, records) of a slot of a joined call. A call of all stages of a pipeline is given
+        what the first is, and returns what the last does.
         """
         group = self.groups[key]
-        found = {rank: r.record for rank, call in sorted(group.items()) for r in call.refs if r.slot == slot}
+        found = {
+            rank: r.record
+            for rank, call in sorted(group.items())
+            for r in call.refs
+            if r.slot == slot
+        }
         kind = slot.partition(".")[0]
         if found and kind != "param" and len({self.stage[r] for r in group}) > 1:
-            stage = min(map(self.stage.__getitem__, found)) if kind == "input" else max(map(self.stage.__getitem__, found))
+            stage = (
+                min(map(self.stage.__getitem__, found))
+                if kind == "input"
+                else max(map(self.stage.__getitem__, found))
+            )
             found = {rank: record for rank, record in found.items() if self.stage[rank] == stage}
         return tuple(found), tuple(found.values())
 
     def slots(self, key: Key) -> list[str]:
-        return list(dict.fromkeys(r.slot for _, call in sorted(self.groups[key].items()) for r in call.refs))
+        return list(
+            dict.fromkeys(r.slot for _, call in sorted(self.groups[key].items()) for r in call.refs)
+        )
 
     def weights_first(self, key: Key, slot: str) -> tuple[bool, int]:
-        """Sorts slots: parameters before what is made with them, weights before biases, which lie as they do."""
+        """Sorts slots: parameters before what is made with them, weights before biases, which lie
+        as they do.
+        """
         _, records = self.holders(key, slot)
-        return not slot.startswith("param"), -len(self.run.records[records[0]].shape) if records else 0
+        return not slot.startswith("param"), -len(
+            self.run.records[records[0]].shape
+        ) if records else 0
 
     def parent(self, key: Key) -> Key | None:
         call = next(iter(self.groups[key].values()))
         return self.key_of[call.parent] if call.parent >= 0 else None
 
     def placements(self, key: Key, slot: str) -> list[Placement]:
-        """What the program said of how a tensor lies on the ranks, by rank; [] where one of them does not say it."""
+        """What the program said of how a tensor lies on the ranks, by rank; [] where one of them
+        does not say it.
+        """
         found = [self.groups[key][rank].placements.get(slot) for rank in self.holders(key, slot)[0]]
         return [p for p in found if p is not None] if all(found) else []
 
@@ -105,10 +149,11 @@ class Side:
 class Joining:
     """Two sides whose ranks are joined.
 
-    layouts: how tensors lie on the ranks. first: where each was met first; other: what faces it. stands: records that hold the sum
-    of such summands. parted: tensors that every rank should hold alike, and by how much they differ. unplaced: tensors of which
-    nothing tells how they lie, by name. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that stands
-    for all where they differ.
+    layouts: how tensors lie on the ranks. first: where each was met first; other: what faces it.
+    stands: records that hold the sum of such summands. parted: tensors that every rank should hold
+    alike, and by how much they differ. unplaced: tensors of which nothing tells how they lie, by
+    name. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that
+    stands for all where they differ.
     """
 
     def __init__(self, left: Side, right: Side, declared: Sequence[Shard]) -> None:
@@ -128,15 +173,21 @@ class Joining:
         """Do ranks that would hold the same tensor hold it, up to rounding?"""
         return all(
             self.apart(place[0], place[1][i], place[1][j]) <= self.rounding(place)
-            for near, level in neighbours(layout, len(place[1])) if level.how == "replicated" for i, j in near
-        )  # fmt: skip
+            for near, level in neighbours(layout, len(place[1]))
+            if level.how == "replicated"
+            for i, j in near
+        )
 
     def summable(self, place: Place, layout: Layout) -> bool:
-        """Do ranks that would hold summands hold different tensors? Copies are never to be summed."""
+        """Do ranks that would hold summands hold different tensors? Copies are never to be
+        summed.
+        """
         return not any(
             self.apart(place[0], place[1][i], place[1][j]) <= self.rounding(place)
-            for near, level in neighbours(layout, len(place[1])) if level.how == "sum" for i, j in near
-        )  # fmt: skip
+            for near, level in neighbours(layout, len(place[1]))
+            if level.how == "sum"
+            for i, j in near
+        )
 
     def rounding(self, place: Place) -> float:
         return _ROUNDING[(described(self.run(place[0]), place[1][0])[1]) > 1e-5]
@@ -145,12 +196,19 @@ class Joining:
         return self.sides[0].run if side == self.sides[0].name else self.sides[1].run
 
     def apart(self, side: str, a: int, b: int) -> float:
-        """Relative distance of two records of a run; inf where their figures already say that they have nothing in common."""
+        """Relative distance of two records of a run; inf where their figures already say that they
+        have nothing in common.
+        """
         known = self._apart.get((side, a, b))
         if known is None:
             run = self.run(side)
             one, two = run.records[a], run.records[b]
-            if a == b or (one.hash and one.hash == two.hash and one.shape == two.shape and one.dtype == two.dtype):
+            if a == b or (
+                one.hash
+                and one.hash == two.hash
+                and one.shape == two.shape
+                and one.dtype == two.dtype
+            ):
                 known = 0.0
             elif one.shape != two.shape or _unlike(one, two):
                 known = math.inf
@@ -166,38 +224,61 @@ class Joining:
         apart = 0.0
         for near, level in neighbours(layout, len(place[1])):
             if level.how == "replicated":
-                apart = max([apart, *(self.apart(place[0], place[1][i], place[1][j]) for i, j in near)])
+                apart = max(
+                    [apart, *(self.apart(place[0], place[1][i], place[1][j]) for i, j in near)]
+                )
         if apart:
             self.parted[place] = apart
 
-    def options(self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]) -> list[tuple[Layout, Any]]:
-        """Layouts that the shapes of one side allow; those that are declared, or that the program said, where there are such ones."""
+    def options(
+        self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]
+    ) -> list[tuple[Layout, Any]]:
+        """Layouts that the shapes of one side allow; those that are declared, or that the program
+        said, where there are such ones.
+        """
         name = key[4] or key[0]
-        said = [d for d in self.declared if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)]
+        said = [
+            d
+            for d in self.declared
+            if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
+        ]
         if not said or len(held) < 2:
             return self._placed(side, key, slot, held, shapes) or shards.candidates(shapes)
         if len({(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in said}) > 1:
-            raise UsageError(f"{side.name_of(key, slot)}: two declarations contradict each other: {said[0]}; {said[1]}")
+            raise UsageError(
+                f"{side.name_of(key, slot)}: two declarations contradict each other: {said[0]}; "
+                f"{said[1]}"
+            )
         chosen, dims = said[0], len(shapes[0])
         if chosen.how in ("replicated", "sum"):
             if len(set(shapes)) > 1:
-                raise UsageError(f"{chosen}: the ranks hold {', '.join(map(str, dict.fromkeys(shapes)))}, which are not one shape")
+                raise UsageError(
+                    f"{chosen}: the ranks hold {', '.join(map(str, dict.fromkeys(shapes)))}, "
+                    "which are not one shape"
+                )
             return [((Level(chosen.how, len(shapes)),), shapes[0])]
         if not -dims <= chosen.axis < dims:
-            raise UsageError(f"{chosen}: {side.name_of(key, slot)} of shape {shapes[0]} has no axis {chosen.axis}")
+            raise UsageError(
+                f"{chosen}: {side.name_of(key, slot)} of shape {shapes[0]} has no axis "
+                f"{chosen.axis}"
+            )
         axis = chosen.axis % dims
         if len({(s[:axis], s[axis + 1 :]) for s in shapes}) > 1:
-            raise UsageError(f"{chosen}: {', '.join(map(str, dict.fromkeys(shapes)))} do not fit together along axis {chosen.axis}")
+            raise UsageError(
+                f"{chosen}: {', '.join(map(str, dict.fromkeys(shapes)))} do not fit together "
+                f"along axis {chosen.axis}"
+            )
         if chosen.how == "zigzag" and shapes[0][axis] % 2:
             raise UsageError(
-                f"{chosen}: axis {chosen.axis} of {side.name_of(key, slot)} has {shapes[0][axis]} indices, which are not two halves"
+                f"{chosen}: axis {chosen.axis} of {side.name_of(key, slot)} has "
+                f"{shapes[0][axis]} indices, which are not two halves"
             )
         whole = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
         return [((Level(chosen.how, len(shapes), axis),), whole)]
 
     def _placed(
         self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]
-    ) -> list[tuple[Layout, Any]]:  # fmt: skip
+    ) -> list[tuple[Layout, Any]]:
         said = side.placements(key, slot) if len(held) > 1 else []
         return layouts(said, side.holders(key, slot)[0], shapes) if said else []
 
@@ -206,16 +287,23 @@ class Joining:
         held = side.holders(key, slot)[1]
         if self.said(key, slot):
             return True
-        return len(self._placed(side, key, slot, held, [side.run.records[r].shape for r in held])) == 1
+        return (
+            len(self._placed(side, key, slot, held, [side.run.records[r].shape for r in held])) == 1
+        )
 
     def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
-        """Did the program say that the ranks hold something that cannot be put together here, a mean or a maximum?"""
+        """Did the program say that the ranks hold something that cannot be put together here, a
+        mean or a maximum?
+        """
         return not self.said(key, slot) and any(not is_known(p) for p in side.placements(key, slot))
 
     def said(self, key: Key, slot: str) -> bool:
         """Does a map say how it lies?"""
         name = key[4] or key[0]
-        return any(fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot) for d in self.declared)
+        return any(
+            fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
+            for d in self.declared
+        )
 
     def blocks_of(self, side: Side, key: Key) -> tuple[tuple[int, int, int], ...]:
         """The parts in which a call's parameters lie on the ranks along their first axis."""
@@ -233,7 +321,9 @@ def is_sum(layout: Layout) -> bool:
 
 
 def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], Level]]:
-    """For each level, places of ranks that differ in that level only: the first of each line with every other of it."""
+    """For each level, places of ranks that differ in that level only: the first of each line with
+    every other of it.
+    """
     inner = n
     for level in layout:
         outer, inner = inner, inner // level.size

@@ -1,6 +1,8 @@
-"""Runs of several ranks brought to one form: calls of the ranks become one call, their tensors one tensor, before anything is compared.
+"""Runs of several ranks brought to one form: calls of the ranks become one call, their tensors one
+tensor, before anything is compared.
 
-How a tensor lies on the ranks is proposed by shapes against the other side, by what the ranks share, and confirmed on elements.
+How a tensor lies on the ranks is proposed by shapes against the other side, by what the ranks
+share, and confirmed on elements.
 """
 
 from __future__ import annotations
@@ -22,25 +24,40 @@ from whence.errors import UsageError
 from whence.records import Run
 
 
-def joined(reference: Run, target: Run, declared: Sequence[Shard] = ()) -> tuple[Run, Run, tuple[str, ...]]:
-    """Both runs with the calls of their ranks joined, and sentences on what was done. Runs of one rank are as they were.
+def joined(
+    reference: Run, target: Run, declared: Sequence[Shard] = ()
+) -> tuple[Run, Run, tuple[str, ...]]:
+    """Both runs with the calls of their ranks joined, and sentences on what was done. Runs of one
+    rank are as they were.
 
-    Ranks that hold the same tensors on both sides stay apart and face each other one by one. Raises UsageError for declarations that
-    contradict each other or do not fit a tensor.
+    Ranks that hold the same tensors on both sides stay apart and face each other one by one. Raises
+    UsageError for declarations that contradict each other or do not fit a tensor.
     """
     for shard in declared:
         if shard.how not in shards.HOW:
-            raise UsageError(f"{shard}: {shard.how!r} is not known; there are {', '.join(shards.HOW)}")
+            raise UsageError(
+                f"{shard}: {shard.how!r} is not known; there are {', '.join(shards.HOW)}"
+            )
     left, right = ({c.rank for c in run.calls} for run in (reference, target))
     if len(left) < 2 and len(right) < 2:
-        return (reference, target, ()) if left == right or not left or not right else (reference, *_renumbered(target, min(left)))
+        return (
+            (reference, target, ())
+            if left == right or not left or not right
+            else (reference, *_renumbered(target, min(left)))
+        )
     if left == right and not declared and _same_shapes(reference, target):
         return reference, target, ()
     sides = Side("reference", reference), Side("target", target)
     joining = Joining(*sides, declared)
     _decide(joining)
     runs = [side.run if len(side.ranks) < 2 else joined_run(joining, side) for side in sides]
-    rank = min(sides[0].ranks if len(sides[0].ranks) == 1 else sides[1].ranks if len(sides[1].ranks) == 1 else [0])
+    rank = min(
+        sides[0].ranks
+        if len(sides[0].ranks) == 1
+        else sides[1].ranks
+        if len(sides[1].ranks) == 1
+        else [0]
+    )
     if len(sides[0].ranks) > 1 or len(sides[1].ranks) > 1:
         runs = [_renumbered(run, rank)[0] for run in runs]
     return runs[0], runs[1], tuple(joining.notes)
@@ -66,7 +83,10 @@ def _same_shapes(reference: Run, target: Run) -> bool:
         met = True
         slots = {r.slot: r.record for r in other.refs}
         for ref in call.refs:
-            if ref.slot in slots and reference.records[ref.record].shape != target.records[slots[ref.slot]].shape:
+            if (
+                ref.slot in slots
+                and reference.records[ref.record].shape != target.records[slots[ref.slot]].shape
+            ):
                 return False
     return met
 
@@ -85,12 +105,19 @@ def _decide(at: Joining) -> None:
 def _tell(at: Joining, side: Side) -> None:
     if len(side.ranks) < 2:
         return
-    counted = Counter(shards.words(layout) for (name, records), layout in at.layouts.items() if name == side.name and layout)
+    counted = Counter(
+        shards.words(layout)
+        for (name, records), layout in at.layouts.items()
+        if name == side.name and layout
+    )
     said = ", ".join(f"{count} {what}" for what, count in counted.most_common())
     at.notes.insert(0, f"{side.name}: {len(side.ranks)} ranks joined{f': {said}' if said else ''}")
-    if unknown := list(dict.fromkeys(name for place, name in at.unplaced.items() if place[0] == side.name)):
+    if unknown := list(
+        dict.fromkeys(name for place, name in at.unplaced.items() if place[0] == side.name)
+    ):
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         at.notes.append(
-            f"{side.name}: how {', '.join(unknown[:3])}{more} lie on the ranks is not known: the ranks differ and nothing faces them; "
+            f"{side.name}: how {', '.join(unknown[:3])}{more} lie on the ranks is not known: the "
+            "ranks differ and nothing faces them; "
             "they are not compared"
-        )  # fmt: skip
+        )

@@ -16,7 +16,9 @@ from whence.align.ranks.groups import Joining, Key, Side, described
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
 
-_MIXED = 8  # unit roundoffs by which replicas may part before a call that reads all of them is no longer one call
+# unit roundoffs by which replicas may part before a call that reads all of them is no longer one
+# call
+_MIXED = 8
 
 
 def joined_run(at: Joining, side: Side) -> Run:
@@ -49,7 +51,9 @@ def joined_run(at: Joining, side: Side) -> Run:
     return making.done(calls)
 
 
-def _refs(at: Joining, side: Side, making: Making, key: Key, lead: Call) -> tuple[tuple[Ref, ...], bool, bool]:
+def _refs(
+    at: Joining, side: Side, making: Making, key: Key, lead: Call
+) -> tuple[tuple[Ref, ...], bool, bool]:
     edges = {r.slot: r.edge for r in lead.refs}
     refs: list[tuple[Ref, Layout, float]] = []
     for slot in side.slots(key):
@@ -65,16 +69,36 @@ def _refs(at: Joining, side: Side, making: Making, key: Key, lead: Call) -> tupl
         refs.append((Ref(slot, record, edges.get(slot, "")), layout, at.parted.get(place, 0.0)))
     # A call whose ranks worked on different inputs and left pieces is not one call on one input.
     pieces = any(level.how != "replicated" for _, layout, _ in refs for level in layout)
-    limit = _MIXED * max((described(side.run, r.record)[1] for _, call in side.groups[key].items() for r in call.refs), default=0.0)
-    kept = tuple(r for r, _, apart in refs if not (pieces and apart > limit and r.slot.startswith("input")))
+    limit = _MIXED * max(
+        (
+            described(side.run, r.record)[1]
+            for _, call in side.groups[key].items()
+            for r in call.refs
+        ),
+        default=0.0,
+    )
+    kept = tuple(
+        r for r, _, apart in refs if not (pieces and apart > limit and r.slot.startswith("input"))
+    )
     return kept, pieces, any(apart > limit for _, _, apart in refs)
 
 
-def _joined(at: Joining, side: Side, making: Making, ranks: Sequence[int], records: Sequence[int], layout: Layout) -> int:
+def _joined(
+    at: Joining,
+    side: Side,
+    making: Making,
+    ranks: Sequence[int],
+    records: Sequence[int],
+    layout: Layout,
+) -> int:
     if len(records) == 1 or not layout:
         return records[0]
     shown = at.shown[side.name]
-    node = shards.node(layout, [side.run.records[r].shape for r in records], ranks.index(shown) if shown in ranks else 0)
+    node = shards.node(
+        layout,
+        [side.run.records[r].shape for r in records],
+        ranks.index(shown) if shown in ranks else 0,
+    )
     expression, bound = shards.bound_to(node, records)
     try:
         return making.add(expression, bound, derived_run.on_ranks(shards.words(layout)))
@@ -84,7 +108,9 @@ def _joined(at: Joining, side: Side, making: Making, ranks: Sequence[int], recor
 
 
 def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
-    """Where each joined call stands: as on the rank that is shown; what only others have, behind the last call they share with it."""
+    """Where each joined call stands: as on the rank that is shown; what only others have, behind
+    the last call they share with it.
+    """
     found: dict[Key, tuple[Any, ...]] = {}
     by_rank: dict[int, list[Call]] = defaultdict(list)
     for call in sorted(side.calls, key=lambda c: c.order):
@@ -96,7 +122,10 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
         for k, call in enumerate(by_rank[rank]):
             key = side.key_of[call.id]
             if call.parent < 0:
-                root = roots.setdefault(key, call.order if rank == main else max([*roots.values(), root], default=-1) + 1)
+                root = roots.setdefault(
+                    key,
+                    call.order if rank == main else max([*roots.values(), root], default=-1) + 1,
+                )
             if key in found:
                 last = found[key][3]
             else:

@@ -7,14 +7,29 @@ from collections import defaultdict
 import numpy as np
 
 from whence.align.ranks import shards
-from whence.align.ranks.groups import Joining, Key, Place, Side, between, described, is_sum, joined_array
+from whence.align.ranks.groups import (
+    Joining,
+    Key,
+    Place,
+    Side,
+    between,
+    described,
+    is_sum,
+    joined_array,
+)
 from whence.align.ranks.shards import FITS, Level
 from whence.errors import ElementsMissing
 
 
 def unreduced(at: Joining, side: Side) -> None:
-    """Partial sums that nobody adds up: each rank goes on with its own, so the tensor is what one rank has."""
-    sums = [p for p, layout in at.layouts.items() if p[0] == side.name and p in at.first and is_sum(layout)]
+    """Partial sums that nobody adds up: each rank goes on with its own, so the tensor is what one
+    rank has.
+    """
+    sums = [
+        p
+        for p, layout in at.layouts.items()
+        if p[0] == side.name and p in at.first and is_sum(layout)
+    ]
     if not sums:
         return
     readers: dict[Place, list[Key]] = defaultdict(list)
@@ -28,19 +43,31 @@ def unreduced(at: Joining, side: Side) -> None:
         if at.is_declared(side, key, slot) or _added_up(at, side, key, place, readers):
             _stand_in(at, side, key, place, readers)
             continue
-        whole = tuple(Level("replicated", level.size) if level.how == "sum" else level for level in at.layouts[place])
+        whole = tuple(
+            Level("replicated", level.size) if level.how == "sum" else level
+            for level in at.layouts[place]
+        )
         at.layouts[place] = whole
         at.note_parted(place, whole)
-        at.notes.append(f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no call adds them up")
+        at.notes.append(
+            f"{side.name}: each rank holds a partial sum of {side.name_of(key, slot)}, and no "
+            "call adds them up"
+        )
 
 
 def _added_up(
     at: Joining, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
-) -> bool:  # fmt: skip
-    """Does what is made of these summands come out whole on all ranks: of the modules that read them, else of the calls around?"""
+) -> bool:
+    """Does what is made of these summands come out whole on all ranks: of the modules that read
+    them, else of the calls around?
+    """
     for reader in readers.get(place, ()):
         for made in _outputs(at, side, reader, place):
-            if not (_added_up(at, side, reader, made, readers) if is_sum(at.layouts[made]) else _is_whole(at, made)):
+            if not (
+                _added_up(at, side, reader, made, readers)
+                if is_sum(at.layouts[made])
+                else _is_whole(at, made)
+            ):
                 return False
     if place in readers:
         return True
@@ -53,8 +80,12 @@ def _added_up(
     return False
 
 
-def _stand_in(at: Joining, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]) -> None:
-    """The sum as the ranks made it, where that is the sum of these summands but for the rounding of adding them up."""
+def _stand_in(
+    at: Joining, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
+) -> None:
+    """The sum as the ranks made it, where that is the sum of these summands but for the rounding of
+    adding them up.
+    """
     if len(at.layouts[place]) != 1:
         return
     around: list[Place] = []
@@ -82,7 +113,11 @@ def _stand_in(at: Joining, side: Side, key: Key, place: Place, readers: dict[Pla
 
 def _outputs(at: Joining, side: Side, key: Key, but: Place) -> list[Place]:
     """What a call returns, but for one tensor."""
-    found = [(side.name, side.holders(key, slot)[1]) for slot in side.slots(key) if slot.startswith("output")]
+    found = [
+        (side.name, side.holders(key, slot)[1])
+        for slot in side.slots(key)
+        if slot.startswith("output")
+    ]
     return [p for p in found if p != but and p in at.layouts]
 
 
@@ -91,7 +126,9 @@ def _is_whole(at: Joining, place: Place) -> bool:
     if any(level.how != "replicated" for level in at.layouts[place]) and place in at.other:
         name, records = at.other[place]
         try:
-            mine, theirs = ([at.run(n).array(r) for r in ids] for n, ids in (place, (name, records)))
+            mine, theirs = (
+                [at.run(n).array(r) for r in ids] for n, ids in (place, (name, records))
+            )
             return between(at.layouts[place], mine, at.layouts[name, records], theirs) <= FITS
         except (ElementsMissing, KeyError):
             return True
@@ -99,13 +136,26 @@ def _is_whole(at: Joining, place: Place) -> bool:
 
 
 def choose(at: Joining, side: Side) -> None:
-    """Which rank stands for all where they should be alike: the first, or the one that is furthest off where only some are."""
-    beyond = [p for p, apart in at.parted.items() if p[0] == side.name and apart > at.rounding(p) and p in at.first]
-    rounded = [(p, apart) for p, apart in at.parted.items() if p[0] == side.name and 0 < apart <= at.rounding(p)]
+    """Which rank stands for all where they should be alike: the first, or the one that is furthest
+    off where only some are.
+    """
+    beyond = [
+        p
+        for p, apart in at.parted.items()
+        if p[0] == side.name and apart > at.rounding(p) and p in at.first
+    ]
+    rounded = [
+        (p, apart)
+        for p, apart in at.parted.items()
+        if p[0] == side.name and 0 < apart <= at.rounding(p)
+    ]
     if rounded:
         largest = max(apart for _, apart in rounded)
         count = f"{len(rounded)} tensors" if len(rounded) > 1 else "1 tensor"
-        at.notes.append(f"{side.name}: replicas of {count} are not bit-equal: they differ by up to {largest:.2g}, as by rounding")
+        at.notes.append(
+            f"{side.name}: replicas of {count} are not bit-equal: they differ by up to "
+            f"{largest:.2g}, as by rounding"
+        )
     if not beyond:
         return
 
@@ -124,13 +174,16 @@ def choose(at: Joining, side: Side) -> None:
     else:
         at.shown[side.name] = ranks[0]
     try:
-        size = max(shards.apart(side.run.array(r), side.run.array(place[1][0])) for r in place[1][1:])
+        size = max(
+            shards.apart(side.run.array(r), side.run.array(place[1][0])) for r in place[1][1:]
+        )
         apart = f" (rel_l2 {size:.2g})"
     except ElementsMissing:
         apart = ""
     at.notes.append(
-        f"{side.name}: replicas differ from {side.name_of(key, slot)} on{apart}: rank {at.shown[side.name]} stands for all"
-    )  # fmt: skip
+        f"{side.name}: replicas differ from {side.name_of(key, slot)} on{apart}: rank "
+        f"{at.shown[side.name]} stands for all"
+    )
 
 
 def _from_other(at: Joining, place: Place) -> list[float]:

@@ -1,4 +1,6 @@
-"""Ranks that hold other layers or experts than their neighbours: stages of a pipeline, and numbers that each rank counts from 0."""
+"""Ranks that hold other layers or experts than their neighbours: stages of a pipeline, and numbers
+that each rank counts from 0.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _STAGES = 0.02  # ranks of two pipeline stages share at most this share of their
 
 
 def renumber(at: Joining) -> None:
-    """Layers and experts that a rank counts from 0 again get the numbers that the other side gives to the same parameters."""
+    """Layers and experts that a rank counts from 0 again get the numbers that the other side gives
+    to the same parameters.
+    """
     for mine, theirs in ((at.sides[0], at.sides[1]), (at.sides[1], at.sides[0])):
         if len(mine.ranks) < 2:
             continue
@@ -48,15 +52,22 @@ def _shift(at: Joining, side: Side, rank: int, prefix: str, place: int, offset: 
 
 
 def find_stages(at: Joining) -> None:
-    """Ranks that share no leaf module are stages of a pipeline, in the order in which the other side calls these modules."""
+    """Ranks that share no leaf module are stages of a pipeline, in the order in which the other
+    side calls these modules.
+    """
     for mine, theirs in ((at.sides[0], at.sides[1]), (at.sides[1], at.sides[0])):
-        leaves = {rank: {mine.scope[c.id] for c in mine.calls if c.leaf and c.rank == rank} for rank in mine.ranks}
+        leaves = {
+            rank: {mine.scope[c.id] for c in mine.calls if c.leaf and c.rank == rank}
+            for rank in mine.ranks
+        }
         clusters: list[list[int]] = []
         for rank in mine.ranks:
             for cluster in clusters:
                 shared = leaves[rank] & leaves[cluster[0]]
                 fewest = min(len(leaves[rank]), len(leaves[cluster[0]]))
-                if len(shared) > max(fewest > 3, _STAGES * fewest):  # one may be shared by both ends: a tied embedding
+                if len(shared) > max(
+                    fewest > 3, _STAGES * fewest
+                ):  # one may be shared by both ends: a tied embedding
                     cluster.append(rank)
                     break
             else:
@@ -64,7 +75,10 @@ def find_stages(at: Joining) -> None:
         if len(clusters) < 2 or not any(len(g) > 1 for g in mine.groups.values()):
             continue  # ranks without a common root are no pipeline
         order = {theirs.scope[c.id]: c.order for c in reversed(theirs.calls)}
-        firsts = [min((order[s] for s in leaves[cluster[0]] if s in order), default=math.inf) for cluster in clusters]
+        firsts = [
+            min((order[s] for s in leaves[cluster[0]] if s in order), default=math.inf)
+            for cluster in clusters
+        ]
         ranked = sorted(range(len(clusters)), key=lambda i: (firsts[i], clusters[i][0]))
         for stage, i in enumerate(ranked):
             mine.stage.update(dict.fromkeys(clusters[i], stage))
@@ -73,11 +87,17 @@ def find_stages(at: Joining) -> None:
 
 
 def _fingerprint(record: Record) -> str:
-    return record.hash and f"{record.hash} {record.shape}" if record.count > 1 and not _constant(record) else ""
+    return (
+        record.hash and f"{record.hash} {record.shape}"
+        if record.count > 1 and not _constant(record)
+        else ""
+    )
 
 
 def _constant(record: Record) -> bool:
-    """Parameters that are one value throughout (norms that were never trained) tell no layer from another."""
+    """Parameters that are one value throughout (norms that were never trained) tell no layer from
+    another.
+    """
     return record.statistics is not None and record.statistics.min == record.statistics.max
 
 

@@ -1,4 +1,6 @@
-"""How tensors that face each other lie on the ranks: shapes propose, what siblings have and elements decide."""
+"""How tensors that face each other lie on the ranks: shapes propose, what siblings have and
+elements decide.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,22 @@ from whence.align.ranks.shards import FITS, Layout, Level
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 
-_CLEARLY = 0.5  # a layout is better than another when its distance is below this share of the other's
-_CONFIRMED = 2  # members of a family (layers.*.mlp) whose layout was confirmed settle the others of the same shape
+_CLEARLY = (
+    0.5  # a layout is better than another when its distance is below this share of the other's
+)
+# members of a family (layers.*.mlp) whose layout was confirmed settle the others of the same shape
+_CONFIRMED = 2
 
 Both = tuple[Layout, Layout]
-Facing = tuple[Key, Key, tuple[tuple[str, str], ...]]  # groups of calls that face each other, with their pairs of slots
+Facing = tuple[
+    Key, Key, tuple[tuple[str, str], ...]
+]  # groups of calls that face each other, with their pairs of slots
 
 
 def place(at: Joining) -> None:
-    """Decide how every tensor of both sides lies: what faces each other first, parameters before what is made with them."""
+    """Decide how every tensor of both sides lies: what faces each other first, parameters before
+    what is made with them.
+    """
     left, right = at.sides
     facing = _facing(at)
     faced = {left.name: {f[0]: f[1] for f in facing}, right.name: {f[1]: f[0] for f in facing}}
@@ -40,7 +49,9 @@ def place(at: Joining) -> None:
 
 
 def _facing(at: Joining) -> list[Facing]:
-    """Groups of calls that face each other, with their pairs of slots, in the order of the reference."""
+    """Groups of calls that face each other, with their pairs of slots, in the order of the
+    reference.
+    """
     left, right = at.sides
     whole = together(left, right), together(right, left)
     found: dict[Key, Facing] = {}
@@ -53,16 +64,25 @@ def _facing(at: Joining) -> list[Facing]:
                 continue
             one, two = left.view(a, whole[0]), right.view(b, whole[1])
             for pair in plan(one, two).pairs:
-                mine, theirs = left.key_of[left.viewed[pair.reference].id], right.key_of[right.viewed[pair.target].id]
+                mine, theirs = (
+                    left.key_of[left.viewed[pair.reference].id],
+                    right.key_of[right.viewed[pair.target].id],
+                )
                 if mine not in found and theirs not in seen:
-                    found[mine] = (mine, theirs, tuple((s.reference_slot, s.target_slot) for s in pair.slots))
+                    found[mine] = (
+                        mine,
+                        theirs,
+                        tuple((s.reference_slot, s.target_slot) for s in pair.slots),
+                    )
                     seen.add(theirs)
     order = {key: min(c.order for c in ranks.values()) for key, ranks in left.groups.items()}
     return sorted(found.values(), key=lambda item: order[item[0]])
 
 
 def _is_part(at: Joining, pair: Facing, faced: dict[str, dict[Key, Key]]) -> bool:
-    """Is one of two calls only a part of what the other fuses, of equal extents because that one lies on several ranks?"""
+    """Is one of two calls only a part of what the other fuses, of equal extents because that one
+    lies on several ranks?
+    """
     for i, side in enumerate(at.sides):
         other = at.sides[1 - i]
         for slots in pair[2]:
@@ -70,11 +90,20 @@ def _is_part(at: Joining, pair: Facing, faced: dict[str, dict[Key, Key]]) -> boo
             _, records = side.holders(pair[i], slot)
             _, theirs = other.holders(pair[1 - i], slots[1 - i])
             shapes = {side.run.records[r].shape for r in records}
-            if not slot.startswith("param") or len(records) < 2 or shapes != {other.run.records[r].shape for r in theirs}:
+            if (
+                not slot.startswith("param")
+                or len(records) < 2
+                or shapes != {other.run.records[r].shape for r in theirs}
+            ):
                 continue
-            if any(len(s) != 2 for s in shapes) or any(at.apart(side.name, records[0], r) == 0.0 for r in records[1:]):
+            if any(len(s) != 2 for s in shapes) or any(
+                at.apart(side.name, records[0], r) == 0.0 for r in records[1:]
+            ):
                 continue
-            without = {side.name: faced[side.name], other.name: {k: v for k, v in faced[other.name].items() if k != pair[1 - i]}}
+            without = {
+                side.name: faced[side.name],
+                other.name: {k: v for k, v in faced[other.name].items() if k != pair[1 - i]},
+            }
             if fused_parts(at, side, other, pair[i], slot, (side.name, records), without):
                 return True
     return False
@@ -83,10 +112,15 @@ def _is_part(at: Joining, pair: Facing, faced: dict[str, dict[Key, Key]]) -> boo
 def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) -> None:
     """Decide the layouts of two tensors that face each other."""
     held = [side.holders(key, slot) for side, key, slot in (one, two)]
-    places = [(side.name, records) for (side, _, _), (_, records) in zip((one, two), held, strict=True)]
+    places = [
+        (side.name, records) for (side, _, _), (_, records) in zip((one, two), held, strict=True)
+    ]
     if not all(records for _, records in held) or all(place in at.layouts for place in places):
         return
-    records = [[side.run.records[r] for r in found] for (side, _, _), (_, found) in zip((one, two), held, strict=True)]
+    records = [
+        [side.run.records[r] for r in found]
+        for (side, _, _), (_, found) in zip((one, two), held, strict=True)
+    ]
     shapes = [[r.shape for r in found] for found in records]
     if any(at.cannot_join(*seen) for seen in (one, two)):
         return
@@ -94,7 +128,11 @@ def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) 
         at.first.setdefault(places[i], (key, slot))
         at.other.setdefault(places[i], places[1 - i])
     options = [
-        [c for c in at.options(side, key, slot, found, shapes[i]) if at.layouts.get(places[i], c[0]) == c[0]]
+        [
+            c
+            for c in at.options(side, key, slot, found, shapes[i])
+            if at.layouts.get(places[i], c[0]) == c[0]
+        ]
         for i, ((side, key, slot), (_, found)) in enumerate(zip((one, two), held, strict=True))
     ]
     combos = [(a, b, shards.fits(s, t)) for a, s in options[0] for b, t in options[1]]
@@ -103,11 +141,21 @@ def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) 
     if not pairs:
         return
     if one[2].startswith("param"):
-        pairs = [p for p in pairs if not any(level.how == "sum" for part in p for level in part)] or pairs
+        pairs = [
+            p for p in pairs if not any(level.how == "sum" for part in p for level in part)
+        ] or pairs
     pairs = [p for p in pairs if all(at.summable(places[i], p[i]) for i in (0, 1))] or pairs
-    # Where both sides hold pieces, pieces put together along a wrong axis agree too: the simplest layouts that agree are meant.
+    # Where both sides hold pieces, pieces put together along a wrong axis agree too: the simplest
+    # layouts that agree are meant.
     pairs.sort(key=_complexity)
-    family = (starred(one[1][4]), one[2], starred(two[1][4]), two[2], tuple(shapes[0]), tuple(shapes[1]))
+    family = (
+        starred(one[1][4]),
+        one[2],
+        starred(two[1][4]),
+        two[2],
+        tuple(shapes[0]),
+        tuple(shapes[1]),
+    )
     picked = _pick(at, pairs, places, shapes, family, (one, two))
     for place, layout in zip(places, picked, strict=True):
         at.layouts.setdefault(place, layout)
@@ -115,31 +163,52 @@ def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) 
 
 
 def _pick(
-    at: Joining, pairs: list[Both], places: Sequence[Place], shapes: Sequence[Sequence[shards.Shape]],
-    family: tuple[Any, ...], where: Sequence[tuple[Side, Key, str]],
-) -> Both:  # fmt: skip
-    """The pair of layouts whose joined elements are closest; what siblings were confirmed to have where that does not decide."""
-    if all(at.is_declared(*one) or len(place[1]) == 1 for one, place in zip(where, places, strict=True)):
+    at: Joining,
+    pairs: list[Both],
+    places: Sequence[Place],
+    shapes: Sequence[Sequence[shards.Shape]],
+    family: tuple[Any, ...],
+    where: Sequence[tuple[Side, Key, str]],
+) -> Both:
+    """The pair of layouts whose joined elements are closest; what siblings were confirmed to have
+    where that does not decide.
+    """
+    if all(
+        at.is_declared(*one) or len(place[1]) == 1 for one, place in zip(where, places, strict=True)
+    ):
         return pairs[0]
     if len(pairs) == 1 and all(level.how == "replicated" for part in pairs[0] for level in part):
         return pairs[0]
     votes = at.families[family]
     settled, count = votes.most_common(1)[0] if votes else (pairs[0], 0)
-    if count >= _CONFIRMED and len(votes) == 1 and not any(level.how in ("sum", "replicated") for p in pairs for s in p for level in s):
+    if (
+        count >= _CONFIRMED
+        and len(votes) == 1
+        and not any(level.how in ("sum", "replicated") for p in pairs for s in p for level in s)
+    ):
         return settled
     try:
         arrays = [[at.run(name).array(r) for r in records] for name, records in places]
     except ElementsMissing:
-        likely = (p for p in pairs if all(at.copies(place, part) for place, part in zip(places, p, strict=True)))
+        likely = (
+            p
+            for p in pairs
+            if all(at.copies(place, part) for place, part in zip(places, p, strict=True))
+        )
         return settled if votes else next(likely, settled)
     tried: list[tuple[float, Both]] = []
     for left, right in pairs:
         for one in shards.orders(left, shapes[0]):
-            tried += [(between(one, arrays[0], two, arrays[1]), (one, two)) for two in shards.orders(right, shapes[1])]
+            tried += [
+                (between(one, arrays[0], two, arrays[1]), (one, two))
+                for two in shards.orders(right, shapes[1])
+            ]
     if where[0][2].startswith("param") and all(error > 0 for error, _ in tried):
         tried += _by_parts(at, pairs, arrays)
     if where[0][2].startswith(("output", "param")):
-        tried += [(between(p[0], arrays[0], p[1], arrays[1]), p) for p in _as_parameters(at, pairs, where)]
+        tried += [
+            (between(p[0], arrays[0], p[1], arrays[1]), p) for p in _as_parameters(at, pairs, where)
+        ]
     best = tried[0]
     for item in tried[1:]:
         if item[0] < _CLEARLY * best[0]:
@@ -150,12 +219,19 @@ def _pick(
     return settled
 
 
-def _by_parts(at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]) -> list[tuple[float, Both]]:
+def _by_parts(
+    at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]
+) -> list[tuple[float, Both]]:
     """Parameters whose parts were cut one by one."""
     found: list[tuple[float, Both]] = []
     for pair in pairs:
         for i in (0, 1):
-            if len(pair[i]) == 1 and pair[i][0].how == "cat" and not pair[1 - i] and len({a.shape for a in arrays[i]}) == 1:
+            if (
+                len(pair[i]) == 1
+                and pair[i][0].how == "cat"
+                and not pair[1 - i]
+                and len({a.shape for a in arrays[i]}) == 1
+            ):
                 axis = pair[i][0].axis
                 if arrays[1 - i][0].ndim != arrays[i][0].ndim:
                     continue
@@ -167,12 +243,19 @@ def _by_parts(at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Arra
     return found
 
 
-def _as_parameters(at: Joining, pairs: Sequence[Both], where: Sequence[tuple[Side, Key, str]]) -> Iterator[Any]:
+def _as_parameters(
+    at: Joining, pairs: Sequence[Both], where: Sequence[tuple[Side, Key, str]]
+) -> Iterator[Any]:
     """Outputs, and a bias, in parts as their call's weight is."""
     for pair in pairs:
         for i, (side, key, slot) in enumerate(where):
             blocks = at.blocks_of(side, key)
-            if blocks and len(pair[i]) == 1 and pair[i][0].how == "cat" and (pair[i][0].axis == 0 or not slot.startswith("param")):
+            if (
+                blocks
+                and len(pair[i]) == 1
+                and pair[i][0].how == "cat"
+                and (pair[i][0].axis == 0 or not slot.startswith("param"))
+            ):
                 cut = (Level("cat", pair[i][0].size, pair[i][0].axis, blocks),)
                 yield (cut, pair[1]) if i == 0 else (pair[0], cut)
 
@@ -183,7 +266,9 @@ def _complexity(pair: Both) -> tuple[int, ...]:
 
 
 def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key, Key]]) -> None:
-    """Layouts of what no tensor of the other side faces: equal on all ranks, cut as its call's weight is, or not known."""
+    """Layouts of what no tensor of the other side faces: equal on all ranks, cut as its call's
+    weight is, or not known.
+    """
     for key in side.groups:
         for slot in sorted(side.slots(key), key=lambda s: side.weights_first(key, s)):
             _, records = side.holders(key, slot)
@@ -200,9 +285,15 @@ def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key,
 
 
 def _lies_alone(
-    at: Joining, side: Side, other: Side, key: Key, slot: str, place: Place, shapes: Sequence[shards.Shape],
+    at: Joining,
+    side: Side,
+    other: Side,
+    key: Key,
+    slot: str,
+    place: Place,
+    shapes: Sequence[shards.Shape],
     faced: dict[str, dict[Key, Key]],
-) -> Layout | None:  # fmt: skip
+) -> Layout | None:
     n = len(place[1])
     if n == 1:
         return ()
@@ -215,14 +306,34 @@ def _lies_alone(
     weight = next((s for s in side.slots(key) if s.startswith("param") and "weight" in s), "")
     lies = at.layouts.get((side.name, side.holders(key, weight)[1])) if weight else None
     if slot.startswith("param"):
-        extents = [side.run.records[r].shape[:1] for r in side.holders(key, weight)[1]] if weight else []
-        if slot != weight and lies and len(lies) == 1 and lies[0].how == "cat" and lies[0].axis == 0 and extents == [s[:1] for s in shapes]:
+        extents = (
+            [side.run.records[r].shape[:1] for r in side.holders(key, weight)[1]] if weight else []
+        )
+        if (
+            slot != weight
+            and lies
+            and len(lies) == 1
+            and lies[0].how == "cat"
+            and lies[0].axis == 0
+            and extents == [s[:1] for s in shapes]
+        ):
             return lies
-        blocks = fused_parts(at, side, other, key, slot, place, faced) if len(set(shapes)) == 1 else ()
+        blocks = (
+            fused_parts(at, side, other, key, slot, place, faced) if len(set(shapes)) == 1 else ()
+        )
         if blocks:
             return (Level("cat", n, 0, blocks),)
-        return (Level("cat", n, 0),) if _is_part_of(at, side, other, key, slot, place, faced) else None
-    if slot.startswith("output") and lies and len(lies) == 1 and lies[0].how == "cat" and lies[0].axis == 0 and shapes[0]:
+        return (
+            (Level("cat", n, 0),) if _is_part_of(at, side, other, key, slot, place, faced) else None
+        )
+    if (
+        slot.startswith("output")
+        and lies
+        and len(lies) == 1
+        and lies[0].how == "cat"
+        and lies[0].axis == 0
+        and shapes[0]
+    ):
         return (Level("cat", n, len(shapes[0]) - 1, lies[0].blocks),)
     layout = (Level("replicated", n),)
     if at.copies(place, layout):
@@ -232,9 +343,17 @@ def _lies_alone(
 
 
 def _is_part_of(
-    at: Joining, side: Side, other: Side, key: Key, slot: str, place: Place, faced: dict[str, dict[Key, Key]]
-) -> bool:  # fmt: skip
-    """Are the rows of the ranks' pieces, one rank after the other, in one parameter of the other side that fuses more?"""
+    at: Joining,
+    side: Side,
+    other: Side,
+    key: Key,
+    slot: str,
+    place: Place,
+    faced: dict[str, dict[Key, Key]],
+) -> bool:
+    """Are the rows of the ranks' pieces, one rank after the other, in one parameter of the other
+    side that fuses more?
+    """
     above = side.parent(key)
     across = faced[side.name].get(above) if above is not None else None
     if across is None:
@@ -245,20 +364,37 @@ def _is_part_of(
         if any(a.ndim != 2 or a.shape[1] != ours[0].shape[1] for a in ours):
             return False
         rows = np.concatenate(ours)
-        for theirs in (k for k in other.groups if k not in taken and other.parent(k) == across and slot in other.slots(k)):
+        for theirs in (
+            k
+            for k in other.groups
+            if k not in taken and other.parent(k) == across and slot in other.slots(k)
+        ):
             _, records = other.holders(theirs, slot)
-            if len(records) == 1 and (found := located(rows, other.run.array(records[0]))) is not None:
+            if (
+                len(records) == 1
+                and (found := located(rows, other.run.array(records[0]))) is not None
+            ):
                 known = found[found >= 0]
-                return bool(np.all(np.diff(known) > 0))  # pieces on other ranks than they belong to are a fault
+                return bool(
+                    np.all(np.diff(known) > 0)
+                )  # pieces on other ranks than they belong to are a fault
     except ElementsMissing:
         pass
     return False
 
 
 def fused_parts(
-    at: Joining, side: Side, other: Side, key: Key, slot: str, place: Place, faced: dict[str, dict[Key, Key]]
+    at: Joining,
+    side: Side,
+    other: Side,
+    key: Key,
+    slot: str,
+    place: Place,
+    faced: dict[str, dict[Key, Key]],
 ) -> tuple[tuple[int, int, int], ...]:
-    """The parts of a fused parameter (q, k, v in one), found in the parameters of the other side's calls under the same parent."""
+    """The parts of a fused parameter (q, k, v in one), found in the parameters of the other side's
+    calls under the same parent.
+    """
     above = side.parent(key)
     across = faced[side.name].get(above) if above is not None else None
     if across is None or not side.run.records[place[1][0]].shape:
@@ -267,7 +403,9 @@ def fused_parts(
     parts: list[Array] = []
     try:
         ours = [side.run.array(r) for r in place[1]]
-        for theirs in sorted(other.groups, key=lambda k: min(c.order for c in other.groups[k].values())):
+        for theirs in sorted(
+            other.groups, key=lambda k: min(c.order for c in other.groups[k].values())
+        ):
             if theirs in taken or other.parent(theirs) != across or slot not in other.slots(theirs):
                 continue
             _, records = other.holders(theirs, slot)

@@ -1,4 +1,6 @@
-"""How one tensor lies on several ranks: whole on each, in pieces, or as partial sums. From shapes alone, and what tells them apart."""
+"""How one tensor lies on several ranks: whole on each, in pieces, or as partial sums. From shapes
+alone, and what tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ HOW = ("replicated", "cat", "sum", "zigzag", "striped")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What `size` ranks, or groups of ranks, hold of a tensor: all of it, pieces along `axis` (counted from the front), or summands.
+    """What `size` ranks, or groups of ranks, hold of a tensor: all of it, pieces along `axis`
+    (counted from the front), or summands.
 
-    zigzag: rank r of n has pieces r and 2n-1-r of 2n; striped: every n-th index from r on. blocks: (rank, start, stop) along `axis`
-    in the order of the whole, for parts that were cut one by one ([q0 k0 v0 | q1 k1 v1]).
+    zigzag: rank r of n has pieces r and 2n-1-r of 2n; striped: every n-th index from r on. blocks:
+    (rank, start, stop) along `axis` in the order of the whole, for parts that were cut one by one
+    ([q0 k0 v0 | q1 k1 v1]).
     """
 
     how: str
@@ -36,8 +40,9 @@ class Level:
 class Shard:
     """What a user declares of tensors: how they lie on the ranks.
 
-    pattern: of dotted call names, shell style. slot: of slots ("output.0", "param.*"). how: "replicated", "cat", "sum", "zigzag"
-    (rank r of n has pieces r and 2n-1-r) or "striped". axis: along which. where: what errors call it ("map.yaml line 3").
+    pattern: of dotted call names, shell style. slot: of slots ("output.0", "param.*"). how:
+    "replicated", "cat", "sum", "zigzag" (rank r of n has pieces r and 2n-1-r) or "striped". axis:
+    along which. where: what errors call it ("map.yaml line 3").
     """
 
     pattern: str
@@ -48,7 +53,10 @@ class Shard:
 
     def __str__(self) -> str:
         along = "" if self.how in ("replicated", "sum") else f" along axis {self.axis}"
-        return f"{self.pattern}:{self.slot} is {self.how}{along}{f' ({self.where})' if self.where else ''}"
+        return (
+            f"{self.pattern}:{self.slot} is "
+            f"{self.how}{along}{f' ({self.where})' if self.where else ''}"
+        )
 
 
 Layout = tuple[Level, ...]  # outermost first; neighbouring ranks differ in the innermost
@@ -59,12 +67,18 @@ def words(layout: Layout) -> str:
     said = []
     for level in layout:
         order = f", {len(level.blocks) // level.size} parts cut one by one" if level.blocks else ""
-        said.append(level.how if level.how in ("replicated", "sum") else f"{level.how} along axis {level.axis}{order}")
+        said.append(
+            level.how
+            if level.how in ("replicated", "sum")
+            else f"{level.how} along axis {level.axis}{order}"
+        )
     return " of ".join(said) or "on one rank"
 
 
 def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
-    """The expression that joins the tensors of all ranks, named r0, r1, ... by place. shown: the place of the one taken of replicas."""
+    """The expression that joins the tensors of all ranks, named r0, r1, ... by place. shown: the
+    place of the one taken of replicas.
+    """
     bound = {f"r{i}": [shape] for i, shape in enumerate(shapes)}
 
     def build(levels: Layout, places: Sequence[int]) -> Node:
@@ -89,18 +103,29 @@ def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
         if level.how == "striped":
             names = [f"a{i}" for i in range(dims)]
             left, right = list(names), list(names)
-            left[level.axis], right[level.axis] = f"(r {names[level.axis]})", f"({names[level.axis]} r)"
-            return Rearrange(Cat(parts, axis), f"{' '.join(left)} -> {' '.join(right)}", (("r", level.size),))
+            left[level.axis], right[level.axis] = (
+                f"(r {names[level.axis]})",
+                f"({names[level.axis]} r)",
+            )
+            return Rearrange(
+                Cat(parts, axis), f"{' '.join(left)} -> {' '.join(right)}", (("r", level.size),)
+            )
         return Cat(parts, axis)
 
     return build(layout, range(len(shapes)))
 
 
 def bound_to(made: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
-    """The expression over the records of the ranks: with *ranks for all of them in order, else by name, as far as they are used."""
-    if isinstance(made, Cat | Sum) and made.parts == tuple(Name(f"r{i}") for i in range(len(records))):
+    """The expression over the records of the ranks: with *ranks for all of them in order, else by
+    name, as far as they are used.
+    """
+    if isinstance(made, Cat | Sum) and made.parts == tuple(
+        Name(f"r{i}") for i in range(len(records))
+    ):
         star = (Star("ranks"),)
-        return (Cat(star, made.axis) if isinstance(made, Cat) else Sum(star)), {"ranks": tuple(records)}
+        return (Cat(star, made.axis) if isinstance(made, Cat) else Sum(star)), {
+            "ranks": tuple(records)
+        }
     used = sorted(set(names(made)), key=lambda name: int(name[1:]))
     return made, {name: (records[int(name[1:])],) for name in used}
 
@@ -110,12 +135,18 @@ def _cut(of: Node, axis: int, start: int, stop: int) -> Node:
 
 
 def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
-    """Every layout that these shapes allow, with the shape of the whole: one level, or two where ranks form a grid. Simplest first."""
+    """Every layout that these shapes allow, with the shape of the whole: one level, or two where
+    ranks form a grid. Simplest first.
+    """
     n, first = len(shapes), shapes[0]
     if n == 1:
         return [((), first)]
     if len(set(shapes)) > 1:  # the last piece may be shorter
-        odd = [k for k in range(len(first)) if len({(s[:k], s[k + 1 :]) for s in shapes if len(s) == len(first)}) == 1]
+        odd = [
+            k
+            for k in range(len(first))
+            if len({(s[:k], s[k + 1 :]) for s in shapes if len(s) == len(first)}) == 1
+        ]
         if any(len(s) != len(first) for s in shapes) or len(odd) != 1:
             return []
         k = odd[0]
@@ -130,16 +161,27 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
             for (how, axis), size in zip(picked, sizes, strict=True):
                 if how == "cat":
                     whole[axis] *= size
-            found.append((tuple(Level(h, s, max(k, 0)) for (h, k), s in zip(picked, sizes, strict=True)), tuple(whole)))
+            found.append(
+                (
+                    tuple(Level(h, s, max(k, 0)) for (h, k), s in zip(picked, sizes, strict=True)),
+                    tuple(whole),
+                )
+            )
     return found
 
 
 def fits(shape: Shape, other: Shape) -> int:
-    """2: one shape. 1: one but for axes of extent one, their order reversed, or axes merged. 0: not."""
+    """2: one shape. 1: one but for axes of extent one, their order reversed, or axes merged. 0:
+    not.
+    """
     if shape == other:
         return 2
     bare, wanted = ([n for n in s if n != 1] for s in (shape, other))
-    return int(bare == wanted or bare == wanted[::-1] or (math.prod(shape) == math.prod(other) and shape[-1:] == other[-1:]))
+    return int(
+        bare == wanted
+        or bare == wanted[::-1]
+        or (math.prod(shape) == math.prod(other) and shape[-1:] == other[-1:])
+    )
 
 
 def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
@@ -149,24 +191,35 @@ def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
         extent = shapes[0][level.axis] if shapes[0] else 0
         if level.how == "cat" and len(set(shapes)) == 1 and level.axis < len(shapes[0]) - 1:
             others = ["striped"] * (extent > 1) + ["zigzag"] * (extent % 2 == 0 and extent > 0)
-            found += [(*layout[:i], Level(how, level.size, level.axis), *layout[i + 1 :]) for how in others]
+            found += [
+                (*layout[:i], Level(how, level.size, level.axis), *layout[i + 1 :])
+                for how in others
+            ]
     return found
 
 
 def apart(made: Array, wanted: Array) -> float:
-    """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged or reversed do not count."""
+    """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged
+    or reversed do not count.
+    """
     if made.shape == wanted.shape or made.size != wanted.size:
         return distance(wanted, made)
     bare = [n for n in made.shape if n != 1]
     turned = bare == [n for n in wanted.shape if n != 1][::-1] and bare != bare[::-1]
-    return distance(wanted.reshape(-1), np.ascontiguousarray(made.T if turned else made).reshape(-1))
+    return distance(
+        wanted.reshape(-1), np.ascontiguousarray(made.T if turned else made).reshape(-1)
+    )
 
 
-def part_order(shards: Sequence[Array], whole: Sequence[Array], axis: int) -> tuple[tuple[int, int, int], ...]:
-    """Blocks (rank, start, stop) of the shards in the order of the whole, where parts were cut one by one; () when they were not.
+def part_order(
+    shards: Sequence[Array], whole: Sequence[Array], axis: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Blocks (rank, start, stop) of the shards in the order of the whole, where parts were cut one
+    by one; () when they were not.
 
-    whole: one tensor, or the parts it is made of, in order. Rows along `axis` are recognised by their bits; a few may differ. Within
-    every part the ranks come in order: pieces that lie on other ranks than they should are a fault, not a layout.
+    whole: one tensor, or the parts it is made of, in order. Rows along `axis` are recognised by
+    their bits; a few may differ. Within every part the ranks come in order: pieces that lie on
+    other ranks than they should are a fault, not a layout.
     """
     rows: dict[bytes, tuple[int, int]] = {}
     total = 0
@@ -192,7 +245,8 @@ def part_order(shards: Sequence[Array], whole: Sequence[Array], axis: int) -> tu
     ranks = [b[0] for b in blocks]
     covered = sorted((r, a, b) for r, a, b in blocks)
     whole_ranks = all(
-        [a for r, a, _ in covered if r == rank] == [0, *[b for r, _, b in covered if r == rank][:-1]]
+        [a for r, a, _ in covered if r == rank]
+        == [0, *[b for r, _, b in covered if r == rank][:-1]]
         and [b for r, _, b in covered if r == rank][-1] == shards[rank].shape[axis]
         for rank in set(ranks)
     )

@@ -1,4 +1,6 @@
-"""Which tensor of the calls each tensor of the labels is: by its elements, by names learnt from certain pairs, by order."""
+"""Which tensor of the calls each tensor of the labels is: by its elements, by names learnt from
+certain pairs, by order.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _FIGURES = 0.1  # how far norm and moments may be apart between tensors whose el
 _LOOKED_AT = 16  # candidates of one tensor whose elements are read
 CLEARER = 3.0  # times closer than any other candidate
 _VOTES = 3  # of others of its name, which outweigh what the elements of a tensor say
-_UNLIKE = 100.0  # times as far apart as certain pairs usually are: maybe something nearby that no call returned
+# times as far apart as certain pairs usually are: maybe something nearby that no call returned
+_UNLIKE = 100.0
 _MONOTONE = 0.9  # share of the certain pairs in one order, from which on order means something
 
 
@@ -52,7 +55,11 @@ class Partners:
         """Tensors whose elements are by far closer than those of any other candidate."""
         doubtful: dict[int, list[tuple[Place, axes.Fit]]] = {}
         for tap in self.taps:
-            fits = [(place, fit) for place in self._candidates(tap) if (fit := self.fit(tap, place)) is not None and fit.close]
+            fits = [
+                (place, fit)
+                for place in self._candidates(tap)
+                if (fit := self.fit(tap, place)) is not None and fit.close
+            ]
             if not fits:
                 continue
             fits.sort(key=lambda item: item[1].distance)
@@ -62,7 +69,12 @@ class Partners:
             if len(rivals) == 1 or self._one_tensor([place for place, _ in rivals]):
                 place, fit = min(rivals, key=lambda item: self._fitness(tap, *item))
                 rest = [f.distance for p, f in fits if f.distance > limit]
-                self._take(tap, place, fit, f"elements {best:.2g} apart" + (f", the next {rest[0]:.2g}" if rest else ""))
+                self._take(
+                    tap,
+                    place,
+                    fit,
+                    f"elements {best:.2g} apart" + (f", the next {rest[0]:.2g}" if rest else ""),
+                )
             else:
                 doubtful[tap.call] = rivals
         self._one_each()
@@ -72,16 +84,28 @@ class Partners:
         """What faced each other in an earlier step does so again."""
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
-            place = next((roles[r] for r in known.get((tap.name, tap.family), ()) if r in roles), None)
+            place = next(
+                (roles[r] for r in known.get((tap.name, tap.family), ()) if r in roles), None
+            )
             old = self.matched.get(tap.call)
-            if place is None or (old is not None and (old.place is place or self._one_tensor([old.place, place]))):
+            if place is None or (
+                old is not None and (old.place is place or self._one_tensor([old.place, place]))
+            ):
                 continue
             fit = self.fit(tap, place)
             if fit is not None:
-                self.matched[tap.call] = Match(tap, place, fit, f"as in the step before; elements {fit.distance:.2g} apart", sure=fit.close)
+                self.matched[tap.call] = Match(
+                    tap,
+                    place,
+                    fit,
+                    f"as in the step before; elements {fit.distance:.2g} apart",
+                    sure=fit.close,
+                )
 
     def by_name(self) -> None:
-        """What the names of certain pairs have in common says which tensor the others of the same names face."""
+        """What the names of certain pairs have in common says which tensor the others of the same
+        names face.
+        """
         rules = self._rules()
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
@@ -93,10 +117,15 @@ class Partners:
                 if old is not None and (old.place is place or (old.sure and votes < _VOTES)):
                     break
                 fit = self.fit(tap, place)
-                if fit is None or any(m.place is place and m.sure and m.tap is not tap for m in self.matched.values()):
+                if fit is None or any(
+                    m.place is place and m.sure and m.tap is not tap for m in self.matched.values()
+                ):
                     continue
                 fit = self._as_siblings(tap, place, fit)
-                why = f"named as {votes} other{'s' if votes > 1 else ''} that certainly face each other; elements {fit.distance:.2g} apart"
+                why = (
+                    f"named as {votes} other{'s' if votes > 1 else ''} that certainly face "
+                    f"each other; elements {fit.distance:.2g} apart"
+                )
                 self.matched[tap.call] = Match(tap, place, fit, why, sure=False)
                 break
 
@@ -106,19 +135,43 @@ class Partners:
         return self.matched[tap.call].fit.distance > max(_UNLIKE * usual, 1e-6)
 
     def only_one_of_its_size(self) -> None:
-        """A tensor that alone has its size on either side has one partner, whatever its elements; and one that is called the same."""
+        """A tensor that alone has its size on either side has one partner, whatever its elements;
+        and one that is called the same.
+        """
         left = [t for t in self.taps if t.call not in self.matched]
         taken = {m.place.record for m in self.matched.values()}
         count = Counter(self.elements.record(False, t.record).count for t in self.taps)
         for tap in left:
             size = self.elements.record(False, tap.record).count
             open_ = [p for p in self._by_count.get(size, ()) if p.record not in taken and p.made]
-            exact = [p for p in open_ if any((f[0], n) == split(tap.name) and f[1].startswith("output") for f, n in p.roles)]
-            same = exact or [p for p in open_ if any(_last(tap.name) in (f[1].partition(".")[2], _last(f[0])) for f, _ in p.roles)]
-            alone = same if len(same) == 1 else open_ if len(open_) == 1 and count[size] == 1 and size > 1 else []
+            exact = [
+                p
+                for p in open_
+                if any(
+                    (f[0], n) == split(tap.name) and f[1].startswith("output") for f, n in p.roles
+                )
+            ]
+            same = exact or [
+                p
+                for p in open_
+                if any(_last(tap.name) in (f[1].partition(".")[2], _last(f[0])) for f, _ in p.roles)
+            ]
+            alone = (
+                same
+                if len(same) == 1
+                else open_
+                if len(open_) == 1 and count[size] == 1 and size > 1
+                else []
+            )
             if alone and (fit := self.fit(tap, alone[0])) is not None:
-                why = "of the same name" if alone is same else "the only tensor of its size on either side"
-                self.matched[tap.call] = Match(tap, alone[0], fit, f"{why}; elements {fit.distance:.2g} apart", sure=fit.close)
+                why = (
+                    "of the same name"
+                    if alone is same
+                    else "the only tensor of its size on either side"
+                )
+                self.matched[tap.call] = Match(
+                    tap, alone[0], fit, f"{why}; elements {fit.distance:.2g} apart", sure=fit.close
+                )
                 taken.add(alone[0].record)
 
     def repeats(self, tap: Tap) -> bool:
@@ -150,21 +203,36 @@ class Partners:
         return found or self._shorter(tap, record)
 
     def _shorter(self, tap: Tap, record: Record) -> list[Place]:
-        """Places that the front of a padded axis may hold: of a size that divides out along one axis."""
+        """Places that the front of a padded axis may hold: of a size that divides out along one
+        axis.
+        """
         out = []
         for count, places in self._by_count.items():
-            if 0 < count < record.count and any(count % (record.count // n) == 0 for n in record.shape if n > 1):
-                out += [p for p in places if next(axes.cuts(record.shape, self.elements.record(True, p.record).shape), None)]
+            if 0 < count < record.count and any(
+                count % (record.count // n) == 0 for n in record.shape if n > 1
+            ):
+                out += [
+                    p
+                    for p in places
+                    if next(
+                        axes.cuts(record.shape, self.elements.record(True, p.record).shape), None
+                    )
+                ]
         return out[: 4 * _LOOKED_AT]
 
     def fit(self, tap: Tap, place: Place) -> axes.Fit | None:
-        """How the tap comes to the place's axes, and how far its elements are then; None where it cannot."""
+        """How the tap comes to the place's axes, and how far its elements are then; None where it
+        cannot.
+        """
         key = tap.record, place.record
         if key not in self._fits:
             a, b = self.elements.record(False, tap.record), self.elements.record(True, place.record)
             found = None
             if _exact(a.dtype) == _exact(b.dtype):
-                mine, theirs = self.elements.array(False, tap.record), self.elements.array(True, place.record)
+                mine, theirs = (
+                    self.elements.array(False, tap.record),
+                    self.elements.array(True, place.record),
+                )
                 if mine is not None and theirs is not None:
                     found = axes.fit(mine, theirs)
                 elif a.shape == b.shape and a.count:
@@ -173,12 +241,23 @@ class Partners:
         return self._fits[key]
 
     def _as_siblings(self, tap: Tap, place: Place, fit: axes.Fit) -> axes.Fit:
-        """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do not tell."""
-        mine, theirs = self.elements.array(False, tap.record), self.elements.array(True, place.record)
-        orders = Counter(str(m.fit.node) for m in self.matched.values() if m.sure and m.tap.family == tap.family)
+        """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do
+        not tell.
+        """
+        mine, theirs = (
+            self.elements.array(False, tap.record),
+            self.elements.array(True, place.record),
+        )
+        orders = Counter(
+            str(m.fit.node) for m in self.matched.values() if m.sure and m.tap.family == tap.family
+        )
         for node in (dims.parse(order) for order, _ in orders.most_common()):
             try:
-                if mine is not None and theirs is not None and node.shape({"x": [mine.shape]}) == theirs.shape:
+                if (
+                    mine is not None
+                    and theirs is not None
+                    and node.shape({"x": [mine.shape]}) == theirs.shape
+                ):
                     return axes.Fit(node, typical_distance(theirs, node.apply({"x": [mine]})))
             except dims.Unfit:
                 continue
@@ -190,7 +269,9 @@ class Partners:
         self.matched[tap.call] = Match(tap, place, fit, why)
 
     def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, bool, int]:
-        """What decides between places that hold one content: numbers in the names, the simplest change of axes, outputs first."""
+        """What decides between places that hold one content: numbers in the names, the simplest
+        change of axes, outputs first.
+        """
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
         return not named, len(str(fit.node)), not place.made, False, place.order
 
@@ -205,21 +286,36 @@ class Partners:
         return len(prints) == 1
 
     def _one_each(self) -> None:
-        """Of several taps with one place, the closest and the one with the simplest change of axes keeps it."""
+        """Of several taps with one place, the closest and the one with the simplest change of axes
+        keeps it.
+        """
         by_place: dict[int, list[Match]] = defaultdict(list)
         for match in self.matched.values():
             by_place[match.place.record].append(match)
         for found in by_place.values():
-            keep = min(found, key=lambda m: (m.fit.distance > 2 * min(f.fit.distance for f in found), len(str(m.fit.node)), m.tap.order))
+            keep = min(
+                found,
+                key=lambda m: (
+                    m.fit.distance > 2 * min(f.fit.distance for f in found),
+                    len(str(m.fit.node)),
+                    m.tap.order,
+                ),
+            )
             for match in found:
                 if match is not keep:
                     del self.matched[match.tap.call]
                     self.behind.add(match.tap.call)
 
     def _by_order(self, doubtful: dict[int, list[tuple[Place, axes.Fit]]]) -> None:
-        """Between neighbours that resemble each other, the one that keeps the order of execution; if the certain ones are in order."""
+        """Between neighbours that resemble each other, the one that keeps the order of execution;
+        if the certain ones are in order.
+        """
         sure = sorted((m.tap.order, m.place.order) for m in self.matched.values())
-        if not doubtful or len(sure) < 3 or _longest_run([b for _, b in sure]) < _MONOTONE * len(sure):
+        if (
+            not doubtful
+            or len(sure) < 3
+            or _longest_run([b for _, b in sure]) < _MONOTONE * len(sure)
+        ):
             return
         for tap in self.taps:
             if tap.call not in doubtful:
@@ -227,19 +323,36 @@ class Partners:
             low = max((b for a, b in sure if a < tap.order), default=-1)
             high = min((b for a, b in sure if a > tap.order and b >= low), default=1 << 60)
             taken = {m.place.record for m in self.matched.values()}
-            fits = [(p, f) for p, f in doubtful[tap.call] if low <= p.order <= high and p.record not in taken]
+            fits = [
+                (p, f)
+                for p, f in doubtful[tap.call]
+                if low <= p.order <= high and p.record not in taken
+            ]
             if len(fits) == 1:
-                self._take(tap, *fits[0], f"elements {fits[0][1].distance:.2g} apart, the only one of several alike that keeps the order")
+                self._take(
+                    tap,
+                    *fits[0],
+                    f"elements {fits[0][1].distance:.2g} apart, the only one of several alike "
+                    "that keeps the order",
+                )
 
     def _rules(self) -> dict[Family, list[tuple[Family, Numbers, int]]]:
-        """For the taps of one name: the roles that certain pairs share, with the offset of their numbers, those with most votes first."""
+        """For the taps of one name: the roles that certain pairs share, with the offset of their
+        numbers, those with most votes first.
+        """
         votes: dict[Family, Counter[tuple[Family, Numbers]]] = defaultdict(Counter)
         for match in self.matched.values():
             for family, numbers in dict.fromkeys(match.place.roles):
                 if match.sure and match.tap.numbers and len(numbers) == len(match.tap.numbers):
-                    votes[match.tap.family][family, tuple(a - b for a, b in zip(match.tap.numbers, numbers))] += 1
+                    votes[match.tap.family][
+                        family, tuple(a - b for a, b in zip(match.tap.numbers, numbers))
+                    ] += 1
         return {
-            family: [(role, offset, n) for (role, offset), n in found.most_common() if 2 * n >= found.most_common(1)[0][1]]
+            family: [
+                (role, offset, n)
+                for (role, offset), n in found.most_common()
+                if 2 * n >= found.most_common(1)[0][1]
+            ]
             for family, found in votes.items()
         }
 
@@ -258,7 +371,9 @@ def _exact(dtype: str) -> bool:
 
 
 def _figures(a: Record, b: Record) -> float:
-    """How far apart two tensors of one count are by what no order of elements changes: norm, |x|, x^4, extremes. inf when unlike."""
+    """How far apart two tensors of one count are by what no order of elements changes: norm, |x|,
+    x^4, extremes. inf when unlike.
+    """
     s, t, p, q = a.statistics, b.statistics, a.sketch, b.sketch
     if _exact(a.dtype) != _exact(b.dtype):
         return float("inf")
@@ -273,7 +388,9 @@ def _figures(a: Record, b: Record) -> float:
         top = max(abs(x), abs(y))
         return abs(abs(x) ** power - abs(y) ** power) / top**power if top else 0.0
 
-    return max(apart(s.norm, t.norm), apart(p.abs_sum, q.abs_sum), apart(p.fourth_sum, q.fourth_sum, 0.25))
+    return max(
+        apart(s.norm, t.norm), apart(p.abs_sum, q.abs_sum), apart(p.fourth_sum, q.fourth_sum, 0.25)
+    )
 
 
 def _longest_run(values: Sequence[int]) -> int:

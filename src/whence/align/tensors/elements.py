@@ -1,4 +1,6 @@
-"""The tensors of a run with calls and of one of labels, with those inside calls that its programs gave when run again."""
+"""The tensors of a run with calls and of one of labels, with those inside calls that its programs
+gave when run again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Family = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A tensor inside a call of a captured program that is no record of it: what one operator of its program gave."""
+    """A tensor inside a call of a captured program that is no record of it: what one operator of
+    its program gave.
+    """
 
     call: int
     operation: int
@@ -36,7 +40,9 @@ Inside = Callable[[int, frozenset[int]], Iterable[Inner]]
 
 @dataclass(slots=True)
 class Place:
-    """A tensor of the run with calls. roles: what calls know it as, (name with stars, numbers), in order of execution."""
+    """A tensor of the run with calls. roles: what calls know it as, (name with stars, numbers), in
+    order of execution.
+    """
 
     record: int
     order: int
@@ -58,9 +64,13 @@ class Tap:
 
 
 class Recomputed(Derived):
-    """A run with tensors behind its own that were computed again from its programs, since it does not hold them."""
+    """A run with tensors behind its own that were computed again from its programs, since it does
+    not hold them.
+    """
 
-    def __init__(self, base: Run, made: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]) -> None:
+    def __init__(
+        self, base: Run, made: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]
+    ) -> None:
         super().__init__(base, made, records)
         self._arrays = arrays
 
@@ -71,9 +81,11 @@ class Recomputed(Derived):
 
 
 class Elements:
-    """Records and arrays by number: the runs' own, and behind those of the run with calls what was computed again.
+    """Records and arrays by number: the runs' own, and behind those of the run with calls what was
+    computed again.
 
-    rich: the run with calls; taps: the run of labels. inner: what was computed; first_inner: the number of its first.
+    rich: the run with calls; taps: the run of labels. inner: what was computed; first_inner: the
+    number of its first.
     """
 
     def __init__(self, rich: Run, taps: Run) -> None:
@@ -85,7 +97,11 @@ class Elements:
 
     def record(self, rich: bool, at: int) -> Record:
         if rich:
-            return self._inner_records[at - self.first_inner] if at >= self.first_inner else self.rich.records[at]
+            return (
+                self._inner_records[at - self.first_inner]
+                if at >= self.first_inner
+                else self.rich.records[at]
+            )
         return self.taps.records[at]
 
     def array(self, rich: bool, at: int) -> Array | None:
@@ -96,7 +112,11 @@ class Elements:
                 self._arrays.pop(next(iter(self._arrays)))
             try:
                 inner = rich and at >= self.first_inner
-                self._arrays[key] = self.inner[at - self.first_inner].array if inner else (self.rich if rich else self.taps).array(at)
+                self._arrays[key] = (
+                    self.inner[at - self.first_inner].array
+                    if inner
+                    else (self.rich if rich else self.taps).array(at)
+                )
             except ElementsMissing:
                 self._arrays[key] = None
         return self._arrays[key]
@@ -113,11 +133,19 @@ class Elements:
         if not any(number >= self.first_inner for number in used):
             return self.rich
         made = [
-            Made(self.first_inner + i, f"operator {item.operation} of {self.rich.calls[item.call].scope}, computed again", (), item.name)
+            Made(
+                self.first_inner + i,
+                f"operator {item.operation} of {self.rich.calls[item.call].scope}, computed again",
+                (),
+                item.name,
+            )
             for i, item in enumerate(self.inner)
         ]
         unused = np.zeros(0, np.uint8)
-        arrays = [item.array if self.first_inner + i in used else unused for i, item in enumerate(self.inner)]
+        arrays = [
+            item.array if self.first_inner + i in used else unused
+            for i, item in enumerate(self.inner)
+        ]
         return Recomputed(self.rich, made, self._inner_records, arrays)
 
 
@@ -128,11 +156,25 @@ def _described(number: int, array: Array) -> Record:
     figures = sketch = None
     if finite.size:
         figures = Statistics(
-            array.size, float(finite.min()), float(finite.max()), float(finite.mean()), float(finite.std()),
-            float(np.linalg.norm(finite)), int(np.isnan(wide).sum()), int(np.isinf(wide).sum()), int((wide == 0).sum()),
-        )  # fmt: skip
+            array.size,
+            float(finite.min()),
+            float(finite.max()),
+            float(finite.mean()),
+            float(finite.std()),
+            float(np.linalg.norm(finite)),
+            int(np.isnan(wide).sum()),
+            int(np.isinf(wide).sum()),
+            int((wide == 0).sum()),
+        )
         square = finite * finite
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         check = _kernels.checksum(data, array.dtype.itemsize)
-        sketch = Sketch(check, float(np.abs(finite).sum()), float((square * finite).sum()), float((square * square).sum()))
-    return Record(number, dtypes.of(array).name, tuple(array.shape), statistics=figures, sketch=sketch)
+        sketch = Sketch(
+            check,
+            float(np.abs(finite).sum()),
+            float((square * finite).sum()),
+            float((square * square).sum()),
+        )
+    return Record(
+        number, dtypes.of(array).name, tuple(array.shape), statistics=figures, sketch=sketch
+    )

@@ -1,8 +1,10 @@
-"""A run of compiled graphs against one of modules: the node of a graph that a module returns faces what that module returned.
+"""A run of compiled graphs against one of modules: the node of a graph that a module returns faces
+what that module returned.
 
-A compiler leaves of a module what the next kernel reads: the value of a node whose module path is the module's and that is used
-outside it is the module's output. Modules of which nothing was left are judged through: between tensors that both runs show, the
-reference's programs run on what the target had (`api.tapped`).
+A compiler leaves of a module what the next kernel reads: the value of a node whose module path is
+the module's and that is used outside it is the module's output. Modules of which nothing was left
+are judged through: between tensors that both runs show, the reference's programs run on what the
+target had (`api.tapped`).
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from whence.records.region import hands_on
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 _MOVES = frozenset((
-    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select", "unsqueeze", "squeeze", "alias", "detach",
-    "split", "split_with_sizes", "chunk", "unbind", "as_strided", "unflatten", "narrow",
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select",
+    "unsqueeze", "squeeze", "alias", "detach", "split", "split_with_sizes", "chunk", "unbind",
+    "as_strided", "unflatten", "narrow",
 ))  # fmt: skip
 _STEPS = 4  # of which nodes inside containers are looked for
 _TURNS = frozenset(("transpose", "permute", "t"))
@@ -35,7 +38,9 @@ _Place = tuple[int, int]  # operation, result
 
 
 class Shown(NamedTuple):
-    """A tensor of a graph that is the output of a module. slot: of the module. plain: nothing has changed the order of its elements."""
+    """A tensor of a graph that is the output of a module. slot: of the module. plain: nothing has
+    changed the order of its elements.
+    """
 
     scope: str
     call: Call
@@ -44,13 +49,17 @@ class Shown(NamedTuple):
 
 def graphs_in_one(reference: Run, target: Run) -> bool:
     """Did only the target execute compiled graphs, and the reference modules?"""
-    return any(c.kind == "graph" for c in target.calls) and not any(c.kind == "graph" for c in reference.calls)
+    return any(c.kind == "graph" for c in target.calls) and not any(
+        c.kind == "graph" for c in reference.calls
+    )
 
 
 def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tuple[Run, Run, Plan]:
-    """Both runs with what was made of their tensors, and a plan that pairs what modules returned with nodes of graphs.
+    """Both runs with what was made of their tensors, and a plan that pairs what modules returned
+    with nodes of graphs.
 
-    inside: computes what programs of the reference hold; nodes of a container's own code find their operator in it by their elements.
+    inside: computes what programs of the reference hold; nodes of a container's own code find their
+    operator in it by their elements.
     """
     at = _ByModule(reference, target)
     at.graphs()
@@ -62,13 +71,17 @@ def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tupl
 
 
 def as_graphs(reference: Run, target: Run) -> Run:
-    """A target of modules in the form of the reference's graphs: one call for each node that is what a module returned.
+    """A target of modules in the form of the reference's graphs: one call for each node that is
+    what a module returned.
 
-    Its graphs have the inputs and parameters that the reference's have, as far as modules show them; what lies inside is left out.
+    Its graphs have the inputs and parameters that the reference's have, as far as modules show
+    them; what lies inside is left out.
     """
     at = _ByModule(target, reference)
     at.graphs()
-    faced: dict[int, list[tuple[int, int]]] = defaultdict(list)  # node's call in the reference -> (graph, record of the target)
+    faced: dict[int, list[tuple[int, int]]] = defaultdict(
+        list
+    )  # node's call in the reference -> (graph, record of the target)
     for record, (node, _, _) in at.faced.items():
         faced[reference.calls[node].parent].append((node, record))
     making = Making(target)
@@ -84,10 +97,19 @@ def as_graphs(reference: Run, target: Run) -> Run:
         replaced.update((k, None) for k in _descendants(target, outer.id))
         added.append(
             msgspec.structs.replace(
-                graph, id=number, parent=outer.id, order=outer.order, root=outer.root, rank=outer.rank, refs=refs, program="",
-                no_program="captured as modules", arguments={"mode": "fx"}, notes=(),
+                graph,
+                id=number,
+                parent=outer.id,
+                order=outer.order,
+                root=outer.root,
+                rank=outer.rank,
+                refs=refs,
+                program="",
+                no_program="captured as modules",
+                arguments={"mode": "fx"},
+                notes=(),
             )
-        )  # fmt: skip
+        )
         for node, record in nodes:
             kid = reference.calls[node]
             want = reference.records[_output(kid)].shape
@@ -97,15 +119,29 @@ def as_graphs(reference: Run, target: Run) -> Run:
             made = making.add(way, {"x": [record]}, f"what {kid.scope} returns is node {kid.op}")
             added.append(
                 msgspec.structs.replace(
-                    kid, id=len(target.calls) + len(added), parent=number, order=outer.order, root=outer.root, rank=outer.rank,
-                    refs=(Ref("output.0", made),), arguments={}, program="", no_program="captured as modules", origins=(), notes=(),
+                    kid,
+                    id=len(target.calls) + len(added),
+                    parent=number,
+                    order=outer.order,
+                    root=outer.root,
+                    rank=outer.rank,
+                    refs=(Ref("output.0", made),),
+                    arguments={},
+                    program="",
+                    no_program="captured as modules",
+                    origins=(),
+                    notes=(),
                 )
-            )  # fmt: skip
+            )
     if not added:
         return target
-    begun = [(c.order, 0, c) for c in target.calls if c.id not in replaced] + [(c.order, c.id, c) for c in added]
+    begun = [(c.order, 0, c) for c in target.calls if c.id not in replaced] + [
+        (c.order, c.id, c) for c in added
+    ]
     made_run = making.done()
-    return Derived(made_run, (), (), renumbered([c for *_, c in sorted(begun, key=lambda item: item[:2])])[0])
+    return Derived(
+        made_run, (), (), renumbered([c for *_, c in sorted(begun, key=lambda item: item[:2])])[0]
+    )
 
 
 def _descendants(run: Run, call: int) -> list[int]:
@@ -125,13 +161,19 @@ class _ByModule:
         self.faced: dict[int, tuple[int, str, SlotPair]] = {}
         self.elements = Elements(reference, target)
         self.inner: dict[int, Inner] = {}  # of records inside calls
-        self._place: dict[int, tuple[str, str, int, int]] = {}  # of a node's call: module, operator, which of how many such
+        self._place: dict[
+            int, tuple[str, str, int, int]
+        ] = {}  # of a node's call: module, operator, which of how many such
         roots = match_roots(reference.calls, target.calls)
-        self.alone = len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
+        self.alone = (
+            len({c.rank for c in reference.calls}) == len({c.rank for c in target.calls}) == 1
+        )
         self.by_key: dict[tuple[Any, ...], Call] = {}
         for call in selected(reference.calls):
             if call.kind == "module" and call.phase == "forward":
-                self.by_key[self._key(call, roots.get(call.root, call.root), call.scope, call.occurrence)] = call
+                self.by_key[
+                    self._key(call, roots.get(call.root, call.root), call.scope, call.occurrence)
+                ] = call
         self.below = children(target.calls)
         self._found: dict[Any, dict[str, list[_Place]]] = {}
 
@@ -141,22 +183,37 @@ class _ByModule:
     def modules(self) -> None:
         """Modules that both runs called: around the graphs, and those that were not compiled."""
         for other in selected(self.target.calls):
-            call = self.by_key.get(self._key(other, other.root, other.scope, other.occurrence)) if other.kind == "module" else None
+            call = (
+                self.by_key.get(self._key(other, other.root, other.scope, other.occurrence))
+                if other.kind == "module"
+                else None
+            )
             if call is None or other.phase != "forward":
                 continue
             self.met.add(other.id)
             theirs = {r.slot: r.record for r in other.refs}
             for ref in call.refs:
                 if not ref.slot.startswith("param") and ref.slot in theirs:
-                    self._face(ref.record, theirs[ref.slot], other, ref.slot, "the same module", plain=True)
+                    self._face(
+                        ref.record, theirs[ref.slot], other, ref.slot, "the same module", plain=True
+                    )
 
     def graphs(self) -> None:
         """What graphs leave of the modules inside them."""
         for graph in selected(self.target.calls):
             program = self.target.programs.get(graph.program)
-            if graph.kind != "graph" or graph.phase != "forward" or program is None or not program.scopes:
+            if (
+                graph.kind != "graph"
+                or graph.phase != "forward"
+                or program is None
+                or not program.scopes
+            ):
                 continue
-            kids = {k.op: k for i in self.below.get(graph.id, ()) if (k := self.target.calls[i]).kind == "operator"}
+            kids = {
+                k.op: k
+                for i in self.below.get(graph.id, ())
+                if (k := self.target.calls[i]).kind == "operator"
+            }
             for (scope, base), alike in _alike(program).items():
                 for place, name in enumerate(alike):
                     if name in kids:
@@ -164,17 +221,29 @@ class _ByModule:
             for scope, found in shown(program, kids).items():
                 call = self.by_key.get(self._key(graph, graph.root, scope, 0))
                 if call is None or self._key(graph, graph.root, scope, 1) in self.by_key:
-                    continue  # of a module that was called again the graph does not tell which call it was
+                    # of a module that was called again the graph does not tell which call it was
+                    continue
                 outs = list(dict.fromkeys(r.record for r in call.slots("output")))
                 for record, one in self._matched(outs, found):
-                    self._face(record, _output(one.call), one.call, "output.0", f"node {one.call.op} is what {scope} returns", one.plain)
+                    self._face(
+                        record,
+                        _output(one.call),
+                        one.call,
+                        "output.0",
+                        f"node {one.call.op} is what {scope} returns",
+                        one.plain,
+                    )
 
     def within(self, inside: Inside) -> None:
-        """Nodes that are no module's output and the operators of the reference's own code that give the same, by their elements.
+        """Nodes that are no module's output and the operators of the reference's own code that give
+        the same, by their elements.
 
-        A rule of names that certain pairs teach finds those that a fault has changed: what is the third operator in one layer is it in all.
+        A rule of names that certain pairs teach finds those that a fault has changed: what is the
+        third operator in one layer is it in all.
         """
-        faced = {slot.target_record for _, _, slot in self.faced.values()} | {call for call, _, _ in self.faced.values()}
+        faced = {slot.target_record for _, _, slot in self.faced.values()} | {
+            call for call, _, _ in self.faced.values()
+        }
         by_step: dict[int, list[Tap]] = defaultdict(list)
         seen: Counter[tuple[Any, ...]] = Counter()
         for kid in sorted(selected(self.target.calls), key=lambda c: c.order):
@@ -182,13 +251,23 @@ class _ByModule:
                 continue
             key = (kid.parent, kid.scope, kid.op_type)
             family, numbers = split(kid.scope)
-            tap = Tap(kid.id, _output(kid), kid.order, (family, kid.op_type, str(seen[key])), numbers, kid.scope)
+            tap = Tap(
+                kid.id,
+                _output(kid),
+                kid.order,
+                (family, kid.op_type, str(seen[key])),
+                numbers,
+                kid.scope,
+            )
             seen[key] += 1
             owner = self.by_key.get(self._key(kid, kid.root, kid.scope, 0))
             if owner is not None and not owner.leaf:
                 by_step[kid.step].append(tap)
         for step in sorted(by_step)[:_STEPS]:
-            self._within(by_step[step], inside(step, frozenset(self.target.records[t.record].count for t in by_step[step])))
+            self._within(
+                by_step[step],
+                inside(step, frozenset(self.target.records[t.record].count for t in by_step[step])),
+            )
 
     def _within(self, taps: Sequence[Tap], found: Iterable[Inner]) -> None:
         items: dict[int, Inner] = {}
@@ -202,7 +281,13 @@ class _ByModule:
                 name, numbers = split(call.scope)
                 role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
                 places.append(
-                    Place(number, call.order, [role], f"{call.scope or call.root} operator {item.operation} ({item.name})", made=True)
+                    Place(
+                        number,
+                        call.order,
+                        [role],
+                        f"{call.scope or call.root} operator {item.operation} ({item.name})",
+                        made=True,
+                    )
                 )
         partners = Partners(self.elements, taps, places)
         partners.by_content()
@@ -214,24 +299,37 @@ class _ByModule:
                 del left[match.tap.call]
                 self._face_inner(match.tap, item, match.place.record, match.fit.node, match.why)
         alike: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, item in sorted(items.items(), key=lambda found: (found[1].call, found[1].operation)):
+        for number, item in sorted(
+            items.items(), key=lambda found: (found[1].call, found[1].operation)
+        ):
             alike[self.reference.calls[item.call].scope, item.name.split(".")[1]].append(number)
         for tap in left.values():
             scope, base, place, of = self._place.get(tap.call, ("", "", 0, 0))
             same = alike.get((scope, base), [])
             if not of or len(same) != of or same[place] in self.inner:
                 continue
-            have, want = self.target.records[tap.record].shape, self.elements.record(True, same[place]).shape
+            have, want = (
+                self.target.records[tap.record].shape,
+                self.elements.record(True, same[place]).shape,
+            )
             if (node := next(iter(axes.ways(have, want)), None)) is not None:
                 self._face_inner(
-                    tap, items[same[place]], same[place], node, f"the only {base} of {scope or 'the model'}, or as many in order"
+                    tap,
+                    items[same[place]],
+                    same[place],
+                    node,
+                    f"the only {base} of {scope or 'the model'}, or as many in order",
                 )
 
     def _face_inner(self, tap: Tap, item: Inner, record: int, node: ex.Node, why: str) -> None:
         made = self.making.add(node, {"x": [tap.record]}, why)
         dims = "" if made == tap.record else str(node)
         self.inner[record] = item
-        self.faced[record] = tap.call, why, SlotPair(f"inside.{item.operation}", "output.0", record, made, dims)
+        self.faced[record] = (
+            tap.call,
+            why,
+            SlotPair(f"inside.{item.operation}", "output.0", record, made, dims),
+        )
 
     def turned(self, record: int) -> bool:
         """Does a tensor of the modules face one with its axes in another order?"""
@@ -243,7 +341,9 @@ class _ByModule:
         return self.reference.records[record].shape, self.target.records[_output(node)].shape
 
     def graph_refs(self, graph: Call, above: Call, outer: Call) -> tuple[Ref, ...]:
-        """The tensors of a graph, as modules of the other run show them. above: the module that ran it; outer: that in the other run."""
+        """The tensors of a graph, as modules of the other run show them. above: the module that ran
+        it; outer: that in the other run.
+        """
         slots = {r.record: r.slot for r in reversed(above.refs)}
         theirs = {r.slot: r.record for r in outer.refs}
         refs = []
@@ -251,19 +351,31 @@ class _ByModule:
             if ref.slot.startswith("param."):
                 path, _, name = ref.slot.removeprefix("param.").rpartition(".")
                 call = self.by_key.get(self._key(graph, graph.root, path, 0))
-                found = {r.slot: r.record for r in call.refs}.get(f"param.{name}") if call is not None else None
+                found = (
+                    {r.slot: r.record for r in call.refs}.get(f"param.{name}")
+                    if call is not None
+                    else None
+                )
             else:
                 found = theirs.get(slots.get(ref.record, ""))
             if found is not None:
                 refs.append(Ref(ref.slot, found))
         return tuple(refs)
 
-    def _matched(self, outs: Sequence[int], found: Sequence[Shown | None]) -> Iterable[tuple[int, Shown]]:
-        """Outputs of a module and nodes. found: None for a node that was not captured; of several, those of a size of their own."""
-        sizes = [-1 if one is None else self.target.records[_output(one.call)].count for one in found]
+    def _matched(
+        self, outs: Sequence[int], found: Sequence[Shown | None]
+    ) -> Iterable[tuple[int, Shown]]:
+        """Outputs of a module and nodes. found: None for a node that was not captured; of several,
+        those of a size of their own.
+        """
+        sizes = [
+            -1 if one is None else self.target.records[_output(one.call)].count for one in found
+        ]
         own = [self.reference.records[r].count for r in outs]
         for one, size in zip(found, sizes):
-            certain = len(found) == 1 or (-1 not in sizes and sizes.count(size) == own.count(size) == 1)
+            certain = len(found) == 1 or (
+                -1 not in sizes and sizes.count(size) == own.count(size) == 1
+            )
             if one is not None and certain and size in own:
                 yield outs[own.index(size)], one
 
@@ -288,41 +400,75 @@ class _ByModule:
         self.faced.setdefault(record, (call.id, why, SlotPair("", slot, record, made, dims)))
 
     def plan(self) -> Plan:
-        """Every module of which the target shows what it returned faces that; the others have no partner and are judged through."""
+        """Every module of which the target shows what it returned faces that; the others have no
+        partner and are judged through.
+        """
         pairs: list[CallPair] = []
         inner: dict[int, list[int]] = defaultdict(list)
         for record, item in self.inner.items():
             inner[item.call].append(record)
         for call in sorted(selected(self.reference.calls), key=lambda c: c.order):
-            left = [r for r in call.refs if r.record in self.faced and r.slot.startswith(("output", "mutated"))]
+            left = [
+                r
+                for r in call.refs
+                if r.record in self.faced and r.slot.startswith(("output", "mutated"))
+            ]
             own = inner.get(call.id, [])
             if call.kind != "module" or not (left or own):
                 continue
             given = [r for r in call.refs if r.record in self.faced and r.slot.startswith("input")]
             target, why, _ = self.faced[left[0].record if left else own[0]]
-            slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left)) + tuple(self.faced[r][2] for r in own)
+            slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left)) + tuple(
+                self.faced[r][2] for r in own
+            )
             there = {s.reference_slot for s in slots}
-            only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
+            only = tuple(
+                r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param")
+            )
             pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
-        used, facing = self.met | {call for call, _, _ in self.faced.values()}, {p.reference for p in pairs}
-        inside = [c for c in selected(self.target.calls) if c.kind in ("graph", "operator", "region") and c.id not in used]
-        forward, other = (sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside) for ahead in (True, False))
+        used, facing = (
+            self.met | {call for call, _, _ in self.faced.values()},
+            {p.reference for p in pairs},
+        )
+        inside = [
+            c
+            for c in selected(self.target.calls)
+            if c.kind in ("graph", "operator", "region") and c.id not in used
+        ]
+        forward, other = (
+            sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside)
+            for ahead in (True, False)
+        )
         notes = []
         if forward:
-            notes.append(f"{forward} tensors of the target's graphs are no module's output; they are judged with the next that is")
+            notes.append(
+                f"{forward} tensors of the target's graphs are no module's output; they are "
+                "judged with the next that is"
+            )
         if other:
-            notes.append(f"{other} tensors of the target's backward graphs are not compared: modules show none; capture the fx run")
+            notes.append(
+                f"{other} tensors of the target's backward graphs are not compared: modules show "
+                "none; capture the fx run"
+            )
         alone = (c for c in selected(self.reference.calls) if c.id not in facing)
         return Plan(
-            tuple(pairs), tuple(c.id for c in alone if not hands_on(self.reference, c)),
-            tuple(c.id for c in selected(self.target.calls) if c.id not in used and c not in inside), (),
+            tuple(pairs),
+            tuple(c.id for c in alone if not hands_on(self.reference, c)),
+            tuple(
+                c.id for c in selected(self.target.calls) if c.id not in used and c not in inside
+            ),
+            (),
             tuple(notes),
-        )  # fmt: skip
+        )
 
 
 def shown(program: Program, kids: Mapping[str, Call]) -> dict[str, list[Shown | None]]:
-    """By module path, what leaves the module, in order; None for what the run does not show. kids: calls of the run, by node."""
-    names = {(i, 0): name for i, name in enumerate(program.names)} | {(i, k): name for name, i, k in program.picks}
+    """By module path, what leaves the module, in order; None for what the run does not show. kids:
+    calls of the run, by node.
+    """
+    names = {(i, 0): name for i, name in enumerate(program.names)} | {
+        (i, k): name for name, i, k in program.picks
+    }
     users, turns = _users(program)
     out: dict[str, list[Shown | None]] = defaultdict(list)
     for place in sorted(users):
@@ -353,7 +499,9 @@ def _within(scope: str, above: str) -> bool:
 
 
 def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[str]]]:
-    """By value: the modules that use it ("" for what the graph returns), and those that turn its axes. Views are looked through."""
+    """By value: the modules that use it ("" for what the graph returns), and those that turn its
+    axes. Views are looked through.
+    """
     behind: dict[_Place, tuple[_Place | None, frozenset[str]]] = {}
     users: dict[_Place, set[str]] = defaultdict(set)
     turns: dict[_Place, set[str]] = defaultdict(set)
@@ -373,7 +521,10 @@ def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[s
     for i, op in enumerate(program.operations):
         if is_move(op.name):
             found, turned = next((source(p) for p in _places(op.args)), (None, frozenset()))
-            behind[i, 0] = found, turned | {program.scopes[i]} if op.name.split(".")[1] in _TURNS else turned
+            behind[i, 0] = (
+                found,
+                turned | {program.scopes[i]} if op.name.split(".")[1] in _TURNS else turned,
+            )
         else:
             use([*op.args, *op.kwargs.values()], program.scopes[i])
     for _, operand in program.outputs:

@@ -1,8 +1,10 @@
-"""Tensors that face each other without a common call: labels, taps and graph nodes against the records of a captured program.
+"""Tensors that face each other without a common call: labels, taps and graph nodes against the
+records of a captured program.
 
-One run shows calls of modules, the other only tensors with names. A tensor finds its partner by its elements, in whatever order of
-axes: by far closer than any other candidate. From those that did, the rule of their names is learnt (`h3` is what `layers.3` is given,
-since h0, h1 and h2 were), and what a fault changed beyond recognition is paired by it. So a wrong tensor keeps its partner.
+One run shows calls of modules, the other only tensors with names. A tensor finds its partner by its
+elements, in whatever order of axes: by far closer than any other candidate. From those that did,
+the rule of their names is learnt (`h3` is what `layers.3` is given, since h0, h1 and h2 were), and
+what a fault changed beyond recognition is paired by it. So a wrong tensor keeps its partner.
 """
 
 from __future__ import annotations
@@ -23,16 +25,22 @@ from whence.records import Call, Run
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 
-def face(reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None) -> tuple[Run, Run, Plan]:
-    """Pair the tensors of labels with those of calls, where one run has labels that the other run's calls do not face.
+def face(
+    reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None
+) -> tuple[Run, Run, Plan]:
+    """Pair the tensors of labels with those of calls, where one run has labels that the other run's
+    calls do not face.
 
-    inside: computes what only programs of the reference hold; asked last, for what is left. Returns the runs with the tensors made,
-    and the plan: calls whose tensors have partners, the others unmatched, as before. Reads elements of few candidates each.
+    inside: computes what only programs of the reference hold; asked last, for what is left. Returns
+    the runs with the tensors made, and the plan: calls whose tensors have partners, the others
+    unmatched, as before. Reads elements of few candidates each.
     """
     labels = [[c for c in selected(run.calls) if c.kind != "module"] for run in (reference, target)]
     modules = [any(c.kind == "module" for c in run.calls) for run in (reference, target)]
     if labels[1] and modules[0] and not modules[1]:
-        return _Facing(reference, target, plan, labels[1], inside(reference) if inside is not None else None).done()
+        return _Facing(
+            reference, target, plan, labels[1], inside(reference) if inside is not None else None
+        ).done()
     if labels[0] and modules[1] and not modules[0]:
         turned = _Facing(target, reference, _turned(plan), labels[0], None)
         target, reference, plan = turned.done()
@@ -44,19 +52,34 @@ def _turned(plan: Plan) -> Plan:
     """The plan with reference and target in each other's place."""
     pairs = tuple(
         CallPair(
-            p.target, p.reference, p.rule, p.evidence,
-            tuple(SlotPair(s.target_slot, s.reference_slot, s.target_record, s.reference_record, s.dims) for s in p.slots),
-            p.only_target, p.only_reference,
+            p.target,
+            p.reference,
+            p.rule,
+            p.evidence,
+            tuple(
+                SlotPair(
+                    s.target_slot, s.reference_slot, s.target_record, s.reference_record, s.dims
+                )
+                for s in p.slots
+            ),
+            p.only_target,
+            p.only_reference,
         )
         for p in plan.pairs
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(
-        plan, pairs=pairs, unmatched_reference=plan.unmatched_target, unmatched_target=plan.unmatched_reference, ambiguous=(),
-    )  # fmt: skip
+        plan,
+        pairs=pairs,
+        unmatched_reference=plan.unmatched_target,
+        unmatched_target=plan.unmatched_reference,
+        ambiguous=(),
+    )
 
 
 def _one_each(plan: Plan) -> Plan:
-    """With one call of the target for each label: the innermost that left its tensor, which comes last in order of execution."""
+    """With one call of the target for each label: the innermost that left its tensor, which comes
+    last in order of execution.
+    """
     kept: dict[int, CallPair] = {}
     dropped: list[int] = []
     for pair in plan.pairs:
@@ -64,7 +87,9 @@ def _one_each(plan: Plan) -> Plan:
         old = kept.get(pair.reference)
         if old is not None:
             dropped.append(old.target)
-        kept[pair.reference] = msgspec.structs.replace(pair, slots=own or pair.slots[:1], only_reference=(), only_target=())
+        kept[pair.reference] = msgspec.structs.replace(
+            pair, slots=own or pair.slots[:1], only_reference=(), only_target=()
+        )
     taken = {p.target for p in kept.values()}
     left = sorted({*plan.unmatched_target, *(d for d in dropped if d not in taken)})
     pairs = tuple(sorted(kept.values(), key=lambda p: p.reference))
@@ -72,9 +97,13 @@ def _one_each(plan: Plan) -> Plan:
 
 
 class _Facing:
-    """rich: the run with calls; taps: the run of labels, whose tensors are brought to the other's axes."""
+    """rich: the run with calls; taps: the run of labels, whose tensors are brought to the other's
+    axes.
+    """
 
-    def __init__(self, rich: Run, taps: Run, plan: Plan, labels: Sequence[Call], inside: Inside | None) -> None:
+    def __init__(
+        self, rich: Run, taps: Run, plan: Plan, labels: Sequence[Call], inside: Inside | None
+    ) -> None:
         self.rich, self.taps, self.plan, self._inside = rich, taps, plan, inside
         self.labels = labels
         self.making = Making(taps)
@@ -99,22 +128,27 @@ class _Facing:
         there = {p.reference for p in pairs}
         if self._copies:
             self.notes.append(
-                f"{len(self._copies)} tensors of the target repeat another one's elements (views, copies) and stand behind it"
+                f"{len(self._copies)} tensors of the target repeat another one's elements "
+                "(views, copies) and stand behind it"
             )
         guessed = [m for m in matches if not m.sure]
         if guessed:
             named = ", ".join(f"{m.tap.name} ({m.place.words})" for m in guessed[:3])
             self.notes.append(
-                f"{len(guessed)} of {len(matches)} tensors are paired by name and place, since their elements differ: {named}"
-                + (" ..." if len(guessed) > 3 else "")
-            )  # fmt: skip
+                f"{len(guessed)} of {len(matches)} tensors are paired by name and place, since "
+                f"their elements differ: {named}" + (" ..." if len(guessed) > 3 else "")
+            )
         if left and not matches:
             self.notes.append(self._nearest(left))
         plan = Plan(
             tuple(pairs),
-            tuple(c.id for c in selected(self.rich.calls) if c.kind == "module" and c.id not in there),
-            left, (), (*self.plan.notes, *self.notes),
-        )  # fmt: skip
+            tuple(
+                c.id for c in selected(self.rich.calls) if c.kind == "module" and c.id not in there
+            ),
+            left,
+            (),
+            (*self.plan.notes, *self.notes),
+        )
         return rich, self.making.done(), plan
 
     def _as_said(self) -> None:
@@ -122,12 +156,23 @@ class _Facing:
         for pair in self.plan.pairs:
             if pair.rule == USER_MAP:
                 for slot in pair.slots:
-                    self.said.setdefault(slot.reference_record, (pair.target, f"{USER_MAP}, {pair.evidence}", self._in_axes(slot)))
+                    self.said.setdefault(
+                        slot.reference_record,
+                        (pair.target, f"{USER_MAP}, {pair.evidence}", self._in_axes(slot)),
+                    )
 
     def _in_axes(self, slot: SlotPair) -> SlotPair:
-        """A pair of the user's, in the order of axes in which it is closest where the map says none."""
-        shapes = [self.rich.records[slot.reference_record].shape, self.taps.records[slot.target_record].shape]
-        arrays = [self.elements.array(True, slot.reference_record), self.elements.array(False, slot.target_record)]
+        """A pair of the user's, in the order of axes in which it is closest where the map says
+        none.
+        """
+        shapes = [
+            self.rich.records[slot.reference_record].shape,
+            self.taps.records[slot.target_record].shape,
+        ]
+        arrays = [
+            self.elements.array(True, slot.reference_record),
+            self.elements.array(False, slot.target_record),
+        ]
         if slot.dims or shapes[0] == shapes[1] or arrays[0] is None or arrays[1] is None:
             return slot
         found = axes.fit(arrays[1], arrays[0])
@@ -156,12 +201,17 @@ class _Facing:
                 deeper = Partners(self.elements, left, inner)
                 deeper.by_content()
                 for call, match in deeper.matched.items():
-                    if call not in found.matched or CLEARER * match.fit.distance < found.matched[call].fit.distance:
+                    if (
+                        call not in found.matched
+                        or CLEARER * match.fit.distance < found.matched[call].fit.distance
+                    ):
                         found.matched[call] = match
                 found.places += inner
                 found.by_name()
         found.only_one_of_its_size()
-        self._copies.update(t.call for t in taps if t.call not in found.matched and found.repeats(t))
+        self._copies.update(
+            t.call for t in taps if t.call not in found.matched and found.repeats(t)
+        )
         for match in found.matched.values():
             self._known.setdefault((match.tap.name, match.tap.family), match.place.roles)
         return list(found.matched.values())
@@ -172,7 +222,14 @@ class _Facing:
             for ref in call.slots("output") if call.step == step else ():
                 family, numbers = split(call.scope)
                 out.append(
-                    Tap(call.id, ref.record, call.order, (family, call.op or call.op_type, str(call.occurrence)), numbers, call.scope)
+                    Tap(
+                        call.id,
+                        ref.record,
+                        call.order,
+                        (family, call.op or call.op_type, str(call.occurrence)),
+                        numbers,
+                        call.scope,
+                    )
                 )
         return sorted(out, key=lambda t: t.order)
 
@@ -188,7 +245,9 @@ class _Facing:
                     continue
                 place = places.get(ref.record)
                 if place is None:
-                    place = places[ref.record] = Place(ref.record, call.order, words=f"{call.scope or call.root} {ref.slot}")
+                    place = places[ref.record] = Place(
+                        ref.record, call.order, words=f"{call.scope or call.root} {ref.slot}"
+                    )
                 if kind != "input" and not place.made:
                     place.made, place.words = True, f"{call.scope or call.root} {ref.slot}"
                 slot = re.sub(r"\.\d+(?=\.)", ".*", ref.slot)  # a cache names the layer once more
@@ -209,37 +268,59 @@ class _Facing:
     # ---- calls
 
     def _pairs(self, matches: Sequence[Match], rich: Run) -> list[CallPair]:
-        """Every call that left a tensor with a partner faces the label of that one; all its tensors with partners are its slots."""
+        """Every call that left a tensor with a partner faces the label of that one; all its tensors
+        with partners are its slots.
+        """
         faced = dict(self.said)
         for match in matches:
             record = self.making.add(match.fit.node, {"x": [match.tap.record]}, match.why)
             dims = text(self.making.done(), record) if record >= len(self.taps.records) else ""
-            faced.setdefault(match.place.record, (match.tap.call, match.why, SlotPair("", "output.0", match.place.record, record, dims)))
+            faced.setdefault(
+                match.place.record,
+                (
+                    match.tap.call,
+                    match.why,
+                    SlotPair("", "output.0", match.place.record, record, dims),
+                ),
+            )
         slots: dict[int, list[SlotPair]] = defaultdict(list)
         chief: dict[int, tuple[int, str, SlotPair]] = {}
         between = self._made_between(faced)
         for call in self.rich.calls:
             if call.kind != "module":
                 continue
-            left = [r for r in call.refs if r.record in faced and r.slot.startswith(("output", "mutated"))]
+            left = [
+                r
+                for r in call.refs
+                if r.record in faced and r.slot.startswith(("output", "mutated"))
+            ]
             own = between.get(call.id, [])
             if not left and not own:
                 continue
             given = [r for r in call.refs if r.record in faced and r.slot.startswith("input")]
             for ref in (*given, *left):
-                slots[call.id].append(msgspec.structs.replace(faced[ref.record][2], reference_slot=ref.slot))
-            slots[call.id] += [msgspec.structs.replace(faced[record][2], reference_slot=slot) for slot, record in own]
+                slots[call.id].append(
+                    msgspec.structs.replace(faced[ref.record][2], reference_slot=ref.slot)
+                )
+            slots[call.id] += [
+                msgspec.structs.replace(faced[record][2], reference_slot=slot)
+                for slot, record in own
+            ]
             chief[call.id] = faced[left[0].record if left else own[0][1]]
         pairs = []
         for call_id, found in slots.items():
             call, (label, why, _) = self.rich.calls[call_id], chief[call_id]
             there = {s.reference_slot for s in found}
-            only = tuple(r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param"))
+            only = tuple(
+                r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param")
+            )
             pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(found), only, ()))
         return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
 
     def _made_between(self, faced: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
-        """Tensors that a call's own operators made and no call returned, by that call: what a child is given, what lies inside."""
+        """Tensors that a call's own operators made and no call returned, by that call: what a child
+        is given, what lies inside.
+        """
         out: dict[int, list[tuple[str, int]]] = defaultdict(list)
         wanted = set(faced)
         for record in wanted:
@@ -248,12 +329,22 @@ class _Facing:
                 out[item.call].append((f"inside.{item.operation}", record))
         seen: set[int] = set()
         below: Counter[int] = Counter()
-        ended = {r.record for c in self.rich.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        ended = {
+            r.record
+            for c in self.rich.calls
+            for r in c.refs
+            if r.slot.startswith(("output", "mutated"))
+        }
         for call in sorted(self.rich.calls, key=lambda c: c.order):
             place = below[call.parent]
             below[call.parent] += 1
             for ref in call.slots("input"):
-                if ref.record in wanted and ref.record not in ended and ref.record not in seen and call.parent >= 0:
+                if (
+                    ref.record in wanted
+                    and ref.record not in ended
+                    and ref.record not in seen
+                    and call.parent >= 0
+                ):
                     out[call.parent].append((f"{place}:{ref.slot}", ref.record))
                 seen.add(ref.record)
         return out
@@ -263,7 +354,12 @@ class _Facing:
         record = self.taps.records[first.slots("output")[0].record]
         alike = [
             f"{c.scope or c.root} {r.slot} {self.rich.records[r.record].shape}"
-            for c in self.rich.calls for r in c.slots("output") if self.rich.records[r.record].count == record.count
-        ]  # fmt: skip
+            for c in self.rich.calls
+            for r in c.slots("output")
+            if self.rich.records[r.record].count == record.count
+        ]
         what = f"of its size are {', '.join(alike[:3])}" if alike else "none has its size"
-        return f"no tensor of the labels resembles one of the calls; of {first.scope} {record.shape}, {what}"
+        return (
+            f"no tensor of the labels resembles one of the calls; of {first.scope} "
+            f"{record.shape}, {what}"
+        )

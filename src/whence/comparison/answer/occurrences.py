@@ -1,4 +1,6 @@
-"""When an operator first differs: its executions counted, by type and by name, each against the one it faces."""
+"""When an operator first differs: its executions counted, by type and by name, each against the one
+it faces.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ def of_operators(faces: PairedRuns) -> bool:
     return bool(leaves) and sum(c.kind == "operator" for c in leaves) >= _OPERATORS * len(leaves)
 
 
-def counted(faces: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]) -> Occurrences:
-    """The table. per_call: the verdict of each paired call of the reference. significant: those that rounding does not explain.
+def counted(
+    faces: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]
+) -> Occurrences:
+    """The table. per_call: the verdict of each paired call of the reference. significant: those
+    that rounding does not explain.
 
-    Calls that the capture was not asked for count as nothing. An occurrence is equal when all its outputs are bit for bit.
+    Calls that the capture was not asked for count as nothing. An occurrence is equal when all its
+    outputs are bit for bit.
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
     for call in sorted(align.selected(faces.calls), key=lambda c: (c.step, c.micro, c.order)):
@@ -39,27 +45,47 @@ def counted(faces: PairedRuns, per_call: Mapping[int, str], significant: Collect
     def earliest(which: str) -> Occurrence | None:
         found = [one for row in by_type if (one := getattr(row, which)) is not None]
         return min(
-            found, key=lambda one: (faces.calls[one.call].step, faces.calls[one.call].micro, faces.calls[one.call].order), default=None
+            found,
+            key=lambda one: (
+                faces.calls[one.call].step,
+                faces.calls[one.call].micro,
+                faces.calls[one.call].order,
+            ),
+            default=None,
         )
 
     return Occurrences(
-        earliest("first_difference"), earliest("first_significant"), tuple(r for r in table if r.by == "type" or r.count > 1)
+        earliest("first_difference"),
+        earliest("first_significant"),
+        tuple(r for r in table if r.by == "type" or r.count > 1),
     )
 
 
-def _occurrence(faces: PairedRuns, call: Call, per_call: Mapping[int, str]) -> tuple[Occurrence | None, bool]:
-    """(the execution, does it differ); None when it has no partner or nothing of it could be measured."""
+def _occurrence(
+    faces: PairedRuns, call: Call, per_call: Mapping[int, str]
+) -> tuple[Occurrence | None, bool]:
+    """(the execution, does it differ); None when it has no partner or nothing of it could be
+    measured.
+    """
     index = faces.pair_of.get(call.id)
     if index is None:
         return None, False
-    slots = [s for s in faces.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))]
-    measured = [m for s in slots if (m := faces.measured[s.reference_record, s.target_record]).tier != "none"]
+    slots = [
+        s for s in faces.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))
+    ]
+    measured = [
+        m
+        for s in slots
+        if (m := faces.measured[s.reference_record, s.target_record]).tier != "none"
+    ]
     if not measured:
         return None, False
     worst = max((m.values.get("rel_l2") or 0.0 for m in measured), default=0.0)
     name = call.scope or call.root
     verdict = per_call.get(call.id, "")
-    return Occurrence(0, call.id, name, call.op_type, call.step, verdict, worst), not all(m.identical for m in measured)
+    return Occurrence(0, call.id, name, call.op_type, call.step, verdict, worst), not all(
+        m.identical for m in measured
+    )
 
 
 def _row(by: str, name: str, listed: list[tuple[Occurrence | None, bool, bool]]) -> Counted:

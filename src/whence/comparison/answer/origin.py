@@ -1,7 +1,8 @@
 """From a tensor that differs back through the program to the operator that made it so.
 
-Every consumer is paired with the last write before it of what it reads. The way follows what rounding does not explain, past operators
-that have no partner, to the first whose inputs agree and whose output does not.
+Every consumer is paired with the last write before it of what it reads. The way follows what
+rounding does not explain, past operators that have no partner, to the first whose inputs agree and
+whose output does not.
 """
 
 from __future__ import annotations
@@ -12,14 +13,26 @@ from typing import Any, NamedTuple
 from whence.comparison.verdicts.findings import GUILTY
 from whence.readers import GATHERED, UNTOLD
 from whence.records import Call, Ref, Run
-from whence.results import CallPair, Measured, Origin, Plan, Row, TracedInput, TracedStep, Verdict, severity
+from whence.results import (
+    CallPair,
+    Measured,
+    Origin,
+    Plan,
+    Row,
+    TracedInput,
+    TracedStep,
+    Verdict,
+    severity,
+)
 
 _LONGEST = 200  # steps of a way that are listed
 _AGREE = ("identical", "noise", "declared", "nondeterministic", "precision")
 
 
 class Flow(NamedTuple):
-    """What a way is found in. measured: by index of the pair and slot of the reference; verdicts: of calls of the reference, the worst."""
+    """What a way is found in. measured: by index of the pair and slot of the reference; verdicts:
+    of calls of the reference, the worst.
+    """
 
     reference: Run
     target: Run
@@ -28,23 +41,34 @@ class Flow(NamedTuple):
     verdicts: Mapping[int, Verdict]
 
 
-def flow_of(reference: Run, target: Run, plan: Plan, rows: Iterable[Row], verdicts: Iterable[Verdict]) -> Flow:
+def flow_of(
+    reference: Run, target: Run, plan: Plan, rows: Iterable[Row], verdicts: Iterable[Verdict]
+) -> Flow:
     """The flow of a comparison that was made."""
     worst: dict[int, Verdict] = {}
     for verdict in verdicts:
         call = plan.pairs[verdict.pair].reference
         if call not in worst or severity(verdict.verdict) > severity(worst[call].verdict):
             worst[call] = verdict
-    return Flow(reference, target, plan.pairs, {(row.pair, row.reference_slot): row.measured for row in rows}, worst)
+    return Flow(
+        reference,
+        target,
+        plan.pairs,
+        {(row.pair, row.reference_slot): row.measured for row in rows},
+        worst,
+    )
 
 
 class Tracer:
-    """Finds ways in one comparison. significant: calls whose difference rounding does not explain."""
+    """Finds ways in one comparison. significant: calls whose difference rounding does not
+    explain.
+    """
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.calls = sorted(
-            (c for c in flow.reference.calls if c.leaf and GATHERED not in c.notes), key=lambda c: (c.step, c.micro, c.order)
+            (c for c in flow.reference.calls if c.leaf and GATHERED not in c.notes),
+            key=lambda c: (c.step, c.micro, c.order),
         )
         self.place = {c.id: i for i, c in enumerate(self.calls)}
         self.pair_of = {p.reference: i for i, p in enumerate(flow.pairs)}
@@ -57,7 +81,9 @@ class Tracer:
         handing: set[int] = set()
         faulty = False
         for call in self.calls:
-            makers = {m.id for ref in call.slots("input") if (m := self.maker(call, ref)) is not None}
+            makers = {
+                m.id for ref in call.slots("input") if (m := self.maker(call, ref)) is not None
+            }
             hit = bool(makers & (self.significant | handing)) or (UNTOLD in call.notes and faulty)
             found = flow.verdicts.get(call.id)
             verdict = found.verdict if found is not None else ""
@@ -70,7 +96,9 @@ class Tracer:
     # ---- what is known of a call
 
     def maker(self, call: Call, ref: Ref) -> Call | None:
-        """The last call before this one that wrote what it reads there, None for what the model was given."""
+        """The last call before this one that wrote what it reads there, None for what the model was
+        given.
+        """
         place = self.place[call.id]
         before = [i for i in self.writers.get(ref.record, ()) if i < place]
         return self.calls[before[-1]] if before else None
@@ -80,7 +108,11 @@ class Tracer:
         if index is None:
             return []
         refs = (*call.slots("output"), *call.slots("mutated"))
-        return [m for r in refs if (m := self.flow.measured.get((index, r.slot))) is not None and m.tier != "none"]
+        return [
+            m
+            for r in refs
+            if (m := self.flow.measured.get((index, r.slot))) is not None and m.tier != "none"
+        ]
 
     def seen(self, call: Call) -> bool:
         """Was what it made compared?"""
@@ -95,7 +127,9 @@ class Tracer:
         return max(known) if known else None
 
     def first(self) -> Call | None:
-        """The first significant call, in the order of execution; without one, the first that differs."""
+        """The first significant call, in the order of execution; without one, the first that
+        differs.
+        """
         one = next((c for c in self.calls if c.id in self.significant), None)
         return one or next((c for c in self.calls if self.differs(c)), None)
 
@@ -108,7 +142,16 @@ class Tracer:
         while True:
             inputs = self._inputs(at)
             steps.append(
-                TracedStep(at.id, at.scope or at.root, at.op_type, at.occurrence, at.step, self._verdict(at), self.rel_l2(at), inputs)
+                TracedStep(
+                    at.id,
+                    at.scope or at.root,
+                    at.op_type,
+                    at.occurrence,
+                    at.step,
+                    self._verdict(at),
+                    self.rel_l2(at),
+                    inputs,
+                )
             )
             following = self._following(at)
             if following is None or len(steps) >= _LONGEST:
@@ -124,10 +167,16 @@ class Tracer:
         if not self.seen(call):
             return "not compared"
         found = self.flow.verdicts.get(call.id)
-        return found.verdict if found is not None else ("inherited" if self.differs(call) else "identical")
+        return (
+            found.verdict
+            if found is not None
+            else ("inherited" if self.differs(call) else "identical")
+        )
 
     def _following(self, call: Call) -> Call | None:
-        """The maker to go on to: of what is significant the one that is furthest off, else one that nobody compared; None at the end."""
+        """The maker to go on to: of what is significant the one that is furthest off, else one that
+        nobody compared; None at the end.
+        """
         makers = [m for ref in call.slots("input") if (m := self.maker(call, ref)) is not None]
         wrong = [m for m in makers if m.id in self.significant]
         if wrong:
@@ -143,19 +192,34 @@ class Tracer:
             maker = self.maker(call, ref) if ref.slot.startswith("input") else None
             name = maker.scope or maker.root if maker is not None else ref.slot.partition(".")[2]
             found = self.flow.measured.get((index, ref.slot)) if index is not None else None
-            out.append(TracedInput(ref.slot, name, self._state(found, maker), found.values.get("rel_l2") if found is not None else None,
-                                   maker.id if maker is not None else -1))  # fmt: skip
+            out.append(
+                TracedInput(
+                    ref.slot,
+                    name,
+                    self._state(found, maker),
+                    found.values.get("rel_l2") if found is not None else None,
+                    maker.id if maker is not None else -1,
+                )
+            )
         return tuple(out)
 
     def _state(self, found: Measured | None, maker: Call | None) -> str:
         if found is None or found.tier == "none":
-            return "not compared" if maker is None or not self.seen(maker) else self._state_of(maker)
+            return (
+                "not compared" if maker is None or not self.seen(maker) else self._state_of(maker)
+            )
         if found.identical:
             return "equal"
         return "differs" if maker is None or maker.id in self.significant else "within noise"
 
     def _state_of(self, maker: Call) -> str:
-        return "differs" if maker.id in self.significant else "within noise" if self.differs(maker) else "equal"
+        return (
+            "differs"
+            if maker.id in self.significant
+            else "within noise"
+            if self.differs(maker)
+            else "equal"
+        )
 
     # ---- where it ends
 
@@ -163,23 +227,42 @@ class Tracer:
         pair = self.flow.pairs[self.pair_of[end.id]] if end.id in self.pair_of else None
         other = self.flow.target.calls[pair.target] if pair is not None else None
         theirs = other.arguments if other is not None else {}
-        attributes = {k: (_plain(v), _plain(theirs.get(k))) for k, v in end.arguments.items()} if other is not None else {}
+        attributes = (
+            {k: (_plain(v), _plain(theirs.get(k))) for k, v in end.arguments.items()}
+            if other is not None
+            else {}
+        )
         differ = tuple(sorted(k for k, (a, b) in attributes.items() if a != b and k in theirs))
         verdict = self.flow.verdicts.get(end.id)
         return Origin(
-            steps, end.id, skipped, {k: _plain(v) for k, v in end.arguments.items()}, {k: _plain(theirs[k]) for k in differ},
-            self._inside(end), self._missing(end, pair), _outcome(verdict, end, self.differs(end)),
-            verdict.sentence if verdict is not None else "", end.source,
-        )  # fmt: skip
+            steps,
+            end.id,
+            skipped,
+            {k: _plain(v) for k, v in end.arguments.items()},
+            {k: _plain(theirs[k]) for k in differ},
+            self._inside(end),
+            self._missing(end, pair),
+            _outcome(verdict, end, self.differs(end)),
+            verdict.sentence if verdict is not None else "",
+            end.source,
+        )
 
     def _inside(self, end: Call) -> tuple[TracedInput, ...]:
-        """Labels and lines that its kernel logged: what stands between the operator before it and itself."""
+        """Labels and lines that its kernel logged: what stands between the operator before it and
+        itself.
+        """
         out: list[TracedInput] = []
         for call in reversed(self.calls[: self.place[end.id]]):
             if call.kind != "label" or call.step != end.step:
                 break
             rel = self.rel_l2(call)
-            state = "not compared" if not self.seen(call) else "differs" if self.differs(call) else "equal as far as shown"
+            state = (
+                "not compared"
+                if not self.seen(call)
+                else "differs"
+                if self.differs(call)
+                else "equal as far as shown"
+            )
             out.append(TracedInput("label", call.scope, state, rel, call.id))
         return tuple(reversed(out))
 
@@ -189,13 +272,26 @@ class Tracer:
         if pair is None:
             out.append("it has no partner in the target: whence compare --map says who faces whom")
         else:
-            out += [f"the target has no {slot} of it" for slot in pair.only_reference if slot.startswith("input")]
+            out += [
+                f"the target has no {slot} of it"
+                for slot in pair.only_reference
+                if slot.startswith("input")
+            ]
         if UNTOLD in end.notes:
-            out.append("what it read is not known: give the program that ran (--program), or capture with whence run")
+            out.append(
+                "what it read is not known: give the program that ran (--program), or capture "
+                "with whence run"
+            )
         if end.no_program and "was not captured" in end.no_program:
-            out.append(f"{end.no_program}: capture inputs too (whence run hooks both sides; a cache that is written in place is an input)")
+            out.append(
+                f"{end.no_program}: capture inputs too (whence run hooks both sides; a cache "
+                "that is written in place is an input)"
+            )
         reads = [r for r in end.slots("input") if self.flow.reference.records[r.record].why]
-        out += [f"{r.slot}: {self.flow.reference.records[r.record].why} (--keep all keeps elements)" for r in reads]
+        out += [
+            f"{r.slot}: {self.flow.reference.records[r.record].why} (--keep all keeps elements)"
+            for r in reads
+        ]
         return tuple(out)
 
 

@@ -1,4 +1,6 @@
-"""What an answer says beside its findings: verdicts by call, coverage, rows of the report, names without a partner."""
+"""What an answer says beside its findings: verdicts by call, coverage, rows of the report, names
+without a partner.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,30 @@ class Answer:
         self._made = {made.record: made for made in faces.plan.made_target}
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
-        """One verdict per paired call: of a leaf its own, of a container the worst of its stretches."""
+        """One verdict per paired call: of a leaf its own, of a container the worst of its
+        stretches.
+        """
         worst: dict[int, str] = {}
         for (call, _), verdict in verdicts.items():
             old = worst.get(call)
             if old is None or severity(verdict.verdict) > severity(old):
                 worst[call] = verdict.verdict
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
-            outputs = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
+            outputs = [
+                s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))
+            ]
             if pair.reference not in worst and not outputs:
                 if self.faces.calls[pair.reference].slots("output"):
                     worst[pair.reference] = "incomparable"
-                elif slots and all(self.faces.measured[s.reference_record, s.target_record].identical for s in slots.values()):
+                elif slots and all(
+                    self.faces.measured[s.reference_record, s.target_record].identical
+                    for s in slots.values()
+                ):
                     worst[pair.reference] = "identical"
             elif pair.reference not in worst:
-                measured = [self.faces.measured[s.reference_record, s.target_record] for s in outputs]
+                measured = [
+                    self.faces.measured[s.reference_record, s.target_record] for s in outputs
+                ]
                 same = all(m.identical for m in measured)
                 worst[pair.reference] = "identical" if same else "inherited"
                 if same and any(self.faces.partly(s) for s in outputs):
@@ -54,20 +65,34 @@ class Answer:
             own = self.faces.calls[pair.reference]
             if (
                 outputs
-                and all(self.judging.errors.of(s).value is None and not self._replayed_otherwise(own, s.reference_slot) for s in outputs)
+                and all(
+                    self.judging.errors.of(s).value is None
+                    and not self._replayed_otherwise(own, s.reference_slot)
+                    for s in outputs
+                )
                 and worst[pair.reference] not in ("structural", "param-diff")
             ):
                 worst[pair.reference] = "incomparable"
         return worst
 
     def counts(self, per_call: Mapping[int, str]) -> dict[str, int]:
-        """How many calls have each verdict; a root that only stands for the whole of a dump is none."""
-        return dict(Counter(verdict for call, verdict in per_call.items() if GATHERED not in self.faces.calls[call].notes))
+        """How many calls have each verdict; a root that only stands for the whole of a dump is
+        none.
+        """
+        return dict(
+            Counter(
+                verdict
+                for call, verdict in per_call.items()
+                if GATHERED not in self.faces.calls[call].notes
+            )
+        )
 
     def coverage(self, per_call: Mapping[int, str]) -> Coverage:
         paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
         selected = [
-            c for c in align.selected(self.faces.calls) if GATHERED not in c.notes and (c.id in paired or not self.faces.hands_on(c))
+            c
+            for c in align.selected(self.faces.calls)
+            if GATHERED not in c.notes and (c.id in paired or not self.faces.hands_on(c))
         ]
         handing_on = (c for c in self.faces.calls if c.id not in paired and self.faces.hands_on(c))
         handed_on = {r.record for c in handing_on for r in c.slots("output")}
@@ -85,37 +110,72 @@ class Answer:
                 root_ok = False
         for call in put_together:
             # A dump may end with an operator that only hands on, and that the other run has not.
-            rest = msgspec.structs.replace(call, refs=tuple(r for r in call.refs if r.record not in handed_on))
+            rest = msgspec.structs.replace(
+                call, refs=tuple(r for r in call.refs if r.record not in handed_on)
+            )
             ends = bool(rest.slots("output")) or not call.slots("output")
-            root_ok &= (index := paired.get(call.id)) is not None and (not ends or self._outputs_known(rest, index))
+            root_ok &= (index := paired.get(call.id)) is not None and (
+                not ends or self._outputs_known(rest, index)
+            )
         facing = len(self.faces.plan.pairs) - sum(call.id in paired for call in put_together)
         return Coverage(
             len(selected),
             facing,
             measured,
-            facing - len(self.judging.not_replayed - {c.id for c in put_together}) + sum(self.judging.inside.values())
+            facing
+            - len(self.judging.not_replayed - {c.id for c in put_together})
+            + sum(self.judging.inside.values())
             if self.judging.replayer is not None
             else 0,
-            sum(1 for c in selected if c.program or (self.judging.replayer is not None and self.judging.replayer.reference.borrows(c))),
+            sum(
+                1
+                for c in selected
+                if c.program
+                or (
+                    self.judging.replayer is not None and self.judging.replayer.reference.borrows(c)
+                )
+            ),
             root_ok,
             sum(self.judging.inside.values()),
         )
 
     def partly(self) -> int:
         """How many pairs of outputs were printed in part only."""
-        slots = {(s.reference_record, s.target_record): s for table in self.faces.slots for s in table.values()}
-        return sum(s.reference_slot.startswith(("output", "mutated")) and bool(self.faces.partly(s)) for s in slots.values())
+        slots = {
+            (s.reference_record, s.target_record): s
+            for table in self.faces.slots
+            for s in table.values()
+        }
+        return sum(
+            s.reference_slot.startswith(("output", "mutated")) and bool(self.faces.partly(s))
+            for s in slots.values()
+        )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
         slots = self.faces.slots[index]
         covered = self.judging.tapped.covered  # made on the way to what was compared
-        refs = [r for r in (*call.slots("output"), *call.slots("mutated")) if r.slot in slots or r.record not in covered]
-        there = [ref for ref in refs if ref.slot in slots or (ref.record not in self._unread and not self._was_joined(call, ref.slot))]
+        refs = [
+            r
+            for r in (*call.slots("output"), *call.slots("mutated"))
+            if r.slot in slots or r.record not in covered
+        ]
+        there = [
+            ref
+            for ref in refs
+            if ref.slot in slots
+            or (ref.record not in self._unread and not self._was_joined(call, ref.slot))
+        ]
         for ref in there or refs:
             slot = slots.get(ref.slot)
-            if slot is None or self.judging.errors.of(slot).value is None or self.faces.partly(slot):
+            if (
+                slot is None
+                or self.judging.errors.of(slot).value is None
+                or self.faces.partly(slot)
+            ):
                 # Empty tensors and lone reasons hold nothing that could differ.
-                if slot is not None and (self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)):
+                if slot is not None and (
+                    self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)
+                ):
                     continue
                 if self._replayed_otherwise(call, ref.slot):
                     continue
@@ -123,25 +183,38 @@ class Answer:
         return True
 
     def _replayed_otherwise(self, call: Call, slot: str) -> bool:
-        """Was this output judged by replay on inputs of another extent, which replay of the code before the call judged too?
+        """Was this output judged by replay on inputs of another extent, which replay of the code
+        before the call judged too?
 
-        So it is of an expert that was given other tokens, where the scores that sent them there tie.
+        So it is of an expert that was given other tokens, where the scores that sent them there
+        tie.
         """
         if slot not in self.judging.locals.get(call.id, {}) or call.parent < 0:
             return False
         slots = self.faces.slots[self.faces.pair_of[call.id]].values()
-        unknown = [s.reference_slot for s in slots if s.reference_slot.startswith("input") and self.judging.errors.of(s).value is None]
+        unknown = [
+            s.reference_slot
+            for s in slots
+            if s.reference_slot.startswith("input") and self.judging.errors.of(s).value is None
+        ]
         place = self.faces.kids[call.parent].index(call.id)
         judged = self.judging.locals.get(call.parent, {})
         return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
 
     def _other_form(self, slot: SlotPair) -> bool:
-        """A cache of another length than the other run's (static against growing, a window): what is read of it is compared where it is."""
-        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        """A cache of another length than the other run's (static against growing, a window): what
+        is read of it is compared where it is.
+        """
+        a, b = (
+            self.faces.reference.records[slot.reference_record],
+            self.faces.target.records[slot.target_record],
+        )
         return align.is_cache(slot.reference_slot) and a.shape != b.shape
 
     def _was_joined(self, call: Call, slot: str) -> bool:
-        """A cache that only one run has: what it held went on into later calls, which are joined with this one."""
+        """A cache that only one run has: what it held went on into later calls, which are joined
+        with this one.
+        """
         index = self.faces.pair_of[call.id]
         other = self.faces.target.calls[self.faces.plan.pairs[index].target]
         cache = align.is_cache(slot) or slot.startswith("mutated")
@@ -151,7 +224,11 @@ class Answer:
         kinds = {v.evidence for v in verdicts}
         if "replay" in kinds:
             return "replay"
-        if kinds and any(r.quantum or r.whole for run in (self.faces.reference, self.faces.target) for r in run.records):
+        if kinds and any(
+            r.quantum or r.whole
+            for run in (self.faces.reference, self.faces.target)
+            for r in run.records
+        ):
             return "text"
         for kind in ("statistics", "three-way"):
             if kind in kinds:
@@ -166,13 +243,28 @@ class Answer:
             call = self.faces.calls[pair.reference]
             if verdict == "inherited" and call.parent == -1:
                 continue
-            return {"name": call.scope or call.root, "op_type": call.op_type, "step": call.step, "rank": call.rank, "verdict": verdict}
+            return {
+                "name": call.scope or call.root,
+                "op_type": call.op_type,
+                "step": call.step,
+                "rank": call.rank,
+                "verdict": verdict,
+            }
         return None
 
     def incomparable(self) -> int:
-        keys = {(s.reference_record, s.target_record) for p in self.faces.plan.pairs for s in p.slots}
-        lost = [key for key in keys if self.faces.measured[key].tier == "none" and self.faces.reference.records[key[0]].count]
-        return sum(1 for key in lost if self.judging.errors.of(SlotPair("", "", *key)).value is None)
+        keys = {
+            (s.reference_record, s.target_record) for p in self.faces.plan.pairs for s in p.slots
+        }
+        lost = [
+            key
+            for key in keys
+            if self.faces.measured[key].tier == "none"
+            and self.faces.reference.records[key[0]].count
+        ]
+        return sum(
+            1 for key in lost if self.judging.errors.of(SlotPair("", "", *key)).value is None
+        )
 
     def rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
         for index, pair in enumerate(self.faces.plan.pairs):
@@ -182,19 +274,37 @@ class Answer:
                 key = slot.reference_record, slot.target_record
                 a, b = self.faces.reference.records[key[0]], self.faces.shown.records[key[1]]
                 yield Row(
-                    index, name, call.op_type, call.step, call.rank, call.occurrence, slot.reference_slot, slot.target_slot,
-                    slot.reference_record, slot.target_record, a.dtype, b.dtype, a.shape, b.shape, verdict, pair.rule,
+                    index,
+                    name,
+                    call.op_type,
+                    call.step,
+                    call.rank,
+                    call.occurrence,
+                    slot.reference_slot,
+                    slot.target_slot,
+                    slot.reference_record,
+                    slot.target_record,
+                    a.dtype,
+                    b.dtype,
+                    a.shape,
+                    b.shape,
+                    verdict,
+                    pair.rule,
                     self._third.columns(key, self.faces.measured[key]),
-                )  # fmt: skip
+                )
 
     def with_worst(self, finding: Finding) -> Finding:
-        """Add the element with the largest error, as both sides have it, and where the tensors of a rearranged one are to be found."""
+        """Add the element with the largest error, as both sides have it, and where the tensors of a
+        rearranged one are to be found.
+        """
         finding = self._with_layout(finding)
         if finding.pair < 0 or finding.verdict == "param-diff":
             return finding
         slots = self.faces.slots[finding.pair]
         slot = self.faces.slot(finding.pair, finding.slot) if finding.slot else None
-        slot = slot or next((s for s in slots.values() if s.reference_slot.startswith("output")), None)
+        slot = slot or next(
+            (s for s in slots.values() if s.reference_slot.startswith("output")), None
+        )
         if slot is None:
             return finding
         measured = self.faces.measured[slot.reference_record, slot.target_record]
@@ -203,27 +313,53 @@ class Answer:
         if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
             return finding
         since = self._since(finding, arrays)
-        numbers = {k: measured.values.get(k) for k in ("rel_l2", "cosine_similarity", "max_abs_err") if k in measured.values}
+        numbers = {
+            k: measured.values.get(k)
+            for k in ("rel_l2", "cosine_similarity", "max_abs_err")
+            if k in measured.values
+        }
         return _but_finding(
-            finding, slot=self._slot_name(finding, slot), worst_index=at, worst_reference=_number(arrays[0][at]),
+            finding,
+            slot=self._slot_name(finding, slot),
+            worst_index=at,
+            worst_reference=_number(arrays[0][at]),
             worst_target=_number(arrays[1][at]),
-            numbers={**finding.numbers, **numbers}, sentence=finding.sentence + since,
-        )  # fmt: skip
+            numbers={**finding.numbers, **numbers},
+            sentence=finding.sentence + since,
+        )
 
     def _with_layout(self, finding: Finding) -> Finding:
-        """Where the target keeps what the finding is about, and which of the tensors that it was joined from differs."""
-        slot = self.faces.slot(finding.pair, finding.slot) if finding.pair >= 0 and finding.slot else None
+        """Where the target keeps what the finding is about, and which of the tensors that it was
+        joined from differs.
+        """
+        slot = (
+            self.faces.slot(finding.pair, finding.slot)
+            if finding.pair >= 0 and finding.slot
+            else None
+        )
         if slot is None or not slot.dims or self._since(finding, self.faces.arrays(slot)):
             return finding
         arrays = self.faces.arrays(slot)
         parts: tuple[str, ...] = ()
         if arrays is not None and arrays[0].shape == arrays[1].shape:
             # Of activations all elements differ a little: those that differ most are meant.
-            apart = np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64)) if arrays[0].dtype.kind not in "bc" else None
+            apart = (
+                np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64))
+                if arrays[0].dtype.kind not in "bc"
+                else None
+            )
             if apart is not None and np.isfinite(apart).all():
                 limit = 0.0 if finding.verdict == "param-diff" else float(apart.max()) / 10
-                parts = align.named(self._made, self.faces.shown.records, slot.target_record, apart > limit)
-        where = _and(parts) if parts else slot.dims if len(slot.dims) <= _LONGEST else f"{slot.dims[:_LONGEST]} ..."
+                parts = align.named(
+                    self._made, self.faces.shown.records, slot.target_record, apart > limit
+                )
+        where = (
+            _and(parts)
+            if parts
+            else slot.dims
+            if len(slot.dims) <= _LONGEST
+            else f"{slot.dims[:_LONGEST]} ..."
+        )
         return _but_finding(finding, sentence=f"{finding.sentence}; {where} of the target")
 
     def _since(self, finding: Finding, arrays: tuple[Array, Array] | None) -> str:
@@ -231,13 +367,27 @@ class Answer:
         if arrays is None or arrays[0].shape != arrays[1].shape:
             return ""
         pair = self.faces.plan.pairs[finding.pair]
-        sides = {"reference": self.faces.calls[pair.reference], "target": self.faces.target.calls[pair.target]}
+        sides = {
+            "reference": self.faces.calls[pair.reference],
+            "target": self.faces.target.calls[pair.target],
+        }
         for joined in reversed(self.faces.plan.joined):  # of the target where both were
             call = sides[joined.side]
             total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim
             # Features are last, unless there is one number for each token.
-            axis = next((k for k in range(max(dims - 1, 1 + (dims < 3))) if k < dims and arrays[0].shape[k] == total), None)
-            if (joined.root, joined.step, joined.micro) != (call.root, call.step, call.micro) or len(joined.pieces) < 2 or axis is None:
+            axis = next(
+                (
+                    k
+                    for k in range(max(dims - 1, 1 + (dims < 3)))
+                    if k < dims and arrays[0].shape[k] == total
+                ),
+                None,
+            )
+            if (
+                (joined.root, joined.step, joined.micro) != (call.root, call.step, call.micro)
+                or len(joined.pieces) < 2
+                or axis is None
+            ):
                 continue
             error = np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64))
             by_token = error.max(axis=tuple(k for k in range(dims) if k != axis))
@@ -263,7 +413,9 @@ class Answer:
         plan = self.faces.plan
         inside = {k for call in self.judging.inside for k in self.faces.alone(call)}
         sides = {
-            "reference": names(self.faces.calls, (i for i in plan.unmatched_reference if i not in inside)),
+            "reference": names(
+                self.faces.calls, (i for i in plan.unmatched_reference if i not in inside)
+            ),
             "target": names(self.faces.target.calls, plan.unmatched_target),
             "ambiguous": names(self.faces.calls, (a for a, _ in plan.ambiguous)),
         }
@@ -285,12 +437,19 @@ class Answer:
             if raised is not None:
                 what = " ".join(raised.error.split())
                 out.append(
-                    f"{side}: {raised.scope or raised.root} raised in step {raised.step}: {what[:_SAID]}{'...' if what[_SAID:] else ''}"
+                    f"{side}: {raised.scope or raised.root} raised in step {raised.step}: "
+                    f"{what[:_SAID]}{'...' if what[_SAID:] else ''}"
                 )
             out += [f"{side}: {sentence}" for sentence in align.changed(run)]
-            out += [f"{side}: {n.text}" for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+            out += [
+                f"{side}: {n.text}"
+                for n in run.notes
+                if n.kind in ("budget", "error", "inside-not-seen")
+            ]
             out += [f"{side}: {sentence}" for sentence in observer_effects(run)]
-            hidden = {c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")}
+            hidden = {
+                c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")
+            }
             out += [f"{side}: {h}" for h in sorted(hidden)]
         return out
 
@@ -316,7 +475,8 @@ def _but_finding(old: Finding, /, **changes: Any) -> Finding:
 
 
 def unread(run: Run) -> set[int]:
-    """Records that a call returned or changed in place and that no call was given, no container's own operators read, and no root left.
+    """Records that a call returned or changed in place and that no call was given, no container's
+    own operators read, and no root left.
 
     What a container without a program did with a tensor is not known: that one counts as read.
     """
@@ -330,14 +490,21 @@ def unread(run: Run) -> set[int]:
         if call.parent == -1:
             read.update(left.values())
         kids = [run.calls[k] for k in below.get(call.id, ())]
-        inside = {f"{k}:{slot}": record for k, kid in enumerate(kids) for slot, record in _left(kid).items()}
+        inside = {
+            f"{k}:{slot}": record
+            for k, kid in enumerate(kids)
+            for slot, record in _left(kid).items()
+        }
         program = run.programs.get(call.program)
         if program is None:
             read.update(inside.values())
             continue
         used = _used(program)
-        # Handed on as it is, a tensor has its fate decided further up; unless it goes there as another record.
-        own = left | {f"{k}:{r.slot}": r.record for k, kid in enumerate(kids) for r in kid.slots("input")}
+        # Handed on as it is, a tensor has its fate decided further up; unless it goes there as
+        # another record.
+        own = left | {
+            f"{k}:{r.slot}": r.record for k, kid in enumerate(kids) for r in kid.slots("input")
+        }
         for slot, operand in program.outputs:
             source = program.inputs[operand["in"]] if "in" in operand else ""
             if source in inside and own.get(slot) != inside[source]:
@@ -352,7 +519,11 @@ def _left(call: Call) -> dict[str, int]:
 
 def _used(program: Program) -> set[str]:
     """The inputs that operations of a program take."""
-    return {program.inputs[k] for op in program.operations for k in _inputs([*op.args, *op.kwargs.values()])}
+    return {
+        program.inputs[k]
+        for op in program.operations
+        for k in _inputs([*op.args, *op.kwargs.values()])
+    }
 
 
 def _inputs(value: Any) -> Iterator[int]:

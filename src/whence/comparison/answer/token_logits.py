@@ -1,8 +1,11 @@
-"""The one tensor of each token in two dumps, whatever it is called and wherever it lies: the logits that chose the next token.
+"""The one tensor of each token in two dumps, whatever it is called and wherever it lies: the logits
+that chose the next token.
 
-Dumps for this comparison hold nothing else of a token, so names and layouts need not agree: `0/root.lm_head/output.pth` of a torch
-model is compared with `0/30_LmHeadOperation/after/outtensor0.bin` of a library. No token ids are dumped with them. Each next token is
-taken to be the largest logit, and two texts are taken to part where the largest logits differ and what follows is not alike.
+Dumps for this comparison hold nothing else of a token, so names and layouts need not agree:
+`0/root.lm_head/output.pth` of a torch model is compared with
+`0/30_LmHeadOperation/after/outtensor0.bin` of a library. No token ids are dumped with them. Each
+next token is taken to be the largest logit, and two texts are taken to part where the largest
+logits differ and what follows is not alike.
 """
 
 from __future__ import annotations
@@ -24,9 +27,14 @@ from whence.results import Comparison, ViewRow
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
 
-_ALIKE = 0.1  # of their own spread: logits of one text are nearer to each other than this in two right runs, those of two texts are not
+# of their own spread: logits of one text are nearer to each other than this in two right runs,
+# those of two texts are not
+_ALIKE = 0.1
 _NARROW_BITS = 16
-_ASSUMED = "no token ids are in the dumps: each next token is taken to be the largest logit of the one before"
+_ASSUMED = (
+    "no token ids are in the dumps: each next token is taken to be the largest logit of "
+    "the one before"
+)
 
 
 class Found(NamedTuple):
@@ -41,7 +49,9 @@ Tensors = dict[_Place, Found]
 
 
 class Rows(NamedTuple):
-    """One token in both dumps: logits as (rows of the batch, vocabulary), or why they cannot be compared."""
+    """One token in both dumps: logits as (rows of the batch, vocabulary), or why they cannot be
+    compared.
+    """
 
     reference: Array | None
     target: Array | None
@@ -49,9 +59,13 @@ class Rows(NamedTuple):
 
 
 def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
-    """The tensor of each token in both runs, and whether one of the runs holds nothing else, so that these are all there is to compare."""
+    """The tensor of each token in both runs, and whether one of the runs holds nothing else, so
+    that these are all there is to compare.
+    """
     left, right = (_candidates(run) for run in (reference, target))
-    alone = [bool(side) and all(len(several) == 1 for several in side.values()) for side in (left, right)]
+    alone = [
+        bool(side) and all(len(several) == 1 for several in side.values()) for side in (left, right)
+    ]
     widths = [_width(run, side) for run, side in ((reference, left), (target, right))]
     one = {place: _chosen(reference, several, widths[1]) for place, several in left.items()}
     other = {place: _chosen(target, several, widths[0]) for place, several in right.items()}
@@ -59,11 +73,17 @@ def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
 
 
 def _candidates(run: Run) -> dict[_Place, list[Found]]:
-    """What calls returned at each token: fields called logits where there are any, else every tensor that may be logits."""
+    """What calls returned at each token: fields called logits where there are any, else every
+    tensor that may be logits.
+    """
     named: dict[_Place, list[Found]] = defaultdict(list)
     every: dict[_Place, list[Found]] = defaultdict(list)
     for call in sorted(run.calls, key=lambda c: c.order):
-        for ref in call.slots("output") if call.phase == "forward" and call.kind in ("module", "operator", "tensor", "label") else ():
+        for ref in (
+            call.slots("output")
+            if call.phase == "forward" and call.kind in ("module", "operator", "tensor", "label")
+            else ()
+        ):
             record = run.records[ref.record]
             if record.shape and record.count and dtypes.is_floating(record.dtype):
                 place = call.rank, call.step
@@ -75,13 +95,21 @@ def _candidates(run: Run) -> dict[_Place, list[Found]]:
 
 def _width(run: Run, side: Mapping[_Place, Sequence[Found]]) -> int:
     """Entries of the logits, where it is clear which tensor they are; 0 where not."""
-    extents = {run.records[several[0].ref.record].shape[-1] for several in side.values() if len(several) == 1}
+    extents = {
+        run.records[several[0].ref.record].shape[-1]
+        for several in side.values()
+        if len(several) == 1
+    }
     return extents.pop() if len(extents) == 1 else 0
 
 
 def _chosen(run: Run, several: Sequence[Found], width: int) -> Found:
-    """The logits among what a token's calls returned: as wide as the other dump's, of the model itself before the last call in it."""
-    fit = [f for f in several if not width or run.records[f.ref.record].shape[-1] == width] or list(several)
+    """The logits among what a token's calls returned: as wide as the other dump's, of the model
+    itself before the last call in it.
+    """
+    fit = [f for f in several if not width or run.records[f.ref.record].shape[-1] == width] or list(
+        several
+    )
     outermost = [f for f in fit if not f.call.scope]
     return outermost[0] if outermost else fit[-1]
 
@@ -93,47 +121,81 @@ def compared(
     from whence.comparison.answer.generation import compare_logits
 
     left, right, notes = _of_equal_ranks(*tensors)
-    pairs = {place: _rows(reference, target, left, right, place) for place in sorted({*left, *right})}
+    pairs = {
+        place: _rows(reference, target, left, right, place) for place in sorted({*left, *right})
+    }
     texts = _texts(pairs)
-    one, other = _Logits(reference, left, pairs, texts[0], 0), _Logits(target, right, pairs, texts[1], 1)
+    one, other = (
+        _Logits(reference, left, pairs, texts[0], 0),
+        _Logits(target, right, pairs, texts[1], 1),
+    )
     if one.is_narrow or other.is_narrow or (one.says_precision and other.says_precision):
         result = compare_logits(one, other, options)
     else:
-        # No limit for rounding follows from what the dumps say. What most tokens part by is noise here, up to what 16 bits round.
-        one.info = msgspec.structs.replace(one.info, options={**one.info.options, "precision": "unknown"})
+        # No limit for rounding follows from what the dumps say. What most tokens part by is noise
+        # here, up to what 16 bits round.
+        one.info = msgspec.structs.replace(
+            one.info, options={**one.info.options, "precision": "unknown"}
+        )
         result = compare_logits(one, other, options, again=(other,))
         if not result.findings:
-            one.info = msgspec.structs.replace(one.info, options={**one.info.options, "precision": "16 bits"})
+            one.info = msgspec.structs.replace(
+                one.info, options={**one.info.options, "precision": "16 bits"}
+            )
             result = _within_float32(compare_logits(one, other, options))
     verdicts: dict[_Place, list[str]] = defaultdict(list)
     if result.generation is not None:
         rank_of = {prompt.number: prompt.rank for prompt in result.generation.prompts}
         for token in result.generation.tokens:
             verdicts[rank_of[token.prompt], token.step].append(token.verdict)
-    rows = tuple(_view_row(reference, target, left.get(p), right.get(p), pair, verdicts[p]) for p, pair in pairs.items())
-    reasons = list(dict.fromkeys(f"token {place[1]}: {pair.why}" for place, pair in pairs.items() if pair.why))
-    more = [*reasons[:3], *([f"and {len(reasons) - 3} more tokens, see the table"] if len(reasons) > 3 else [])]
+    rows = tuple(
+        _view_row(reference, target, left.get(p), right.get(p), pair, verdicts[p])
+        for p, pair in pairs.items()
+    )
+    reasons = list(
+        dict.fromkeys(f"token {place[1]}: {pair.why}" for place, pair in pairs.items() if pair.why)
+    )
+    more = [
+        *reasons[:3],
+        *([f"and {len(reasons) - 3} more tokens, see the table"] if len(reasons) > 3 else []),
+    ]
     findings = tuple(
-        msgspec.structs.replace(finding, sentence=finding.sentence.partition("; capture both without")[0]) for finding in result.findings
+        msgspec.structs.replace(
+            finding, sentence=finding.sentence.partition("; capture both without")[0]
+        )
+        for finding in result.findings
     )
     generation = result.generation
     if generation is not None:  # which prompt it was is not known
-        generation = msgspec.structs.replace(generation, prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts))
+        generation = msgspec.structs.replace(
+            generation,
+            prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts),
+        )
     notes = [*result.notes, *notes, *more, _ASSUMED]
-    return msgspec.structs.replace(result, findings=findings, generation=generation, notes=tuple(notes)), rows
+    return msgspec.structs.replace(
+        result, findings=findings, generation=generation, notes=tuple(notes)
+    ), rows
 
 
 def _within_float32(result: Comparison) -> Comparison:
-    """`same` only where float32 rounds as much: dumps that do not say in which precision the models computed may hide a fault behind it."""
+    """`same` only where float32 rounds as much: dumps that do not say in which precision the models
+    computed may hide a fault behind it.
+    """
     from whence.judge.limits import U32
     from whence.judge.token_flips import most
 
-    errors = [t.numbers.get("rel_logit_err") or 0.0 for t in result.generation.tokens] if result.generation is not None else []
+    errors = (
+        [t.numbers.get("rel_logit_err") or 0.0 for t in result.generation.tokens]
+        if result.generation is not None
+        else []
+    )
     if result.status != "same" or max(errors, default=0.0) <= most(U32):
         return result
     why = (
-        f"the logits part by up to {max(errors):.2g} of their spread at every token alike: more than float32 rounds ({most(U32):.1g}), "
-        f"less than 16 bits may ({most(2.0**-8):.2g}), and the dumps do not say in which the models computed; dump both models in float32"
+        f"the logits part by up to {max(errors):.2g} of their spread at every token alike: more "
+        f"than float32 rounds ({most(U32):.1g}), "
+        f"less than 16 bits may ({most(2.0**-8):.2g}), and the dumps do not say in which the "
+        "models computed; dump both models in float32"
     )
     return msgspec.structs.replace(result, status="undecided", headline=why)
 
@@ -145,9 +207,16 @@ def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, li
     notes = []
     if len(ranks[0]) != len(ranks[1]):
         count = min(count, 1)
-        notes = [f"{len(ranks[0])} ranks against {len(ranks[1])}: the logits of the first rank of each are compared"]
+        notes = [
+            f"{len(ranks[0])} ranks against {len(ranks[1])}: the logits of the first rank of "
+            "each are compared"
+        ]
     left, right = (
-        {(known.index(rank), token): one for (rank, token), one in side.items() if known.index(rank) < count}
+        {
+            (known.index(rank), token): one
+            for (rank, token), one in side.items()
+            if known.index(rank) < count
+        }
         for side, known in zip((left, right), ranks, strict=True)
     )
     return left, right, notes
@@ -156,7 +225,9 @@ def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, li
 def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: _Place) -> Rows:
     """The rows of a token in both dumps, one for each row of the batch."""
     arrays: list[Array | None] = [None, None]
-    for n, (run, side, words) in enumerate(((reference, left, "reference"), (target, right, "target"))):
+    for n, (run, side, words) in enumerate(
+        ((reference, left, "reference"), (target, right, "target"))
+    ):
         if place not in side:
             other = ("target", "reference")[n]
             return Rows(None, None, f"only the {other} has it")
@@ -166,7 +237,11 @@ def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: _Pl
             return Rows(None, None, f"{words}: {error}")
         arrays[n] = _last(array, _batch(run, side, place[0]))
         if arrays[n] is None:
-            return Rows(None, None, f"{words}: {list(array.shape)} does not say which position is the last of each row")
+            return Rows(
+                None,
+                None,
+                f"{words}: {list(array.shape)} does not say which position is the last of each row",
+            )
     one, other_ = arrays
     assert one is not None
     assert other_ is not None
@@ -176,8 +251,14 @@ def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: _Pl
 
 
 def _batch(run: Run, side: Tensors, rank: int) -> int:
-    """Rows of the batch: the extent of the batch's axis, or without one as many rows as the token with the fewest has."""
-    shapes = [_squeezed(run.records[one.ref.record].shape) for (owner, _), one in side.items() if owner == rank]
+    """Rows of the batch: the extent of the batch's axis, or without one as many rows as the token
+    with the fewest has.
+    """
+    shapes = [
+        _squeezed(run.records[one.ref.record].shape)
+        for (owner, _), one in side.items()
+        if owner == rank
+    ]
     return min(shape[0] if len(shape) > 2 else math.prod(shape[:-1]) for shape in shapes)
 
 
@@ -188,7 +269,9 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _last(array: Array, batch: int) -> Array | None:
-    """(rows of the batch, vocabulary): the last position of each row; None where rows of unequal length lie behind each other."""
+    """(rows of the batch, vocabulary): the last position of each row; None where rows of unequal
+    length lie behind each other.
+    """
     shape = _squeezed(array.shape)
     if len(shape) > 2:
         return array.reshape(shape[0], -1, shape[-1])[:, -1] if shape[0] == batch else None
@@ -197,7 +280,9 @@ def _last(array: Array, batch: int) -> Array | None:
 
 
 def _texts(pairs: Mapping[_Place, Rows]) -> tuple[dict[_Place, Array], dict[_Place, Array]]:
-    """For each token the text that each run is taken to have been given, (rows, tokens so far): a number for the row, then the tokens."""
+    """For each token the text that each run is taken to have been given, (rows, tokens so far): a
+    number for the row, then the tokens.
+    """
     out: tuple[dict[_Place, Array], dict[_Place, Array]] = ({}, {})
     for rank in sorted({rank for rank, _ in pairs}):
         tokens = sorted(token for owner, token in pairs if owner == rank)
@@ -212,31 +297,52 @@ def _texts(pairs: Mapping[_Place, Rows]) -> tuple[dict[_Place, Array], dict[_Pla
             best, other = pair.reference.argmax(-1), pair.target.argmax(-1)
             for row in range(rows):
                 parted = best[row] != other[row] and not _goes_on_alike(following, row)
-                texts[0][row, place], texts[1][row, place] = best[row], other[row] if parted else best[row]
+                texts[0][row, place], texts[1][row, place] = (
+                    best[row],
+                    other[row] if parted else best[row],
+                )
         for text, kept in zip(texts, out, strict=True):
             kept.update({(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)})
     return out
 
 
 def _goes_on_alike(following: Rows | None, row: int) -> bool:
-    """Are the logits behind the next token so near to each other that both runs were given the same one?"""
+    """Are the logits behind the next token so near to each other that both runs were given the same
+    one?
+    """
     from whence.metrics.logits import of_token
 
-    if following is None or following.reference is None or following.target is None or row >= len(following.reference):
+    if (
+        following is None
+        or following.reference is None
+        or following.target is None
+        or row >= len(following.reference)
+    ):
         return False
     return of_token(following.reference[row], following.target[row]).rel_logit_err <= _ALIKE
 
 
 class _Logits:
-    """One side as a run of logits alone: for each token a call of the model, given the whole text so far.
+    """One side as a run of logits alone: for each token a call of the model, given the whole text
+    so far.
 
-    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model computes.
+    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model
+    computes.
     """
 
-    def __init__(self, run: Run, side: Tensors, pairs: Mapping[_Place, Rows], texts: Mapping[_Place, Array], number: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        side: Tensors,
+        pairs: Mapping[_Place, Rows],
+        texts: Mapping[_Place, Array],
+        number: int,
+    ) -> None:
         self.path, self.ended = run.path, run.ended
         self.programs: Mapping[str, Program] = {}
-        self.notes: Sequence[Note] = [note for note in run.notes if note.kind in ("error", "budget", "settings")]
+        self.notes: Sequence[Note] = [
+            note for note in run.notes if note.kind in ("error", "budget", "settings")
+        ]
         self.calls: Sequence[Call] = []
         self.records: Sequence[Record] = []
         self.steps: Sequence[Step] = []
@@ -254,14 +360,41 @@ class _Logits:
                 logits, dtype = _as_rounded(logits)
             narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
             for array, kind in ((given, "int64"), (logits, dtype)):
-                shape = (len(given), 1, 1) if array is None else array.shape if kind == "int64" else (len(array), 1, array.shape[-1])
-                records.append(Record(len(records), kind, tuple(shape), why=pair.why if array is None else ""))
+                shape = (
+                    (len(given), 1, 1)
+                    if array is None
+                    else array.shape
+                    if kind == "int64"
+                    else (len(array), 1, array.shape[-1])
+                )
+                records.append(
+                    Record(len(records), kind, tuple(shape), why=pair.why if array is None else "")
+                )
                 self._arrays.append(None if array is None else array.reshape(shape))
-            refs = (Ref("input.input_ids", len(records) - 2), Ref("output.logits", len(records) - 1))
+            refs = (
+                Ref("input.input_ids", len(records) - 2),
+                Ref("output.logits", len(records) - 1),
+            )
             n = len(calls)
-            calls.append(Call(n, "", root, token, n, rank=rank, kind="module", op_type=root, number="0", leaf=True, refs=refs))
+            calls.append(
+                Call(
+                    n,
+                    "",
+                    root,
+                    token,
+                    n,
+                    rank=rank,
+                    kind="module",
+                    op_type=root,
+                    number="0",
+                    leaf=True,
+                    refs=refs,
+                )
+            )
         self.is_narrow, self.says_precision = any(narrow), bool(align.settings_of(run))
-        self.info = msgspec.structs.replace(run.info, options={**run.info.options, "level": "logits"})
+        self.info = msgspec.structs.replace(
+            run.info, options={**run.info.options, "level": "logits"}
+        )
         self.calls, self.records = calls, records
         self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
 
@@ -285,7 +418,14 @@ def _as_rounded(array: Array) -> tuple[Array, str]:
 _WORST = ("unexplained", "off", "incomparable", "explained", "sampled", "noise", "identical")
 
 
-def _view_row(reference: Run, target: Run, one: Found | None, other: Found | None, pair: Rows, verdicts: Sequence[str]) -> ViewRow:
+def _view_row(
+    reference: Run,
+    target: Run,
+    one: Found | None,
+    other: Found | None,
+    pair: Rows,
+    verdicts: Sequence[str],
+) -> ViewRow:
     from whence.comparison.views import figures as figures_module
     from whence.comparison.views.rows import _shown
 
@@ -306,4 +446,14 @@ def _view_row(reference: Run, target: Run, one: Found | None, other: Found | Non
             rel_l2 = float(np.linalg.norm(apart)) / norm if norm else None
             largest = float(apart.max())
     verdict = next((word for word in _WORST if word in verdicts), "")
-    return ViewRow((-1, -1), slot, shown[0], shown[1], figures=figures, why=why, verdict=verdict, rel_l2=rel_l2, max_abs_err=largest)
+    return ViewRow(
+        (-1, -1),
+        slot,
+        shown[0],
+        shown[1],
+        figures=figures,
+        why=why,
+        verdict=verdict,
+        rel_l2=rel_l2,
+        max_abs_err=largest,
+    )

@@ -1,7 +1,8 @@
-"""Positions and masks that both runs were given otherwise: reported, and a fault only where the outputs depend on it.
+"""Positions and masks that both runs were given otherwise: reported, and a fault only where the
+outputs depend on it.
 
-Rotary positions count from any start, and a mask may block what was never looked at: that two integers differ proves nothing. That
-the outputs then part by more than rounding does.
+Rotary positions count from any start, and a mask may block what was never looked at: that two
+integers differ proves nothing. That the outputs then part by more than rounding does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from whence.results import SlotPair, Verdict
 
 
 class Otherwise:
-    """Integers that are no tokens and differ, where the target was given them and did not make them."""
+    """Integers that are no tokens and differ, where the target was given them and did not make
+    them.
+    """
 
     def __init__(self, faces: PairedRuns, error_of: Callable[[SlotPair], judge.Error]) -> None:
         self.faces, self._error_of = faces, error_of
@@ -31,7 +34,9 @@ class Otherwise:
             made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
         self._given -= made
         self._found: dict[tuple[int, int], SlotPair] = {}
-        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(list)  # pairs of roots, by step
+        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(
+            list
+        )  # pairs of roots, by step
         for index, pair in enumerate(faces.plan.pairs):
             call = faces.calls[pair.reference]
             if call.parent == -1:
@@ -44,11 +49,14 @@ class Otherwise:
             return steps[0] + (f" and {len(steps) - 1} more" if len(steps) > 1 else "")
 
         return [
-            f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding" for name, steps in self._harmless.items()
+            f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding"
+            for name, steps in self._harmless.items()
         ]
 
     def given(self, slot: SlotPair) -> bool:
-        """Is this an integer or boolean tensor that the caller of the target chose? Then no operator of it is at fault; it is noted."""
+        """Is this an integer or boolean tensor that the caller of the target chose? Then no
+        operator of it is at fault; it is noted.
+        """
         exact = judge.unit_roundoff(self.faces.target.records[slot.target_record].dtype) == 0.0
         if not exact or slot.target_record not in self._given:
             return False
@@ -61,7 +69,9 @@ class Otherwise:
         self._found.setdefault((slot.reference_record, slot.target_record), slot)
 
     def harmless(self, call: Call, slot: SlotPair) -> bool:
-        """Does nothing that the root of a call returns depend on this difference beyond rounding? Then it is noted."""
+        """Does nothing that the root of a call returns depend on this difference beyond rounding?
+        Then it is noted.
+        """
         error, limit = self._outputs(call)
         if error is None or error > limit:
             return False
@@ -69,8 +79,11 @@ class Otherwise:
         self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
         return True
 
-    def judged(self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs are beyond rounding; else a note.
+    def judged(
+        self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]
+    ) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs
+        are beyond rounding; else a note.
 
         others: roots that were given other tokens, so that their outputs prove nothing.
         """
@@ -88,13 +101,22 @@ class Otherwise:
             )
             confidence = "certain" if error is not None else "suspect"
             out[call.id, -1 if call.leaf else 0] = Verdict(
-                number, "introduced", stretch=-1 if call.leaf else 0, evidence="two dumps", confidence=confidence, cause="input",
-                numbers={"e_out": error}, slot=name, sentence=f"given another {what}; {size}",
-            )  # fmt: skip
+                number,
+                "introduced",
+                stretch=-1 if call.leaf else 0,
+                evidence="two dumps",
+                confidence=confidence,
+                cause="input",
+                numbers={"e_out": error},
+                slot=name,
+                sentence=f"given another {what}; {size}",
+            )
         return out
 
     def _users(self) -> Iterator[tuple[Call, str, SlotPair]]:
-        """For each pair of tensors found the first call that works on it, a leaf where there is one, and its slot."""
+        """For each pair of tensors found the first call that works on it, a leaf where there is
+        one, and its slot.
+        """
         users: dict[tuple[int, int], list[tuple[Call, str]]] = defaultdict(list)
         for pair in self.faces.plan.pairs if self._found else ():
             for slot in pair.slots:
@@ -105,7 +127,8 @@ class Otherwise:
             yield *min(found, key=lambda user: (not user[0].leaf, user[0].order)), self._found[key]
 
     def _outputs(self, call: Call) -> tuple[float | None, float]:
-        """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step of a call.
+        """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step
+        of a call.
 
         Keys in a cache are turned by the absolute position: they differ where nothing else does.
         """
@@ -123,7 +146,7 @@ class Otherwise:
     def _where(self, slot: SlotPair) -> str:
         arrays = self.faces.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
-            return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"
+            return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"  # noqa: E501
         different = np.argwhere(arrays[0] != arrays[1])
         if not len(different):
             return f"({arrays[0].dtype} against {arrays[1].dtype})"

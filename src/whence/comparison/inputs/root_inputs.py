@@ -20,13 +20,19 @@ from whence.results import CallPair, Parted, SlotPair, Verdict
 class FirstThings:
     """Root inputs that differ. notes: what explains some of them."""
 
-    def __init__(self, faces: PairedRuns, otherwise: Otherwise, error_of: Callable[[SlotPair], judge.Error]) -> None:
+    def __init__(
+        self, faces: PairedRuns, otherwise: Otherwise, error_of: Callable[[SlotPair], judge.Error]
+    ) -> None:
         self.faces, self._otherwise, self._error_of = faces, otherwise, error_of
         self.notes: list[str] = []
-        self.differ: set[str] = set()  # roots that were given something else than positions or masks
+        self.differ: set[str] = (
+            set()
+        )  # roots that were given something else than positions or masks
 
     def sentences(self) -> list[str]:
-        """Root inputs that differ without an explanation, in sentences. Tokens that parted within noise explain themselves: a note each."""
+        """Root inputs that differ without an explanation, in sentences. Tokens that parted within
+        noise explain themselves: a note each.
+        """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
         behind = align.followers(self.faces.calls)  # what those are given was made by the program
@@ -35,20 +41,37 @@ class FirstThings:
             if call.parent != -1 or call.id in behind:
                 continue
             for slot in slots.values():
-                if not slot.reference_slot.startswith("input") or slot.reference_record in self.faces.made:
+                if (
+                    not slot.reference_slot.startswith("input")
+                    or slot.reference_record in self.faces.made
+                ):
                     continue
-                a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+                a, b = (
+                    self.faces.reference.records[slot.reference_record],
+                    self.faces.target.records[slot.target_record],
+                )
                 error = self._error_of(slot)
                 limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
                 if error.exact or (error.value is not None and error.value <= limit):
                     continue
                 if any(root == call.root and step < call.step for root, step in parted):
                     continue
-                if error.value is None and a.shape == b.shape and (GATHERED in call.notes or self._unknown(slot)):
-                    if GATHERED not in call.notes:  # else an input of the first call; the count of what is incomparable says so
-                        self.notes.append(f"{self._input_sentence(call, slot)}: not known whether both runs were given the same")
+                if (
+                    error.value is None
+                    and a.shape == b.shape
+                    and (GATHERED in call.notes or self._unknown(slot))
+                ):
+                    if (
+                        GATHERED not in call.notes
+                    ):  # else an input of the first call; the count of what is incomparable says so
+                        self.notes.append(
+                            f"{self._input_sentence(call, slot)}: not known whether both runs "
+                            "were given the same"
+                        )
                     continue
-                if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(call, slot):
+                if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(
+                    call, slot
+                ):
                     continue
                 sentence = self._input_sentence(call, slot)
                 told_apart = align.is_told_apart(slot.reference_slot, a.dtype)
@@ -62,20 +85,33 @@ class FirstThings:
                         self._otherwise.blame(slot)
                     elif not told_apart:
                         self.differ.add(call.root)
-        return sentences + [said for parted in self.faces.plan.parted if (said := self._parted(parted))]
+        return sentences + [
+            said for parted in self.faces.plan.parted if (said := self._parted(parted))
+        ]
 
-    def doubted(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with what two dumps say of statistics and parts of prints a mere suspicion where the root was given something else.
+    def doubted(
+        self, verdicts: Mapping[tuple[int, int], Verdict]
+    ) -> dict[tuple[int, int], Verdict]:
+        """The verdicts, with what two dumps say of statistics and parts of prints a mere suspicion
+        where the root was given something else.
 
         Such figures move as far as their tensors do, and not less as under rounding.
         """
         out = dict(verdicts)
         for key, verdict in verdicts.items():
             pair = self.faces.plan.pairs[verdict.pair]
-            if verdict.verdict != "introduced" or verdict.confidence != "likely" or verdict.evidence not in ("two dumps", "statistics"):
+            if (
+                verdict.verdict != "introduced"
+                or verdict.confidence != "likely"
+                or verdict.evidence not in ("two dumps", "statistics")
+            ):
                 continue
             if self.faces.calls[pair.reference].root in self.differ and self._moved_along(verdict):
-                out[key] = msgspec.structs.replace(verdict, confidence="suspect", sentence=f"{verdict.sentence}; the root inputs differ")
+                out[key] = msgspec.structs.replace(
+                    verdict,
+                    confidence="suspect",
+                    sentence=f"{verdict.sentence}; the root inputs differ",
+                )
         return out
 
     def _moved_along(self, verdict: Verdict) -> bool:
@@ -86,31 +122,62 @@ class FirstThings:
 
     def _unknown(self, slot: SlotPair) -> bool:
         """Of one dtype, without elements and without digests that part?"""
-        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
+        a, b = (
+            self.faces.reference.records[slot.reference_record],
+            self.faces.target.records[slot.target_record],
+        )
         measured = self.faces.measured[slot.reference_record, slot.target_record]
-        return measured.tier == "none" and a.dtype == b.dtype and not (a.hash and b.hash and a.hash != b.hash)
+        return (
+            measured.tier == "none"
+            and a.dtype == b.dtype
+            and not (a.hash and b.hash and a.hash != b.hash)
+        )
 
     def _parted(self, parted: Parted) -> str:
-        """A sequence that goes another way, in a sentence; "" where the scores before were a near tie, which is noted."""
-        where = f"{parted.root} step {parted.step}" + (f" row {parted.micro}" if parted.micro else "")
+        """A sequence that goes another way, in a sentence; "" where the scores before were a near
+        tie, which is noted.
+        """
+        where = f"{parted.root} step {parted.step}" + (
+            f" row {parted.micro}" if parted.micro else ""
+        )
         if parted.before:
-            shown = ", ".join(map(str, parted.before[:4])) + (", ..." if len(parted.before) > 4 else "")
-            what = f"{len(parted.before)} tokens ahead of it in the target that the reference has not: {shown}"
+            shown = ", ".join(map(str, parted.before[:4])) + (
+                ", ..." if len(parted.before) > 4 else ""
+            )
+            what = (
+                f"{len(parted.before)} tokens ahead of it in the target that the reference "
+                f"has not: {shown}"
+            )
             return f"{where}: {what}; no mask says that they are padding"
         if parted.reference is None or parted.target is None:
-            return f"{where}: only {parted.tokens} of {parted.of} tokens of the reference are in the target"
+            return (
+                f"{where}: only {parted.tokens} of {parted.of} tokens of the reference are in "
+                "the target"
+            )
         tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
             call = self.faces.calls[pair.reference]
-            if (call.parent, call.root, call.step, call.micro) != (-1, parted.root, parted.step, parted.micro):
+            if (call.parent, call.root, call.step, call.micro) != (
+                -1,
+                parted.root,
+                parted.step,
+                parted.micro,
+            ):
                 continue
             tie = _tie(
-                parted.reference, parted.target, (self.faces.arrays(s) for s in slots.values() if s.reference_slot.startswith("output"))
+                parted.reference,
+                parted.target,
+                (
+                    self.faces.arrays(s)
+                    for s in slots.values()
+                    if s.reference_slot.startswith("output")
+                ),
             )
             if tie:
                 gap, noise = tie
                 self.notes.append(
-                    f"{where}: {tokens}; the scores part them by {gap:.3g}, within their own difference {noise:.3g}: inherited"
+                    f"{where}: {tokens}; the scores part them by {gap:.3g}, within their own "
+                    f"difference {noise:.3g}: inherited"
                 )
                 return ""
         return f"{where}: {tokens}; compared up to there"
@@ -120,25 +187,50 @@ class FirstThings:
         where = f"{call.root} step {call.step}: {name}"
         arrays = self.faces.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
-            return f"{where} ({self.faces.measured[slot.reference_record, slot.target_record].why or 'different content'})"
+            return (
+                f"{where} "
+                f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'different content'})"  # noqa: E501
+            )
         different = np.argwhere(arrays[0] != arrays[1])
         if different.size == 0 and arrays[0].ndim:
             return f"{where} ({arrays[0].dtype} against {arrays[1].dtype})"
         at = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
-        return f"{where} at {list(at)}: {arrays[0][at]} against {arrays[1][at]} ({len(different)} of {arrays[0].size} differ)"
+        return (
+            f"{where} at {list(at)}: {arrays[0][at]} against {arrays[1][at]} "
+            f"({len(different)} of {arrays[0].size} differ)"
+        )
 
     def _token_flip(self, pair: CallPair, slot: SlotPair) -> str:
-        """Tokens that differ because the scores of the step before were a near tie: a sentence; "" when that does not explain them."""
+        """Tokens that differ because the scores of the step before were a near tie: a sentence; ""
+        when that does not explain them.
+        """
         call = self.faces.calls[pair.reference]
         arrays = self.faces.arrays(slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].dtype.kind not in "iu" or arrays[0].ndim == 0:
+        if (
+            arrays is None
+            or arrays[0].shape != arrays[1].shape
+            or arrays[0].dtype.kind not in "iu"
+            or arrays[0].ndim == 0
+        ):
             return ""
-        before = next((slots for p, slots in zip(self.faces.plan.pairs, self.faces.slots) if self._precedes(p, call)), None)
+        before = next(
+            (
+                slots
+                for p, slots in zip(self.faces.plan.pairs, self.faces.slots)
+                if self._precedes(p, call)
+            ),
+            None,
+        )
         for score in (before or {}).values():
             if not score.reference_slot.startswith("output"):
                 continue
             scores = self.faces.arrays(score)
-            if scores is None or scores[0].ndim < 2 or scores[0].dtype.kind in "iub" or scores[0].shape != scores[1].shape:
+            if (
+                scores is None
+                or scores[0].ndim < 2
+                or scores[0].dtype.kind in "iub"
+                or scores[0].shape != scores[1].shape
+            ):
                 continue
             flips = _flips(arrays, scores)
             if flips:
@@ -150,13 +242,27 @@ class FirstThings:
     def _precedes(self, pair: CallPair, call: Call) -> bool:
         """Is this the call of the same root one step before?"""
         other = self.faces.calls[pair.reference]
-        return (other.parent, other.root, other.step, other.rank) == (-1, call.root, call.step - 1, call.rank)
+        return (other.parent, other.root, other.step, other.rank) == (
+            -1,
+            call.root,
+            call.step - 1,
+            call.rank,
+        )
 
 
-def _tie(token: int, other: int, outputs: Iterable[tuple[Array, Array] | None]) -> tuple[float, float] | None:
-    """(gap, noise) when both tokens are the best of their run's last scores, and nearly tied in the reference's."""
+def _tie(
+    token: int, other: int, outputs: Iterable[tuple[Array, Array] | None]
+) -> tuple[float, float] | None:
+    """(gap, noise) when both tokens are the best of their run's last scores, and nearly tied in the
+    reference's.
+    """
     for scores in outputs:
-        if scores is None or scores[0].ndim < 2 or scores[0].dtype.kind in "iub" or scores[0].shape != scores[1].shape:
+        if (
+            scores is None
+            or scores[0].ndim < 2
+            or scores[0].dtype.kind in "iub"
+            or scores[0].shape != scores[1].shape
+        ):
             continue
         x, y = (s.reshape(-1, s.shape[-1])[-1].astype(np.float64) for s in scores)
         found = _near(x, y, token, other)
@@ -165,20 +271,33 @@ def _tie(token: int, other: int, outputs: Iterable[tuple[Array, Array] | None]) 
     return None
 
 
-def _near(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, other: int) -> tuple[float, float] | None:
-    if not (0 <= token < x.size and 0 <= other < x.size) or int(x.argmax()) != token or int(y.argmax()) != other:
+def _near(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, other: int
+) -> tuple[float, float] | None:
+    if (
+        not (0 <= token < x.size and 0 <= other < x.size)
+        or int(x.argmax()) != token
+        or int(y.argmax()) != other
+    ):
         return None
     gap, noise = float(x[token] - x[other]), float(np.abs(x - y).max())
     return (gap, noise) if gap <= 2 * noise else None
 
 
-def _flips(tokens: tuple[Array, Array], scores: tuple[Array, Array]) -> tuple[int, int, float, float] | None:
-    """(token, other token, gap, noise) of the first differing token, when every difference is the argmax of near-tied scores."""
+def _flips(
+    tokens: tuple[Array, Array], scores: tuple[Array, Array]
+) -> tuple[int, int, float, float] | None:
+    """(token, other token, gap, noise) of the first differing token, when every difference is the
+    argmax of near-tied scores.
+    """
     differ = np.argwhere(tokens[0] != tokens[1])
     first: tuple[int, int, float, float] | None = None
     for at in differ:
         row = int(at[0]) if tokens[0].ndim > 1 else 0
-        a, b = (s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1]) for s in scores)
+        a, b = (
+            s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1])
+            for s in scores
+        )
         if row >= a.shape[0]:
             return None
         x, y = a[row, -1], b[row, -1]

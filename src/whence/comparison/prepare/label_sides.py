@@ -18,7 +18,9 @@ RULE = "label"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label of a run. occurrence: of its name, side and task, through all processes of a rank. step: of its task, from 0."""
+    """A label of a run. occurrence: of its name, side and task, through all processes of a rank.
+    step: of its task, from 0.
+    """
 
     run: Run
     call: Call
@@ -49,12 +51,17 @@ class Facing:
 
 
 def labels_of(runs: Sequence[Run]) -> list[Label]:
-    """All labels, in the order in which they were set. Of two runs the first is the reference where its labels name no side."""
+    """All labels, in the order in which they were set. Of two runs the first is the reference where
+    its labels name no side.
+    """
     found: list[tuple[int, int, Run, Call, str]] = []
     for place, run in enumerate(runs):
         assumed = ("reference", "target")[place] if len(runs) == 2 else ""
         labels = (call for call in run.calls if call.kind == "label")
-        found += [(int(call.arguments.get("at", call.order)), place, run, call, call.root or assumed) for call in labels]
+        found += [
+            (int(call.arguments.get("at", call.order)), place, run, call, call.root or assumed)
+            for call in labels
+        ]
     # Processes number for themselves; clocks of one machine put them in order.
     found.sort(key=lambda item: (item[1], item[0]) if len(runs) == 2 else (0, item[0]))
     steps: dict[str, int] = {}
@@ -64,13 +71,17 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
         task = str(call.arguments.get("task", ""))
         key = call.rank, task, side, call.scope
         step = steps.setdefault(task, len(steps))
-        out.append(Label(run, call, side, task, str(call.arguments.get("id", "")), at, seen[key], step))
+        out.append(
+            Label(run, call, side, task, str(call.arguments.get("id", "")), at, seen[key], step)
+        )
         seen[key] += 1
     return out
 
 
 def faced(labels: Iterable[Label]) -> list[Facing]:
-    """Who faces whom: equal ids, else equal names and occurrences, of one rank and one task. Whoever is left is alone."""
+    """Who faces whom: equal ids, else equal names and occurrences, of one rank and one task.
+    Whoever is left is alone.
+    """
     labels = list(labels)
     sides: dict[str, list[Label]] = {"reference": [], "target": []}
     out: list[Facing] = []
@@ -78,7 +89,13 @@ def faced(labels: Iterable[Label]) -> list[Facing]:
         if label.side in sides:
             sides[label.side].append(label)
         else:
-            out.append(Facing(label, None, 'names no side: whence.label(..., side="reference") or side="target"'))
+            out.append(
+                Facing(
+                    label,
+                    None,
+                    'names no side: whence.label(..., side="reference") or side="target"',
+                )
+            )
     partner: dict[int, Label] = {}
     for key in (_by_id, _by_name):
         open_: dict[Any, list[Label]] = defaultdict(list)
@@ -90,7 +107,9 @@ def faced(labels: Iterable[Label]) -> list[Facing]:
             if id(label) not in partner and k is not None and open_.get(k):
                 found = open_[k].pop(0)
                 partner[id(label)], partner[id(found)] = found, label
-    out += [Facing(label, partner[id(label)]) for label in sides["reference"] if id(label) in partner]
+    out += [
+        Facing(label, partner[id(label)]) for label in sides["reference"] if id(label) in partner
+    ]
     for name, other in (("reference", "target"), ("target", "reference")):
         places: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
         for label in sides[other]:
@@ -98,7 +117,9 @@ def faced(labels: Iterable[Label]) -> list[Facing]:
         for label in sides[name]:
             if id(label) not in partner:
                 why = _alone(label, other, places[label.call.scope])
-                out.append(Facing(label, None, why) if name == "reference" else Facing(None, label, why))
+                out.append(
+                    Facing(label, None, why) if name == "reference" else Facing(None, label, why)
+                )
     return sorted(out, key=lambda row: (row.reference or row.target).at)  # type: ignore[union-attr]
 
 
@@ -111,37 +132,65 @@ def _by_name(label: Label) -> Any:
 
 
 def _alone(label: Label, other: str, places: Counter[tuple[str, int]]) -> str:
-    """Why nothing faces a label. places: (task, rank) at which the other side has that name, and how often."""
+    """Why nothing faces a label. places: (task, rank) at which the other side has that name, and
+    how often.
+    """
     what = f"id {label.given}" if label.given else label.words
     here = places[label.task, label.call.rank]
     if here:
         return f"the {other} has no label {what}, only {here} of that name"
-    where = sorted((f"task {task}" if task else "no task") + f", rank {rank}" for (task, rank), n in places.items() if n)
-    return f"the {other} has no label {what}" + (f"; it has that name in {'; '.join(where[:3])}" if where else "")
+    where = sorted(
+        (f"task {task}" if task else "no task") + f", rank {rank}"
+        for (task, rank), n in places.items()
+        if n
+    )
+    return f"the {other} has no label {what}" + (
+        f"; it has that name in {'; '.join(where[:3])}" if where else ""
+    )
 
 
 class Side:
     """The labels of one side as a Run: call k faces call k of the other side, under one name."""
 
-    def __init__(self, labels: Sequence[Label], names: Sequence[tuple[str, int]], words: str) -> None:
+    def __init__(
+        self, labels: Sequence[Label], names: Sequence[tuple[str, int]], words: str
+    ) -> None:
         runs = list({id(label.run): label.run for label in labels}.values())
         self.path = f"{', '.join(run.path for run in runs)} ({words})"
         self.info: RunInfo = runs[0].info if runs else RunInfo()
         self.ended = "; ".join(dict.fromkeys(run.ended for run in runs if run.ended))
         self.programs: dict[str, Program] = {}
-        self.notes: Sequence[Note] = [n for run in runs for n in run.notes if n.kind in ("error", "budget", "label-error")]
+        self.notes: Sequence[Note] = [
+            n for run in runs for n in run.notes if n.kind in ("error", "budget", "label-error")
+        ]
         self.labels = list(labels)
-        self.records = [msgspec.structs.replace(label.record, id=i) for i, label in enumerate(labels)]
+        self.records = [
+            msgspec.structs.replace(label.record, id=i) for i, label in enumerate(labels)
+        ]
         # The root is the task: what is wrong in one is not blamed for what follows in another.
         self.calls = [
             Call(
-                i, name, label.task, label.step, i, rank=label.call.rank, occurrence=occurrence, kind="label", source=label.call.source,
-                number=str(i), leaf=True, no_program="a label has no program", refs=(Ref("output.0", i),),
+                i,
+                name,
+                label.task,
+                label.step,
+                i,
+                rank=label.call.rank,
+                occurrence=occurrence,
+                kind="label",
+                source=label.call.source,
+                number=str(i),
+                leaf=True,
+                no_program="a label has no program",
+                refs=(Ref("output.0", i),),
             )
             for i, (label, (name, occurrence)) in enumerate(zip(labels, names))
-        ]  # fmt: skip
+        ]
         ends = {(label.task, label.step, label.call.rank) for label in labels}
-        self.steps = [Step(task, step, 0, True, rank) for task, step, rank in sorted(ends, key=lambda end: end[1:])]
+        self.steps = [
+            Step(task, step, 0, True, rank)
+            for task, step, rank in sorted(ends, key=lambda end: end[1:])
+        ]
 
     def array(self, record: int) -> Array:
         label = self.labels[record]
@@ -149,8 +198,14 @@ class Side:
 
 
 def sides(rows: Sequence[Facing]) -> tuple[Run, Run, list[str]]:
-    """Both sides of the rows that face each other, the target's tensors in the reference's shapes; and what was done for that."""
-    pairs = [(row.reference, row.target) for row in rows if row.reference is not None and row.target is not None]
+    """Both sides of the rows that face each other, the target's tensors in the reference's shapes;
+    and what was done for that.
+    """
+    pairs = [
+        (row.reference, row.target)
+        for row in rows
+        if row.reference is not None and row.target is not None
+    ]
     seen: Counter[tuple[int, int, str]] = Counter()
     names = []
     for own, _ in pairs:
@@ -160,13 +215,17 @@ def sides(rows: Sequence[Facing]) -> tuple[Run, Run, list[str]]:
     reference = Side([a for a, _ in pairs], names, "reference labels")
     target = Side([b for _, b in pairs], names, "target labels")
     # One task has one number on both sides.
-    target.calls = [msgspec.structs.replace(c, step=own.step) for c, own in zip(target.calls, reference.calls)]
+    target.calls = [
+        msgspec.structs.replace(c, step=own.step) for c, own in zip(target.calls, reference.calls)
+    ]
     laid, said = _laid_out(reference, target)
     return reference, laid, said
 
 
 def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
-    """The target with tensors of another shape brought to the reference's axes, where their elements say how."""
+    """The target with tensors of another shape brought to the reference's axes, where their
+    elements say how.
+    """
     from whence import align
 
     making = align.Making(target)
@@ -182,7 +241,10 @@ def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
             continue
         made = making.add(found.node, {"x": [i]}, "its elements")
         calls[i] = msgspec.structs.replace(calls[i], refs=(Ref("output.0", made),))
-        said.append(f"{calls[i].scope}#{calls[i].occurrence}: the target's {list(other.shape)} is read as {found.node}")
+        said.append(
+            f"{calls[i].scope}#{calls[i].occurrence}: the target's {list(other.shape)} is read "
+            f"as {found.node}"
+        )
     run = making.done()
     if said:
         from whence.records import Over

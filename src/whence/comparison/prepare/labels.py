@@ -1,4 +1,6 @@
-"""Labels in runs that `whence compare` is given: in the form of recorded arrays, or left to `whence labels`."""
+"""Labels in runs that `whence compare` is given: in the form of recorded arrays, or left to `whence
+labels`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from whence.records import Call, Over, Run
 def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
     """The runs with labels that can face each other, and what was done about them.
 
-    Where both runs have calls of modules, labels are left out: what a module makes is judged where it is made. Where labels are all that
-    a run has, name, task and occurrence say who faces whom, and the side only if both runs have both.
+    Where both runs have calls of modules, labels are left out: what a module makes is judged where
+    it is made. Where labels are all that a run has, name, task and occurrence say who faces whom,
+    and the side only if both runs have both.
     """
     runs = reference, target
     labels = [_labels(run) for run in runs]
@@ -22,8 +25,13 @@ def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
         return reference, target, ()
     others = [len(run.calls) > len(found) for run, found in zip(runs, labels)]
     if all(others):
-        counts = " and ".join(f"{len(found)} of {run.path}" for run, found in zip(runs, labels) if found)
-        said = f"labels ({counts}) are not part of this comparison: whence labels {reference.path} {target.path} compares them"
+        counts = " and ".join(
+            f"{len(found)} of {run.path}" for run, found in zip(runs, labels) if found
+        )
+        said = (
+            f"labels ({counts}) are not part of this comparison: whence labels "
+            f"{reference.path} {target.path} compares them"
+        )
         return _without(reference), _without(target), (said,)
     both = all(len({call.root for call in found}) > 1 for found in labels)
     left, right = (_renamed(run, both) if found else run for run, found in zip(runs, labels))
@@ -40,7 +48,9 @@ def _without(run: Run) -> Run:
     if len(kept) == len(run.calls):
         return run
     places = {call.id: place for place, call in enumerate(kept)}
-    calls = [msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in kept]
+    calls = [
+        msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in kept
+    ]
     return Over(run, calls)
 
 
@@ -51,6 +61,8 @@ def _renamed(run: Run, sides: bool) -> Run:
     for call in times:
         root = call.root if sides else ""
         key = call.rank, call.step, root, call.scope
-        renamed[call.id] = msgspec.structs.replace(call, root=root, occurrence=seen[key], arguments={})
+        renamed[call.id] = msgspec.structs.replace(
+            call, root=root, occurrence=seen[key], arguments={}
+        )
         seen[key] += 1
     return Over(run, [renamed.get(call.id, call) for call in run.calls])

@@ -1,7 +1,9 @@
-"""Masks that say the same in another form: True and False in one run, 0 and the smallest number in another.
+"""Masks that say the same in another form: True and False in one run, 0 and the smallest number in
+another.
 
-Which form a mask has is a choice of the attention implementation, and both are right. Before anything is measured, a mask of the
-target that faces one of the other form is read in the reference's.
+Which form a mask has is a choice of the attention implementation, and both are right. Before
+anything is measured, a mask of the target that faces one of the other form is read in the
+reference's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ class Alike(Over):
     """A run in which some records are read in another form. base: the run as it is."""
 
     def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
-        super().__init__(base, records=Looked(len(base.records), lambda at: read[at][0] if at in read else base.records[at]))
+        super().__init__(
+            base,
+            records=Looked(
+                len(base.records), lambda at: read[at][0] if at in read else base.records[at]
+            ),
+        )
         self._arrays = {at: array for at, (_, array) in read.items()}
 
     def array(self, record: int) -> Array:
@@ -34,7 +41,9 @@ class Alike(Over):
 
 
 def alike(reference: Run, target: Run, plan: Plan) -> Run:
-    """The target with its masks in the reference's form; the target itself where none has another."""
+    """The target with its masks in the reference's form; the target itself where none has
+    another.
+    """
     faced: dict[int, set[int]] = {}
     for pair in plan.pairs:
         for slot in pair.slots:
@@ -48,22 +57,40 @@ def alike(reference: Run, target: Run, plan: Plan) -> Run:
             continue
         try:
             as_theirs = in_form_of(reference.array(records[0].id), target.array(mine))
-            equal = next((r for r in records if as_theirs is not None and np.array_equal(reference.array(r.id), as_theirs)), None)
+            equal = next(
+                (
+                    r
+                    for r in records
+                    if as_theirs is not None and np.array_equal(reference.array(r.id), as_theirs)
+                ),
+                None,
+            )
         except ElementsMissing:
             continue
         if as_theirs is None:
             continue
-        # Equal content has the reference's hash; of other content nothing is known but its elements.
-        known = {"hash": equal.hash, "statistics": equal.statistics} if equal is not None else {"hash": "", "statistics": None}
-        read[mine] = msgspec.structs.replace(target.records[mine], dtype=records[0].dtype, sketch=None, **known), as_theirs
+        # Equal content has the reference's hash; of other content nothing is known but its
+        # elements.
+        known = (
+            {"hash": equal.hash, "statistics": equal.statistics}
+            if equal is not None
+            else {"hash": "", "statistics": None}
+        )
+        read[mine] = (
+            msgspec.structs.replace(
+                target.records[mine], dtype=records[0].dtype, sketch=None, **known
+            ),
+            as_theirs,
+        )
     return Alike(target, read) if read else target
 
 
 def in_form_of(reference: Array, target: Array) -> Array | None:
     """The mask `target` written as the mask `reference` is, None where one of them is no mask.
 
-    Both of one shape. A mask is bool, or 0 and sentinels (|v| >= 0.9 of the dtype's largest number, -inf), or 0 and 1. True may mean
-    "look" or "look away": the meaning that agrees with the reference in more places is taken.
+    Both of one shape. A mask is bool, or 0 and sentinels (|v| >= 0.9 of the dtype's largest number,
+    -inf), or 0 and 1. True may mean "look" or "look away": the meaning that agrees with the
+    reference in more places is taken.
     """
     said, meant = _bits(reference), _bits(target)
     if said is None or meant is None:

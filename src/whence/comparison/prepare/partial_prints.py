@@ -1,4 +1,6 @@
-"""Prints that leave elements out, against tensors of which more is there: both are cut to what either shows."""
+"""Prints that leave elements out, against tensors of which more is there: both are cut to what
+either shows.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from whence.records import Key, Over, Record, Run
 
 
 def alike(reference: Run, target: Run) -> tuple[Run, Run]:
-    """Both runs, with tensors of one key cut to the same elements where one of them is a summary of the other's shape.
+    """Both runs, with tensors of one key cut to the same elements where one of them is a summary of
+    the other's shape.
 
-    A summary shows both ends of long axes (`Record.whole`). The runs themselves where nothing is to be cut.
+    A summary shows both ends of long axes (`Record.whole`). The runs themselves where nothing is to
+    be cut.
     """
     if not any(r.whole for run in (reference, target) for r in run.records):
         return reference, target
@@ -50,7 +54,15 @@ class _Cut(Over):
             if record.id not in table:
                 return record
             whole = record.whole or record.shape
-            return msgspec.structs.replace(record, shape=table[record.id], whole=whole, hash="", statistics=None, sketch=None, stride=())
+            return msgspec.structs.replace(
+                record,
+                shape=table[record.id],
+                whole=whole,
+                hash="",
+                statistics=None,
+                sketch=None,
+                stride=(),
+            )
 
         super().__init__(base, None, [shown(record) for record in base.records])
         self._table = table
@@ -61,5 +73,9 @@ class _Cut(Over):
         for axis, extent in enumerate(self._table.get(record, array.shape)):
             if extent < array.shape[axis]:
                 edge = extent // 2
-                array = np.take(array, [*range(edge), *range(array.shape[axis] - (extent - edge), array.shape[axis])], axis)
+                array = np.take(
+                    array,
+                    [*range(edge), *range(array.shape[axis] - (extent - edge), array.shape[axis])],
+                    axis,
+                )
         return array

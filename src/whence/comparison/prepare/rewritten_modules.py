@@ -1,8 +1,9 @@
-"""Modules that one side computes by other operators: they are judged by what they are given and what they return.
+"""Modules that one side computes by other operators: they are judged by what they are given and
+what they return.
 
-Operator by operator, code that was written anew faces nothing, or something that only has the same name. So a module whose own operators
-do not all face each other is brought to the form it has in a capture of modules: its operators become its program, which is run again on
-what the target gave it.
+Operator by operator, code that was written anew faces nothing, or something that only has the same
+name. So a module whose own operators do not all face each other is brought to the form it has in a
+capture of modules: its operators become its program, which is run again on what the target gave it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Site = tuple[str, str]
 class Folded(Over):
     """A run whose modules at `sites` have a program in the place of their operators."""
 
-    def __init__(self, base: Run, calls: list[Call], programs: Mapping[str, Program], sites: Collection[Site]) -> None:
+    def __init__(
+        self, base: Run, calls: list[Call], programs: Mapping[str, Program], sites: Collection[Site]
+    ) -> None:
         super().__init__(base, calls)
         self.programs, self.sites = programs, frozenset(sites)
 
@@ -39,8 +42,12 @@ def has_operators(run: Run) -> bool:
     return run.info.options.get("level") == "op"
 
 
-def written_otherwise(reference: Run, target: Run, plan: Plan) -> tuple[set[Site], set[Site], tuple[str, ...]]:
-    """The modules of either run of which not all operators face each other, and a sentence that says so."""
+def written_otherwise(
+    reference: Run, target: Run, plan: Plan
+) -> tuple[set[Site], set[Site], tuple[str, ...]]:
+    """The modules of either run of which not all operators face each other, and a sentence that
+    says so.
+    """
     across = {p.reference: p.target for p in plan.pairs}
     below, below_target = children(reference.calls), children(target.calls)
     back = {b: a for a, b in across.items()}
@@ -63,12 +70,19 @@ def written_otherwise(reference: Run, target: Run, plan: Plan) -> tuple[set[Site
         return set(), set(), ()
     names = list(dict.fromkeys(align.starred(scope) or root for root, scope in ours))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    said = f"{', '.join(names[:3])}{more}: both runs have other operators there; each is judged as a whole, by its operators run again"
+    said = (
+        f"{', '.join(names[:3])}{more}: both runs have other operators there; each is judged "
+        "as a whole, by its operators run again"
+    )
     return set(ours), set(ours.values()), (said,)
 
 
-def _is_wired_otherwise(reference: Run, target: Run, mine: Sequence[int], across: Mapping[int, int]) -> bool:
-    """Do operators of one name stand for something else: other shapes out of equal ones, or other operators whose results they read?"""
+def _is_wired_otherwise(
+    reference: Run, target: Run, mine: Sequence[int], across: Mapping[int, int]
+) -> bool:
+    """Do operators of one name stand for something else: other shapes out of equal ones, or other
+    operators whose results they read?
+    """
     faced = [(reference.calls[k], target.calls[across[k]]) for k in mine if k in across]
     ours, theirs = _makers([a for a, _ in faced]), _makers([b for _, b in faced])
     for call, other in faced:
@@ -96,7 +110,9 @@ def _forms(run: Run, call: Call) -> list[tuple[int, ...]]:
 
 
 def folded(run: Run, sites: Collection[Site]) -> Run:
-    """The run with these modules' own operators in a program each. What cannot be run again has none, and the reason."""
+    """The run with these modules' own operators in a program each. What cannot be run again has
+    none, and the reason.
+    """
     below = children(run.calls)
     programs = dict(run.programs)
     changed: dict[int, Call] = {}
@@ -111,11 +127,15 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
         try:
             program = compose(call, kids, run.programs, run.records)
         except ReplayRefused as refused:
-            changed[call.id] = msgspec.structs.replace(call, leaf=leaf, no_program=str(refused), notes=(*call.notes, REWRITTEN))
+            changed[call.id] = msgspec.structs.replace(
+                call, leaf=leaf, no_program=str(refused), notes=(*call.notes, REWRITTEN)
+            )
             continue
         programs[program.id] = program
         notes = (*call.notes, REWRITTEN)
-        changed[call.id] = msgspec.structs.replace(call, leaf=leaf, program=program.id, no_program="", notes=notes)
+        changed[call.id] = msgspec.structs.replace(
+            call, leaf=leaf, program=program.id, no_program="", notes=notes
+        )
     if not dropped:
         return run
     for group in _backward_of(run, sites):
@@ -123,19 +143,27 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
         changed[group[0].id] = _one_call(run, group)
     kept = [changed.get(c.id, c) for c in run.calls if c.id not in dropped]
     number = {c.id: i for i, c in enumerate(kept)}
-    calls = [msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1)) for c in kept]
+    calls = [
+        msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1)) for c in kept
+    ]
     return Folded(run, calls, programs, sites)
 
 
 def _backward_of(run: Run, sites: Collection[Site]) -> list[list[Call]]:
-    """Operators of these modules' backward passes: those of one module that follow each other directly, in the order of execution."""
+    """Operators of these modules' backward passes: those of one module that follow each other
+    directly, in the order of execution.
+    """
     groups: list[list[Call]] = []
     last: Call | None = None
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.kind != "operator" or call.phase != "backward":
             continue
         if (call.root, call.scope) in sites:
-            if last is not None and (last.root, last.scope, last.parent) == (call.root, call.scope, call.parent):
+            if last is not None and (last.root, last.scope, last.parent) == (
+                call.root,
+                call.scope,
+                call.parent,
+            ):
                 groups[-1].append(call)
             else:
                 groups.append([call])
@@ -153,17 +181,19 @@ def _place(call: Call) -> tuple[str, str, int, int]:
 
 
 def _one_call(run: Run, group: Sequence[Call]) -> Call:
-    """One call in the place of operators of a backward pass: from the gradients it is given, and what its module read and returned in
-    the forward pass, to the gradients that others read.
+    """One call in the place of operators of a backward pass: from the gradients it is given, and
+    what its module read and returned in the forward pass, to the gradients that others read.
 
-    What a forward pass keeps for its backward depends on how it is written, so nothing of it is named.
+    What a forward pass keeps for its backward depends on how it is written, so nothing of it is
+    named.
     """
     first, inside = group[0], {c.id for c in group}
     made = {r.record for c in group for kind in ("output", "mutated") for r in c.slots(kind)}
     forward = [
-        c for c in run.calls
+        c
+        for c in run.calls
         if c.kind == "module" and c.phase == "forward" and _place(c) == _place(first)
-    ]  # fmt: skip
+    ]
     refs: dict[str, Ref] = {}
     for number, call in enumerate(forward):
         for ref in call.refs:
@@ -171,12 +201,32 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
                 slot = f"input.forward.{number}.{ref.slot}"
                 refs[slot] = Ref(slot, ref.record)
     gradients = {
-        r.record for c in run.calls if c.phase == "backward" and c.id not in inside for r in (*c.slots("output"), *c.slots("mutated"))
+        r.record
+        for c in run.calls
+        if c.phase == "backward" and c.id not in inside
+        for r in (*c.slots("output"), *c.slots("mutated"))
     }
     read_elsewhere = {r.record for c in run.calls if c.id not in inside for r in c.slots("input")}
     for kind, records in (
-        ("input", [r.record for c in group for r in c.slots("input") if r.record in gradients and r.record not in made]),
-        ("output", [r.record for c in group for k in ("output", "mutated") for r in c.slots(k) if r.record in read_elsewhere]),
+        (
+            "input",
+            [
+                r.record
+                for c in group
+                for r in c.slots("input")
+                if r.record in gradients and r.record not in made
+            ],
+        ),
+        (
+            "output",
+            [
+                r.record
+                for c in group
+                for k in ("output", "mutated")
+                for r in c.slots(k)
+                if r.record in read_elsewhere
+            ],
+        ),
     ):
         counts: Counter[str] = Counter()
         for record in dict.fromkeys(records):
@@ -185,14 +235,24 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
             refs[slot] = Ref(slot, record)
             counts[shape] += 1
     return msgspec.structs.replace(
-        first, op_type="backward", refs=tuple(refs.values()), arguments={}, program="", leaf=True, aliases=(),
-        seconds=sum(c.seconds for c in group), notes=(*first.notes, REWRITTEN),
-        no_program="its operators are others than the other run's, and what they keep of the forward pass is too",
-    )  # fmt: skip
+        first,
+        op_type="backward",
+        refs=tuple(refs.values()),
+        arguments={},
+        program="",
+        leaf=True,
+        aliases=(),
+        seconds=sum(c.seconds for c in group),
+        notes=(*first.notes, REWRITTEN),
+        no_program="its operators are others than the other run's, and what they keep of the "
+        "forward pass is too",
+    )
 
 
 def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None) -> align.Aligned:
-    """Both runs as they are judged: modules that are written otherwise as a whole. Only captures of operators have such."""
+    """Both runs as they are judged: modules that are written otherwise as a whole. Only captures of
+    operators have such.
+    """
     reference, target = aligned.reference, aligned.target
     if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
         return aligned
@@ -201,7 +261,9 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
         return aligned
     again = align.align(folded(reference, ours), folded(target, theirs), match=match, chart=chart)
     notes = tuple(dict.fromkeys((*aligned.plan.notes, *said, *again.plan.notes)))
-    return align.Aligned(again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes))
+    return align.Aligned(
+        again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes)
+    )
 
 
 def folded_like(reference: Run, run: Run) -> Run:

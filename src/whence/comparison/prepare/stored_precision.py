@@ -1,7 +1,9 @@
-"""The precision that recorded arrays were computed in, which is not the one they are handed over in.
+"""The precision that recorded arrays were computed in, which is not the one they are handed over
+in.
 
-Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16. Judged as what they are stored in,
-such tensors would have to be more exact than the program that made them can be.
+Lists, text and numpy hand out float64 for what was computed in float32, and float32 for bfloat16.
+Judged as what they are stored in, such tensors would have to be more exact than the program that
+made them can be.
 """
 
 from __future__ import annotations
@@ -18,27 +20,40 @@ from whence.errors import ElementsMissing
 from whence.readers import WIDER
 from whence.records import Dumped, Over, Run
 
-_SAMPLE = 1 << 12  # elements that show how many bits are in use; that the rest holds too is looked up in all
-_SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}  # bits of the significand; the coarsest first
+_SAMPLE = (
+    1 << 12
+)  # elements that show how many bits are in use; that the rest holds too is looked up in all
+_SIGNIFICANT = {
+    "bfloat16": 8,
+    "float16": 11,
+    "float32": 24,
+}  # bits of the significand; the coarsest first
 _LEAST = 8  # elements below the top binade that tell
 _SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
 _MANY = 16  # significant bits that constants and steps of a grid do without
 
 
 class Computed(Over):
-    """A run of which some records are given in the dtype they were computed in; elements are the same numbers. said: which."""
+    """A run of which some records are given in the dtype they were computed in; elements are the
+    same numbers. said: which.
+    """
 
     def __init__(self, base: Run, kinds: dict[int, str]) -> None:
         records = list(base.records)
         pairs = Counter((records[number].dtype, kind) for number, kind in kinds.items())
         self.said = [
-            f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} hold numbers of {kind}, and are judged so"
+            f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} "
+            f"hold numbers of {kind}, and are judged so"
             for (stored, kind), count in pairs.items()
         ]
         for number, kind in kinds.items():
             old = records[number]
-            elements = Dumped(old.file, old.dtype) if isinstance(old.elements, Dumped) else old.elements
-            records[number] = msgspec.structs.replace(old, dtype=kind, hash="", sketch=None, elements=elements)
+            elements = (
+                Dumped(old.file, old.dtype) if isinstance(old.elements, Dumped) else old.elements
+            )
+            records[number] = msgspec.structs.replace(
+                old, dtype=kind, hash="", sketch=None, elements=elements
+            )
         super().__init__(base, None, records)
         self._kinds = kinds
 
@@ -53,13 +68,17 @@ class Computed(Over):
 
 
 def as_computed(run: Run) -> Run:
-    """The run with its labels, and what a dump says no dtype of, in the dtype they were computed in; the run itself where nothing changes.
+    """The run with its labels, and what a dump says no dtype of, in the dtype they were computed
+    in; the run itself where nothing changes.
 
-    That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that they use up (`held`). Tensors that
-    do not tell (few elements, zeros, powers of two) take what the other labels stored in their dtype were computed in, if it holds
-    them; whole numbers stay as they are.
+    That is the narrowest of bfloat16, float16 and float32 that holds all elements exactly and that
+    they use up (`held`). Tensors that do not tell (few elements, zeros, powers of two) take what
+    the other labels stored in their dtype were computed in, if it holds them; whole numbers stay as
+    they are.
     """
-    labels = dict.fromkeys(r.record for c in run.calls if c.kind == "label" or WIDER in c.notes for r in c.refs)
+    labels = dict.fromkeys(
+        r.record for c in run.calls if c.kind == "label" or WIDER in c.notes for r in c.refs
+    )
     kinds: dict[int, str] = {}
     open_: list[int] = []
     for number in labels:
@@ -87,11 +106,13 @@ def as_computed(run: Run) -> Run:
 
 
 def held(array: Array) -> str | None:
-    """The dtype that an array's elements were rounded to: its own where no narrower one holds all of them; None where they do not tell.
+    """The dtype that an array's elements were rounded to: its own where no narrower one holds all
+    of them; None where they do not tell.
 
-    array: float64 or float32. A narrower dtype must be in use: of numbers that were rounded to it half need its last bit, at every
-    magnitude. Steps of a grid (pixels / 256) need it at the largest only, and prove nothing; nor do whole numbers. For float32 one
-    number that is not whole and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
+    array: float64 or float32. A narrower dtype must be in use: of numbers that were rounded to it
+    half need its last bit, at every magnitude. Steps of a grid (pixels / 256) need it at the
+    largest only, and prove nothing; nor do whole numbers. For float32 one number that is not whole
+    and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
     """
     own = dtypes.of(array).name
     flat = array.reshape(-1)
@@ -102,12 +123,18 @@ def held(array: Array) -> str | None:
     needed, binade = _bits(sample)
     open_ = False
     for kind, bits in _SIGNIFICANT.items():
-        if bits >= (24 if own == "float32" else 53) or not _fits(sample, kind) or not _fits(flat, kind):
+        if (
+            bits >= (24 if own == "float32" else 53)
+            or not _fits(sample, kind)
+            or not _fits(flat, kind)
+        ):
             continue
         open_ = True
         below = needed[binade < binade.max()]
         full = np.count_nonzero(below == bits)
-        if (below.size >= _LEAST and full >= _SHARE * below.size) or (bits == 24 and (needed > _MANY).any()):
+        if (below.size >= _LEAST and full >= _SHARE * below.size) or (
+            bits == 24 and (needed > _MANY).any()
+        ):
             return kind
     return None if open_ else own
 

@@ -1,7 +1,8 @@
-"""Calls of a Paddle run as what its program says of them: attributes, and a program of aten operators that can be replayed.
+"""Calls of a Paddle run as what its program says of them: attributes, and a program of aten
+operators that can be replayed.
 
-Made of the operator's attributes and operands (`replay/paddle_translation.py`), not recorded; like every program it is believed only where it
-reproduces what the run holds.
+Made of the operator's attributes and operands (`replay/paddle_translation.py`), not recorded; like
+every program it is believed only where it reproduces what the run holds.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ _Maker = tuple[int, int]  # (operator of the program, which of its outputs)
 
 
 def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
-    """A run whose calls have programs, as far as their operators are known and what they read was captured.
+    """A run whose calls have programs, as far as their operators are known and what they read was
+    captured.
 
     written: the program that ran. found: calls of the run -> calls of the program.
     """
-    makers = {ref.record: (call.id, i) for call in written.calls if call.leaf for i, ref in enumerate(call.slots("output"))}
+    makers = {
+        ref.record: (call.id, i)
+        for call in written.calls
+        if call.leaf
+        for i, ref in enumerate(call.slots("output"))
+    }
     names, twins = _names(written), _twins(written, makers)
     programs: dict[str, Program] = dict(run.programs)
     changed: dict[int, Call] = {}
@@ -40,20 +47,42 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
         unseen: dict[int, Call] = {}
         for call in calls:
             operator = written.calls[found[call.id]]
-            lists = [makers[r.record][0] for r in operator.slots("input") if r.record in makers and makers[r.record][0] in unseen]
+            lists = [
+                makers[r.record][0]
+                for r in operator.slots("input")
+                if r.record in makers and makers[r.record][0] in unseen
+            ]
             if lists:  # no hook shows a list of tensors: what it was made of counts as read
-                more = [r.record for maker in dict.fromkeys(lists) for r in unseen[maker].slots("input")]
-                refs = (*(Ref(f"input.of_{i}", record, "identity") for i, record in enumerate(more)), *call.refs)
+                more = [
+                    r.record for maker in dict.fromkeys(lists) for r in unseen[maker].slots("input")
+                ]
+                refs = (
+                    *(Ref(f"input.of_{i}", record, "identity") for i, record in enumerate(more)),
+                    *call.refs,
+                )
                 changed[call.id] = call = msgspec.structs.replace(call, refs=refs)
             if not call.slots("output"):
                 unseen[operator.id] = call
             if not call.program and operator.leaf:
                 try:
-                    one = _program(run, call, written, operator, partial(_seen, makers, twins, made, computed), names)
+                    one = _program(
+                        run,
+                        call,
+                        written,
+                        operator,
+                        partial(_seen, makers, twins, made, computed),
+                        names,
+                    )
                     programs[one.id] = one
                     # A number of the program that a hook shows as a tensor is an attribute.
-                    refs = tuple(r for r in call.refs if not r.slot.startswith("param.constant_folding@") or r.slot in one.params)
-                    changed[call.id] = msgspec.structs.replace(call, program=one.id, no_program="", refs=refs)
+                    refs = tuple(
+                        r
+                        for r in call.refs
+                        if not r.slot.startswith("param.constant_folding@") or r.slot in one.params
+                    )
+                    changed[call.id] = msgspec.structs.replace(
+                        call, program=one.id, no_program="", refs=refs
+                    )
                 except ReplayRefused as refused:
                     changed[call.id] = msgspec.structs.replace(call, no_program=str(refused))
             slots = [i for i, ref in enumerate(operator.slots("output")) if ref.record in names]
@@ -68,15 +97,23 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
 
 
 def _seen(
-    makers: Mapping[int, _Maker], twins: Mapping[_Maker, _Maker], made: Mapping[_Maker, int], computed: Mapping[_Maker, int], variable: int
-) -> int | None:  # fmt: skip
-    """The record that a variable of the program is; made: by maker; computed: by the first of those that compute the same."""
+    makers: Mapping[int, _Maker],
+    twins: Mapping[_Maker, _Maker],
+    made: Mapping[_Maker, int],
+    computed: Mapping[_Maker, int],
+    variable: int,
+) -> int | None:
+    """The record that a variable of the program is; made: by maker; computed: by the first of those
+    that compute the same.
+    """
     maker = makers.get(variable)
     return made.get(maker, computed.get(twins[maker])) if maker is not None else None
 
 
 def _twins(written: Run, makers: Mapping[int, _Maker]) -> dict[_Maker, _Maker]:
-    """For each result of a program the first that is the same of the same operands: Paddle computes it once."""
+    """For each result of a program the first that is the same of the same operands: Paddle computes
+    it once.
+    """
     twins: dict[_Maker, _Maker] = {}
     first: dict[tuple[Any, ...], int] = {}
     for call in written.calls:
@@ -96,7 +133,10 @@ def _names(written: Run) -> dict[int, str]:
     out: dict[int, str] = {}
     for call in written.calls:
         outputs = call.slots("output")
-        told = [call.scope, *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes "))]
+        told = [
+            call.scope,
+            *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes ")),
+        ]
         named = len(told) == len(outputs)
         for i, ref in enumerate(outputs):
             out[ref.record] = told[i] if named else ""
@@ -104,13 +144,24 @@ def _names(written: Run) -> dict[int, str]:
 
 
 def _which(call: Call, operator: Call, written: Run, names: Mapping[int, str]) -> int:
-    """Which output of the operator a call with one tensor holds: that of its name, else the first."""
+    """Which output of the operator a call with one tensor holds: that of its name, else the
+    first.
+    """
     outputs = operator.slots("output")
     return next((i for i, ref in enumerate(outputs) if names.get(ref.record) == call.scope), 0)
 
 
-def _program(run: Run, call: Call, written: Run, operator: Call, seen: Callable[[int], int | None], names: Mapping[int, str]) -> Program:
-    """The program of one call. seen: a variable -> its record of this step. Raises ReplayRefused with the reason."""
+def _program(
+    run: Run,
+    call: Call,
+    written: Run,
+    operator: Call,
+    seen: Callable[[int], int | None],
+    names: Mapping[int, str],
+) -> Program:
+    """The program of one call. seen: a variable -> its record of this step. Raises ReplayRefused
+    with the reason.
+    """
     reads = {r.slot: r.record for kind in ("input", "param") for r in call.slots(kind)}
     operands: dict[str, Operand] = {}
     inputs = operator.slots("input")
@@ -128,12 +179,17 @@ def _program(run: Run, call: Call, written: Run, operator: Call, seen: Callable[
         slot = next((s for s in (f"param.{name}", f"input.{name}") if s in reads), "")
         if slot:
             operands[own] = _operand(run, slot, reads[slot])
-    wanted = {ref.slot[6:]: ref.record for ref in inputs} | {own: -1 for _, own in _parameters(operator)}
+    wanted = {ref.slot[6:]: ref.record for ref in inputs} | {
+        own: -1 for _, own in _parameters(operator)
+    }
     lost = [own for own in wanted if own not in operands]
     if len(lost) == 1:
-        # Folded constants, what the model was given, what a change of layout lies before: the one that is left over.
+        # Folded constants, what the model was given, what a change of layout lies before: the one
+        # that is left over.
         used = {operand.slot for operand in operands.values()}
-        left = [s for s in reads if s not in used and _could_be(run, reads[s], written, wanted[lost[0]])]
+        left = [
+            s for s in reads if s not in used and _could_be(run, reads[s], written, wanted[lost[0]])
+        ]
         if len(left) == 1:
             operands[lost.pop()] = _operand(run, left[0], reads[left[0]])
     missing = lost[0] if lost else ""
@@ -142,11 +198,21 @@ def _program(run: Run, call: Call, written: Run, operator: Call, seen: Callable[
     left_, outputs, shapes = call.slots("output"), {}, {}
     for i, ref in enumerate(operator.slots("output")):
         at = _which(call, operator, written, names) if len(left_) == 1 else i
-        mine = left_[0] if len(left_) == 1 and i == at else left_[i] if len(left_) == len(operator.slots("output")) else None
+        mine = (
+            left_[0]
+            if len(left_) == 1 and i == at
+            else left_[i]
+            if len(left_) == len(operator.slots("output"))
+            else None
+        )
         if mine is not None:
             outputs[ref.slot[7:]], shapes[ref.slot[7:]] = mine.slot, run.records[mine.record].shape
     if not outputs:
-        raise ReplayRefused("none of its outputs was captured" if not left_ else f"which of its {len(left_)} tensors is which is not known")
+        raise ReplayRefused(
+            "none of its outputs was captured"
+            if not left_
+            else f"which of its {len(left_)} tensors is which is not known"
+        )
     return program(operator.op_type, operator.arguments, operands, outputs, shapes)
 
 
@@ -156,7 +222,9 @@ def _could_be(run: Run, record: int, written: Run, variable: int) -> bool:
     if variable < 0:
         return True
     two = written.records[variable]
-    same = len(one.shape) == len(two.shape) and all(n in (-1, m) for m, n in zip(one.shape, two.shape))
+    same = len(one.shape) == len(two.shape) and all(
+        n in (-1, m) for m, n in zip(one.shape, two.shape)
+    )
     return same and two.dtype in ("", one.dtype)
 
 
@@ -167,12 +235,18 @@ def _operand(run: Run, slot: str, record: int) -> Operand:
 
 def _parameters(operator: Call) -> Sequence[tuple[str, str]]:
     """(name, slot of the operator) of the parameters that an operator takes."""
-    told = [note.removeprefix(TAKES).rpartition(" as ") for note in operator.notes if note.startswith(TAKES)]
+    told = [
+        note.removeprefix(TAKES).rpartition(" as ")
+        for note in operator.notes
+        if note.startswith(TAKES)
+    ]
     return [(name, slot) for name, _, slot in told]
 
 
 def refusals(run: Run) -> str:
-    """How many calls have no program and the most frequent reasons, in words; "" when all have one."""
+    """How many calls have no program and the most frequent reasons, in words; "" when all have
+    one.
+    """
     leaves = [c for c in run.calls if c.leaf and c.kind == "operator"]
     why = Counter(c.no_program for c in leaves if not c.program)
     if not why:

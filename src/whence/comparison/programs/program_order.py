@@ -1,4 +1,6 @@
-"""Which operator of a program each call of a run is, where names do not tell: by types and parameters, block by block, in order."""
+"""Which operator of a program each call of a run is, where names do not tell: by types and
+parameters, block by block, in order.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ from whence.records import Call
 
 def taking(call: Call) -> tuple[str, frozenset[str]]:
     """An operator by its type and the parameters it takes."""
-    told = {note.removeprefix(TAKES).rpartition(" as ")[0] for note in call.notes if note.startswith(TAKES)}
+    told = {
+        note.removeprefix(TAKES).rpartition(" as ")[0]
+        for note in call.notes
+        if note.startswith(TAKES)
+    }
     return call.op_type, frozenset(told | {ref.slot[6:] for ref in call.slots("param")})
 
 
 def in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
     """Calls of one step of a run -> operators of its program, both in order of execution.
 
-    Outside of blocks along a longest common subsequence of types; in the block of a loop round and round; of a branch, the block whose
-    operators have the attributes that the run saw.
+    Outside of blocks along a longest common subsequence of types; in the block of a loop round and
+    round; of a branch, the block whose operators have the attributes that the run saw.
     """
     mine, others = _by_block(calls), _by_block(made)
     if len(mine) == 1:  # a log has no blocks
@@ -32,7 +38,9 @@ def in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
         ran, held, inside = todo.pop()
         pairs = _round(ran, held) if inside else _along(ran, held)
         out.update((a.id, b.id) for a, b in pairs)
-        todo += [(mine[a.id], others[b.id], True) for a, b in pairs if a.id in mine and b.id in others]
+        todo += [
+            (mine[a.id], others[b.id], True) for a, b in pairs if a.id in mine and b.id in others
+        ]
     return out
 
 
@@ -53,7 +61,9 @@ def _along(calls: Sequence[Call], made: Sequence[Call]) -> list[tuple[Call, Call
 
 
 def _round(calls: Sequence[Call], made: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Each call and the next operator like it, beginning again behind the last. Of several alike, when nothing tells them apart, none."""
+    """Each call and the next operator like it, beginning again behind the last. Of several alike,
+    when nothing tells them apart, none.
+    """
     named = {name for op in made for name in taking(op)[1]}
     out: list[tuple[Call, Call]] = []
     at = 0
@@ -69,4 +79,8 @@ def _round(calls: Sequence[Call], made: Sequence[Call]) -> list[tuple[Call, Call
 def _alike(call: Call, operator: Call, named: Set[str]) -> bool:
     (kind, taken), (other, wanted) = taking(call), taking(operator)
     read = {name for name in taken if name in named and not name.startswith(FOLDED)}
-    return kind == other and read == wanted and (not call.arguments or call.arguments == operator.arguments)
+    return (
+        kind == other
+        and read == wanted
+        and (not call.arguments or call.arguments == operator.arguments)
+    )

@@ -1,7 +1,9 @@
-"""Runs a whole tree of the reference's calls again: what a target that does not show the inside of a call is judged by.
+"""Runs a whole tree of the reference's calls again: what a target that does not show the inside of
+a call is judged by.
 
-Compiled code, another engine, fused modules: between the tensors that both sides show lie calls that only the reference has. Their
-programs are run one after the other, in the order of the recording, each with its own parameters only.
+Compiled code, another engine, fused modules: between the tensors that both sides show lie calls
+that only the reference has. Their programs are run one after the other, in the order of the
+recording, each with its own parameters only.
 """
 
 from __future__ import annotations
@@ -24,20 +26,28 @@ Noise = np.random.Generator
 class Chain:
     """One evaluation of calls of the reference, in one working dtype.
 
-    held: gives a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are multiplied by 1 + u xi,
-    xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state: tensors that hang in caches, by the reference's record.
+    held: gives a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
+    multiplied by 1 + u xi, xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state:
+    tensors that hang in caches, by the reference's record.
     """
 
     def __init__(
-        self, side: Side, working: str, held: Callable[[Any, Call, str], Any], *, noise: Noise | None = None,
+        self,
+        side: Side,
+        working: str,
+        held: Callable[[Any, Call, str], Any],
+        *,
+        noise: Noise | None = None,
         state: Mapping[int, Array] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.side, self.working, self._held, self._noise = side, working, held, noise
         self.state: dict[int, Array] = dict(state or {})
         self.ran: list[Call] = []
 
     def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
-        """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises ReplayRefused."""
+        """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises
+        ReplayRefused.
+        """
         loaded = self.side.trusted(call)
         program = loaded.program
         own = {r.slot: r.record for r in call.refs}
@@ -51,20 +61,39 @@ class Chain:
             if array is not None:
                 inputs[slot] = array
         inputs = self.passing(call, inputs)
-        there = {*inputs, *program.params, *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid))}
+        there = {
+            *inputs,
+            *program.params,
+            *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid)),
+        }
         wanted = loaded.determined(there)
         if not wanted:
             first = min(loaded.needs(program.outputs[0][0]) - there)
-            raise ReplayRefused(f"{first} of {call.scope or call.root} is made where nothing was recorded")
+            raise ReplayRefused(
+                f"{first} of {call.scope or call.root} is made where nothing was recorded"
+            )
         held = self._held(loaded, call, self.working)
         made: dict[str, Array] = loaded.run(
-            inputs, held, working=self.working, outputs=wanted, child=lambda k, handed: self.child(call, k, handed),
-            convert=False, trace=self.trace(call),
-        )  # fmt: skip
+            inputs,
+            held,
+            working=self.working,
+            outputs=wanted,
+            child=lambda k, handed: self.child(call, k, handed),
+            convert=False,
+            trace=self.trace(call),
+        )
         self.ran.append(call)
-        left = {slot: self._noisy(array) if call.leaf else array for slot, array in made.items() if not slot[0].isdigit()}
+        left = {
+            slot: self._noisy(array) if call.leaf else array
+            for slot, array in made.items()
+            if not slot[0].isdigit()
+        }
         left = self.passing(call, left)
-        self.state.update((own[slot], array) for slot, array in left.items() if slot.startswith("mutated") and slot in own)
+        self.state.update(
+            (own[slot], array)
+            for slot, array in left.items()
+            if slot.startswith("mutated") and slot in own
+        )
         return left
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -83,17 +112,25 @@ class Chain:
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
-        """The slots that the k-th child (call `kid`) fills in the program above it: what it is given, and what it leaves."""
+        """The slots that the k-th child (call `kid`) fills in the program above it: what it is
+        given, and what it leaves.
+        """
         call = self.side.run.calls[kid]
         made = self.side.left(call)
-        return [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))] if made else []
+        return (
+            [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))]
+            if made
+            else []
+        )
 
     def _noisy(self, array: Array) -> Array:
         return array if self._noise is None else perturbed(array, self.working, self._noise)
 
 
 def perturbed(array: Array, working: str, noise: Noise) -> Array:
-    """Every element off by up to one unit roundoff of the working dtype ("recorded" for the array's own), drawn at random."""
+    """Every element off by up to one unit roundoff of the working dtype ("recorded" for the array's
+    own), drawn at random.
+    """
     kind = dtypes.of(array)
     if not kind.is_floating or kind.kind == "complex":
         return array
@@ -101,24 +138,34 @@ def perturbed(array: Array, working: str, noise: Noise) -> Array:
     xi: npt.NDArray[np.float64] = noise.uniform(-1.0, 1.0, array.shape)
     with np.errstate(over="ignore"):
         noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
-    return np.where(np.isfinite(noisy), noisy, array)  # what stands for "masked" is the largest number there is
+    return np.where(
+        np.isfinite(noisy), noisy, array
+    )  # what stands for "masked" is the largest number there is
 
 
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm"})
 
 
 class Walk(Chain):
-    """A chain over whole roots, one after the other, that shows each tensor which comes up and goes on with the target's.
+    """A chain over whole roots, one after the other, that shows each tensor which comes up and goes
+    on with the target's.
 
-    instead: the target's tensor for a record of the reference, None where it shows none. inner: (call, operation) -> record of what
-    one operator gives. coarser: done to what calls that are a matrix product are given, None for nothing.
-    why: why something could not be run, "" when all was.
+    instead: the target's tensor for a record of the reference, None where it shows none. inner:
+    (call, operation) -> record of what one operator gives. coarser: done to what calls that are a
+    matrix product are given, None for nothing. why: why something could not be run, "" when all
+    was.
     """
 
     def __init__(
-        self, side: Side, working: str, held: Callable[[Any, Call, str], Any], instead: Callable[[int], Array | None], *,
-        noise: Noise | None = None, coarser: Callable[[Array], Array] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        side: Side,
+        working: str,
+        held: Callable[[Any, Call, str], Any],
+        instead: Callable[[int], Array | None],
+        *,
+        noise: Noise | None = None,
+        coarser: Callable[[Array], Array] | None = None,
+    ) -> None:
         super().__init__(side, working, held, noise=noise)
         self._instead, self._coarser = instead, coarser
         self.inner: dict[tuple[int, int], int] = {}
@@ -127,7 +174,9 @@ class Walk(Chain):
         self._owned: set[int] | None = None
 
     def through(self, root: Call) -> dict[int, Array]:
-        """What came up in this call and below, by record. What is not seen of its inputs is as before it, or the reference's."""
+        """What came up in this call and below, by record. What is not seen of its inputs is as
+        before it, or the reference's.
+        """
         self._came = {}
         given: dict[str, Array] = {}
         for ref in root.slots("input"):
@@ -152,8 +201,14 @@ class Walk(Chain):
             self.why = self.why or f"{call.scope or call.root}: {error}"
             for kid in (self.side.run.calls[k] for k in self.side.children(call.id)):
                 there = {r.slot: self._instead(r.record) for r in kid.slots("input")}
-                known = self._parameters(kid) | {r.slot: self.state[r.record] for r in kid.slots("input") if r.record in self.state}
-                self._try(kid, known | {slot: array for slot, array in there.items() if array is not None})
+                known = self._parameters(kid) | {
+                    r.slot: self.state[r.record]
+                    for r in kid.slots("input")
+                    if r.record in self.state
+                }
+                self._try(
+                    kid, known | {slot: array for slot, array in there.items() if array is not None}
+                )
             return
         own = {r.slot: r.record for r in call.refs}
         self.state.update((own[slot], array) for slot, array in left.items() if slot in own)
@@ -164,7 +219,11 @@ class Walk(Chain):
             return {}
         if self._owned is None:
             self._owned = {r.record for c in self.side.run.calls for r in c.slots("param")}
-        return {r.slot: self.side.run.array(r.record) for r in call.slots("input") if r.record in self._owned}
+        return {
+            r.slot: self.side.run.array(r.record)
+            for r in call.slots("input")
+            if r.record in self._owned
+        }
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         own = {r.slot: r.record for r in call.refs}
@@ -175,7 +234,12 @@ class Walk(Chain):
             if record is not None and other is not None and other.shape == array.shape:
                 self._came.setdefault(record, array)
                 out[slot] = other
-            if self._coarser is not None and slot.startswith("input") and call.leaf and self._multiplies(call):
+            if (
+                self._coarser is not None
+                and slot.startswith("input")
+                and call.leaf
+                and self._multiplies(call)
+            ):
                 out[slot] = self._coarser(out[slot])
         return out
 
@@ -193,4 +257,6 @@ class Walk(Chain):
     def _multiplies(self, call: Call) -> bool:
         """Is this call a matrix product?"""
         program = self.side.run.programs.get(call.program)
-        return program is not None and any(op.name.split(".")[1] in _PRODUCTS for op in program.operations)
+        return program is not None and any(
+            op.name.split(".")[1] in _PRODUCTS for op in program.operations
+        )

@@ -13,24 +13,34 @@ from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
 _MOVES = (
-    "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.", "aten.expand.", "aten.slice.", "aten.select.",
-    "aten.unsqueeze.", "aten.squeeze.", "aten.t.", "aten.contiguous.", "aten.clone.", "aten.alias.", "aten.split", "aten.chunk.",
-    "aten.unbind.", "aten.as_strided.", "aten.narrow.", "aten.flatten.", "aten.empty", "aten.unflatten.",
+    "aten.view.", "aten._unsafe_view.", "aten.reshape.", "aten.transpose.", "aten.permute.",
+    "aten.expand.", "aten.slice.", "aten.select.", "aten.unsqueeze.", "aten.squeeze.",
+    "aten.t.", "aten.contiguous.", "aten.clone.", "aten.alias.", "aten.split", "aten.chunk.",
+    "aten.unbind.", "aten.as_strided.", "aten.narrow.", "aten.flatten.", "aten.empty",
+    "aten.unflatten.",
 )  # fmt: skip
 _CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
 
 
-_ANEW, _LEAST = 0.5, 8  # share of operators in the same order, below which programs of so many are not compared one by one
+_ANEW, _LEAST = (
+    0.5,
+    8,
+    # share of operators in the same order, below which programs of so many are not compared one by
+    # one
+)
 # What tells one formula from another however the rest is written.
 _FUNCTIONS = frozenset((
-    "gelu", "silu", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "mish", "hardswish", "hardsigmoid", "hardtanh", "softplus",
-    "tanh", "sigmoid", "exp", "expm1", "log", "log1p", "log_sigmoid_forward", "_softmax", "_log_softmax", "softmax", "rsqrt", "sqrt", "erf",
-    "sin", "cos", "topk", "sort", "clamp", "cumsum", "glu", "prelu_kernel", "_prelu_kernel",
+    "gelu", "silu", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "mish", "hardswish",
+    "hardsigmoid", "hardtanh", "softplus", "tanh", "sigmoid", "exp", "expm1", "log", "log1p",
+    "log_sigmoid_forward", "_softmax", "_log_softmax", "softmax", "rsqrt", "sqrt", "erf", "sin",
+    "cos", "topk", "sort", "clamp", "cumsum", "glu", "prelu_kernel", "_prelu_kernel",
 ))  # fmt: skip
 
 
 class Parting(NamedTuple):
-    """An operator with which two programs part, in words. place: of the operation in the target's program, -1 where it has none."""
+    """An operator with which two programs part, in words. place: of the operation in the target's
+    program, -1 where it has none.
+    """
 
     operator: str = ""
     words: str = ""
@@ -38,7 +48,8 @@ class Parting(NamedTuple):
 
 
 def difference(reference: Program, target: Program) -> str:
-    """One clause naming the first operator or argument in which two programs differ, "" when they do the same.
+    """One clause naming the first operator or argument in which two programs differ, "" when they
+    do the same.
 
     Casts are passed over: a run in another precision has other casts and computes the same.
     """
@@ -56,23 +67,36 @@ def difference(reference: Program, target: Program) -> str:
 
 
 def written_anew(reference: Program, target: Program) -> bool:
-    """Do two programs run so few operators in the same order that comparing them one by one says nothing?"""
-    ours, theirs = ([op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))] for p in (reference, target))
+    """Do two programs run so few operators in the same order that comparing them one by one says
+    nothing?
+    """
+    ours, theirs = (
+        [op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))]
+        for p in (reference, target)
+    )
     if not ours or not theirs or max(len(ours), len(theirs)) < _LEAST:
         return False
     return bool(SequenceMatcher(None, ours, theirs, autojunk=False).ratio() < _ANEW)
 
 
 def other_function(reference: Program, target: Program) -> Parting:
-    """The function that only the target computes in the place of one that only the reference does, where both are written anew."""
-    ours, theirs = ({_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target))
+    """The function that only the target computes in the place of one that only the reference does,
+    where both are written anew.
+    """
+    ours, theirs = (
+        {_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
+    )
     only, missing = sorted(theirs - ours), sorted(ours - theirs)
     if len(only) != 1 or len(missing) > 1:
         return Parting(words="its code is written otherwise, so no operator of it can be named")
     place = next(i for i, op in enumerate(target.operations) if _base(op.name) == only[0])
     name = target.operations[place].name
     instead = f" in place of {missing[0].lstrip('_')}" if missing else ""
-    return Parting(name, f"its code is written otherwise, and {_short(name)} runs only in the target{instead}", place)
+    return Parting(
+        name,
+        f"its code is written otherwise, and {_short(name)} runs only in the target{instead}",
+        place,
+    )
 
 
 def _base(name: str) -> str:
@@ -80,34 +104,61 @@ def _base(name: str) -> str:
 
 
 def first_parting(
-    reference: Program, target: Program, left: Mapping[int, Array], right: Mapping[int, Array], tolerance: float
-) -> Parting:  # fmt: skip
-    """The first operator of the target whose result is not the reference's; of one that is missing there, the reference's.
+    reference: Program,
+    target: Program,
+    left: Mapping[int, Array],
+    right: Mapping[int, Array],
+    tolerance: float,
+) -> Parting:
+    """The first operator of the target whose result is not the reference's; of one that is missing
+    there, the reference's.
 
-    left, right: first result of each operation, by place, of both programs run on the same inputs in wide arithmetic.
-    tolerance: relative 2-norm up to which two results are the same. Operators that only move elements are passed over: what
-    they hand on shows in the next.
+    left, right: first result of each operation, by place, of both programs run on the same inputs
+    in wide arithmetic. tolerance: relative 2-norm up to which two results are the same. Operators
+    that only move elements are passed over: what they hand on shows in the next.
     """
-    ours = [i for i, op in enumerate(reference.operations) if not op.name.startswith((*_CASTS, *_MOVES)) and i in left]
-    theirs = [i for i, op in enumerate(target.operations) if not op.name.startswith((*_CASTS, *_MOVES)) and i in right]
-    names = [[p.operations[i].name for i in places] for p, places in ((reference, ours), (target, theirs))]
-    for tag, a0, a1, b0, b1 in SequenceMatcher(None, names[0], names[1], autojunk=False).get_opcodes():
+    ours = [
+        i
+        for i, op in enumerate(reference.operations)
+        if not op.name.startswith((*_CASTS, *_MOVES)) and i in left
+    ]
+    theirs = [
+        i
+        for i, op in enumerate(target.operations)
+        if not op.name.startswith((*_CASTS, *_MOVES)) and i in right
+    ]
+    names = [
+        [p.operations[i].name for i in places]
+        for p, places in ((reference, ours), (target, theirs))
+    ]
+    for tag, a0, a1, b0, b1 in SequenceMatcher(
+        None, names[0], names[1], autojunk=False
+    ).get_opcodes():
         if tag == "equal":
             for a, b in zip(ours[a0:a1], theirs[b0:b1]):
                 error = _distance(left[a], right[b])
                 if error > tolerance:
                     name = target.operations[b].name
                     size = f"off by {error:.2g}" if error < np.inf else "of another shape"
-                    words = f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is the first whose result parts, {size}"
+                    words = (
+                        f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is "
+                        f"the first whose result parts, {size}"
+                    )
                     return Parting(name, words, b)
         elif b1 > b0:
             name = target.operations[theirs[b0]].name
             instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
-            words = f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) runs only in the target{instead}"
+            words = (
+                f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) "
+                f"runs only in the target{instead}"
+            )
             return Parting(name, words, theirs[b0])
         else:
             name = reference.operations[ours[a0]].name
-            words = f"{_short(name)} (operator {ours[a0] + 1} of the reference's {len(reference.operations)}) is missing in the target"
+            words = (
+                f"{_short(name)} (operator {ours[a0] + 1} of the reference's "
+                f"{len(reference.operations)}) is missing in the target"
+            )
             return Parting(name, words)
     return Parting()
 
@@ -123,7 +174,10 @@ def _distance(a: Array, b: Array) -> float:
         return float(np.inf) if a.size != b.size else _distance(a.reshape(-1), b.reshape(-1))
     if a.dtype.kind in "biu":
         return float(not np.array_equal(a, b))
-    x, y = a.astype(np.complex128 if a.dtype.kind == "c" else np.float64), b.astype(np.complex128 if b.dtype.kind == "c" else np.float64)
+    x, y = (
+        a.astype(np.complex128 if a.dtype.kind == "c" else np.float64),
+        b.astype(np.complex128 if b.dtype.kind == "c" else np.float64),
+    )
     same = np.isfinite(x) & np.isfinite(y)
     if not np.array_equal(np.isnan(x), np.isnan(y)):
         return float(np.inf)
@@ -153,12 +207,15 @@ def _arguments(a: Operation, b: Operation) -> str:
 
 
 def _literal(value: Any) -> bool:
-    """A number, string or None: what a user would recognise. Operands, dtypes and shapes follow the tensors."""
+    """A number, string or None: what a user would recognise. Operands, dtypes and shapes follow the
+    tensors.
+    """
     return isinstance(value, (int, float, str, bool)) or value is None
 
 
 def source_line(call: Call, program: Program, place: int) -> str:
-    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not known.
+    """Where the code of a call runs an operation of its program ("file:line"), "" where that is not
+    known.
 
     A module of torch has no line of its own in the user's code, and shares its program with others.
     """

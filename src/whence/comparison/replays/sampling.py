@@ -7,29 +7,36 @@ from collections.abc import Sequence
 
 from whence.records import Call
 
-# Of a root with more steps than this the first, the middle and the last are replayed, and what stands out in the others.
+# Of a root with more steps than this the first, the middle and the last are replayed, and what
+# stands out in the others.
 MANY_STEPS = 16
 
 
 class Sampling:
     """Chooses calls to replay.
 
-    calls: those that a capture was asked for; steps that it left out are none. everything: sample nothing. budget: seconds of wall
-    time for all replays, None for no end.
+    calls: those that a capture was asked for; steps that it left out are none. everything: sample
+    nothing. budget: seconds of wall time for all replays, None for no end.
     """
 
     def __init__(self, calls: Sequence[Call], *, everything: bool, budget: float | None) -> None:
         steps: dict[str, set[int]] = {}
         for call in calls:
             steps.setdefault(call.root, set()).add(call.step)
-        self._of = {root: len(found) for root, found in steps.items() if len(found) > MANY_STEPS and not everything}
+        self._of = {
+            root: len(found)
+            for root, found in steps.items()
+            if len(found) > MANY_STEPS and not everything
+        }
         self._chosen = {root: _three(sorted(found)) for root, found in steps.items()}
         self._ends = time.monotonic() + budget if budget is not None else None
         self._hurried = budget is not None
         self.spent = False
 
     def reason(self, call: Call, *, stands_out: bool = False) -> str:
-        """Why this call is not replayed, "" when it is. stands_out: there is something about it that a step not chosen must not hide."""
+        """Why this call is not replayed, "" when it is. stands_out: there is something about it
+        that a step not chosen must not hide.
+        """
         if self._ends is not None and time.monotonic() > self._ends:
             self.spent = True
             return "the time budget was spent"
@@ -46,10 +53,15 @@ class Sampling:
         if not left:
             return []
         found = [
-            f"{root}: steps {self._words(root)} of {count} were replayed, and what stood out in the others; --sample all replays every step"
+            f"{root}: steps {self._words(root)} of {count} were replayed, and what stood out in "
+            "the others; --sample all replays every step"
             for root, count in self._of.items()
         ]
-        return [f"the time budget was spent: {left} calls were not replayed", *found] if self.spent else found
+        return (
+            [f"the time budget was spent: {left} calls were not replayed", *found]
+            if self.spent
+            else found
+        )
 
     def _words(self, root: str) -> str:
         return ", ".join(str(step) for step in sorted(self._chosen[root]))

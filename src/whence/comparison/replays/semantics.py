@@ -27,12 +27,14 @@ Quantise = Callable[[Array, tuple[int, ...]], tuple[Array, int]]
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """What one replay does otherwise than the reference's program says. name: "" for nothing but the stand-ins of `params`.
+    """What one replay does otherwise than the reference's program says. name: "" for nothing but
+    the stand-ins of `params`.
 
-    params: by slot, values used instead of the reference's, float64. quantise: (x, flips) -> the activation's values with these ties
-    rounded the other way, and how many ties a row has. program: the program to run. size_only: rounding may happen elsewhere, so the
-    pattern of the error says nothing. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot) -> the entry that
-    bounds the error there.
+    params: by slot, values used instead of the reference's, float64. quantise: (x, flips) -> the
+    activation's values with these ties rounded the other way, and how many ties a row has. program:
+    the program to run. size_only: rounding may happen elsewhere, so the pattern of the error says
+    nothing. keep: (slot, shape) -> elements that count, None for all. tolerance: (slot) -> the
+    entry that bounds the error there.
     """
 
     name: str = ""
@@ -52,8 +54,9 @@ class Semantics:
     ) -> dict[str, Array]:
         """What `run` makes of these inputs, the first floating one quantised if activations are.
 
-        A code that lies on a tie may be rounded either way, and one step of it moves a whole row of the output: of the ways a row can
-        have come about, the one nearest to what the target produced counts.
+        A code that lies on a tie may be rounded either way, and one step of it moves a whole row of
+        the output: of the ways a row can have come about, the one nearest to what the target
+        produced counts.
         """
         if self.quantise is None:
             return run(arrays)
@@ -65,19 +68,39 @@ class Semantics:
         made = run({**arrays, first: values.astype(kind)})
         for flips in _subsets(min(ties, _MOST_TIES)):
             other = run({**arrays, first: self.quantise(arrays[first], flips)[0].astype(kind)})
-            made = {slot: _nearer(made[slot], other[slot], produced[slot]) if slot in produced else made[slot] for slot in made}
+            made = {
+                slot: _nearer(made[slot], other[slot], produced[slot])
+                if slot in produced
+                else made[slot]
+                for slot in made
+            }
         return made
 
     def param(self, slot: str, working: str, recorded: str) -> Array:
-        """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the reference has it in."""
+        """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the
+        reference has it in.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.params[slot].astype(dtypes.named(recorded if working == "recorded" else working).numpy)
+            return self.params[slot].astype(
+                dtypes.named(recorded if working == "recorded" else working).numpy
+            )
 
     def measure(
-        self, slot: str, produced: Array, wide: Array, working: Array, *, terms: int, reference: Array | None,
-        reference_wide: Array | None, spread: Array | None, written_out: bool = False,
-    ) -> judge.Local:  # fmt: skip
-        """`judge.local`, with masked elements left out and a declared tolerance in the place of the noise floor."""
+        self,
+        slot: str,
+        produced: Array,
+        wide: Array,
+        working: Array,
+        *,
+        terms: int,
+        reference: Array | None,
+        reference_wide: Array | None,
+        spread: Array | None,
+        written_out: bool = False,
+    ) -> judge.Local:
+        """`judge.local`, with masked elements left out and a declared tolerance in the place of the
+        noise floor.
+        """
         keep = self.keep(slot, produced.shape) if self.keep is not None else None
         if keep is not None:
 
@@ -85,12 +108,26 @@ class Semantics:
                 return np.where(keep, array, array.dtype.type(0))
 
             produced, wide, working = shown(produced), shown(wide), shown(working)
-            reference = shown(reference) if reference is not None and reference.shape == keep.shape else None
-            reference_wide = shown(reference_wide) if reference_wide is not None and reference is not None else None
+            reference = (
+                shown(reference)
+                if reference is not None and reference.shape == keep.shape
+                else None
+            )
+            reference_wide = (
+                shown(reference_wide)
+                if reference_wide is not None and reference is not None
+                else None
+            )
         local = judge.local(
-            produced, wide, working, reduction_length=terms, reference=reference, reference_wide=reference_wide, spread=spread,
+            produced,
+            wide,
+            working,
+            reduction_length=terms,
+            reference=reference,
+            reference_wide=reference_wide,
+            spread=spread,
             written_out=written_out,
-        )  # fmt: skip
+        )
         entry = self.tolerance(slot) if self.tolerance is not None else None
         if entry is None and self.size_only and math.isfinite(local.score):
             parts = local.parts()
@@ -108,11 +145,17 @@ def _numpy(working: str, like: Array) -> Any:
 
 
 def _tolerance_score(entry: Entry, produced: Array, wide: Array, local: judge.Local) -> float:
-    """The error in units of what is declared: relative 2-norm, or the worst |y - r| / (atol + rtol |r|)."""
+    """The error in units of what is declared: relative 2-norm, or the worst |y - r| / (atol + rtol
+    |r|).
+    """
     if local.mismatch or local.integer_mismatch:
         return math.inf
     if entry.rel_l2 is not None:
-        return local.error_rel / entry.rel_l2 if entry.rel_l2 > 0 else (0.0 if local.error_rel == 0 else math.inf)
+        return (
+            local.error_rel / entry.rel_l2
+            if entry.rel_l2 > 0
+            else (0.0 if local.error_rel == 0 else math.inf)
+        )
     y, r = produced.astype(np.float64), wide.astype(np.float64)
     return _worst_share(np.abs(y - r), np.abs(r), entry)
 
@@ -141,13 +184,15 @@ def _nearer(one: Array, other: Array, produced: Array) -> Array:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay of one call found. local: figures by output slot. refused: reasons by output slot ("" for the whole call).
+    """What a replay of one call found. local: figures by output slot. refused: reasons by output
+    slot ("" for the whole call).
 
-    inside: how many calls without a partner ran as part of it; ran: which. broken: the target agrees with the reference's program
-    and what the reference recorded does not, by so many times what rounding explains. assumed: output slot -> an input of it that the
-    target does not show, where it shows none of them. quick: nothing came near a limit even with the least noise there can be, so the
-    working replay was spared. misrouted: outputs of another extent than the reference's operators give them, in sentences, where no
-    tie explains that.
+    inside: how many calls without a partner ran as part of it; ran: which. broken: the target
+    agrees with the reference's program and what the reference recorded does not, by so many times
+    what rounding explains. assumed: output slot -> an input of it that the target does not show,
+    where it shows none of them. quick: nothing came near a limit even with the least noise there
+    can be, so the working replay was spared. misrouted: outputs of another extent than the
+    reference's operators give them, in sentences, where no tie explains that.
     """
 
     local: dict[str, judge.Local] = field(default_factory=dict)
@@ -167,7 +212,9 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator inside it, and where it is called."""
+    """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator
+    inside it, and where it is called.
+    """
 
     cause: str = ""
     words: str = ""

@@ -1,4 +1,6 @@
-"""One side of a replay: where the tensors of a call's program lie in its run, and which programs may be trusted."""
+"""One side of a replay: where the tensors of a call's program lie in its run, and which programs
+may be trusted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
 
 class Side:
-    """A run with its programs, each loaded once and used only after it reproduced its own recording."""
+    """A run with its programs, each loaded once and used only after it reproduced its own
+    recording.
+    """
 
     def __init__(self, run: Run, allow: Sequence[str] = (), model: Models | None = None) -> None:
         self.run, self.allow, self.model = run, tuple(allow), model
@@ -49,7 +53,9 @@ class Side:
         return self._below.get(call, [])
 
     def record(self, call: Call, slot: str) -> int | None:
-        """The record of a slot of a call's program: its own ("input.0"), or of its k-th child ("3:output.0")."""
+        """The record of a slot of a call's program: its own ("input.0"), or of its k-th child
+        ("3:output.0").
+        """
         if slot[0].isdigit():
             k, _, slot = slot.partition(":")
             kids = self.children(call.id)
@@ -61,23 +67,32 @@ class Side:
     def records(self, call: Call, slots: Iterable[str]) -> dict[str, int]:
         """The records of these slots, as far as they were captured."""
         own = {r.slot: r.record for r in call.refs}
-        found = {slot: self.record(call, slot) if slot[0].isdigit() else own.get(slot) for slot in slots}
+        found = {
+            slot: self.record(call, slot) if slot[0].isdigit() else own.get(slot) for slot in slots
+        }
         return {slot: record for slot, record in found.items() if record is not None}
 
-    def arrays(self, records: dict[str, int]) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
+    def arrays(
+        self, records: dict[str, int]
+    ) -> tuple[dict[str, Array], dict[str, tuple[int, ...]]]:
         """(elements, strides where they are not contiguous) by slot. Raises ElementsMissing."""
         run = self.run
         return (
             {slot: run.array(record) for slot, record in records.items()},
-            {slot: stride for slot, record in records.items() if (stride := run.records[record].stride)},
+            {
+                slot: stride
+                for slot, record in records.items()
+                if (stride := run.records[record].stride)
+            },
         )
 
     def lent(self, record: int | None, working: str = "recorded") -> Array | None:
-        """A tensor of this run that every correct run must have the same, None when it is not such a one: masks, positions, integers.
+        """A tensor of this run that every correct run must have the same, None when it is not such
+        a one: masks, positions, integers.
 
-        A fused attention takes no mask where another does, and rotates by tables of its own; what code made of no activation is not
-        noisy. working: the dtype to
-        have it in, if of 16 bits; what stands for "masked" becomes the smallest number of that.
+        A fused attention takes no mask where another does, and rotates by tables of its own; what
+        code made of no activation is not noisy. working: the dtype to have it in, if of 16 bits;
+        what stands for "masked" becomes the smallest number of that.
         """
         if record is None:
             return None
@@ -94,11 +109,15 @@ class Side:
             if working in ("bfloat16", "float16") and kind.kind != "complex":
                 limit = float(dtypes.named(working).max_finite or np.inf)
                 held = array.astype(np.float64)
-                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(dtypes.named(working).numpy)
+                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(
+                    dtypes.named(working).numpy
+                )
         return array
 
     def _is_table(self, record: int) -> bool:
-        """Did a call make this of integers and vectors alone, as cosines and sines are made of positions and frequencies?"""
+        """Did a call make this of integers and vectors alone, as cosines and sines are made of
+        positions and frequencies?
+        """
         if self._makers is None:
             leaves = (c for c in self.run.calls if c.leaf)
             self._makers = {r.record: (c, r.slot) for c in leaves for r in c.slots("output")}
@@ -112,9 +131,11 @@ class Side:
         found = {s: self.run.records[r] for s, r in self.records(call, needs).items()}
         given = [r for s, r in found.items() if not s.startswith("param")]
         return (
-            len(found) == len(needs) and bool(given) and all(judge.unit_roundoff(r.dtype) == 0.0 for r in given)
+            len(found) == len(needs)
+            and bool(given)
+            and all(judge.unit_roundoff(r.dtype) == 0.0 for r in given)
             and all(len(r.shape) <= 1 for s, r in found.items() if s.startswith("param"))
-        )  # fmt: skip
+        )
 
     # ---- programs
 
@@ -129,8 +150,14 @@ class Side:
 
     def notes(self) -> list[str]:
         """How many programs reproduce their recording, but not bitwise, in words."""
-        told = Counter(loaded.check_note.partition(": ")[2] or loaded.check_note for loaded in self._loaded.values() if loaded.check_note)
-        return [f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()]
+        told = Counter(
+            loaded.check_note.partition(": ")[2] or loaded.check_note
+            for loaded in self._loaded.values()
+            if loaded.check_note
+        )
+        return [
+            f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()
+        ]
 
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""
@@ -148,11 +175,14 @@ class Side:
         if program.id not in self._loaded:
             from whence.replay.validation import load
 
-            self._loaded[program.id] = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
+            self._loaded[program.id] = load(
+                program, [self.run.array(c) for c in program.constants], allow=self.allow
+            )
         return self._loaded[program.id]
 
     def trusted(self, call: Call) -> Any:
-        """The program of a call, once it reproduced what a call recorded that it serves; else the module of the user's model.
+        """The program of a call, once it reproduced what a call recorded that it serves; else the
+        module of the user's model.
 
         Raises ReplayRefused with the reason.
         """
@@ -166,13 +196,24 @@ class Side:
             return self.instead(call, str(refused))
 
     def instead(self, call: Call, why: str) -> Any:
-        """The module of the user's model that stands for a call from now on. why: there is no program. Raises ReplayRefused."""
+        """The module of the user's model that stands for a call from now on. why: there is no
+        program. Raises ReplayRefused.
+        """
         if self.model is None:
             raise ReplayRefused(why)
         kids = [self.run.calls[k] for k in self.children(call.id)]
-        known = {r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape) for r in call.refs}
+        known = {
+            r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape)
+            for r in call.refs
+        }
         settings = align.settings_of(self.run).get(call.root, {})
-        grad = "inference_mode" if settings.get("inference_mode") else "grad" if settings.get("grad") else "no_grad"
+        grad = (
+            "inference_mode"
+            if settings.get("inference_mode")
+            else "grad"
+            if settings.get("grad")
+            else "no_grad"
+        )
 
         def inputs(kid: Call) -> dict[str, Array]:
             return self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0]
@@ -211,10 +252,12 @@ class Side:
         return loaded
 
     def confirm(self, call: Call) -> tuple[str, float]:
-        """("", 0) when what stands for the call reproduces what it recorded, else (why not, by how many times rounding).
+        """("", 0) when what stands for the call reproduces what it recorded, else (why not, by how
+        many times rounding).
 
-        A value that the recording baked in, extents that it does not follow and a broken kernel all show here. What a program
-        finds wrong with a target is believed only where it is right about the reference.
+        A value that the recording baked in, extents that it does not follow and a broken kernel all
+        show here. What a program finds wrong with a target is believed only where it is right about
+        the reference.
         """
         found = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
         if found[0] and self.model is not None:
@@ -233,7 +276,10 @@ class Side:
             found = ("", 0.0)
             if why:
                 words = getattr(loaded, "words", "the program")
-                found = (f"{words} does not reproduce its own recording: {why}", self._score(call, loaded, slots))
+                found = (
+                    f"{words} does not reproduce its own recording: {why}",
+                    self._score(call, loaded, slots),
+                )
             else:
                 self._reproduced.add(loaded.program.id)
             self._confirmed[key] = found
@@ -247,7 +293,9 @@ class Side:
         made = self.records(call, there)
         if not made:
             missing = [s for s in (*program.inputs, *program.params) if s not in slots]
-            return f"{missing[0]} was not captured" if missing else "none of its outputs was captured"
+            return (
+                f"{missing[0]} was not captured" if missing else "none of its outputs was captured"
+            )
         arrays, strides = self.arrays(slots)
         outputs = {slot: self.run.array(record) for slot, record in made.items()}
         why: str = check(loaded, arrays, arrays, outputs, strides)
@@ -261,25 +309,37 @@ class Side:
 
             with without_onednn():
                 why = check(loaded, arrays, arrays, outputs, strides) and why
-        elsewhere = "recorded on another machine or device" if self._elsewhere(made) else _rounds_otherwise(call, program)
+        elsewhere = (
+            "recorded on another machine or device"
+            if self._elsewhere(made)
+            else _rounds_otherwise(call, program)
+        )
         if why and elsewhere and self._score(call, loaded, slots) <= 1:
             loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
             return ""
         return why
 
     def _score(self, call: Call, loaded: Any, slots: dict[str, int]) -> float:
-        """How far what the call recorded is from its program, in units of what rounding explains; inf where that cannot be told."""
+        """How far what the call recorded is from its program, in units of what rounding explains;
+        inf where that cannot be told.
+        """
         there = loaded.determined(slots)
         try:
             arrays, strides = self.arrays(slots)
             made, _ = self.arrays(self.records(call, there))
-            wide = loaded.run(arrays, arrays, working="float64", strides=strides, outputs=list(made))
-            working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(made))
+            wide = loaded.run(
+                arrays, arrays, working="float64", strides=strides, outputs=list(made)
+            )
+            working = loaded.run(
+                arrays, arrays, working="recorded", strides=strides, outputs=list(made)
+            )
         except (ReplayRefused, ElementsMissing):
             return np.inf
         if any(wide[s].shape != made[s].shape for s in made):
             return np.inf
-        found: Mapping[str, judge.Local] = {s: judge.local(made[s], wide[s], working[s]) for s in made}
+        found: Mapping[str, judge.Local] = {
+            s: judge.local(made[s], wide[s], working[s]) for s in made
+        }
         with contextlib.suppress(ReplayRefused):
             run = functools.partial(loaded.run, arrays, arrays, strides=strides, outputs=list(made))
             found = settled(loaded, made, run, "float64", found)
@@ -289,7 +349,9 @@ class Side:
         import torch
 
         settings = align.settings_of(self.run).values()
-        other = any(str(s.get("torch", torch.__version__)) != str(torch.__version__) for s in settings)
+        other = any(
+            str(s.get("torch", torch.__version__)) != str(torch.__version__) for s in settings
+        )
         return other or any(self.run.records[r].device not in ("", "cpu") for r in made.values())
 
     def _recorded_threads(self) -> int:
@@ -298,9 +360,15 @@ class Side:
 
 
 def _rounds_otherwise(call: Call, program: Program) -> str:
-    """Words when what ran rounds otherwise than its program in one piece: compiled code, which fuses, several calls, other kernels."""
+    """Words when what ran rounds otherwise than its program in one piece: compiled code, which
+    fuses, several calls, other kernels.
+    """
     if TRANSLATED in program.notes:
         return TRANSLATED
     if marks.is_gathered(call):
         return "joined from several calls"
-    return "recorded from compiled code" if call.no_program.startswith(("compiled", "runs compiled", "scripted")) else ""
+    return (
+        "recorded from compiled code"
+        if call.no_program.startswith(("compiled", "runs compiled", "scripted"))
+        else ""
+    )

@@ -8,7 +8,9 @@ from typing import Any
 
 
 class Threads:
-    """So many intra-op threads of torch inside. One is fastest for many small operators: more spin while they wait for each other."""
+    """So many intra-op threads of torch inside. One is fastest for many small operators: more spin
+    while they wait for each other.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -25,7 +27,9 @@ class Threads:
 
 
 def _torch() -> Any:
-    """torch, or None where it is not installed: then nothing can be replayed, and the reason is given for each call."""
+    """torch, or None where it is not installed: then nothing can be replayed, and the reason is
+    given for each call.
+    """
     try:
         return importlib.import_module("torch")
     except ImportError:

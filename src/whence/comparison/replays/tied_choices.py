@@ -1,6 +1,8 @@
-"""Lets the replays of one call choose as the target did, wherever the scores it chose between tie (`judge.ties`).
+"""Lets the replays of one call choose as the target did, wherever the scores it chose between tie
+(`judge.ties`).
 
-What follows a choice is then compared knowing it: a token that took the other of two tied experts is judged by that expert.
+What follows a choice is then compared knowing it: a token that took the other of two tied experts
+is judged by that expert.
 """
 
 from __future__ import annotations
@@ -38,13 +40,18 @@ Measure = Callable[[Mapping[str, Array]], Figures]
 class Choosing:
     """The choices of one program on one call's inputs.
 
-    wide: run it so, with what sees and tells choices. produced: what the other side made, by output slot. proposed: whole numbers that
-    the other side made on the way, as far as its own program tells: what it chose is believed only where `judge.ties` does.
+    wide: run it so, with what sees and tells choices. produced: what the other side made, by output
+    slot. proposed: whole numbers that the other side made on the way, as far as its own program
+    tells: what it chose is believed only where `judge.ties` does.
     """
 
     def __init__(
-        self, program: Program, produced: Mapping[str, Array], wide: Replay, proposed: Callable[[], Sequence[I64]]
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        produced: Mapping[str, Array],
+        wide: Replay,
+        proposed: Callable[[], Sequence[I64]],
+    ) -> None:
         self._program, self._produced, self._run_wide = program, produced, wide
         self._proposed = functools.cache(proposed)
         self._told: dict[int, I64] = {}
@@ -68,23 +75,31 @@ class Choosing:
         self._workings.append(choices)
         return choices
 
-    def figures(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
-        """The wide replay and the figures of the outputs with the other side's choices where they tie.
+    def figures(
+        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+    ) -> tuple[Mapping[str, Array], Figures]:
+        """The wide replay and the figures of the outputs with the other side's choices where they
+        tie.
 
-        wide, found: without. measure: figures against a wide replay, by working ones. Where an output shows the indices, they are
-        followed; a choice that none shows is the one that explains the outputs best. Both are kept where nothing comes nearer.
+        wide, found: without. measure: figures against a wide replay, by working ones. Where an
+        output shows the indices, they are followed; a choice that none shows is the one that
+        explains the outputs best. Both are kept where nothing comes nearer.
         """
         for _ in range(_PASSES):
             if not self._told_anew(self._shown() or self._proposals()):
                 break
             wide, found = self._nearer(wide, found, measure)
-        if max(local.score for local in found.values()) > 1 and self._told_anew(self._proposals() | self._shown()):
+        if max(local.score for local in found.values()) > 1 and self._told_anew(
+            self._proposals() | self._shown()
+        ):
             wide, found = self._nearer(wide, found, measure)
         if max(local.score for local in found.values()) > 1:
             wide, found = self._hidden(wide, found, measure)
         return wide, found
 
-    def _nearer(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
+    def _nearer(
+        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+    ) -> tuple[Mapping[str, Array], Figures]:
         """Run again with what is told now; as it was where the figures of that are worse."""
         before = self._wide, self._workings
         again = self.wide()
@@ -107,17 +122,34 @@ class Choosing:
         for place, found in sorted(self._found.items()):
             seen = self._wide.seen[place]
             rows = [
-                tuple(int(i) for i in np.unravel_index(r, seen.shape)) if seen.shape else () for r in np.flatnonzero(found.tied)[:_SHOWN]
+                tuple(int(i) for i in np.unravel_index(r, seen.shape)) if seen.shape else ()
+                for r in np.flatnonzero(found.tied)[:_SHOWN]
             ]
-            at = [int(i) for i in np.unravel_index(found.worst.row, seen.shape)] if found.worst is not None and seen.shape else []
+            at = (
+                [int(i) for i in np.unravel_index(found.worst.row, seen.shape)]
+                if found.worst is not None and seen.shape
+                else []
+            )
             widest, worst = found.widest, found.worst
-            out.append(judge.Choice(seen.operator, len(found.indices), int(found.tied.sum()), tuple(rows), widest, worst, tuple(at)))
+            out.append(
+                judge.Choice(
+                    seen.operator,
+                    len(found.indices),
+                    int(found.tied.sum()),
+                    tuple(rows),
+                    widest,
+                    worst,
+                    tuple(at),
+                )
+            )
         return tuple(out)
 
     def looked(self, working: Callable[[], object]) -> bool:
-        """Run as far as the program goes, and tell it what the other side's own program chose. Did that choose otherwise among ties?
+        """Run as far as the program goes, and tell it what the other side's own program chose. Did
+        that choose otherwise among ties?
 
-        For a program that does not run through: another choice gives it other extents. working: a run of it `for_working`.
+        For a program that does not run through: another choice gives it other extents. working: a
+        run of it `for_working`.
         """
         from whence.replay.choices import Choices
 
@@ -126,13 +158,28 @@ class Choosing:
             self._run_wide(choices)
         with contextlib.suppress(ReplayRefused):
             working()
-        return self._told_anew({p: other for p, other in self._proposals().items() if any(p in w.seen for w in self._workings)})
+        return self._told_anew(
+            {
+                p: other
+                for p, other in self._proposals().items()
+                if any(p in w.seen for w in self._workings)
+            }
+        )
 
     def tied_rows(self) -> int:
-        """In how many rows scores tie, of all that was chosen: no other choice among ties moves more tokens than that."""
+        """In how many rows scores tie, of all that was chosen: no other choice among ties moves
+        more tokens than that.
+        """
         assert self._wide is not None
-        known = [(p, seen) for p, seen in self._wide.seen.items() if any(p in w.seen for w in self._workings)]
-        ways = ((seen, ties.alternatives(seen.own, seen.scores, self._noise(p, seen), self._unit(p), 1)) for p, seen in known)
+        known = [
+            (p, seen)
+            for p, seen in self._wide.seen.items()
+            if any(p in w.seen for w in self._workings)
+        ]
+        ways = (
+            (seen, ties.alternatives(seen.own, seen.scores, self._noise(p, seen), self._unit(p), 1))
+            for p, seen in known
+        )
         return sum(int((way[0] != seen.own).any(axis=1).sum()) for seen, way in ways if way)
 
     # ---- what the outputs show
@@ -148,17 +195,29 @@ class Choosing:
         assert self._wide is not None
         out: dict[int, I64] = {}
         for slot, operand in self._program.outputs:
-            found = self._wide.shown.get(tuple(operand["op"])) if "op" in operand and slot in self._produced else None
+            found = (
+                self._wide.shown.get(tuple(operand["op"]))
+                if "op" in operand and slot in self._produced
+                else None
+            )
             if found is None:
                 continue
             place, positions = found[0], found[1].numpy()
             made = self._produced[slot]
-            if place not in out and made.shape == positions.shape and not dtypes.of(made).is_floating:
-                out[place] = _completed(self._wide.seen[place], positions.reshape(-1), made.reshape(-1).astype(np.int64))
+            if (
+                place not in out
+                and made.shape == positions.shape
+                and not dtypes.of(made).is_floating
+            ):
+                out[place] = _completed(
+                    self._wide.seen[place], positions.reshape(-1), made.reshape(-1).astype(np.int64)
+                )
         return out
 
     def _proposals(self) -> dict[int, I64]:
-        """By choice that no output shows, what the other side's own program chose: of what could be that, the least wrong."""
+        """By choice that no output shows, what the other side's own program chose: of what could be
+        that, the least wrong.
+        """
         assert self._wide is not None
         out: dict[int, I64] = {}
         shown = self._shown()
@@ -166,7 +225,9 @@ class Choosing:
             if place in shown or not any(place in w.seen for w in self._workings):
                 continue
             fitting = [
-                p.reshape(seen.own.shape) for p in self._proposed() if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
+                p.reshape(seen.own.shape)
+                for p in self._proposed()
+                if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
             ]
             followed = [self._judged(place, seen, p) for p in fitting]
             judged = [(int(f.wrong.sum()), -int(f.tied.sum()), n) for n, f in enumerate(followed)]
@@ -175,7 +236,9 @@ class Choosing:
         return out
 
     def _told_anew(self, shown: Mapping[int, I64]) -> bool:
-        """Tell the replay the shown choices that differ by ties alone. Is anything new among them?"""
+        """Tell the replay the shown choices that differ by ties alone. Is anything new among
+        them?
+        """
         assert self._wide is not None
         changed = False
         for place, other in shown.items():
@@ -187,25 +250,45 @@ class Choosing:
             else:
                 self._found.pop(place, None)
             before = self._told.get(place)
-            changed |= bool(found.tied.any() if before is None else not np.array_equal(before, told))
+            changed |= bool(
+                found.tied.any() if before is None else not np.array_equal(before, told)
+            )
             self._told[place] = told
         return changed
 
     def _noise(self, place: int, seen: Seen) -> F64:
-        workings = [w.seen[place] for w in self._workings if place in w.seen and w.seen[place].scores.shape == seen.scores.shape]
-        return np.asarray(np.maximum.reduce([ties.noise_of(seen.scores, w.scores, seen.own, seen.length) for w in workings]))
+        workings = [
+            w.seen[place]
+            for w in self._workings
+            if place in w.seen and w.seen[place].scores.shape == seen.scores.shape
+        ]
+        return np.asarray(
+            np.maximum.reduce(
+                [ties.noise_of(seen.scores, w.scores, seen.own, seen.length) for w in workings]
+            )
+        )
 
     def _unit(self, place: int) -> float:
-        return max(judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen)
+        return max(
+            judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen
+        )
 
     def _judged(self, place: int, seen: Seen, other: I64) -> ties.Followed:
         return ties.follow(
-            seen.own, other, seen.scores, self._noise(place, seen), self._unit(place), ordered=seen.ordered, distinct=seen.distinct
+            seen.own,
+            other,
+            seen.scores,
+            self._noise(place, seen),
+            self._unit(place),
+            ordered=seen.ordered,
+            distinct=seen.distinct,
         )
 
     # ---- what no output shows
 
-    def _hidden(self, wide: Mapping[str, Array], found: Figures, measure: Measure) -> tuple[Mapping[str, Array], Figures]:
+    def _hidden(
+        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+    ) -> tuple[Mapping[str, Array], Figures]:
         """Follow choices that no output shows, in the order in which they are made."""
         assert self._wide is not None
         shown = self._shown()
@@ -223,8 +306,12 @@ class Choosing:
         return wide, found
 
     def _best(self, place: int, seen: Seen, made: Mapping[str, Array]) -> I64 | None:
-        """Of every row the tied choice that explains the outputs best, -1 where it is the replay's own; None: of every row."""
-        ways = ties.alternatives(seen.used, seen.scores, self._noise(place, seen), self._unit(place), _WAYS)
+        """Of every row the tied choice that explains the outputs best, -1 where it is the replay's
+        own; None: of every row.
+        """
+        ways = ties.alternatives(
+            seen.used, seen.scores, self._noise(place, seen), self._unit(place), _WAYS
+        )
         told = np.where(seen.used != seen.own, seen.used, -1)
         best: F64 = np.zeros(len(told), np.float64)
         for way in ways:
@@ -237,19 +324,28 @@ class Choosing:
             best[better] = gains[better]
         return told if (best > 0).any() else None
 
-    def _gains(self, place: int, seen: Seen, way: I64, rows: I64, made: Mapping[str, Array]) -> F64 | None:
-        """By how much the outputs come nearer with this way of choosing, by row; None where the program does not run so.
+    def _gains(
+        self, place: int, seen: Seen, way: I64, rows: I64, made: Mapping[str, Array]
+    ) -> F64 | None:
+        """By how much the outputs come nearer with this way of choosing, by row; None where the
+        program does not run so.
 
-        Which elements rest on which row is found by runs in which half of the rows choose so: the n-th row in the runs of the bits of n.
+        Which elements rest on which row is found by runs in which half of the rows choose so: the
+        n-th row in the runs of the bits of n.
         """
         numbers = np.zeros(len(way), np.int64)
         numbers[rows] = np.arange(1, len(rows) + 1)
-        owner = {slot: np.zeros(a.shape, np.int64) for slot, a in made.items() if slot in self._produced}
+        owner = {
+            slot: np.zeros(a.shape, np.int64) for slot, a in made.items() if slot in self._produced
+        }
         value = {slot: made[slot].copy() for slot in owner}
         for bit in range(len(rows).bit_length()):
             half = (numbers >> bit & 1).astype(bool)[:, None]
             try:
-                _, run = self._run(self._told | {place: np.where(half, way, np.where(seen.used != seen.own, seen.used, -1))})
+                _, run = self._run(
+                    self._told
+                    | {place: np.where(half, way, np.where(seen.used != seen.own, seen.used, -1))}
+                )
             except ReplayRefused:
                 return None
             for slot in owner:
@@ -260,7 +356,9 @@ class Choosing:
                 value[slot] = np.where(moved, run[slot], value[slot])
         gains = np.zeros(len(rows) + 1, np.float64)
         for slot, of in owner.items():
-            gain = _error(self._produced[slot], made[slot]) - _error(self._produced[slot], value[slot])
+            gain = _error(self._produced[slot], made[slot]) - _error(
+                self._produced[slot], value[slot]
+            )
             fits = of <= len(rows)
             gains = gains + np.bincount(of[fits], gain[fits], minlength=len(rows) + 1)
         out: F64 = np.zeros(len(way), np.float64)
@@ -269,7 +367,9 @@ class Choosing:
 
 
 def _completed(seen: Seen, positions: I64, shown: I64) -> I64:
-    """The indices of a choice of which some elements are shown: the others keep the replay's order."""
+    """The indices of a choice of which some elements are shown: the others keep the replay's
+    order.
+    """
     flat = np.full(seen.own.size, -1, np.int64)
     flat[positions] = shown
     out = flat.reshape(seen.own.shape)
@@ -289,38 +389,62 @@ def _completed(seen: Seen, positions: I64, shown: I64) -> I64:
 
 
 def _error(produced: Array, made: Array) -> F64:
-    """The error of every element: squared, over the mean square of the output; of exact kinds, whether it differs."""
+    """The error of every element: squared, over the mean square of the output; of exact kinds,
+    whether it differs.
+    """
     if not dtypes.of(produced).is_floating:
         return np.asarray(produced != made.astype(produced.dtype), np.float64)
-    y, r = (np.nan_to_num(np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)) for x in (produced, made))
+    y, r = (
+        np.nan_to_num(np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64))
+        for x in (produced, made)
+    )
     size = float(np.mean(r * r)) or 1.0
     return np.asarray((y - r) ** 2 / size)
 
 
-def settled(loaded: Any, produced: Mapping[str, Array], run: Callable[..., Mapping[str, Array]], wide: str, found: Figures) -> Figures:
-    """The figures of outputs against their own program, with the choices that they show where these tie; `found` are those without.
+def settled(
+    loaded: Any,
+    produced: Mapping[str, Array],
+    run: Callable[..., Mapping[str, Array]],
+    wide: str,
+    found: Figures,
+) -> Figures:
+    """The figures of outputs against their own program, with the choices that they show where these
+    tie; `found` are those without.
 
-    run: the program, given `working`, what sees and tells choices, and whether to write fused operators out. wide: working dtype.
+    run: the program, given `working`, what sees and tells choices, and whether to write fused
+    operators out. wide: working dtype.
     """
     if not loaded.chooses or max((local.score for local in found.values()), default=0.0) <= 1:
         return found
 
     def measure(r: Mapping[str, Array]) -> Figures:
         w = run(working="recorded", choices=choosing.for_working())
-        return {slot: judge.local(y, r[slot], w[slot]) for slot, y in produced.items() if r[slot].shape == y.shape == w[slot].shape}
+        return {
+            slot: judge.local(y, r[slot], w[slot])
+            for slot, y in produced.items()
+            if r[slot].shape == y.shape == w[slot].shape
+        }
 
-    choosing = Choosing(loaded.program, produced, lambda choices: run(working=wide, choices=choices), list)
+    choosing = Choosing(
+        loaded.program, produced, lambda choices: run(working=wide, choices=choices), list
+    )
     first = choosing.wide()
     measured = measure(first)
-    return choosing.figures(first, measured, measure)[1] if measured.keys() == found.keys() else found
+    return (
+        choosing.figures(first, measured, measure)[1] if measured.keys() == found.keys() else found
+    )
 
 
 def _badness(figures: Figures) -> tuple[float, float, float]:
-    """By what figures are ordered: the score, then how many elements are wrong, then the size of the error."""
+    """By what figures are ordered: the score, then how many elements are wrong, then the size of
+    the error.
+    """
     return (
-        max(local.score for local in figures.values()), sum(local.integer_mismatch + local.mismatch for local in figures.values()),
+        max(local.score for local in figures.values()),
+        sum(local.integer_mismatch + local.mismatch for local in figures.values()),
         max(local.rho for local in figures.values()),
-    )  # fmt: skip
+    )
 
 
 def run_options(choices: Choices | None, *, lenient: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`--model module:factory`: the user's own model, for calls whose program cannot be used.
 
-Reading the name imports the user's code and calls the factory; nothing else here does. Which module stands for which call is decided
-by its scope, and it is used like a program: only after it reproduced what was recorded.
+Reading the name imports the user's code and calls the factory; nothing else here does. Which module
+stands for which call is decided by its scope, and it is used like a program: only after it
+reproduced what was recorded.
 """
 
 from __future__ import annotations
@@ -25,35 +26,59 @@ _NAMED = 8  # modules, in the note
 
 
 class Models:
-    """The modules of a model by their scope. words: what the user called it. used: by call, which module stands for it, in words."""
+    """The modules of a model by their scope. words: what the user called it. used: by call, which
+    module stands for it, in words.
+    """
 
     def __init__(self, model: Any, words: str) -> None:
         from whence.replay.user_module import addresses
 
         self.words = words
         self.used: dict[int, str] = {}
-        self._modules = {align.normal_scope(name): module for name, module in model.named_modules(remove_duplicate=False)}
+        self._modules = {
+            align.normal_scope(name): module
+            for name, module in model.named_modules(remove_duplicate=False)
+        }
         self._forbidden = addresses(model)
         self._returned: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._borrowed: dict[tuple[Any, ...], Any] = {}
 
     def borrowed(
-        self, call: Call, kids: Sequence[Call], known: Known, arrays: Callable[[Call], Mapping[str, Array]],
+        self,
+        call: Call,
+        kids: Sequence[Call],
+        known: Known,
+        arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
-    ) -> Any:  # fmt: skip
-        """The module that stands for a call of the reference, ready to run (`replay.torch_factory.Borrowed`).
+    ) -> Any:
+        """The module that stands for a call of the reference, ready to run
+        (`replay.torch_factory.Borrowed`).
 
-        kids: the calls it made. known: (dtype, shape) of its tensors by slot. arrays: the recorded inputs of a call. grad: as
-        recorded. Raises ReplayRefused where the model has no such module, or another one.
+        kids: the calls it made. known: (dtype, shape) of its tensors by slot. arrays: the recorded
+        inputs of a call. grad: as recorded. Raises ReplayRefused where the model has no such
+        module, or another one.
         """
         form = tuple((slot, dtype) for slot, (dtype, _) in known.items())
         numbers: dict[int, int] = {}  # which of the tensors are one
-        made = tuple((c.scope, tuple((r.slot, numbers.setdefault(r.record, len(numbers))) for r in c.refs)) for c in (call, *kids))
-        key = (call.root, call.scope, call.training, grad, form, tuple(sorted(call.arguments.items(), key=str)), made)
+        made = tuple(
+            (c.scope, tuple((r.slot, numbers.setdefault(r.record, len(numbers))) for r in c.refs))
+            for c in (call, *kids)
+        )
+        key = (
+            call.root,
+            call.scope,
+            call.training,
+            grad,
+            form,
+            tuple(sorted(call.arguments.items(), key=str)),
+            made,
+        )
         found = self._borrowed.get(key)
         if found is None:
             try:
-                found = self._make(call, kids, known, arrays, grad, f"{self.words} {len(self._borrowed)}")
+                found = self._make(
+                    call, kids, known, arrays, grad, f"{self.words} {len(self._borrowed)}"
+                )
             except ReplayRefused as refused:
                 found = refused
             self._borrowed[key] = found
@@ -67,12 +92,20 @@ class Models:
             return []
         names = list(dict.fromkeys(self.used.values()))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return [f"model {self.words}: replayed {len(self.used)} calls that have no usable program: {', '.join(names[:_NAMED])}{more}"]
+        return [
+            f"model {self.words}: replayed {len(self.used)} calls that have no usable program: "
+            f"{', '.join(names[:_NAMED])}{more}"
+        ]
 
     def _make(
-        self, call: Call, kids: Sequence[Call], known: Known, arrays: Callable[[Call], Mapping[str, Array]],
-        grad: str, name: str,
-    ) -> Any:  # fmt: skip
+        self,
+        call: Call,
+        kids: Sequence[Call],
+        known: Known,
+        arrays: Callable[[Call], Mapping[str, Array]],
+        grad: str,
+        name: str,
+    ) -> Any:
         from whence.frameworks.torch_trees import rebuilt
         from whence.replay.user_module import Borrowed, Kid
 
@@ -83,10 +116,24 @@ class Models:
         for kid in kids:
             fresh = tuple(r.slot for r in kid.slots("input") if r.record not in seen)
             seen.update(r.record for r in kid.refs)
-            given, left = (tuple(r.slot for r in kid.refs if r.slot.startswith(kinds)) for kinds in ("input", ("output", "mutated")))
+            given, left = (
+                tuple(r.slot for r in kid.refs if r.slot.startswith(kinds))
+                for kinds in ("input", ("output", "mutated"))
+            )
             below = self._module(kid)
-            made.append(Kid(kid.scope, below, given, left, self._what_returns(kid, below, arrays, left), fresh))
-        return Borrowed(module, call, known, made, rebuilt, name=name, grad=grad, forbidden=self._forbidden)
+            made.append(
+                Kid(
+                    kid.scope,
+                    below,
+                    given,
+                    left,
+                    self._what_returns(kid, below, arrays, left),
+                    fresh,
+                )
+            )
+        return Borrowed(
+            module, call, known, made, rebuilt, name=name, grad=grad, forbidden=self._forbidden
+        )
 
     def _module(self, call: Call) -> Any:
         module = self._modules.get(align.normal_scope(call.scope))
@@ -94,8 +141,16 @@ class Models:
             raise ReplayRefused(f"the model has no module {call.scope}")
         return module
 
-    def _what_returns(self, kid: Call, module: Any, arrays: Callable[[Call], Mapping[str, Array]], left: tuple[str, ...]) -> Any:
-        """Something of the form that a module returns: slots do not tell a tensor from a tuple of one. It is run once to see it."""
+    def _what_returns(
+        self,
+        kid: Call,
+        module: Any,
+        arrays: Callable[[Call], Mapping[str, Array]],
+        left: tuple[str, ...],
+    ) -> Any:
+        """Something of the form that a module returns: slots do not tell a tensor from a tuple of
+        one. It is run once to see it.
+        """
         from whence.frameworks.torch_trees import rebuilt
         from whence.replay.user_module import form_of
 
@@ -106,10 +161,12 @@ class Models:
 
 
 def read(model: Any) -> Models:
-    """A model from what the user gave: "module:factory", a callable without arguments that makes it, or the model itself.
+    """A model from what the user gave: "module:factory", a callable without arguments that makes
+    it, or the model itself.
 
-    A name imports the module, looked for in the current folder first, which runs the user's code. Raises UsageError saying what was
-    imported or called and what failed; MissingDependency without torch.
+    A name imports the module, looked for in the current folder first, which runs the user's code.
+    Raises UsageError saying what was imported or called and what failed; MissingDependency without
+    torch.
     """
     if isinstance(model, str):
         words, factory = model, _imported(model)
@@ -119,33 +176,56 @@ def read(model: Any) -> Models:
     made = factory
     if not isinstance(factory, torch.nn.Module):
         if not callable(factory):
-            raise UsageError(f"model {words}: a {type(factory).__name__} is neither a torch.nn.Module nor a function that returns one")
+            raise UsageError(
+                f"model {words}: a {type(factory).__name__} is neither a torch.nn.Module nor a "
+                "function that returns one"
+            )
         try:
             with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
                 made = factory()
         except (Exception, SystemExit) as error:  # the user's code
-            raise UsageError(f"model {words}: {_call(words)} raised {_words(error)}; it is called without arguments") from error
+            raise UsageError(
+                f"model {words}: {_call(words)} raised {_words(error)}; it is called without "
+                "arguments"
+            ) from error
     if not isinstance(made, torch.nn.Module):
-        raise UsageError(f"model {words}: {_call(words)} returned a {type(made).__name__}, not a torch.nn.Module")
+        raise UsageError(
+            f"model {words}: {_call(words)} returned a {type(made).__name__}, not a torch.nn.Module"
+        )
     return Models(made, words)
 
 
 def _imported(words: str) -> Any:
     name, colon, path = words.partition(":")
     if not colon or not name or not path:
-        raise UsageError(f"model {words!r}: written module:factory, like infer:make_model for the function make_model in infer.py")
+        raise UsageError(
+            f"model {words!r}: written module:factory, like infer:make_model for the function "
+            "make_model in infer.py"
+        )
     with _current_folder(), contextlib.redirect_stdout(sys.stderr):
         try:
             found: Any = importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # the user's code; a script without a guard ends with sys.exit
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the user's code; a script without a guard ends with sys.exit
             where = "looked for in the current folder and among the installed packages"
-            raise UsageError(f"model {words}: importing {name} failed: {_words(error)} ({where})") from error
+            raise UsageError(
+                f"model {words}: importing {name} failed: {_words(error)} ({where})"
+            ) from error
     for part in path.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            there = [n for n, v in getattr(found, "__dict__", {}).items() if callable(v) and not n.startswith("_")]
-            raise UsageError(f"model {words}: {name} has no {part}; callable there: {', '.join(there)[:200] or 'nothing'}") from None
+            there = [
+                n
+                for n, v in getattr(found, "__dict__", {}).items()
+                if callable(v) and not n.startswith("_")
+            ]
+            raise UsageError(
+                f"model {words}: {name} has no {part}; callable there: "
+                f"{', '.join(there)[:200] or 'nothing'}"
+            ) from None
     return found
 
 

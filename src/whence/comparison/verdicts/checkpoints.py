@@ -12,32 +12,50 @@ from whence.results import Verdict
 _NAMED = 3  # of the weights without a partner
 
 
-def complete(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
+def complete(
+    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+) -> dict[tuple[int, int], Verdict]:
     """The verdicts, with what is missing on one side where both runs hold parameters only.
 
-    Of a module that ran, its outputs tell what a missing weight did; of a checkpoint nothing does: `undetermined`.
+    Of a module that ran, its outputs tell what a missing weight did; of a checkpoint nothing does:
+    `undetermined`.
     """
     out, plan = dict(verdicts), faces.plan
     if not (_is_checkpoint(faces.reference) and _is_checkpoint(faces.target)):
         return out
     roots = {c.id for c in faces.calls if c.parent == -1}
     for index, pair in enumerate(plan.pairs):
-        lone = [(side, slot) for side, slots in (("reference", pair.only_reference), ("target", pair.only_target)) for slot in slots]
+        lone = [
+            (side, slot)
+            for side, slots in (("reference", pair.only_reference), ("target", pair.only_target))
+            for slot in slots
+        ]
         scope = faces.calls[pair.reference].scope
-        lacking = [(side, ".".join(filter(None, (scope, slot.removeprefix("param."))))) for side, slot in lone if slot.startswith("param")]
+        lacking = [
+            (side, ".".join(filter(None, (scope, slot.removeprefix("param.")))))
+            for side, slot in lone
+            if slot.startswith("param")
+        ]
         if pair.reference in roots:
             lacking += [("reference", faces.calls[call].scope) for call in plan.unmatched_reference]
-            lacking += [("target", faces.target.calls[call].scope) for call in plan.unmatched_target]
+            lacking += [
+                ("target", faces.target.calls[call].scope) for call in plan.unmatched_target
+            ]
         tile = (pair.reference, 0 if faces.kids.get(pair.reference) else -1)
         if lacking and (tile not in out or out[tile].verdict not in GUILTY):
             said = "; ".join(
                 f"only the {side} has {', '.join(names[:_NAMED])}{' ...' if names[_NAMED:] else ''}"
-                for side in ("reference", "target") if (names := [name for s, name in lacking if s == side])
-            )  # fmt: skip
-            out[tile] = Verdict(index, "undetermined", tile[1], "two dumps", numbers={"e_out": 1.0}, sentence=said)
+                for side in ("reference", "target")
+                if (names := [name for s, name in lacking if s == side])
+            )
+            out[tile] = Verdict(
+                index, "undetermined", tile[1], "two dumps", numbers={"e_out": 1.0}, sentence=said
+            )
     return out
 
 
 def _is_checkpoint(run: Run) -> bool:
     """Are there parameters and nothing else?"""
-    return any(call.refs for call in run.calls) and all(ref.slot.startswith("param") for call in run.calls for ref in call.refs)
+    return any(call.refs for call in run.calls) and all(
+        ref.slot.startswith("param") for call in run.calls for ref in call.refs
+    )

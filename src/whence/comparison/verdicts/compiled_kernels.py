@@ -1,4 +1,6 @@
-"""What a comparison of compiled graphs says besides verdicts: which kernel, which roundings it leaves out, whose results are closer."""
+"""What a comparison of compiled graphs says besides verdicts: which kernel, which roundings it
+leaves out, whose results are closer.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,18 @@ from whence.results import CallPair, Verdict
 
 _MOST = 256  # kernels that are run twice more, to see which roundings they leave out
 _HALVES = ("bfloat16", "float16")
-_LEFT_OUT = 0.5  # of the distance to the replay that rounds in between, which the one that does not must come below
+# of the distance to the replay that rounds in between, which the one that does not must come below
+_LEFT_OUT = 0.5
 _FEW = 3  # tensors, of which fewer say nothing
 _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called closer
 
 
-def named(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, where a node of a graph is at fault with its name and kernel in the sentence."""
+def named(
+    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+) -> dict[tuple[int, int], Verdict]:
+    """The verdicts, where a node of a graph is at fault with its name and kernel in the
+    sentence.
+    """
     out, own = dict(verdicts), _OwnGraphs(faces)
     first: dict[Any, list[Call]] = defaultdict(list)
     for at, verdict in sorted(verdicts.items(), key=lambda item: faces.calls[item[0][0]].order):
@@ -39,29 +46,49 @@ def named(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dic
             continue
         pair = faces.plan.pairs[verdict.pair]
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
-        if "whole" in verdict.numbers and (slot := faces.slots[verdict.pair].get(verdict.slot)) is not None:
-            other = made if (made := faces.maker(slot)) is not None and align.kernel(made) else other
+        if (
+            "whole" in verdict.numbers
+            and (slot := faces.slots[verdict.pair].get(verdict.slot)) is not None
+        ):
+            other = (
+                made if (made := faces.maker(slot)) is not None and align.kernel(made) else other
+            )
         words = align.kernel(other) or align.kernel(call)
         if not words:
             continue
         one = other if align.is_compiled(other) else call
         kernel = one.parent, words.partition(", ")[2], verdict.side
         before = next(
-            (c for c in first[kernel] if kernel[1] and align.is_piece(call) and _computed(c, faces) & _computed(call, faces)), None
+            (
+                c
+                for c in first[kernel]
+                if kernel[1]
+                and align.is_piece(call)
+                and _computed(c, faces) & _computed(call, faces)
+            ),
+            None,
         )
         first[kernel].append(call)
         if before is None:
-            cause, because = own.cause(other) if not verdict.cause and "whole" in verdict.numbers else (verdict.cause, "")
+            cause, because = (
+                own.cause(other)
+                if not verdict.cause and "whole" in verdict.numbers
+                else (verdict.cause, "")
+            )
             sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
             out[at] = msgspec.structs.replace(verdict, cause=cause, sentence=sentence)
         else:
             said = f"one kernel computes it with {before.op}: {verdict.sentence}"
-            out[at] = msgspec.structs.replace(verdict, verdict="inherited", confidence="", cause="", sentence=said)
+            out[at] = msgspec.structs.replace(
+                verdict, verdict="inherited", confidence="", cause="", sentence=said
+            )
     return out
 
 
 class _OwnGraphs:
-    """The target's graphs cut at what they show, so that what each kernel was to compute can be run on what it was given."""
+    """The target's graphs cut at what they show, so that what each kernel was to compute can be run
+    on what it was given.
+    """
 
     def __init__(self, faces: PairedRuns) -> None:
         self._faces = faces
@@ -69,15 +96,21 @@ class _OwnGraphs:
         self._calls: dict[int, Call] = {}
 
     def cause(self, node: Call) -> tuple[str, str]:
-        """The cause of an error at a node and why; ("", "") where the target's own graph does not tell."""
+        """The cause of an error at a node and why; ("", "") where the target's own graph does not
+        tell.
+        """
         if not align.is_compiled(node):
             return "", ""
         if self._side is None:
             run = self._faces.target
             cut = Read(align.cut_alike(run, run).reference)
             self._side = Side(cut)
-            self._calls = {r.record: c for c in cut.calls if align.is_piece(c) for r in c.slots("output")}
-        call = next((self._calls[r.record] for r in node.slots("output") if r.record in self._calls), None)
+            self._calls = {
+                r.record: c for c in cut.calls if align.is_piece(c) for r in c.slots("output")
+            }
+        call = next(
+            (self._calls[r.record] for r in node.slots("output") if r.record in self._calls), None
+        )
         if call is None or not call.program:
             return "", ""
         try:
@@ -86,49 +119,83 @@ class _OwnGraphs:
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
             return "", ""
         if score > 1:
-            return "kernel", "the target's own graph, run again on what the kernel was given, does not give what it left"
-        return "semantic", "the target's own graph gives what the kernel left, so the graph computes something else"
+            return (
+                "kernel",
+                "the target's own graph, run again on what the kernel was given, does not give "
+                "what it left",
+            )
+        return (
+            "semantic",
+            "the target's own graph gives what the kernel left, so the graph computes something "
+            "else",
+        )
 
 
 def _computed(call: Call, faces: PairedRuns) -> set[str]:
     """The nodes that are computed on the way to one, views left out."""
     program = faces.reference.programs.get(call.program)
-    return {n for n, op in zip(program.names, program.operations) if not align.is_move(op.name)} if program is not None else set()
+    return (
+        {n for n, op in zip(program.names, program.operations) if not align.is_move(op.name)}
+        if program is not None
+        else set()
+    )
 
 
 def notes(faces: PairedRuns, judging: Judging) -> list[str]:
-    """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it is so."""
+    """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it
+    is so.
+    """
     if judging.replayer is None:
         return []
-    pairs = [p for p in faces.plan.pairs if align.is_piece(faces.calls[p.reference]) and align.is_piece(faces.target.calls[p.target])]
+    pairs = [
+        p
+        for p in faces.plan.pairs
+        if align.is_piece(faces.calls[p.reference]) and align.is_piece(faces.target.calls[p.target])
+    ]
     return [*_left_out(pairs, faces, judging.replayer), *_closer(pairs, faces, judging)]
 
 
 def _closer(pairs: list[CallPair], faces: PairedRuns, judging: Judging) -> Iterator[str]:
-    """Of kernels that both sides round in: the ratio of the target's error to the reference's, both against exact arithmetic."""
+    """Of kernels that both sides round in: the ratio of the target's error to the reference's, both
+    against exact arithmetic.
+    """
     ratios = [
         local.error_rel / local.reference_rel
         for pair in pairs
-        if align.is_compiled(faces.calls[pair.reference]) != align.is_compiled(faces.target.calls[pair.target])
+        if align.is_compiled(faces.calls[pair.reference])
+        != align.is_compiled(faces.target.calls[pair.target])
         for local in judging.locals.get(pair.reference, {}).values()
-        if local.score <= 1 and local.reference_rel and local.error_rel and np.isfinite(local.error_rel / local.reference_rel)
+        if local.score <= 1
+        and local.reference_rel
+        and local.error_rel
+        and np.isfinite(local.error_rel / local.reference_rel)
     ]
     if len(ratios) < _FEW:
         return
     middle = statistics.median(ratios)
     one, other = ("target", "reference") if middle < 1 else ("reference", "target")
     if (share := min(middle, 1 / middle)) < _CLOSER:
-        yield f"the {one} is closer to exact arithmetic than the {other}: {share:.0%} of its error in the median of {len(ratios)} tensors"
+        yield (
+            f"the {one} is closer to exact arithmetic than the {other}: {share:.0%} of its "
+            f"error in the median of {len(ratios)} tensors"
+        )
 
 
 def _left_out(pairs: list[CallPair], faces: PairedRuns, replayer: Replayer) -> Iterator[str]:
-    """Kernels that keep in float32 what their graph rounds to 16 bits in between: run both ways, the latter comes closer."""
+    """Kernels that keep in float32 what their graph rounds to 16 bits in between: run both ways,
+    the latter comes closer.
+    """
     found: list[str] = []
     tried = 0
     for pair in pairs:
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
         program = faces.reference.programs.get(call.program)
-        if program is None or not align.is_compiled(other) or tried >= _MOST or not _rounds_between(program, faces, pair):
+        if (
+            program is None
+            or not align.is_compiled(other)
+            or tried >= _MOST
+            or not _rounds_between(program, faces, pair)
+        ):
             continue
         slot = next((s for s in pair.slots if s.reference_slot == "output.0"), None)
         if slot is None or faces.measured[slot.reference_record, slot.target_record].identical:
@@ -146,21 +213,43 @@ def _left_out(pairs: list[CallPair], faces: PairedRuns, replayer: Replayer) -> I
     if found:
         words = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
         yield (
-            f"a rounding was left out in {len(found)} of {tried} tensors of fused kernels ({words}): what the graph rounds to 16 bits in "
-            "between they keep in float32, and run so the reference's operators come closer; no fault"
+            f"a rounding was left out in {len(found)} of {tried} tensors of fused kernels "
+            f"({words}): what the graph rounds to 16 bits in "
+            "between they keep in float32, and run so the reference's operators come closer; no "
+            "fault"
         )
 
 
-def _both_ways(call: Call, program: Program, pair: CallPair, faces: PairedRuns, replayer: Replayer) -> tuple[Array, Array]:
-    """The reference's operators on the target's inputs, rounding as they say and not in between; both in the target's dtype at the end."""
+def _both_ways(
+    call: Call, program: Program, pair: CallPair, faces: PairedRuns, replayer: Replayer
+) -> tuple[Array, Array]:
+    """The reference's operators on the target's inputs, rounding as they say and not in between;
+    both in the target's dtype at the end.
+    """
     side = replayer.reference
-    given = {s.reference_slot: s.target_record for s in pair.slots if not s.reference_slot.startswith("output")}
-    arrays, strides = replayer.target.arrays({s: given[s] for s in (*program.inputs, *program.params)})
-    kind = dtypes.of(faces.target.array(next(s.target_record for s in pair.slots if s.reference_slot == "output.0")))
-    as_said = side.load(call).run(arrays, arrays, working="recorded", strides=strides, outputs=["output.0"])["output.0"]
+    given = {
+        s.reference_slot: s.target_record
+        for s in pair.slots
+        if not s.reference_slot.startswith("output")
+    }
+    arrays, strides = replayer.target.arrays(
+        {s: given[s] for s in (*program.inputs, *program.params)}
+    )
+    kind = dtypes.of(
+        faces.target.array(
+            next(s.target_record for s in pair.slots if s.reference_slot == "output.0")
+        )
+    )
+    as_said = side.load(call).run(
+        arrays, arrays, working="recorded", strides=strides, outputs=["output.0"]
+    )["output.0"]
     edited = side.edited(_without_casts(program))
-    kept = edited.run(arrays, arrays, working="float32", strides=strides, outputs=["output.0"])["output.0"]
-    return judge.rounded(as_said, kind.name).astype(np.float64), judge.rounded(kept, kind.name).astype(np.float64)
+    kept = edited.run(arrays, arrays, working="float32", strides=strides, outputs=["output.0"])[
+        "output.0"
+    ]
+    return judge.rounded(as_said, kind.name).astype(np.float64), judge.rounded(
+        kept, kind.name
+    ).astype(np.float64)
 
 
 def _rounds_between(program: Program, faces: PairedRuns, pair: CallPair) -> bool:
@@ -176,7 +265,10 @@ def _cast(op: Any) -> str:
     """The dtype that an operator brings a tensor to, "" when it is no cast."""
     if op.name.split(".")[1] not in ("convert_element_type", "_to_copy"):
         return ""
-    found = next((a for a in (*op.args[1:], *op.kwargs.values()) if isinstance(a, dict) and "dtype" in a), None)
+    found = next(
+        (a for a in (*op.args[1:], *op.kwargs.values()) if isinstance(a, dict) and "dtype" in a),
+        None,
+    )
     return str(found["dtype"]) if found is not None else ""
 
 
@@ -193,9 +285,15 @@ def _without_casts(program: Program) -> Program:
 
     operations = []
     for i, op in enumerate(program.operations):
-        op = msgspec.structs.replace(op, args=tuple(value(a) for a in op.args), kwargs={k: value(a) for k, a in op.kwargs.items()})
+        op = msgspec.structs.replace(
+            op,
+            args=tuple(value(a) for a in op.args),
+            kwargs={k: value(a) for k, a in op.kwargs.items()},
+        )
         if _cast(op) in _HALVES:
             instead[i] = op.args[0]
         operations.append(op)
     outputs = tuple((slot, value(o)) for slot, o in program.outputs)
-    return msgspec.structs.replace(program, id=f"{program.id} unrounded", operations=tuple(operations), outputs=outputs)
+    return msgspec.structs.replace(
+        program, id=f"{program.id} unrounded", operations=tuple(operations), outputs=outputs
+    )

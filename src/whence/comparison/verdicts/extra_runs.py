@@ -1,4 +1,6 @@
-"""Was a run beside the two compared ones asked what the reference was asked? Else it is a yardstick for nothing."""
+"""Was a run beside the two compared ones asked what the reference was asked? Else it is a yardstick
+for nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,25 @@ from whence.results import Plan, SlotPair
 def asked_the_same(
     reference: Run, run: Run, plan: Plan, option: str, equal: Callable[[SlotPair], bool]
 ) -> tuple[dict[str, int], list[str]]:
-    """(by root the step from which on it is another question, notes). option: what the run was given with, for the words.
+    """(by root the step from which on it is another question, notes). option: what the run was
+    given with, for the words.
 
-    equal: whether two inputs or parameters are the same one. Raises UsageError when the runs have no call in common, or
-    when inputs or parameters differ before an output did: that is not of the program's making. Indices that part later (a
-    token chosen otherwise) end the use of that root's steps; numbers that part later are what the runs differ by.
+    equal: whether two inputs or parameters are the same one. Raises UsageError when the runs have
+    no call in common, or when inputs or parameters differ before an output did: that is not of the
+    program's making. Indices that part later (a token chosen otherwise) end the use of that root's
+    steps; numbers that part later are what the runs differ by.
     """
     if not plan.pairs:
-        raise UsageError(f"{option} {run.path}: no call of it faces a call of {reference.path}; give a run of the same program")
-    made = {r.record for c in reference.calls for r in c.refs if r.slot.startswith(("output", "mutated"))}
+        raise UsageError(
+            f"{option} {run.path}: no call of it faces a call of {reference.path}; give a run of "
+            "the same program"
+        )
+    made = {
+        r.record
+        for c in reference.calls
+        for r in c.refs
+        if r.slot.startswith(("output", "mutated"))
+    }
     started: dict[str, int] = {}
     until: dict[str, int] = {}
     notes: list[str] = []
@@ -31,34 +43,54 @@ def asked_the_same(
         begun = started.setdefault(call.root, call.step)
         for slot in pair.slots:
             kind, _, short = slot.reference_slot.partition(".")
-            given = (kind == "input" and call.parent == -1) or (kind == "param" and call.step == begun)
+            given = (kind == "input" and call.parent == -1) or (
+                kind == "param" and call.step == begun
+            )
             if not given or slot.reference_record in made or equal(slot):
                 continue
             where = f"{'.'.join(x for x in (call.root, call.scope) if x)} step {call.step}: {short}"
             if kind == "param":
                 raise UsageError(
-                    f"{option} {run.path}: it has other parameters than {reference.path} ({where}); give a run of the same "
+                    f"{option} {run.path}: it has other parameters than {reference.path} "
+                    f"({where}); give a run of the same "
                     "program with the same weights (--seed fixes those that are drawn)"
                 )
             if not parted:
                 raise UsageError(
-                    f"the run given with {option} did not get the same inputs: {where} of {run.path} is not that of "
-                    f"{reference.path}; give a run of the same program with the same inputs and seed"
+                    f"the run given with {option} did not get the same inputs: {where} of "
+                    f"{run.path} is not that of "
+                    f"{reference.path}; give a run of the same program with the same inputs and "
+                    "seed"
                 )
-            if judge.unit_roundoff(reference.records[slot.reference_record].dtype) == 0.0 and call.root not in until:
+            if (
+                judge.unit_roundoff(reference.records[slot.reference_record].dtype) == 0.0
+                and call.root not in until
+            ):
                 until[call.root] = call.step
-                notes.append(f"{option} {run.path} goes another way from step {call.step} on ({where}): not used from there")
-        parted = parted or not all(equal(s) for s in pair.slots if s.reference_slot.startswith(("output", "mutated")))
-    missing = [reference.calls[i] for i in plan.unmatched_reference] + [run.calls[i] for i in plan.unmatched_target]
+                notes.append(
+                    f"{option} {run.path} goes another way from step {call.step} on ({where}): "
+                    "not used from there"
+                )
+        parted = parted or not all(
+            equal(s) for s in pair.slots if s.reference_slot.startswith(("output", "mutated"))
+        )
+    missing = [reference.calls[i] for i in plan.unmatched_reference] + [
+        run.calls[i] for i in plan.unmatched_target
+    ]
     if missing or plan.ambiguous:
         first = f"; the first: {missing[0].scope or missing[0].root}" if missing else ""
         count = len(missing) + len(plan.ambiguous)
-        notes.append(f"{option} {run.path}: {count} calls have no partner between it and the reference: not the same program?{first}")
+        notes.append(
+            f"{option} {run.path}: {count} calls have no partner between it and the reference: "
+            f"not the same program?{first}"
+        )
     return until, notes
 
 
 def facing(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:
-    """Record of the reference -> the first record that faces it, up to the step from which on it is another question."""
+    """Record of the reference -> the first record that faces it, up to the step from which on it is
+    another question.
+    """
     out: dict[int, int] = {}
     for pair in plan.pairs:
         call = reference.calls[pair.reference]

@@ -1,4 +1,6 @@
-"""From verdicts to findings: an operator is at fault when it introduces an error and nothing it depends on did."""
+"""From verdicts to findings: an operator is at fault when it introduces an error and nothing it
+depends on did.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ class Judged(NamedTuple):
 
 
 def order_and_taint(
-    calls: Sequence[Call], regions: Sequence[Region], verdicts: Mapping[tuple[int, int], Verdict], blind: Collection[int] = ()
+    calls: Sequence[Call],
+    regions: Sequence[Region],
+    verdicts: Mapping[tuple[int, int], Verdict],
+    blind: Collection[int] = (),
 ) -> list[Judged]:
     """Walk the data flow in execution order and carry guilt along it.
 
-    verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a record, is tainted; the
-    inputs of the next step of a root are tainted when an output of the step before was (a generated token is chosen from it).
-    blind: calls whose inputs are not known: they may depend on all that their root made before.
+    verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a
+    record, is tainted; the inputs of the next step of a root are tainted when an output of the step
+    before was (a generated token is chosen from it). blind: calls whose inputs are not known: they
+    may depend on all that their root made before.
     """
     tainted: set[int] = set()
     step_tainted: dict[str, int] = {}
@@ -37,7 +43,9 @@ def order_and_taint(
     for region in regions:
         call = calls[region.call]
         verdict = verdicts.get((region.call, region.stretch))
-        downstream = region.call in sees_tainted or any(record in tainted for record in region.inputs)
+        downstream = region.call in sees_tainted or any(
+            record in tainted for record in region.inputs
+        )
         if downstream and region.stretch >= 0:
             sees_tainted.add(region.call)
         since = step_tainted.get(call.root)
@@ -47,29 +55,41 @@ def order_and_taint(
             downstream = True
         if verdict is not None:
             out.append(Judged(region, verdict, downstream))
-        if downstream or (verdict is not None and verdict.verdict in GUILTY and verdict.confidence in ("certain", "likely")):
-            # Parameters are shared by every step: reading a wrong one taints what is written, not the parameter.
+        if downstream or (
+            verdict is not None
+            and verdict.verdict in GUILTY
+            and verdict.confidence in ("certain", "likely")
+        ):
+            # Parameters are shared by every step: reading a wrong one taints what is written, not
+            # the parameter.
             tainted.update(region.outputs)
             step_tainted.setdefault(call.root, call.step)
             root_tainted.add((call.rank, call.root))
     return out
 
 
-def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starred: Callable[[str], str]) -> list[Finding]:
+def findings(
+    judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starred: Callable[[str], str]
+) -> list[Finding]:
     """The operators at fault, most upstream first.
 
-    A region is at fault when its verdict is guilty and it is not downstream of another, or when a replay on the target's own
-    inputs shows with certainty that it adds an error of its own. What is left over from two dumps alone is a consequence.
-    Calls of one module (other steps), and siblings with one signature (numbers in the name starred), are one finding.
+    A region is at fault when its verdict is guilty and it is not downstream of another, or when a
+    replay on the target's own inputs shows with certainty that it adds an error of its own. What is
+    left over from two dumps alone is a consequence. Calls of one module (other steps), and siblings
+    with one signature (numbers in the name starred), are one finding.
     """
     groups: dict[tuple[str, ...], list[Judged]] = {}
-    wrong = {(j.region.call, _parameter(j, calls)) for j in judged if j.verdict.verdict == "param-diff"}
+    wrong = {
+        (j.region.call, _parameter(j, calls)) for j in judged if j.verdict.verdict == "param-diff"
+    }
     for item in judged:
         verdict = item.verdict
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
         own = verdict.evidence == "replay" or verdict.verdict == "param-diff"
-        if (item.downstream and not own) or (verdict.verdict == "param-diff" and _said_above(item, calls, wrong)):
+        if (item.downstream and not own) or (
+            verdict.verdict == "param-diff" and _said_above(item, calls, wrong)
+        ):
             continue
         call = calls[item.region.call]
         key = (starred(call.scope), call.op_type, str(item.region.stretch))
@@ -80,48 +100,85 @@ def findings(judged: Sequence[Judged], calls: Sequence[Call], plan: Plan, starre
         by_growth = _from_dumps(members) and not _labels(members, calls)
         chosen = max(upstream or members, key=_weight) if by_growth else (upstream or members)[0]
         ranked.append((not upstream, _order(chosen, calls), members, chosen))
-    dumps_only = all(_from_dumps(members) and not _labels(members, calls) for _, _, members, _ in ranked)
-    # With replay the first in execution order is the answer; from two dumps alone the largest growth is (judge.growth). Labels stand where
-    # the user put them, so these are told as they happened.
+    dumps_only = all(
+        _from_dumps(members) and not _labels(members, calls) for _, _, members, _ in ranked
+    )
+    # With replay the first in execution order is the answer; from two dumps alone the largest
+    # growth is (judge.growth). Labels stand where the user put them, so these are told as they
+    # happened.
     ranked.sort(key=lambda r: (r[0], -_weight(r[3]) if dumps_only else 0.0, r[1]))
     return [_finding(chosen, members, calls, plan) for _, _, members, chosen in ranked]
 
 
-def remarks(judged: Sequence[Judged], calls: Sequence[Call], found: Sequence[Finding], starred: Callable[[str], str]) -> list[Remark]:
-    """What is no finding and counts with `strict`: precision losses, and passes close to their limit. In the order of execution."""
+def remarks(
+    judged: Sequence[Judged],
+    calls: Sequence[Call],
+    found: Sequence[Finding],
+    starred: Callable[[str], str],
+) -> list[Remark]:
+    """What is no finding and counts with `strict`: precision losses, and passes close to their
+    limit. In the order of execution.
+    """
     named = {name for f in found for name in (f.name, *f.also)}
     groups: dict[tuple[str, ...], list[Judged]] = {}
     for item in judged:
         verdict = item.verdict
-        kind = "precision" if verdict.verdict == "precision" else "suspect" if verdict.confidence == "suspect" else ""
+        kind = (
+            "precision"
+            if verdict.verdict == "precision"
+            else "suspect"
+            if verdict.confidence == "suspect"
+            else ""
+        )
         if not kind or (verdict.verdict in GUILTY and _name(item, calls) in named):
             continue
         call = calls[item.region.call]
-        groups.setdefault((kind, starred(call.scope), call.op_type, str(item.region.stretch)), []).append(item)
+        groups.setdefault(
+            (kind, starred(call.scope), call.op_type, str(item.region.stretch)), []
+        ).append(item)
     out = []
     for (kind, *_), members in groups.items():
         first = members[0]
         call, verdict = calls[first.region.call], first.verdict
         names = list(dict.fromkeys(_name(m, calls) for m in members))
-        where = f"{between(first.region, calls)}: " if first.region.stretch >= 0 and not verdict.where else ""
+        where = (
+            f"{between(first.region, calls)}: "
+            if first.region.stretch >= 0 and not verdict.where
+            else ""
+        )
         out.append(
             Remark(
-                kind, names[0], call.op_type, call.step, call.rank, verdict.evidence, f"{where}{verdict.sentence}", verdict.score,
+                kind,
+                names[0],
+                call.op_type,
+                call.step,
+                call.rank,
+                verdict.evidence,
+                f"{where}{verdict.sentence}",
+                verdict.score,
                 call.root,
-                verdict.source or call.source, tuple(names[1:]), verdict.pair,
+                verdict.source or call.source,
+                tuple(names[1:]),
+                verdict.pair,
             )
-        )  # fmt: skip
+        )
     return out
 
 
 def _parameter(item: Judged, calls: Sequence[Call]) -> int:
-    """The record of the parameter that a verdict is about, -1 when it is not one of the call itself."""
+    """The record of the parameter that a verdict is about, -1 when it is not one of the call
+    itself.
+    """
     refs = calls[item.region.call].slots("param")
-    return next((r.record for r in refs if item.verdict.slot in (r.slot, r.slot.removeprefix("param."))), -1)
+    return next(
+        (r.record for r in refs if item.verdict.slot in (r.slot, r.slot.removeprefix("param."))), -1
+    )
 
 
 def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int, int]]) -> bool:
-    """Is it the parameter of a call around this one, which is named for it? Dumps of modules and operators have it with both."""
+    """Is it the parameter of a call around this one, which is named for it? Dumps of modules and
+    operators have it with both.
+    """
     record, above = _parameter(item, calls), calls[item.region.call].parent
     while record >= 0 and above >= 0:
         if (above, record) in wrong:
@@ -131,7 +188,9 @@ def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int
 
 
 def _from_dumps(members: Sequence[Judged]) -> bool:
-    return all(m.verdict.evidence != "replay" and m.verdict.verdict == "introduced" for m in members)
+    return all(
+        m.verdict.evidence != "replay" and m.verdict.verdict == "introduced" for m in members
+    )
 
 
 def _labels(members: Sequence[Judged], calls: Sequence[Call]) -> bool:
@@ -148,23 +207,46 @@ def _order(item: Judged, calls: Sequence[Call]) -> tuple[int, int, int]:
     return (call.step, call.order, item.region.stretch)
 
 
-def _finding(chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], plan: Plan) -> Finding:
+def _finding(
+    chosen: Judged, members: Sequence[Judged], calls: Sequence[Call], plan: Plan
+) -> Finding:
     call, verdict = calls[chosen.region.call], chosen.verdict
     if verdict.named >= 0:
         call = calls[verdict.named]
     name = _name(chosen, calls)
     names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
-    own = call.op if call.kind == "operator" and call.op.count(".") == 2 else ""  # an overload, not what a dump calls an operator
-    if chosen.region.stretch >= 0 and "whole" not in verdict.numbers and not verdict.where and verdict.verdict != "param-diff":
+    own = (
+        call.op if call.kind == "operator" and call.op.count(".") == 2 else ""
+    )  # an overload, not what a dump calls an operator
+    if (
+        chosen.region.stretch >= 0
+        and "whole" not in verdict.numbers
+        and not verdict.where
+        and verdict.verdict != "param-diff"
+    ):
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(
-        name=name, op_type=call.op_type, cause=verdict.cause, verdict=verdict.verdict, confidence=verdict.confidence, step=call.step,
-        rank=call.rank, evidence=verdict.evidence, numbers=verdict.numbers, sentence=sentence, root=call.root,
-        occurrence=call.occurrence, slot=verdict.slot, source=verdict.source or call.source,
-        also=tuple(n for n in names if n != name), pair=verdict.pair,
-        operator=verdict.operator or own, side=verdict.side, phase=call.phase if own and call.phase != "forward" else "",
-    )  # fmt: skip
+        name=name,
+        op_type=call.op_type,
+        cause=verdict.cause,
+        verdict=verdict.verdict,
+        confidence=verdict.confidence,
+        step=call.step,
+        rank=call.rank,
+        evidence=verdict.evidence,
+        numbers=verdict.numbers,
+        sentence=sentence,
+        root=call.root,
+        occurrence=call.occurrence,
+        slot=verdict.slot,
+        source=verdict.source or call.source,
+        also=tuple(n for n in names if n != name),
+        pair=verdict.pair,
+        operator=verdict.operator or own,
+        side=verdict.side,
+        phase=call.phase if own and call.phase != "forward" else "",
+    )
 
 
 def _name(item: Judged, calls: Sequence[Call]) -> str:
@@ -173,7 +255,9 @@ def _name(item: Judged, calls: Sequence[Call]) -> str:
 
 
 def between(region: Region, calls: Sequence[Call]) -> str:
-    """Where a stretch lies: "between self_attn and post_attention_layernorm", in the container's own words."""
+    """Where a stretch lies: "between self_attn and post_attention_layernorm", in the container's
+    own words.
+    """
     kids = [c for c in calls if c.parent == region.call]
     kids.sort(key=lambda c: c.order)
     short = [c.scope.rpartition(".")[2] or c.op_type for c in kids]

@@ -1,4 +1,6 @@
-"""Indices that differ where nothing was replayed: what their scores say, else that nothing is known (`judge.ties`)."""
+"""Indices that differ where nothing was replayed: what their scores say, else that nothing is known
+(`judge.ties`).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ from whence.replay.allowed_operators import CHOOSES
 from whence.results import SlotPair, Verdict
 
 Mask = npt.NDArray[np.bool_]
-_MOST = 0.8  # of the indices, of the rows: ties are the exception, and where more than that differs they are no explanation
+# of the indices, of the rows: ties are the exception, and where more than that differs they are no
+# explanation
+_MOST = 0.8
 _MOST_OF_A_MASK = 0.25  # of the elements of a mask: a tie flips two of a row, or one at a threshold
-_MOVES_ROWS = {"nonzero", "argwhere", "masked_select"}  # rows of what these make move up and down with what was chosen
+_MOVES_ROWS = {
+    "nonzero",
+    "argwhere",
+    "masked_select",
+}  # rows of what these make move up and down with what was chosen
 _LARGEST = 1 << 24  # elements of scores that are sorted
 
 
@@ -27,7 +35,9 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
     """How many rows chose otherwise among ties, and where first. names: of the pairs of calls."""
     by_pair: dict[int, int] = {}
     for verdict in verdicts:
-        by_pair[verdict.pair] = max(by_pair.get(verdict.pair, 0), int(verdict.numbers.get("tied_rows") or 0))
+        by_pair[verdict.pair] = max(
+            by_pair.get(verdict.pair, 0), int(verdict.numbers.get("tied_rows") or 0)
+        )
     tied = [(pair, rows) for pair, rows in by_pair.items() if rows]
     if not tied:
         return []
@@ -35,7 +45,10 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
     rows = sum(rows for _, rows in tied)
     what = "1 row" if rows == 1 else f"{rows} rows"
     first = names[min(tied)[0]]
-    return [f"{what} in {calls} chose otherwise among scores that tie, first in {first}; what rests on them is compared knowing that"]
+    return [
+        f"{what} in {calls} chose otherwise among scores that tie, first in {first}; what rests "
+        "on them is compared knowing that"
+    ]
 
 
 class Indices:
@@ -45,16 +58,35 @@ class Indices:
         self._faces, self.errors = errors.paired, errors
         self._known: dict[str, frozenset[str]] = {}
 
-    def judged(self, verdict: Verdict, call: Call, inputs: Sequence[SlotPair], outputs: Sequence[tuple[str, SlotPair]]) -> Verdict:
-        """The verdict, where indices that differ, or what rests on a choice, prove what it says; else what they do prove.
+    def judged(
+        self,
+        verdict: Verdict,
+        call: Call,
+        inputs: Sequence[SlotPair],
+        outputs: Sequence[tuple[str, SlotPair]],
+    ) -> Verdict:
+        """The verdict, where indices that differ, or what rests on a choice, prove what it says;
+        else what they do prove.
 
         inputs, outputs: the tensors that the verdict rests on; outputs by the name of their slot.
         """
-        by_growth = verdict.verdict == "introduced" and verdict.evidence in ("two dumps", "statistics")
-        flipped = [(name, slot) for name, slot in outputs if self._differs(slot) and self._is_index(slot)]
-        if not (by_growth or (verdict.verdict == "undetermined" and not verdict.numbers.get("growth"))):
-            return _but(verdict, numbers={"tied_rows": 0.0, **verdict.numbers}) if flipped else verdict
-        if flipped and not any(dtypes.named(self._faces.reference.records[s.reference_record].dtype).is_floating for s in inputs):
+        by_growth = verdict.verdict == "introduced" and verdict.evidence in (
+            "two dumps",
+            "statistics",
+        )
+        flipped = [
+            (name, slot) for name, slot in outputs if self._differs(slot) and self._is_index(slot)
+        ]
+        if not (
+            by_growth or (verdict.verdict == "undetermined" and not verdict.numbers.get("growth"))
+        ):
+            return (
+                _but(verdict, numbers={"tied_rows": 0.0, **verdict.numbers}) if flipped else verdict
+            )
+        if flipped and not any(
+            dtypes.named(self._faces.reference.records[s.reference_record].dtype).is_floating
+            for s in inputs
+        ):
             return verdict  # whole numbers that rest on whole numbers differ by no rounding
         tied, unknown = 0, []
         for name, slot in flipped:
@@ -68,35 +100,73 @@ class Indices:
         numbers = {**verdict.numbers, "tied_rows": tied} if tied else verdict.numbers
         if flipped and not unknown:
             rest = [self.errors.of(s) for _, s in outputs if (_, s) not in flipped]
-            growth = judge.grow([self.errors.of(s) for s in inputs], rest, max((e.u for e in rest), default=0.0))
-            said = f"{tied} rows of indices differ, and hold what their ranks among the target's own scores ask for"
+            growth = judge.grow(
+                [self.errors.of(s) for s in inputs], rest, max((e.u for e in rest), default=0.0)
+            )
+            said = (
+                f"{tied} rows of indices differ, and hold what their ranks among the target's "
+                "own scores ask for"
+            )
             if not rest or growth.verdict not in ("introduced", "undetermined"):
                 return _but(
-                    verdict, verdict="inherited" if growth.e_in else "noise", confidence="", score=None, numbers=numbers, sentence=said
+                    verdict,
+                    verdict="inherited" if growth.e_in else "noise",
+                    confidence="",
+                    score=None,
+                    numbers=numbers,
+                    sentence=said,
                 )
-            return _undetermined(verdict, numbers, f"{verdict.sentence}; {said}, and what rests on them differs")
+            return _undetermined(
+                verdict, numbers, f"{verdict.sentence}; {said}, and what rests on them differs"
+            )
         if unknown and max(self._share(slot) for _, slot in unknown) <= _MOST:
             return _undetermined(
-                verdict, numbers, f"{unknown[0][0]}: indices differ, and the scores that they were chosen by were not recorded: ties or not"
+                verdict,
+                numbers,
+                f"{unknown[0][0]}: indices differ, and the scores that they were chosen by were "
+                "not recorded: ties or not",
             )
         operators = self._operators(call)
-        if by_growth and not flipped and operators & CHOOSES.keys() and (operators & _MOVES_ROWS or self._few_rows(outputs)):
-            return _undetermined(verdict, numbers, f"{verdict.sentence}; it chooses among scores, and replay tells whether they tie")
+        if (
+            by_growth
+            and not flipped
+            and operators & CHOOSES.keys()
+            and (operators & _MOVES_ROWS or self._few_rows(outputs))
+        ):
+            return _undetermined(
+                verdict,
+                numbers,
+                f"{verdict.sentence}; it chooses among scores, and replay tells whether they tie",
+            )
         return verdict
 
     def after_ties(self, verdicts: dict[tuple[int, int], Verdict], ties_at: int) -> None:
-        """Let verdicts that rest on no more than a moved mean or extreme stand no longer, of calls from `ties_at` on.
+        """Let verdicts that rest on no more than a moved mean or extreme stand no longer, of calls
+        from `ties_at` on.
 
-        Rows that were routed otherwise hold all of the error there; figures of a tensor move otherwise by it than by rounding.
+        Rows that were routed otherwise hold all of the error there; figures of a tensor move
+        otherwise by it than by rounding.
         """
         for (call, stretch), verdict in verdicts.items():
             growth = verdict.numbers.get("growth")
-            by_figures = verdict.verdict == "introduced" and verdict.evidence in ("two dumps", "statistics")
-            if by_figures and call >= ties_at and growth is not None and growth <= judge.LIMITS.growth:
+            by_figures = verdict.verdict == "introduced" and verdict.evidence in (
+                "two dumps",
+                "statistics",
+            )
+            if (
+                by_figures
+                and call >= ties_at
+                and growth is not None
+                and growth <= judge.LIMITS.growth
+            ):
                 verdicts[call, stretch] = _but(
-                    verdict, verdict="inherited", confidence="", score=None,
-                    sentence=f"rows that were routed otherwise before move its figures: {verdict.sentence}",
-                )  # fmt: skip
+                    verdict,
+                    verdict="inherited",
+                    confidence="",
+                    score=None,
+                    sentence="rows that were routed otherwise before move its figures: "
+                    f"{verdict.sentence}",
+                )
 
     def _differs(self, slot: SlotPair) -> bool:
         return bool(self.errors.of(slot).value)
@@ -106,7 +176,10 @@ class Indices:
         return all(dtypes.named(k).kind in ("int", "uint", "bool") for k in kinds)
 
     def _of(self, slot: SlotPair) -> tuple[tuple[Run, int], tuple[Run, int]]:
-        return (self._faces.reference, slot.reference_record), (self._faces.target, slot.target_record)
+        return (self._faces.reference, slot.reference_record), (
+            self._faces.target,
+            slot.target_record,
+        )
 
     def _ranked(self, slot: SlotPair, among: Sequence[SlotPair]) -> ties.Ranked | None:
         """The indices of a slot, judged by the first tensor that they can have been chosen from."""
@@ -116,10 +189,17 @@ class Indices:
         for other in among:
             a, b = (run.records[r] for run, r in self._of(other))
             u = judge.coarser(a.dtype, b.dtype)
-            if not u or a.shape != b.shape or a.count > _LARGEST or (scores := self._faces.arrays(other)) is None:
+            if (
+                not u
+                or a.shape != b.shape
+                or a.count > _LARGEST
+                or (scores := self._faces.arrays(other)) is None
+            ):
                 continue
             for axis in _axes(indices[0].shape, a.shape):
-                own, theirs = (_rows(i, axis, squeezed=i.ndim < len(a.shape)).astype(np.int64) for i in indices)
+                own, theirs = (
+                    _rows(i, axis, squeezed=i.ndim < len(a.shape)).astype(np.int64) for i in indices
+                )
                 x, y = (_rows(s.astype(np.float64), axis) for s in scores)
                 found = ties.by_rank(own, theirs, x, y, u)
                 if found is not None:
@@ -127,14 +207,23 @@ class Indices:
         return None
 
     def _share(self, slot: SlotPair) -> float:
-        """The share of indices that differ, 0 where the elements are not there; of a mask, of the places that either side has set."""
+        """The share of indices that differ, 0 where the elements are not there; of a mask, of the
+        places that either side has set.
+        """
         arrays = self._faces.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape or not arrays[0].size:
             return 0.0
-        if arrays[0].dtype == arrays[1].dtype == np.bool_ and np.mean(arrays[0] != arrays[1]) > _MOST_OF_A_MASK:
+        if (
+            arrays[0].dtype == arrays[1].dtype == np.bool_
+            and np.mean(arrays[0] != arrays[1]) > _MOST_OF_A_MASK
+        ):
             return 1.0
         a, b = (x.astype(np.int64) for x in arrays)
-        of = np.count_nonzero(a | b) if max(a.max(), b.max()) <= 1 and min(a.min(), b.min()) >= 0 and a.ndim > 1 else a.size
+        of = (
+            np.count_nonzero(a | b)
+            if max(a.max(), b.max()) <= 1 and min(a.min(), b.min()) >= 0 and a.ndim > 1
+            else a.size
+        )
         return float(np.count_nonzero(a != b) / max(of, 1))
 
     def _few_rows(self, outputs: Sequence[tuple[str, SlotPair]]) -> bool:
@@ -148,7 +237,10 @@ class Indices:
             a, b = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in arrays)
             u = self.errors.of(slot).u
             size = np.maximum(np.linalg.norm(a, axis=1), 1e-300)
-            if float(np.mean(np.linalg.norm(a - b, axis=1) > judge.LIMITS.growth * 2 * u * size)) > _MOST:
+            if (
+                float(np.mean(np.linalg.norm(a - b, axis=1) > judge.LIMITS.growth * 2 * u * size))
+                > _MOST
+            ):
                 return False
         return True
 
@@ -157,7 +249,9 @@ class Indices:
         if call.program not in self._known:
             program = self._faces.reference.programs.get(call.program) if call.program else None
             names = [op.name.split(".") for op in program.operations] if program is not None else []
-            self._known[call.program] = frozenset(n[1] for n in names if len(n) == 3 and n[2] != "other")
+            self._known[call.program] = frozenset(
+                n[1] for n in names if len(n) == 3 and n[2] != "other"
+            )
         return self._known[call.program]
 
 
@@ -165,7 +259,11 @@ def _axes(index: tuple[int, ...], scores: tuple[int, ...]) -> Iterator[int]:
     """The axes of `scores` along which `index` can have been chosen, the last one first."""
     for axis in reversed(range(len(scores))):
         kept = scores[:axis] + scores[axis + 1 :]
-        if index == kept or (len(index) == len(scores) and index[:axis] + index[axis + 1 :] == kept and index[axis] <= scores[axis]):
+        if index == kept or (
+            len(index) == len(scores)
+            and index[:axis] + index[axis + 1 :] == kept
+            and index[axis] <= scores[axis]
+        ):
             yield axis
 
 
@@ -177,14 +275,28 @@ def _rows(array: npt.NDArray[Any], axis: int, *, squeezed: bool = False) -> npt.
 def _said(ranked: ties.Ranked) -> str:
     assert ranked.worst is not None
     worst, count = ranked.worst, int(ranked.wrong.sum())
-    apart = f"their scores are {worst.gap:.3g} apart, rounding explains {worst.explained:.3g}" if np.isfinite(worst.gap) else "taken twice"
-    return f"in {count} rows an index does not have its rank: row {worst.row} takes {worst.target} and not {worst.reference}, {apart}"
+    apart = (
+        f"their scores are {worst.gap:.3g} apart, rounding explains {worst.explained:.3g}"
+        if np.isfinite(worst.gap)
+        else "taken twice"
+    )
+    return (
+        f"in {count} rows an index does not have its rank: row {worst.row} takes "
+        f"{worst.target} and not {worst.reference}, {apart}"
+    )
 
 
 def _undetermined(verdict: Verdict, numbers: dict[str, float | None], sentence: str) -> Verdict:
     e_out = numbers.get("e_out")
     numbers = {"tied_rows": 0.0, **numbers, "e_out": e_out if e_out != 0.0 else 1.0}
-    return _but(verdict, verdict="undetermined", confidence="", score=None, numbers=numbers, sentence=sentence)
+    return _but(
+        verdict,
+        verdict="undetermined",
+        confidence="",
+        score=None,
+        numbers=numbers,
+        sentence=sentence,
+    )
 
 
 def _but(old: Verdict, /, **changes: object) -> Verdict:

@@ -1,4 +1,6 @@
-"""What a verdict from two dumps cannot know by sizes: another form of an operator, other arguments."""
+"""What a verdict from two dumps cannot know by sizes: another form of an operator, other
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,29 @@ Verdicts = dict[tuple[int, int], Verdict]
 
 
 def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
-    """The verdicts, with calls guilty that computed another form of their operator than the reference, and what their arguments say."""
+    """The verdicts, with calls guilty that computed another form of their operator than the
+    reference, and what their arguments say.
+    """
     out, faces = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
         pair = faces.plan.pairs[verdict.pair]
         call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
-        if key[1] < 0 and verdict.evidence == "two dumps" and verdict.verdict not in (*GUILTY, "identical"):
+        if (
+            key[1] < 0
+            and verdict.evidence == "two dumps"
+            and verdict.verdict not in (*GUILTY, "identical")
+        ):
             verdict = _by_form(verdict, call, errors)
-        if verdict.verdict == "introduced" and verdict.evidence != "replay" and (missing := not_passed(pair, call)):
+        if (
+            verdict.verdict == "introduced"
+            and verdict.evidence != "replay"
+            and (missing := not_passed(pair, call))
+        ):
             verdict = msgspec.structs.replace(
-                verdict, verdict="structural", cause="input", sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}"
+                verdict,
+                verdict="structural",
+                cause="input",
+                sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
         if verdict.verdict in GUILTY and (said := _arguments(call, other)):
             verdict = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {said}")
@@ -37,10 +52,16 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
 
 
 def not_passed(pair: CallPair, call: Call) -> str:
-    """Which input of the reference's call the target's was not given, in words; "" when it was given all."""
-    missing = [slot.removeprefix("input.") for slot in pair.only_reference if slot.startswith("input.")]
+    """Which input of the reference's call the target's was not given, in words; "" when it was
+    given all.
+    """
+    missing = [
+        slot.removeprefix("input.") for slot in pair.only_reference if slot.startswith("input.")
+    ]
     here = {r.slot for r in call.slots("input")}
-    missing = [name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")]
+    missing = [
+        name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")
+    ]
     if not missing:
         return ""
     names = " and ".join(f"`{name}`" for name in missing[:3])
@@ -61,17 +82,28 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
     if found is None:
         return verdict
     return msgspec.structs.replace(
-        verdict, verdict="introduced", confidence="likely", cause="semantic", slot=outputs[0].reference_slot, score=None,
-        numbers={**verdict.numbers, "e_in": errors.of(inputs[0]).value, "e_out": errors.of(outputs[0]).value},
-        sentence=f"computed by {found.target} where the reference computes by {found.reference}: of {found.parts} elements at which "
+        verdict,
+        verdict="introduced",
+        confidence="likely",
+        cause="semantic",
+        slot=outputs[0].reference_slot,
+        score=None,
+        numbers={
+            **verdict.numbers,
+            "e_in": errors.of(inputs[0]).value,
+            "e_out": errors.of(outputs[0]).value,
+        },
+        sentence=f"computed by {found.target} where the reference computes by {found.reference}: "
+        f"of {found.parts} elements at which "
         f"these part, {found.agree} are those of {found.target}",
-    )  # fmt: skip
+    )
 
 
 def _arguments(call: Call, other: Call) -> str:
     """Arguments that are no tensors and differ, in words."""
     differ = [
-        f"argument {name.removeprefix('input.')}: {_shown(mine)} against {_shown(other.arguments[name])}"
+        f"argument {name.removeprefix('input.')}: {_shown(mine)} against "
+        f"{_shown(other.arguments[name])}"
         for name, mine in call.arguments.items()
         if name in other.arguments and not _same(mine, other.arguments[name])
     ]

@@ -1,4 +1,6 @@
-"""How far apart each pair of tensors is, as far as rounding counts: masks, codes and run-to-run spread are taken into account."""
+"""How far apart each pair of tensors is, as far as rounding counts: masks, codes and run-to-run
+spread are taken into account.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from whence.results import Measured, SlotPair
 
 
 class PairErrors:
-    """The errors of the pairs of two runs. declaring: the declared differences, which say what of a pair is compared."""
+    """The errors of the pairs of two runs. declaring: the declared differences, which say what of a
+    pair is compared.
+    """
 
     def __init__(self, paired: PairedRuns, policy: Policy | None, again: Again) -> None:
         self.paired, self._again = paired, again
@@ -28,7 +32,10 @@ class PairErrors:
 
     def of(self, slot: SlotPair) -> judge.Error:
         """Error of a pair of tensors, and what is known of it besides its size."""
-        a, b = self.paired.reference.records[slot.reference_record], self.paired.target.records[slot.target_record]
+        a, b = (
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
+        )
         u = judge.roundoff(a, b)
         unmasked = self.declaring.error(slot, metrics.measure, u)
         if unmasked is not None:
@@ -37,7 +44,9 @@ class PairErrors:
         error = judge.error_of(measured, a, b, u)
         if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
             error = judge.error_of_codes(measured) or error
-        if self.paired.partly(slot):  # and figures of the few that are shown say little of the whole
+        if self.paired.partly(
+            slot
+        ):  # and figures of the few that are shown say little of the whole
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)
@@ -47,36 +56,61 @@ class PairErrors:
         return dataclasses.replace(error, spread=spread) if spread else error
 
     def accumulated(self, slot: SlotPair, error: judge.Error) -> judge.Error:
-        """The error of what was computed from codes: wider integers are sums of them, and differ by as much as numbers do."""
-        a, b = self.paired.reference.records[slot.reference_record], self.paired.target.records[slot.target_record]
+        """The error of what was computed from codes: wider integers are sums of them, and differ by
+        as much as numbers do.
+        """
+        a, b = (
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
+        )
         size = self.paired.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
         if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
             return error
         return judge.Error(size, codes=True)
 
-    def rounded(self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error) -> judge.Error:
-        """The error of codes, none where they part only at values of an input that lie at the boundary between two."""
+    def rounded(
+        self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error
+    ) -> judge.Error:
+        """The error of codes, none where they part only at values of an input that lie at the
+        boundary between two.
+        """
         codes = self.paired.arrays(slot) if error.codes and error.value and not error.lone else None
         if codes is None:
             return error
         for given in inputs:
             record = self.paired.reference.records[given.reference_record]
-            arrays = self.paired.arrays(given) if record.shape == self.paired.reference.records[slot.reference_record].shape else None
+            arrays = (
+                self.paired.arrays(given)
+                if record.shape == self.paired.reference.records[slot.reference_record].shape
+                else None
+            )
             same = self.paired.measured[given.reference_record, given.target_record].identical
-            if arrays is not None and same and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype)):
+            if (
+                arrays is not None
+                and same
+                and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype))
+            ):
                 return dataclasses.replace(error, value=0.0)
         return error
 
     def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
-        """The error of what a call read without what masks hide (`judge.below_masks`); without elements, unknown for what softmax read."""
+        """The error of what a call read without what masks hide (`judge.below_masks`); without
+        elements, unknown for what softmax read.
+        """
         error = self.of(slot)
         if not error.value or not error.u or not math.isfinite(error.value):
             return error
         arrays = self.paired.arrays(slot)
         if arrays is not None:
-            return judge.below_masks(*arrays, error) if arrays[0].shape == arrays[1].shape else error
-        masked = "softmax" in call.op_type.lower() and judge.may_be_masked(self.paired.reference.records[slot.reference_record])
-        return judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
+            return (
+                judge.below_masks(*arrays, error) if arrays[0].shape == arrays[1].shape else error
+            )
+        masked = "softmax" in call.op_type.lower() and judge.may_be_masked(
+            self.paired.reference.records[slot.reference_record]
+        )
+        return (
+            judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
+        )
 
     def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
         """The error of a mask, each worked out once: all layers share one."""
@@ -84,17 +118,25 @@ class PairErrors:
         found = self._masks.get(key)
         if found is None:
             arrays = self.paired.arrays(slot)
-            found = self._masks[key] = judge.between(*arrays, unknown.u) if arrays is not None else unknown
+            found = self._masks[key] = (
+                judge.between(*arrays, unknown.u) if arrays is not None else unknown
+            )
         return found
 
     def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
-        """Error of one element, relative to it or to its tensor's root mean square; 0 where the elements are gone."""
+        """Error of one element, relative to it or to its tensor's root mean square; 0 where the
+        elements are gone.
+        """
         key = (slot.reference_record, slot.target_record)
         found = self._lone_errors.get(key)
         if found is None:
             arrays = self.paired.arrays(slot)
             a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
-            size = max(abs(a), (measured.values.get("reference_norm") or 0.0) / np.sqrt(self.paired.reference.records[key[0]].count))
+            size = max(
+                abs(a),
+                (measured.values.get("reference_norm") or 0.0)
+                / np.sqrt(self.paired.reference.records[key[0]].count),
+            )
             found = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
         return found
 
@@ -103,4 +145,8 @@ class PairErrors:
         known = [(self.of(slot), slot) for slot in slots]
         error, slot = max(known, key=lambda item: item[0].value or 0.0)
         arrays = self.paired.arrays(slot)
-        return judge.sight(*arrays, error.u, judge.LIMITS.within(error.u)) if arrays is not None else None
+        return (
+            judge.sight(*arrays, error.u, judge.LIMITS.within(error.u))
+            if arrays is not None
+            else None
+        )

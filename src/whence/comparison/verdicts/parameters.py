@@ -21,11 +21,23 @@ class Parameters:
     def is_given(self, call: Call, slot: SlotPair) -> bool:
         """Is this parameter as the run started with, not as the run changed it?"""
         # Operators of one name are as many operators as there are calls.
-        key = (call.root, call.scope, call.occurrence if call.kind == "operator" else 0, slot.reference_slot)
-        return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (slot.reference_record, slot.target_record)
+        key = (
+            call.root,
+            call.scope,
+            call.occurrence if call.kind == "operator" else 0,
+            slot.reference_slot,
+        )
+        return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (
+            slot.reference_record,
+            slot.target_record,
+        )
 
     def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
-        return {s.reference_slot: self.is_given(call, s) for s in slots.values() if s.reference_slot.startswith("param")}
+        return {
+            s.reference_slot: self.is_given(call, s)
+            for s in slots.values()
+            if s.reference_slot.startswith("param")
+        }
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)
@@ -43,24 +55,42 @@ class Parameters:
         return known
 
     def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
-        a, b = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
-        if a.sketch is not None and b.sketch is not None and a.sketch.checksum == b.sketch.checksum and a.dtype == b.dtype:
-            return judge.ParameterDifference(False, False, "the same elements in another order (they were not kept, so not which)")
+        a, b = (
+            self.faces.reference.records[slot.reference_record],
+            self.faces.target.records[slot.target_record],
+        )
+        if (
+            a.sketch is not None
+            and b.sketch is not None
+            and a.sketch.checksum == b.sketch.checksum
+            and a.dtype == b.dtype
+        ):
+            return judge.ParameterDifference(
+                False,
+                False,
+                "the same elements in another order (they were not kept, so not which)",
+            )
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
-            return judge.ParameterDifference(False, True, "hashes differ (elements were not kept, so not how)", {})
+            return judge.ParameterDifference(
+                False, True, "hashes differ (elements were not kept, so not how)", {}
+            )
         if (
             a.dtype == b.dtype
             and a.shape == b.shape
             and (moved := judge.drift(a, b)) is not None
             and judge.parted(moved, judge.roundoff(a, b))
         ):
-            return judge.ParameterDifference(False, True, "statistics differ (elements were not kept, so not how)", {})
+            return judge.ParameterDifference(
+                False, True, "statistics differ (elements were not kept, so not how)", {}
+            )
         return judge.ParameterDifference(False, False, "elements were not kept")
 
     def by_path(self) -> Iterator[tuple[Call, list[tuple[str, judge.ParameterDifference]]]]:
-        """(call, differences) of the reference's calls, against what the target holds under the same paths, whichever of its calls does.
+        """(call, differences) of the reference's calls, against what the target holds under the
+        same paths, whichever of its calls does.
 
-        Each parameter once, as the run started with it; of models that hold others under one path nothing is said.
+        Each parameter once, as the run started with it; of models that hold others under one path
+        nothing is said.
         """
         held: dict[str, int] = {}
         roots: dict[str, str] = {}
@@ -78,18 +108,29 @@ class Parameters:
                 path = align.normal_scope(".".join(filter(None, (call.scope, ref.slot[6:]))))
                 if path in held and path not in several and (call.root, path) not in seen:
                     seen.add((call.root, path))
-                    found.append((ref.slot, self.difference(SlotPair(ref.slot, ref.slot, ref.record, held[path]))))
+                    found.append(
+                        (
+                            ref.slot,
+                            self.difference(SlotPair(ref.slot, ref.slot, ref.record, held[path])),
+                        )
+                    )
             if found:
                 yield call, found
 
     def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
-        """(scope, name, difference) of the parameters of calls below without a partner, against those of the target's call itself."""
+        """(scope, name, difference) of the parameters of calls below without a partner, against
+        those of the target's call itself.
+        """
         found: list[tuple[str, str, judge.ParameterDifference]] = []
         seen: set[tuple[int, int]] = set()
         for inner in (self.faces.calls[k] for k in self.faces.alone(call.id)):
             for ref in inner.slots("param"):
                 pair = self.faces.inner_parameter(other, inner, ref.slot)
-                if pair is None or (pair.reference_record, pair.target_record) in seen or not self.is_given(inner, pair):
+                if (
+                    pair is None
+                    or (pair.reference_record, pair.target_record) in seen
+                    or not self.is_given(inner, pair)
+                ):
                     continue
                 seen.add((pair.reference_record, pair.target_record))
                 found.append((inner.scope, ref.slot[6:], self.difference(pair)))

@@ -1,4 +1,6 @@
-"""Calls whose outputs were replaced on purpose: what they and their children did says nothing about the program any more."""
+"""Calls whose outputs were replaced on purpose: what they and their children did says nothing about
+the program any more.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ from whence.results import CallPair, Verdict
 
 
 def declare_patched(
-    verdicts: Mapping[tuple[int, int], Verdict], pairs: Sequence[CallPair], reference: Sequence[Call], target: Sequence[Call]
+    verdicts: Mapping[tuple[int, int], Verdict],
+    pairs: Sequence[CallPair],
+    reference: Sequence[Call],
+    target: Sequence[Call],
 ) -> dict[tuple[int, int], Verdict]:
-    """The verdicts with those of patched calls, and of everything they called, made `declared`. verdicts: by (call, stretch)."""
+    """The verdicts with those of patched calls, and of everything they called, made `declared`.
+    verdicts: by (call, stretch).
+    """
     here = (_patched(reference), _patched(target))
     if not any(here):
         return dict(verdicts)
@@ -24,7 +31,12 @@ def declare_patched(
 
     return {
         key: msgspec.structs.replace(
-            verdict, verdict="declared", confidence="", cause="", score=None, sentence="its outputs were replaced by those of another run"
+            verdict,
+            verdict="declared",
+            confidence="",
+            cause="",
+            score=None,
+            sentence="its outputs were replaced by those of another run",
         )
         if declared(verdict) and verdict.verdict != "identical"
         else verdict

@@ -1,4 +1,5 @@
-"""What went wrong between ranks, in words: which rank's part a sum lacks, which pieces were swapped, whose copy differs.
+"""What went wrong between ranks, in words: which rank's part a sum lacks, which pieces were
+swapped, whose copy differs.
 
 A hypothesis over the ranks' parts is put forward only where it gives what the target has.
 """
@@ -22,7 +23,8 @@ from whence.records import Call, marks
 from whence.results import Made, SlotPair, Verdict
 
 F64 = npt.NDArray[np.float64]
-_NICE = 0.02  # a factor this close to a whole number, or to a fraction of the number of ranks, is meant to be it
+# a factor this close to a whole number, or to a fraction of the number of ranks, is meant to be it
+_NICE = 0.02
 
 
 class Ranked:
@@ -40,16 +42,32 @@ class Ranked:
             pair = self.faces.plan.pairs[verdict.pair]
             call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
             try:
-                said = self._parameter(verdict) if verdict.verdict == "param-diff" else self._output(call, verdict)
+                said = (
+                    self._parameter(verdict)
+                    if verdict.verdict == "param-diff"
+                    else self._output(call, verdict)
+                )
             except (ElementsMissing, ReplayRefused):
                 said = ""
-            cause = verdict.cause or "semantic" if verdict.verdict == "param-diff" else "semantic" if said else verdict.cause
+            cause = (
+                verdict.cause or "semantic"
+                if verdict.verdict == "param-diff"
+                else "semantic"
+                if said
+                else verdict.cause
+            )
             shown = marks.shown_rank(other)
-            said = "; ".join(w for w in (said, f"the ranks differ here, this is rank {shown}'s" if shown else "") if w)
+            said = "; ".join(
+                w
+                for w in (said, f"the ranks differ here, this is rank {shown}'s" if shown else "")
+                if w
+            )
             if said:
                 first = "introduced here: "
                 sentence = (
-                    verdict.sentence.replace(first, f"{first}{said}; ", 1) if first in verdict.sentence else f"{verdict.sentence}; {said}"
+                    verdict.sentence.replace(first, f"{first}{said}; ", 1)
+                    if first in verdict.sentence
+                    else f"{verdict.sentence}; {said}"
                 )
                 verdicts[at] = msgspec.structs.replace(verdict, sentence=sentence, cause=cause)
         return verdicts
@@ -60,17 +78,33 @@ class Ranked:
         """Whose piece of a parameter is not the reference's, and whose it is instead."""
         slot = self.faces.slot(verdict.pair, verdict.slot)
         arrays = self.faces.arrays(slot) if slot is not None else None
-        if slot is None or not self._ranks(slot.target_record) or arrays is None or arrays[0].shape != arrays[1].shape:
+        if (
+            slot is None
+            or not self._ranks(slot.target_record)
+            or arrays is None
+            or arrays[0].shape != arrays[1].shape
+        ):
             return ""
         mine, theirs = arrays[0].astype(arrays[1].dtype), arrays[1]
-        owner = self._filled(slot.target_record, lambda record, place: np.full(self.faces.target.records[record].shape, place, np.int32))
+        owner = self._filled(
+            slot.target_record,
+            lambda record, place: np.full(self.faces.target.records[record].shape, place, np.int32),
+        )
         ranks = [int(r) for r in np.unique(owner)]
         wrong = [r for r in ranks if not np.array_equal(mine[owner == r], theirs[owner == r])]
         for r in wrong:
             for s in ranks:
-                if s != r and mine[owner == s].size == theirs[owner == r].size and np.array_equal(mine[owner == s], theirs[owner == r]):
+                if (
+                    s != r
+                    and mine[owner == s].size == theirs[owner == r].size
+                    and np.array_equal(mine[owner == s], theirs[owner == r])
+                ):
                     return f"rank {r} holds the piece of rank {s}"
-        return f"only the {'piece' if len(wrong) == 1 else 'pieces'} of {_listed(wrong)}" if 0 < len(wrong) < len(ranks) else ""
+        return (
+            f"only the {'piece' if len(wrong) == 1 else 'pieces'} of {_listed(wrong)}"
+            if 0 < len(wrong) < len(ranks)
+            else ""
+        )
 
     def _ranks(self, record: int) -> int:
         """Of how many ranks' pieces a tensor is made; 0 when it is not."""
@@ -82,15 +116,24 @@ class Ranked:
         return max((self._ranks(r) for _, ids in made.operands for r in ids), default=0)
 
     def _filled(self, record: int, piece: Callable[[int, int], Array]) -> Array:
-        """A tensor made of the ranks' pieces, with others in their place. piece: of a record and the place of its rank."""
+        """A tensor made of the ranks' pieces, with others in their place. piece: of a record and
+        the place of its rank.
+        """
         made = self.made[record]
         ids = [r for _, found in made.operands for r in found]
         if derived_run.is_on_ranks(made):
-            return _applied(made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)])
-        return _applied(made, [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids])
+            return _applied(
+                made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)]
+            )
+        return _applied(
+            made,
+            [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids],
+        )
 
     def _swapped(self, mine: Array, theirs: Array, n: int) -> str:
-        """Are the n pieces of a tensor along one of its axes those of the reference in another order?"""
+        """Are the n pieces of a tensor along one of its axes those of the reference in another
+        order?
+        """
         for axis in reversed(range(mine.ndim)):
             if mine.shape[axis] % n or mine.shape[axis] < n:
                 continue
@@ -98,11 +141,19 @@ class Ranked:
             near = [[_norm(y - x) for x in a] for y in b]
             order = [int(np.argmin(row)) for row in near]
             left = math.sqrt(sum(near[j][i] ** 2 for j, i in enumerate(order)))
-            if order != list(range(n)) and left < 0.1 * _norm(theirs.astype(np.float64) - mine.astype(np.float64)):
+            if order != list(range(n)) and left < 0.1 * _norm(
+                theirs.astype(np.float64) - mine.astype(np.float64)
+            ):
                 if sorted(order) == list(range(n)):
-                    return f"the ranks' pieces lie in the order {', '.join(map(str, order))} along axis {axis}"
+                    return (
+                        f"the ranks' pieces lie in the order {', '.join(map(str, order))} "
+                        f"along axis {axis}"
+                    )
                 j = next(j for j, i in enumerate(order) if i != j)
-                return f"in the place of rank {j}'s piece along axis {axis} lies that of rank {order[j]}"
+                return (
+                    f"in the place of rank {j}'s piece along axis {axis} lies that of rank "
+                    f"{order[j]}"
+                )
         return ""
 
     # ---- sums
@@ -112,7 +163,11 @@ class Ranked:
         if slot is None:
             return ""
         arrays = self.faces.arrays(slot)
-        if arrays is None or arrays[0].shape != arrays[1].shape or not dtypes.of(arrays[1]).is_floating:
+        if (
+            arrays is None
+            or arrays[0].shape != arrays[1].shape
+            or not dtypes.of(arrays[1]).is_floating
+        ):
             return ""
         pieces = self._cut(verdict.pair, call)
         n = max((self._ranks(p.target_record) for p in pieces.values()), default=0)
@@ -123,16 +178,34 @@ class Ranked:
         return found or self._swapped(*arrays, n)
 
     def _cut(self, index: int, call: Call) -> dict[str, SlotPair]:
-        """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters when no input is."""
+        """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters
+        when no input is.
+        """
         slots = [r.slot for r in call.refs if r.slot.startswith(("input", "param"))]
         if call.program:
             program = self.faces.reference.programs.get(call.program)
-            slots += [s for s in (*program.inputs, *program.params) if s not in slots] if program is not None else []
-        pairs = {s: p for s in slots if (p := self.faces.slot(index, s)) is not None and self._ranks(p.target_record)}
+            slots += (
+                [s for s in (*program.inputs, *program.params) if s not in slots]
+                if program is not None
+                else []
+            )
+        pairs = {
+            s: p
+            for s in slots
+            if (p := self.faces.slot(index, s)) is not None and self._ranks(p.target_record)
+        }
         inputs = {s: p for s, p in pairs.items() if not s.startswith("param")}
         return inputs or pairs
 
-    def _sums(self, index: int, call: Call, name: str, pieces: Mapping[str, SlotPair], n: int, output: Array) -> str:
+    def _sums(
+        self,
+        index: int,
+        call: Call,
+        name: str,
+        pieces: Mapping[str, SlotPair],
+        n: int,
+        output: Array,
+    ) -> str:
         """What multiples of the ranks' parts the output is made of, where it is."""
         parts = self._parts(index, call, name, pieces, n)
         if not parts or any(p.shape != output.shape for p in parts):
@@ -152,12 +225,21 @@ class Ranked:
         near = [_nice(float(f) / size, n) for f, size in zip(factors, norms, strict=True)]
         if any(f is None for f in near):
             return ""
-        return sum_in_words([f for f in near[:n] if f is not None], near[n] if len(near) > n else None)
+        return sum_in_words(
+            [f for f in near[:n] if f is not None], near[n] if len(near) > n else None
+        )
 
-    def _parts(self, index: int, call: Call, name: str, pieces: Mapping[str, SlotPair], n: int) -> list[F64]:
-        """What each rank's pieces alone give, and what is left without any (a bias); [] where the operator is not linear in them."""
+    def _parts(
+        self, index: int, call: Call, name: str, pieces: Mapping[str, SlotPair], n: int
+    ) -> list[F64]:
+        """What each rank's pieces alone give, and what is left without any (a bias); [] where the
+        operator is not linear in them.
+        """
         whole = {slot: self.faces.target.array(p.target_record) for slot, p in pieces.items()}
-        alone = [{slot: self._only(p.target_record, r) for slot, p in pieces.items()} for r in (*range(n), None)]
+        alone = [
+            {slot: self._only(p.target_record, r) for slot, p in pieces.items()}
+            for r in (*range(n), None)
+        ]
         try:
             total, *given = (self._run(index, call, name, put) for put in (whole, *alone))
         except ReplayRefused:
@@ -177,35 +259,61 @@ class Ranked:
         return self._filled(record, piece)
 
     def _run(self, index: int, call: Call, name: str, put: Mapping[str, Array]) -> F64:
-        """The reference's program on the target's inputs, some of them or of its parameters replaced; a linear layer without one too."""
+        """The reference's program on the target's inputs, some of them or of its parameters
+        replaced; a linear layer without one too.
+        """
         replayer = self.judging.replayer
         if replayer is not None and call.program:
             loaded = replayer.reference.load(call)
             program = loaded.program
-            pairs = {s: p for s in (*program.inputs, *program.params) if (p := self.faces.slot(index, s)) is not None}
-            arrays, strides = replayer.target.arrays({s: pairs[s].target_record for s in program.inputs if s in pairs})
-            params = {s: replayer.parameter(pairs[s], given=True) for s in program.params if s in pairs}
+            pairs = {
+                s: p
+                for s in (*program.inputs, *program.params)
+                if (p := self.faces.slot(index, s)) is not None
+            }
+            arrays, strides = replayer.target.arrays(
+                {s: pairs[s].target_record for s in program.inputs if s in pairs}
+            )
+            params = {
+                s: replayer.parameter(pairs[s], given=True) for s in program.params if s in pairs
+            }
             arrays |= {s: a for s, a in put.items() if s in arrays}
             params |= {s: a for s, a in put.items() if s in params}
             with Threads(1):
                 made = loaded.run(
-                    arrays, params,
-                    working="float64", strides=strides, outputs=[name],
-                )  # fmt: skip
+                    arrays,
+                    params,
+                    working="float64",
+                    strides=strides,
+                    outputs=[name],
+                )
             return np.asarray(made[name], np.float64)
-        held = {s: put[s] if s in put else self.faces.target.array(p.target_record) for s, p in self.faces.slots[index].items()}
+        held = {
+            s: put[s] if s in put else self.faces.target.array(p.target_record)
+            for s, p in self.faces.slots[index].items()
+        }
         x, weight = held.get("input.0"), held.get("param.weight")
-        if x is None or weight is None or weight.ndim != 2 or x.shape[-1:] != weight.shape[1:] or set(held) - _LINEAR:
+        if (
+            x is None
+            or weight is None
+            or weight.ndim != 2
+            or x.shape[-1:] != weight.shape[1:]
+            or set(held) - _LINEAR
+        ):
             raise ReplayRefused("not a linear layer")
         out = x.astype(np.float64) @ weight.astype(np.float64).T
-        return np.asarray(out + held["param.bias"].astype(np.float64) if "param.bias" in held else out, np.float64)
+        return np.asarray(
+            out + held["param.bias"].astype(np.float64) if "param.bias" in held else out, np.float64
+        )
 
 
 _LINEAR = {"input.0", "param.weight", "param.bias", "output.0"}
 
 
 def sum_in_words(factors: Sequence[float], bias: float | None) -> str:
-    """What an output is that should be the sum of the ranks' parts. factors: of each part; bias: of what no rank holds, or None."""
+    """What an output is that should be the sum of the ranks' parts. factors: of each part; bias: of
+    what no rank holds, or None.
+    """
     n = len(factors)
     missing = [r for r, f in enumerate(factors) if f == 0]
     there = [r for r, f in enumerate(factors) if f != 0]
@@ -215,16 +323,24 @@ def sum_in_words(factors: Sequence[float], bias: float | None) -> str:
         if there and factors[there[0]] != 1:
             said.append(f"output equals {factors[there[0]]:g} x the part of rank {there[0]}")
     elif missing:
-        said.append(f"the sum over ranks is not whole: {_listed(missing, possessive=True)} not in it")
+        said.append(
+            f"the sum over ranks is not whole: {_listed(missing, possessive=True)} not in it"
+        )
     elif len(set(factors)) == 1 and factors[0] != 1:
         by = factors[0]
         said.append(
-            f"summed over ranks twice: output equals {by:g} x the sum" if by == n
-            else "the mean over ranks in the place of the sum" if abs(by * n - 1) < 1e-9
+            f"summed over ranks twice: output equals {by:g} x the sum"
+            if by == n
+            else "the mean over ranks in the place of the sum"
+            if abs(by * n - 1) < 1e-9
             else f"output equals {by:g} x the sum over ranks"
-        )  # fmt: skip
+        )
     if not missing or len(there) > 1:
-        said += [f"{f:g} x the part of rank {r}" for r, f in enumerate(factors) if f not in (0, 1) and len(set(factors)) > 1]
+        said += [
+            f"{f:g} x the part of rank {r}"
+            for r, f in enumerate(factors)
+            if f not in (0, 1) and len(set(factors)) > 1
+        ]
     if bias is not None and bias == n != factors[0]:
         said.append(f"the bias is added on every rank ({n} times)")
     elif bias is not None and bias not in (1, factors[0]):
@@ -233,7 +349,9 @@ def sum_in_words(factors: Sequence[float], bias: float | None) -> str:
 
 
 def _nice(factor: float, n: int) -> float | None:
-    """The whole number, or the fraction of n, that a factor is meant to be; None when it is neither."""
+    """The whole number, or the fraction of n, that a factor is meant to be; None when it is
+    neither.
+    """
     for meant in (round(factor), round(factor * n) / n):
         if abs(factor - meant) <= _NICE * max(abs(meant), 1 / n):
             return float(meant)
@@ -246,7 +364,11 @@ def _norm(x: F64) -> float:
 
 def _places(made: Made) -> list[int]:
     """Of each operand of a tensor joined from ranks, the place of its rank."""
-    return [int(name[1:]) if name[1:].isdigit() else i for name, ids in made.operands for i in range(len(ids))]
+    return [
+        int(name[1:]) if name[1:].isdigit() else i
+        for name, ids in made.operands
+        for i in range(len(ids))
+    ]
 
 
 def _applied(made: Made, arrays: Sequence[Array]) -> Array:

@@ -1,4 +1,6 @@
-"""A verdict for every region: exact, then the replay of its program on the target's inputs, then growth between two dumps."""
+"""A verdict for every region: exact, then the replay of its program on the target's inputs, then
+growth between two dumps.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,20 @@ _FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with w
 class Judging:
     """Judges the regions of a comparison in the order of execution.
 
-    first: by record of the reference, the target's that it was first seen with. locals: figures of every replay, by call and output
-    slot. inside: by call, how many calls without a partner ran as part of it. not_replayed: calls of which something was not.
+    first: by record of the reference, the target's that it was first seen with. locals: figures of
+    every replay, by call and output slot. inside: by call, how many calls without a partner ran as
+    part of it. not_replayed: calls of which something was not.
     """
 
     def __init__(
-        self, errors: PairErrors, regions: Sequence[Region], options: CompareOptions, again: Again, otherwise: Otherwise,
+        self,
+        errors: PairErrors,
+        regions: Sequence[Region],
+        options: CompareOptions,
+        again: Again,
+        otherwise: Otherwise,
         tell: Callable[[int, int, str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.faces = faces = errors.paired
         self.errors, self.regions, self._otherwise, self._tell = errors, regions, otherwise, tell
         self.parameters = Parameters(faces)
@@ -60,23 +68,32 @@ class Judging:
         self.replayer = None
         if options.replay:
             self.replayer = Replayer(
-                faces.reference, faces.target, paired=faces.pair_of, inner=faces.inner_parameter,
-                shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow,
-                spread=again.elementwise, model=options.model,
-            )  # fmt: skip
+                faces.reference,
+                faces.target,
+                paired=faces.pair_of,
+                inner=faces.inner_parameter,
+                shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot),
+                allow=options.allow,
+                spread=again.elementwise,
+                model=options.model,
+            )
         self.tapped = Tapped(errors, regions, self.replayer)
         self.between: dict[int, Replayed] = {}
         self.seen_errors: dict[int, list[judge.Error]] = {}
         self.not_replayed: set[int] = set()
         self.postponed: dict[int, int] = {}
         self.widened: set[tuple[str, str]] = set()
-        self.sampling = Sampling(align.selected(faces.calls), everything=options.sample == "all", budget=options.budget)
+        self.sampling = Sampling(
+            align.selected(faces.calls), everything=options.sample == "all", budget=options.budget
+        )
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """A verdict for every region whose call has a partner, by (reference call, stretch)."""
         verdicts = self.tapped.verdicts()
         for label, index in self.tapped.labels.items():
-            verdicts[label, -1] = self._unless_partial(verdicts[label, -1], self.faces.slots[index].values())
+            verdicts[label, -1] = self._unless_partial(
+                verdicts[label, -1], self.faces.slots[index].values()
+            )
             for slot in self.faces.slots[index].values():
                 self.first.setdefault(slot.reference_record, slot.target_record)
         self.inside |= self.tapped.inside()
@@ -87,7 +104,8 @@ class Judging:
             if region.call in self.faces.pair_of and region.call not in self.tapped.calls
         ]
 
-        # All calls of one module together: its parameters are converted once. The order within a module stays.
+        # All calls of one module together: its parameters are converted once. The order within a
+        # module stays.
         def order(item: tuple[Region, int]) -> tuple[bool, str]:
             call = self.faces.calls[item[0].call]
             return not self.sampling.first(call), call.scope
@@ -96,7 +114,9 @@ class Judging:
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
             verdict = self._leaf(index, self.faces.plan.pairs[index])
-            verdicts[region.call, -1] = self._unless_partial(verdict, self.faces.slots[index].values())
+            verdicts[region.call, -1] = self._unless_partial(
+                verdict, self.faces.slots[index].values()
+            )
         self._widen(verdicts)
         for region, index in paired:
             pair = self.faces.plan.pairs[index]
@@ -107,10 +127,14 @@ class Judging:
             else:
                 between = self._stretch(index, pair, region)
                 call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
-                between = self.errors.declaring.stretch(between, call, other, list(self.faces.slots[index].values()))
+                between = self.errors.declaring.stretch(
+                    between, call, other, list(self.faces.slots[index].values())
+                )
                 if between is not None:
                     between = self._where_it_comes_in(between, region)
-                    verdicts[region.call, region.stretch] = self._unless_partial(between, self.faces.slots[index].values())
+                    verdicts[region.call, region.stretch] = self._unless_partial(
+                        between, self.faces.slots[index].values()
+                    )
         self._after_ties(verdicts)
         self._second_look(verdicts)
         return verdicts
@@ -132,38 +156,74 @@ class Judging:
         """What two dumps prove of calls behind a choice that ties decided."""
         tied = [key for key, verdict in verdicts.items() if "tied_rows" in verdict.numbers]
         kids = self.faces.kids
-        places = [kids[call][stretch] if 0 <= stretch < len(kids.get(call, ())) else call for call, stretch in tied]
+        places = [
+            kids[call][stretch] if 0 <= stretch < len(kids.get(call, ())) else call
+            for call, stretch in tied
+        ]
         if places:
             self.indices.after_ties(verdicts, min(places))
 
     def _second_look(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
-        """When nothing is flagged by itself: weak evidence that points the same way at all siblings."""
+        """When nothing is flagged by itself: weak evidence that points the same way at all
+        siblings.
+        """
         if any(v.verdict in GUILTY for v in verdicts.values()):
             return
         pooled = self._pooled()
-        spared = {call for call in self.quick if any(self._group(call, slot) in pooled for slot in self.locals[call])}
+        spared = {
+            call
+            for call in self.quick
+            if any(self._group(call, slot) in pooled for slot in self.locals[call])
+        }
         for call in sorted(spared):
             # The working replay was spared: what rounds inside has patterns that only it knows.
             pair = self.faces.plan.pairs[self.faces.pair_of[call]]
-            given = self.parameters.given(self.faces.calls[call], self.faces.slots[self.faces.pair_of[call]])
-            self._replayed(self.faces.pair_of[call], self.faces.calls[call], self.faces.target.calls[pair.target], given, thorough=True)
+            given = self.parameters.given(
+                self.faces.calls[call], self.faces.slots[self.faces.pair_of[call]]
+            )
+            self._replayed(
+                self.faces.pair_of[call],
+                self.faces.calls[call],
+                self.faces.target.calls[pair.target],
+                given,
+                thorough=True,
+            )
         if spared:
             pooled = self._pooled()
         for (call, stretch), verdict in verdicts.items():
-            found = pooled.get((align.starred(self.faces.calls[call].scope), self.faces.calls[call].op_type, stretch))
+            found = pooled.get(
+                (
+                    align.starred(self.faces.calls[call].scope),
+                    self.faces.calls[call].op_type,
+                    stretch,
+                )
+            )
             if found is not None and verdict.evidence == "replay":
                 verdicts[call, stretch] = _but_verdict(
-                    verdict, verdict="introduced", confidence="likely", score=found.z / judge.LIMITS.pooled,
+                    verdict,
+                    verdict="introduced",
+                    confidence="likely",
+                    score=found.z / judge.LIMITS.pooled,
                     sentence=f"introduced here: {found.sentence}",
-                )  # fmt: skip
+                )
 
     def _pooled(self) -> dict[Any, judge.Pooled]:
-        return judge.pool((self._group(call, slot), local) for call, found in self.locals.items() for slot, local in found.items())
+        return judge.pool(
+            (self._group(call, slot), local)
+            for call, found in self.locals.items()
+            for slot, local in found.items()
+        )
 
     def _group(self, call: int, slot: str) -> tuple[str, str, int]:
-        """What a call's output is a sibling of: names with their numbers starred, and the stretch that made it."""
+        """What a call's output is a sibling of: names with their numbers starred, and the stretch
+        that made it.
+        """
         stretch = (
-            -1 if self.faces.calls[call].leaf else int(slot.partition(":")[0]) if slot[0].isdigit() else len(self.faces.kids.get(call, ()))
+            -1
+            if self.faces.calls[call].leaf
+            else int(slot.partition(":")[0])
+            if slot[0].isdigit()
+            else len(self.faces.kids.get(call, ()))
         )
         return align.starred(self.faces.calls[call].scope), self.faces.calls[call].op_type, stretch
 
@@ -171,7 +231,10 @@ class Judging:
         call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
         slots = self.faces.slots[index]
         given = self.parameters.given(call, slots)
-        if slots and all(self.faces.measured[s.reference_record, s.target_record].identical for s in slots.values()):
+        if slots and all(
+            self.faces.measured[s.reference_record, s.target_record].identical
+            for s in slots.values()
+        ):
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
         inputs, outputs, parameters = self._sorted(call, slots)
         in_errors = [self.errors.of(s) for s in inputs]
@@ -179,57 +242,92 @@ class Judging:
             in_errors.append(self.blind.before[call.id])
         out_errors = [self.errors.of(s) for s in outputs]
         if any(e.codes for e in in_errors):
-            out_errors = [self.errors.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)]
+            out_errors = [
+                self.errors.accumulated(s, e) for s, e in zip(outputs, out_errors, strict=True)
+            ]
         u = max((e.u for e in out_errors), default=0.0)
         if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
             u = max([u, *(e.u for e in in_errors)])
-            out_errors = [self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)]
+            out_errors = [
+                self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)
+            ]
         if judge.grow(in_errors, out_errors, u).verdict == "introduced":
             in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
         repeats = self._repeats[self._alike(call, other)] if u else 0
         evidence = judge.LeafEvidence(
-            index, in_errors, out_errors, u, parameters, structural=self._structural(inputs, outputs), repeats=repeats
-        )  # fmt: skip
-        replaying = self._replaying(index, call, other, given) if self.replayer is not None else None
+            index,
+            in_errors,
+            out_errors,
+            u,
+            parameters,
+            structural=self._structural(inputs, outputs),
+            repeats=repeats,
+        )
+        replaying = (
+            self._replaying(index, call, other, given) if self.replayer is not None else None
+        )
         declared, figures = self.errors.declaring.leaf(evidence, call, other, slots, replaying)
         if declared is not None:
             self.locals[call.id] = {str(i): local for i, local in enumerate(figures)}
             return self._unless_unexplained(call, slots, given, declared)
         verdict = self._judged_leaf(evidence, call, other, given, inputs, outputs)
-        return self._unless_unexplained(call, slots, given, self._of_depth(verdict, evidence, call, outputs))
+        return self._unless_unexplained(
+            call, slots, given, self._of_depth(verdict, evidence, call, outputs)
+        )
 
     def _judged_leaf(
-        self, evidence: judge.LeafEvidence, call: Call, other: Call, given: Mapping[str, bool],
-        inputs: Sequence[SlotPair], outputs: Sequence[SlotPair],
-    ) -> Verdict:  # fmt: skip
+        self,
+        evidence: judge.LeafEvidence,
+        call: Call,
+        other: Call,
+        given: Mapping[str, bool],
+        inputs: Sequence[SlotPair],
+        outputs: Sequence[SlotPair],
+    ) -> Verdict:
         """The verdict of a leaf by the strongest evidence there is."""
         index = evidence.pair
 
         def by_growth(why: str = "") -> Verdict:
             verdict = judge.judge_leaf(_but(evidence, no_replay=why))
-            return self.indices.judged(verdict, call, inputs, [(s.reference_slot, s) for s in outputs])
+            return self.indices.judged(
+                verdict, call, inputs, [(s.reference_slot, s) for s in outputs]
+            )
 
         first = judge.judge_leaf(evidence)
         if self.replayer is None:
             first = judge.judge_leaf(evidence := self._doubting(evidence, call))
         if first.verdict in ("identical", "structural") or self.replayer is None:
             return by_growth()
-        reason = self._postponed(call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u))
+        reason = self._postponed(
+            call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u)
+        )
         if reason:
             return by_growth(reason)
         found = self._replayed(index, call, other, given)
         if not found.local:
             evidence = self._doubting(evidence, call)
             return by_growth(found.why)
-        return self._with_cause(_but(evidence, local=list(found.local.items()), broken=found.broken), call, other)
+        return self._with_cause(
+            _but(evidence, local=list(found.local.items()), broken=found.broken), call, other
+        )
 
-    def _of_depth(self, verdict: Verdict, evidence: judge.LeafEvidence, call: Call, outputs: Sequence[SlotPair]) -> Verdict:
-        """The verdict, for a call that may be a whole network by what rounding makes at unknown depth."""
+    def _of_depth(
+        self,
+        verdict: Verdict,
+        evidence: judge.LeafEvidence,
+        call: Call,
+        outputs: Sequence[SlotPair],
+    ) -> Verdict:
+        """The verdict, for a call that may be a whole network by what rounding makes at unknown
+        depth.
+        """
         if verdict.cause or not outputs or not self._may_be_a_network(call):
             return verdict
         growth = judge.grow(evidence.inputs, evidence.outputs, evidence.u)
         before = evidence.inputs or None
-        return judge.judge_unseen(verdict, growth, evidence.u, before, lambda: self.errors.sight(outputs))
+        return judge.judge_unseen(
+            verdict, growth, evidence.u, before, lambda: self.errors.sight(outputs)
+        )
 
     def _may_be_a_network(self, call: Call) -> bool:
         """Does nothing tell how many operators this leaf is?"""
@@ -241,10 +339,12 @@ class Judging:
         return program is None or len(program.operations) > _FEW_OPERATORS
 
     def _doubting(self, evidence: judge.LeafEvidence, call: Call) -> judge.LeafEvidence:
-        """The evidence of a call that was not replayed, whose inputs are no more than likely: it may depend on all that was made before.
+        """The evidence of a call that was not replayed, whose inputs are no more than likely: it
+        may depend on all that was made before.
 
-        A program that is not the one that ran (exported before passes) has other operators around; types and order alone then tell who
-        reads what, and where they err, a call in the middle of what a fault spoilt seems to have equal inputs.
+        A program that is not the one that ran (exported before passes) has other operators around;
+        types and order alone then tell who reads what, and where they err, a call in the middle of
+        what a fault spoilt seems to have equal inputs.
         """
         if call.id not in self.blind.ahead or PLACED not in call.notes:
             return evidence
@@ -253,24 +353,41 @@ class Judging:
 
     @functools.cached_property
     def _repeats(self) -> Counter[Hashable]:
-        """How many calls of each kind (`_alike`) gave bitwise equal results, of calls that were printed or captured whole."""
+        """How many calls of each kind (`_alike`) gave bitwise equal results, of calls that were
+        printed or captured whole.
+        """
         found: Counter[Hashable] = Counter()
         for pair, slots in zip(self.faces.plan.pairs, self.faces.slots, strict=True):
             made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
             call = self.faces.calls[pair.reference]
-            if call.leaf and made and all(self.errors.of(s).exact and self.faces.reference.records[s.reference_record].count for s in made):
+            if (
+                call.leaf
+                and made
+                and all(
+                    self.errors.of(s).exact
+                    and self.faces.reference.records[s.reference_record].count
+                    for s in made
+                )
+            ):
                 found[self._alike(call, self.faces.target.calls[pair.target])] += 1
         return found
 
     def _alike(self, call: Call, other: Call) -> Hashable:
-        """What calls have in common that one kernel computes: operators, and forms of all that they read and leave."""
-        records = [(r.slot.partition(".")[0], self.faces.reference.records[r.record]) for r in call.refs]
+        """What calls have in common that one kernel computes: operators, and forms of all that they
+        read and leave.
+        """
+        records = [
+            (r.slot.partition(".")[0], self.faces.reference.records[r.record]) for r in call.refs
+        ]
         return call.op_type, other.op_type, tuple((kind, r.dtype, r.shape) for kind, r in records)
 
     def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
         """Why this call is not replayed now, "" when it is."""
         stands_out = (
-            growth.growth > judge.LIMITS.amplified or growth.by > 1 or not np.isfinite(growth.e_out) or growth.verdict == "undetermined"
+            growth.growth > judge.LIMITS.amplified
+            or growth.by > 1
+            or not np.isfinite(growth.e_out)
+            or growth.verdict == "undetermined"
         )
         widened = (call.root, call.scope) in self.widened
         reason = self.sampling.reason(call, stands_out=stands_out or widened)
@@ -283,13 +400,25 @@ class Judging:
 
     def _widen(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """A module that is at fault in a step that was replayed is looked at in all."""
-        guilty = (self.faces.calls[call] for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY)
+        guilty = (
+            self.faces.calls[call]
+            for (call, _), verdict in verdicts.items()
+            if verdict.verdict in GUILTY
+        )
         self.widened = {(call.root, call.scope) for call in guilty}
         for call, index in list(self.postponed.items()):
             if (self.faces.calls[call].root, self.faces.calls[call].scope) in self.widened:
                 verdicts[call, -1] = self._leaf(index, self.faces.plan.pairs[index])
 
-    def _replayed(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replayed:
+    def _replayed(
+        self,
+        index: int,
+        call: Call,
+        other: Call,
+        given: Mapping[str, bool],
+        *,
+        thorough: bool = False,
+    ) -> Replayed:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
         replaying = self._replaying(index, call, other, given, thorough=thorough)
@@ -302,16 +431,22 @@ class Judging:
                 return self._replayed(index, call, other, given, thorough=thorough)
         if not found.local:
             return found
-        self.locals[call.id] = {slot: figures for slot, figures in found.local.items() if not figures.whole}
+        self.locals[call.id] = {
+            slot: figures for slot, figures in found.local.items() if not figures.whole
+        }
         (self.quick.add if found.quick else self.quick.discard)(call.id)
         if found.inside:
             self.inside[call.id] = len(self.faces.alone(call.id))
         return found
 
     def _surprising(self, index: int, found: Replayed) -> bool:
-        """Is there anything that a program must be right about the reference for, before it is believed?"""
+        """Is there anything that a program must be right about the reference for, before it is
+        believed?
+        """
         for slot, local in found.local.items():
-            if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(local.floor_rel, local.u):
+            if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(
+                local.floor_rel, local.u
+            ):
                 return True
             pair = self.faces.slot(index, slot)
             if pair is not None and (self.errors.of(pair).value or 0.0) > judge.LIMITS.growth * (
@@ -320,7 +455,15 @@ class Judging:
                 return True
         return False
 
-    def _replaying(self, index: int, call: Call, other: Call, given: Mapping[str, bool], *, thorough: bool = False) -> Replaying:
+    def _replaying(
+        self,
+        index: int,
+        call: Call,
+        other: Call,
+        given: Mapping[str, bool],
+        *,
+        thorough: bool = False,
+    ) -> Replaying:
         replayer = self.replayer
         assert replayer is not None
 
@@ -329,27 +472,43 @@ class Judging:
 
         def figures(semantics: Semantics) -> Replayed:
             found = replayer.figures(
-                call, other, slot_of, given, lambda slot, needs: self.faces.all_same(index, (slot, *needs)), semantics, thorough=thorough
-            )  # fmt: skip
+                call,
+                other,
+                slot_of,
+                given,
+                lambda slot, needs: self.faces.all_same(index, (slot, *needs)),
+                semantics,
+                thorough=thorough,
+            )
             if found.refused and call.leaf and not semantics.name:
                 self.not_replayed.add(call.id)
             return found
 
-        return Replaying(figures, lambda flagged: replayer.cause(call, other, slot_of, flagged).cause, lambda p: replayer.wide(p, slot_of))
+        return Replaying(
+            figures,
+            lambda flagged: replayer.cause(call, other, slot_of, flagged).cause,
+            lambda p: replayer.wide(p, slot_of),
+        )
 
     def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
         verdict = judge.judge_leaf(evidence)
         if verdict.verdict != "introduced" or verdict.side == "reference" or self.replayer is None:
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
-        found = self.replayer.cause(call, other, lambda slot: self.faces.slot(evidence.pair, slot), flagged)
+        found = self.replayer.cause(
+            call, other, lambda slot: self.faces.slot(evidence.pair, slot), flagged
+        )
         verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
         return _but_verdict(verdict, operator=found.operator, source=found.source)
 
-    def _unless_unexplained(self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict) -> Verdict:
-        """The verdict, or `undetermined` when the call read a parameter that parted between steps by more than anything before explains.
+    def _unless_unexplained(
+        self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict
+    ) -> Verdict:
+        """The verdict, or `undetermined` when the call read a parameter that parted between steps
+        by more than anything before explains.
 
-        What changed it (backward, an optimiser) is not part of the run, so nobody can say whether that was rounding.
+        What changed it (backward, an optimiser) is not part of the run, so nobody can say whether
+        that was rounding.
         """
         if verdict.verdict not in ("noise", "inherited", "amplified"):
             return verdict
@@ -359,59 +518,109 @@ class Judging:
                 continue
             error = self.errors.of(pair)
             before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
-            limit = max(judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread)
+            limit = max(
+                judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread
+            )
             if error.value is not None and error.value > limit:
                 name = slot.removeprefix("param.")
                 return _but_verdict(
-                    verdict, verdict="undetermined", confidence="", numbers={**verdict.numbers, "e_out": error.value},
-                    sentence=f"{name} parted between steps (rel_l2 {error.value:.2g}; before, nothing differed by more than {before:.2g}); "
+                    verdict,
+                    verdict="undetermined",
+                    confidence="",
+                    numbers={**verdict.numbers, "e_out": error.value},
+                    sentence=f"{name} parted between steps (rel_l2 {error.value:.2g}; before, "
+                    f"nothing differed by more than {before:.2g}); "
                     "what changed it, backward or an optimiser, was not captured",
-                )  # fmt: skip
+                )
         return verdict
 
     def _where_it_comes_in(self, verdict: Verdict, region: Region) -> Verdict:
-        """The verdict, naming a call instead of code between calls: the one without a partner that made what went wrong; below a root
-        that no dump held, which has no code of its own, else the one that reads it.
+        """The verdict, naming a call instead of code between calls: the one without a partner that
+        made what went wrong; below a root that no dump held, which has no code of its own, else the
+        one that reads it.
         """
         kids = self.faces.kids.get(region.call, [])
-        if verdict.where or verdict.verdict != "introduced" or verdict.evidence == "replay" or region.stretch >= len(kids):
+        if (
+            verdict.where
+            or verdict.verdict != "introduced"
+            or verdict.evidence == "replay"
+            or region.stretch >= len(kids)
+        ):
             return verdict
         wrong = self.faces.slot(verdict.pair, verdict.slot) if verdict.slot else None
         for kid in reversed(kids[: region.stretch]):
             call = self.faces.calls[kid]
-            if wrong and call.leaf and kid not in self.faces.pair_of and wrong.reference_record in _written(call):
-                return _but_verdict(verdict, where=call.scope, named=kid, sentence=f"the target has no such call: {verdict.sentence}")
+            if (
+                wrong
+                and call.leaf
+                and kid not in self.faces.pair_of
+                and wrong.reference_record in _written(call)
+            ):
+                return _but_verdict(
+                    verdict,
+                    where=call.scope,
+                    named=kid,
+                    sentence=f"the target has no such call: {verdict.sentence}",
+                )
         if GATHERED not in self.faces.calls[region.call].notes:
             return verdict
         reader = self.faces.calls[kids[region.stretch]]
         return _but_verdict(
-            verdict, where=reader.scope, named=reader.id, sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}"
+            verdict,
+            where=reader.scope,
+            named=reader.id,
+            sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}",
         )
 
     def _unless_partial(self, verdict: Verdict, slots: Iterable[SlotPair]) -> Verdict:
-        """The verdict, or `undetermined` when it says that all is well and only a part of the outputs was printed."""
+        """The verdict, or `undetermined` when it says that all is well and only a part of the
+        outputs was printed.
+        """
         if verdict.verdict not in ("identical", "noise"):
             return verdict
-        missing = next((said for s in slots if not s.reference_slot.startswith("param") and (said := self.faces.partly(s))), "")
+        missing = next(
+            (
+                said
+                for s in slots
+                if not s.reference_slot.startswith("param") and (said := self.faces.partly(s))
+            ),
+            "",
+        )
         if not missing:
             return verdict
-        return _but_verdict(verdict, verdict="undetermined", confidence="", score=None, sentence=f"{missing}; in these {verdict.sentence}")
+        return _but_verdict(
+            verdict,
+            verdict="undetermined",
+            confidence="",
+            score=None,
+            sentence=f"{missing}; in these {verdict.sentence}",
+        )
 
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
-        """A container's own operators between two children: what the next child reads, or it returns, against all it could see."""
+        """A container's own operators between two children: what the next child reads, or it
+        returns, against all it could see.
+        """
         call = self.faces.calls[region.call]
         kids = self.faces.kids.get(region.call, [])
         outputs: list[tuple[str, SlotPair]] = []
         if region.stretch < len(kids):
             child = self.faces.pair_of.get(kids[region.stretch])
             candidates = self.faces.slots[child].values() if child is not None else ()
-            outputs = [(f"{region.stretch}:{s.reference_slot}", s) for s in candidates if s.reference_slot.startswith("input")]
+            outputs = [
+                (f"{region.stretch}:{s.reference_slot}", s)
+                for s in candidates
+                if s.reference_slot.startswith("input")
+            ]
         else:
             outputs = [
-                (s.reference_slot, s) for s in self.faces.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))
+                (s.reference_slot, s)
+                for s in self.faces.slots[index].values()
+                if s.reference_slot.startswith(("output", "mutated"))
             ]
         if region.stretch == 0:
-            given = (s for s in self.faces.slots[index].values() if s.reference_slot.startswith("input"))
+            given = (
+                s for s in self.faces.slots[index].values() if s.reference_slot.startswith("input")
+            )
             for slot in given:
                 self.first.setdefault(slot.reference_record, slot.target_record)
         made = set(region.outputs)
@@ -421,12 +630,15 @@ class Judging:
             # What calls without a partner made was never seen face to face before.
             handed_on = slot.reference_record not in made and slot.reference_record in self.first
             seen = self.first.setdefault(slot.reference_record, slot.target_record)
-            # The reference handed this tensor on untouched; the target may have done something to it.
+            # The reference handed this tensor on untouched; the target may have done something to
+            # it.
             changed = seen != slot.target_record and not self._one_content(seen, slot.target_record)
             if (changed or not handed_on) and not self._otherwise.given(slot):
                 own.append((name, slot))
                 fresh |= set() if handed_on else {slot.reference_record}
-        errors_in = self.seen_errors.setdefault(region.call, [self.blind.before[call.id]] if call.id in self.blind.before else [])
+        errors_in = self.seen_errors.setdefault(
+            region.call, [self.blind.before[call.id]] if call.id in self.blind.before else []
+        )
         errors_in += [
             self.errors.of(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
@@ -437,7 +649,9 @@ class Judging:
         inner: dict[str, str] = {}
         if region.stretch == 0:
             _, _, parameters = self._sorted(call, self.faces.slots[index])
-            for scope, name, difference in self.parameters.inside(call, self.faces.target.calls[pair.target]):
+            for scope, name, difference in self.parameters.inside(
+                call, self.faces.target.calls[pair.target]
+            ):
                 inner[f"{scope}.{name}"] = scope
                 parameters.append((f"{scope}.{name}", difference))
         wrong = [p for p in parameters if p[1].comparable and not p[1].equal]
@@ -450,33 +664,65 @@ class Judging:
         evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
             parameter = judge.judge_leaf(evidence)
-            return _but_verdict(parameter, stretch=region.stretch, where=inner.get(parameter.slot, ""))
-        read = [SlotPair("", "", r, self.first[r]) for r in region.inputs if r in self.first and r not in fresh]
-        read = [slot for slot in read if (slot.reference_record, slot.target_record) in self.faces.measured]
+            return _but_verdict(
+                parameter, stretch=region.stretch, where=inner.get(parameter.slot, "")
+            )
+        read = [
+            SlotPair("", "", r, self.first[r])
+            for r in region.inputs
+            if r in self.first and r not in fresh
+        ]
+        read = [
+            slot
+            for slot in read
+            if (slot.reference_record, slot.target_record) in self.faces.measured
+        ]
 
         def by_growth(outputs: list[tuple[str, SlotPair]], why: str = "") -> Verdict:
             grown = judge.grow(errors_in, [self.errors.of(s) for _, s in outputs], u)
-            verdict = self.indices.judged(judge.judge_region(index, region.stretch, grown, note=why), call, read, outputs)
-            return self._of_hidden_depth(verdict, region, grown, errors_in, [s for _, s in outputs], u)
+            verdict = self.indices.judged(
+                judge.judge_region(index, region.stretch, grown, note=why), call, read, outputs
+            )
+            return self._of_hidden_depth(
+                verdict, region, grown, errors_in, [s for _, s in outputs], u
+            )
 
         if all(e.exact for e in errors_out) or self.replayer is None:
             return by_growth(own)
-        reason = self._postponed(call, index, judge.grow(errors_in, errors_out, u)) if call.id not in self.between else ""
+        reason = (
+            self._postponed(call, index, judge.grow(errors_in, errors_out, u))
+            if call.id not in self.between
+            else ""
+        )
         if reason:
             return by_growth(own, reason)
         found = self._between(index, pair, call)
         misrouted = next((name for name, _ in own if name in found.misrouted), "")
         if misrouted and not self.replayer.reference.confirm(call)[0]:
             return Verdict(
-                index, "structural", region.stretch, "replay", "certain", cause="structural", slot=misrouted,
+                index,
+                "structural",
+                region.stretch,
+                "replay",
+                "certain",
+                cause="structural",
+                slot=misrouted,
                 sentence=f"introduced here: {misrouted} has {found.misrouted[misrouted]}",
-            )  # fmt: skip
+            )
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
-        left = [(name, s) for name, s in own if name not in found.local and not self._explained(index, name)]
+        left = [
+            (name, s)
+            for name, s in own
+            if name not in found.local and not self._explained(index, name)
+        ]
         verdict: Verdict | None = None
         if local:
             verdict = _but_verdict(
-                self._with_cause(_but(evidence, local=local, broken=found.broken), call, self.faces.target.calls[pair.target]),
+                self._with_cause(
+                    _but(evidence, local=local, broken=found.broken),
+                    call,
+                    self.faces.target.calls[pair.target],
+                ),
                 stretch=region.stretch,
             )
             if "whole" in verdict.numbers and (inside := self._inside_before(region)):
@@ -487,13 +733,25 @@ class Judging:
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
         other = by_growth(left, why)
         if other.verdict == "introduced":
-            other = _but_verdict(other, slot=max(left, key=lambda item: self.errors.of(item[1]).value or 0.0)[0])
-        return max((v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict))
+            other = _but_verdict(
+                other, slot=max(left, key=lambda item: self.errors.of(item[1]).value or 0.0)[0]
+            )
+        return max(
+            (v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict)
+        )
 
     def _of_hidden_depth(
-        self, verdict: Verdict, region: Region, growth: judge.Growth, before: Sequence[judge.Error], outputs: Sequence[SlotPair], u: float
+        self,
+        verdict: Verdict,
+        region: Region,
+        growth: judge.Growth,
+        before: Sequence[judge.Error],
+        outputs: Sequence[SlotPair],
+        u: float,
     ) -> Verdict:
-        """The verdict of a stretch, for one behind calls that neither run shows by what rounding makes at unknown depth."""
+        """The verdict of a stretch, for one behind calls that neither run shows by what rounding
+        makes at unknown depth.
+        """
         if self._hidden_before(region) <= _FEW_HIDDEN:
             return verdict
         return judge.judge_unseen(verdict, growth, u, before, lambda: self.errors.sight(outputs))
@@ -527,7 +785,9 @@ class Judging:
         return bool(a) and a == b
 
     def _inside_before(self, region: Region) -> str:
-        """The first of the leaves without a partner right before a stretch that alone were replayed with it, "" when there are none."""
+        """The first of the leaves without a partner right before a stretch that alone were replayed
+        with it, "" when there are none.
+        """
         kids = self.faces.kids.get(region.call, [])
         first = ""
         for kid in reversed(kids[: region.stretch]):
@@ -541,7 +801,9 @@ class Judging:
         found = self.between.get(call.id)
         if found is None:
             given = self.parameters.given(call, self.faces.slots[index])
-            found = self.between[call.id] = self._replayed(index, call, self.faces.target.calls[pair.target], given)
+            found = self.between[call.id] = self._replayed(
+                index, call, self.faces.target.calls[pair.target], given
+            )
         return found
 
     def _explained(self, index: int, name: str) -> bool:
@@ -553,7 +815,8 @@ class Judging:
     ) -> tuple[list[SlotPair], list[SlotPair], list[tuple[str, judge.ParameterDifference]]]:
         """(inputs, outputs, exactly comparable parameters) of a paired call.
 
-        A parameter that changed during the run (an optimiser, running statistics) is state: an input that carries noise.
+        A parameter that changed during the run (an optimiser, running statistics) is state: an
+        input that carries noise.
         """
         inputs: list[SlotPair] = []
         outputs: list[SlotPair] = []
@@ -573,8 +836,13 @@ class Judging:
 
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
-            one, two = self.faces.reference.records[slot.reference_record], self.faces.target.records[slot.target_record]
-            partly = any(marks.is_unplaced(r) or r.whole for r in (one, two))  # its own shape is not known, or not what is shown
+            one, two = (
+                self.faces.reference.records[slot.reference_record],
+                self.faces.target.records[slot.target_record],
+            )
+            partly = any(
+                marks.is_unplaced(r) or r.whole for r in (one, two)
+            )  # its own shape is not known, or not what is shown
             return one.shape != two.shape and not partly
 
         wrong, given = [s for s in outputs if clash(s)], list(inputs)
@@ -582,7 +850,11 @@ class Judging:
         if not wrong or not given or any(clash(s) for s in given):
             return ""
         slot = wrong[0]
-        return f"{slot.reference_slot} has {self.faces.measured[slot.reference_record, slot.target_record].why}, its inputs agree in shape"
+        return (
+            f"{slot.reference_slot} has "
+            f"{self.faces.measured[slot.reference_record, slot.target_record].why}, its inputs "
+            "agree in shape"
+        )
 
 
 def _written(call: Call) -> set[int]:

@@ -1,4 +1,6 @@
-"""The stage for further runs of the reference (A/A): what does not repeat itself there is no fault of the target."""
+"""The stage for further runs of the reference (A/A): what does not repeat itself there is no fault
+of the target.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,42 @@ Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class Again:
-    """The reference against further runs of it, `runs`: by record, how far they part; by region, whether it repeats itself.
+    """The reference against further runs of it, `runs`: by record, how far they part; by region,
+    whether it repeats itself.
 
-    Of no further run everything here is empty, and nothing is judged otherwise. Raises UsageError when a run is not a
-    repetition (`asked_the_same`). Tensors are read one pair at a time.
+    Of no further run everything here is empty, and nothing is judged otherwise. Raises UsageError
+    when a run is not a repetition (`asked_the_same`). Tensors are read one pair at a time.
     """
 
     def __init__(
-        self, reference: Run, runs: Sequence[Run], *, allow: Sequence[str] = (), model: Models | None = None,
-        threads: int | None = None, tell: Tell = lambda *_: None,
-    ) -> None:  # fmt: skip
-        self.reference, self.runs, self.allow, self.model, self._tell = reference, runs, allow, model, tell
+        self,
+        reference: Run,
+        runs: Sequence[Run],
+        *,
+        allow: Sequence[str] = (),
+        model: Models | None = None,
+        threads: int | None = None,
+        tell: Tell = lambda *_: None,
+    ) -> None:
+        self.reference, self.runs, self.allow, self.model, self._tell = (
+            reference,
+            runs,
+            allow,
+            model,
+            tell,
+        )
         self.notes: list[str] = []
-        self.largest: dict[int, float] = {}  # by record of the reference: relative 2-norm, 1 for an exact kind
+        self.largest: dict[
+            int, float
+        ] = {}  # by record of the reference: relative 2-norm, 1 for an exact kind
         self._flips: dict[int, int] = {}
         self._facing: list[dict[int, int]] = []
         self._apart: list[dict[int, float]] = []  # by run: records that are not bitwise equal
         self._pairs: list[dict[int, CallPair]] = []
         self._replayers: dict[int, Replayer] = {}
-        self._own: dict[int, list[int]] = {}  # records that part although what they were made from did not, and in which runs
+        self._own: dict[
+            int, list[int]
+        ] = {}  # records that part although what they were made from did not, and in which runs
         self._regions: dict[Key, float] = {}
         for run in runs:
             self._add(run, threads)
@@ -50,7 +69,9 @@ class Again:
 
     def _add(self, run: Run, threads: int | None) -> None:
         plan = align.plan(self.reference, run)
-        until, notes = asked_the_same(self.reference, run, plan, "--again", functools.partial(self._equal, run))
+        until, notes = asked_the_same(
+            self.reference, run, plan, "--again", functools.partial(self._equal, run)
+        )
         faces = facing(self.reference, plan, until)
         self.notes += notes
         apart: dict[int, float] = {}
@@ -62,7 +83,8 @@ class Again:
             if error.exact:
                 continue
             if error.value is None or not np.isfinite(error.value):
-                # No finite number: this explains nothing, so what the target does here is judged as without further runs.
+                # No finite number: this explains nothing, so what the target does here is judged as
+                # without further runs.
                 unmeasured.append(error.why or measured.why or "NaN or Inf in one of the two")
                 apart[a] = 0.0
                 continue
@@ -71,20 +93,36 @@ class Again:
             if u == 0.0:
                 self._flips[a] = max(self._flips.get(a, 0), judge.flips(measured, left.count))
         if unmeasured:
-            self.notes.append(f"--again {run.path}: {len(unmeasured)} tensors without a spread; the first: {unmeasured[0]}")
-        self.notes += [f"--again {run.path} under another condition: {d}" for d in align.differences(self.reference, run)]
+            self.notes.append(
+                f"--again {run.path}: {len(unmeasured)} tensors without a spread; the first: "
+                f"{unmeasured[0]}"
+            )
+        self.notes += [
+            f"--again {run.path} under another condition: {d}"
+            for d in align.differences(self.reference, run)
+        ]
         self._pairs.append({pair.reference: pair for pair in plan.pairs})
         self._facing.append(faces)
         self._apart.append(apart)
 
-    def _measured(self, run: Run, faces: Mapping[int, int], threads: int | None) -> Iterator[tuple[Key, Measured]]:
+    def _measured(
+        self, run: Run, faces: Mapping[int, int], threads: int | None
+    ) -> Iterator[tuple[Key, Measured]]:
         left: list[Key] = []
         for a, b in faces.items():
             one, other = self.reference.records[a], run.records[b]
-            if one.hash and one.hash == other.hash and one.dtype == other.dtype and one.shape == other.shape:
+            if (
+                one.hash
+                and one.hash == other.hash
+                and one.dtype == other.dtype
+                and one.shape == other.shape
+            ):
                 continue
             if one.shape != other.shape:
-                yield (a, b), Measured("none", False, why=f"shape {one.shape} against {other.shape}")
+                yield (
+                    (a, b),
+                    Measured("none", False, why=f"shape {one.shape} against {other.shape}"),
+                )
             else:
                 left.append((a, b))
         readable: list[Key] = []
@@ -106,32 +144,44 @@ class Again:
         yield from unreadable
 
     def _equal(self, run: Run, slot: SlotPair) -> bool:
-        """Bitwise, as far as is known: of two records without hashes or elements nothing says that they differ."""
+        """Bitwise, as far as is known: of two records without hashes or elements nothing says that
+        they differ.
+        """
         a, b = self.reference.records[slot.reference_record], run.records[slot.target_record]
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
         if a.hash and b.hash:
             return a.hash == b.hash
         try:
-            return metrics.measure(self.reference.array(a.id), run.array(b.id), tier="same").identical
+            return metrics.measure(
+                self.reference.array(a.id), run.array(b.id), tier="same"
+            ).identical
         except ElementsMissing:
             return True
 
     # ---- what the other stages ask
 
     def spread(self, record: int, measured: Measured) -> float:
-        """The spread of a record of the reference, 0 where there is none; `measured`: the same record against the target.
+        """The spread of a record of the reference, 0 where there is none; `measured`: the same
+        record against the target.
 
-        Of an exact kind it covers at most `LIMITS.spread` times as many elements as part between the runs.
+        Of an exact kind it covers at most `LIMITS.spread` times as many elements as part between
+        the runs.
         """
         found = self.largest.get(record, 0.0)
         if found and record in self._flips:
             count = self.reference.records[record].count
-            return found if judge.flips(measured, count) <= judge.LIMITS.spread * self._flips[record] else 0.0
+            return (
+                found
+                if judge.flips(measured, count) <= judge.LIMITS.spread * self._flips[record]
+                else 0.0
+            )
         return found
 
     def find(self, regions: Iterable[Region]) -> None:
-        """Which regions do not repeat themselves: their inputs are bitwise equal in a further run, an output is not."""
+        """Which regions do not repeat themselves: their inputs are bitwise equal in a further run,
+        an output is not.
+        """
         for region in regions:
             for number, (faces, apart) in enumerate(zip(self._facing, self._apart)):
                 if not all(r in faces and r not in apart for r in region.inputs):
@@ -143,7 +193,9 @@ class Again:
                         self._regions[key] = max(self._regions.get(key, 0.0), apart[record])
 
     def elementwise(self, record: int) -> Array | None:
-        """By how much each element of an output differs between runs whose inputs were equal there; None: it repeats itself."""
+        """By how much each element of an output differs between runs whose inputs were equal there;
+        None: it repeats itself.
+        """
         if record not in self._own:
             return None
         try:
@@ -152,8 +204,12 @@ class Again:
         except ElementsMissing:
             return None
 
-    def explained(self, verdicts: Mapping[Key, Verdict], figures: Iterable[tuple[int, judge.Local]]) -> dict[Key, Verdict]:
-        """The verdicts, `nondeterministic` where the spread explains them. figures: by call, those of the replay on the target."""
+    def explained(
+        self, verdicts: Mapping[Key, Verdict], figures: Iterable[tuple[int, judge.Local]]
+    ) -> dict[Key, Verdict]:
+        """The verdicts, `nondeterministic` where the spread explains them. figures: by call, those
+        of the replay on the target.
+        """
         out = dict(verdicts)
         for key, spread in self._regions.items():
             if key in out:
@@ -164,21 +220,33 @@ class Again:
         for call, local in figures:
             by_call.setdefault(call, []).append(local)
         for key, verdict in verdicts.items():
-            if key[1] < 0 and verdict.evidence == "replay" and verdict.verdict in ("introduced", "precision"):
-                out[key] = self._repetition(self.reference.calls[key[0]], verdict, by_call.get(key[0], ()))
+            if (
+                key[1] < 0
+                and verdict.evidence == "replay"
+                and verdict.verdict in ("introduced", "precision")
+            ):
+                out[key] = self._repetition(
+                    self.reference.calls[key[0]], verdict, by_call.get(key[0], ())
+                )
         return out
 
     def _repetition(self, call: Call, verdict: Verdict, target: Sequence[judge.Local]) -> Verdict:
-        """Where inputs part too: each further run is replayed on its own inputs, and what it scores is allowed."""
+        """Where inputs part too: each further run is replayed on its own inputs, and what it scores
+        is allowed.
+        """
         for number, run in enumerate(self.runs):
             apart, pair = self._apart[number], self._pairs[number].get(call.id)
             if pair is None or not any(r.record in apart for r in call.slots("input")):
                 continue
             slots = {s.reference_slot: s for s in pair.slots}
-            replayer = self._replayers.setdefault(number, Replayer(self.reference, run, allow=self.allow, model=self.model))
+            replayer = self._replayers.setdefault(
+                number, Replayer(self.reference, run, allow=self.allow, model=self.model)
+            )
             # A parameter that training moved is the further run's own.
             given = dict.fromkeys(slots, False)
-            local = replayer.figures(call, run.calls[pair.target], slots.get, given, lambda *_: False).local
+            local = replayer.figures(
+                call, run.calls[pair.target], slots.get, given, lambda *_: False
+            ).local
             if len(local) == len(target):
                 found = judge.repeated(verdict, list(zip(target, local.values())))
                 if found.verdict != verdict.verdict:
@@ -189,10 +257,23 @@ class Again:
         """What goes into the answer; None without further runs."""
         if not self.runs:
             return None
-        order = sorted(self._regions, key=lambda key: (self.reference.calls[key[0]].step, self.reference.calls[key[0]].order, key[1]))
+        order = sorted(
+            self._regions,
+            key=lambda key: (
+                self.reference.calls[key[0]].step,
+                self.reference.calls[key[0]].order,
+                key[1],
+            ),
+        )
         calls = [self.reference.calls[call] for call in dict.fromkeys(key[0] for key in order)]
-        names = dict(itertools.islice({c.scope or c.root: c.op_type for c in calls}.items(), _NAMED))
+        names = dict(
+            itertools.islice({c.scope or c.root: c.op_type for c in calls}.items(), _NAMED)
+        )
         return Repetition(
-            tuple(run.path for run in self.runs), len(calls), tuple(names), tuple(names.values()),
-            max(self._regions.values(), default=0.0), max(self.largest.values(), default=0.0),
-        )  # fmt: skip
+            tuple(run.path for run in self.runs),
+            len(calls),
+            tuple(names),
+            tuple(names.values()),
+            max(self._regions.values(), default=0.0),
+            max(self.largest.values(), default=0.0),
+        )

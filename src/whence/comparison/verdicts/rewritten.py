@@ -1,4 +1,6 @@
-"""Doubt about growth in modules that the two runs compute by other operators: nobody knows how many operators stand there."""
+"""Doubt about growth in modules that the two runs compute by other operators: nobody knows how many
+operators stand there.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,49 @@ from whence.judge import LIMITS
 from whence.results import Verdict
 
 
-def doubted(verdicts: Mapping[tuple[int, int], Verdict], errors: PairErrors) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, without faults by the growth of an error that so many operators can make of rounding.
+def doubted(
+    verdicts: Mapping[tuple[int, int], Verdict], errors: PairErrors
+) -> dict[tuple[int, int], Verdict]:
+    """The verdicts, without faults by the growth of an error that so many operators can make of
+    rounding.
 
-    The limit of growth holds for one operator; how many of them stand here, and how they are written, differs between the runs.
+    The limit of growth holds for one operator; how many of them stand here, and how they are
+    written, differs between the runs.
     """
     out, faces = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
-        if verdict.verdict != "introduced" or verdict.evidence not in ("two dumps", "statistics") or verdict.cause:
+        if (
+            verdict.verdict != "introduced"
+            or verdict.evidence not in ("two dumps", "statistics")
+            or verdict.cause
+        ):
             continue
         call = faces.calls[faces.plan.pairs[verdict.pair].reference]
         e_out = verdict.numbers.get("e_out")
         if REWRITTEN not in call.notes or e_out is None:
             continue
-        made = [s for s in faces.slots[verdict.pair].values() if s.reference_slot.startswith(("output", "mutated"))]
+        made = [
+            s
+            for s in faces.slots[verdict.pair].values()
+            if s.reference_slot.startswith(("output", "mutated"))
+        ]
         u = max((errors.of(slot).u for slot in made), default=0.0)
         if e_out <= LIMITS.within(u):
-            sentence = f"rel_l2 {e_out:.2g}, which the rounding of operators that are written differently makes"
-            out[key] = msgspec.structs.replace(verdict, verdict="amplified", confidence="", score=None, sentence=sentence)
+            sentence = (
+                f"rel_l2 {e_out:.2g}, which the rounding of operators that are written "
+                "differently makes"
+            )
+            out[key] = msgspec.structs.replace(
+                verdict, verdict="amplified", confidence="", score=None, sentence=sentence
+            )
         elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
             sentence = (
-                f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that rounding usually grows to; its operators are "
-                "written differently in the two runs and could not be replayed: capture both at --level modules, or give --model"
+                f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that "
+                "rounding usually grows to; its operators are "
+                "written differently in the two runs and could not be replayed: capture both at "
+                "--level modules, or give --model"
             )
-            out[key] = msgspec.structs.replace(verdict, verdict="undetermined", confidence="", score=None, sentence=sentence)
+            out[key] = msgspec.structs.replace(
+                verdict, verdict="undetermined", confidence="", score=None, sentence=sentence
+            )
     return out

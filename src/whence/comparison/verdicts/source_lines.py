@@ -1,4 +1,6 @@
-"""Where the user's code calls what a verdict is about: the lines that a capture keeps with its programs."""
+"""Where the user's code calls what a verdict is about: the lines that a capture keeps with its
+programs.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,31 @@ def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
     if program is None or not program.call_lines:
         return ""
     place = below[call.parent].index(call.id)
-    return next((line for (k, _), line in zip(program.calls, program.call_lines, strict=True) if k == place), "")
+    return next(
+        (
+            line
+            for (k, _), line in zip(program.calls, program.call_lines, strict=True)
+            if k == place
+        ),
+        "",
+    )
 
 
-def placed(verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns) -> dict[tuple[int, int], Verdict]:
-    """The verdicts, with the line that calls what is at fault, where no operator inside it has one."""
+def placed(
+    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+) -> dict[tuple[int, int], Verdict]:
+    """The verdicts, with the line that calls what is at fault, where no operator inside it has
+    one.
+    """
     out = dict(verdicts)
     for key, verdict in verdicts.items():
-        if verdict.verdict not in GUILTY or verdict.source or key[1] >= 0 or verdict.where or verdict.named >= 0:
+        if (
+            verdict.verdict not in GUILTY
+            or verdict.source
+            or key[1] >= 0
+            or verdict.where
+            or verdict.named >= 0
+        ):
             continue
         pair = faces.plan.pairs[verdict.pair]
         broken = verdict.side == "reference"

@@ -8,26 +8,43 @@ from whence.results import Coverage, Finding, Verdict
 
 
 def decide(
-    findings: Sequence[Finding], verdicts: Sequence[Verdict], coverage: Coverage, *,
-    inputs_differ: bool, strict: bool = False, min_coverage: float = 0.9, partly: int = 0,
-) -> tuple[str, str]:  # fmt: skip
+    findings: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    coverage: Coverage,
+    *,
+    inputs_differ: bool,
+    strict: bool = False,
+    min_coverage: float = 0.9,
+    partly: int = 0,
+) -> tuple[str, str]:
     """(status, why) of a comparison.
 
-    different: a finding that is likely or certain (with `strict`, also precision and suspects). undecided: no pairs, root
-    outputs unmeasured, coverage below `min_coverage`, differing root inputs, or nothing better than suspects. Else same.
-    partly: of how many tensors text shows a part; where that is why, it is said.
+    different: a finding that is likely or certain (with `strict`, also precision and suspects).
+    undecided: no pairs, root outputs unmeasured, coverage below `min_coverage`, differing root
+    inputs, or nothing better than suspects. Else same. partly: of how many tensors text shows a
+    part; where that is why, it is said.
     """
     if any(f.confidence in ("certain", "likely") for f in findings):
         return "different", ""
-    if strict and (findings or any(v.verdict == "precision" or v.confidence == "suspect" for v in verdicts)):
+    if strict and (
+        findings or any(v.verdict == "precision" or v.confidence == "suspect" for v in verdicts)
+    ):
         return "different", "strict: precision losses and suspects count"
     if coverage.paired == 0:
         return "undecided", "no call of one run faces a call of the other"
     if inputs_differ:
         return "undecided", "the root inputs differ, so differing outputs prove nothing"
-    if partly and not findings and (not coverage.root_outputs_measured or coverage.share < min_coverage):
+    if (
+        partly
+        and not findings
+        and (not coverage.root_outputs_measured or coverage.share < min_coverage)
+    ):
         were = "tensor was" if partly == 1 else "tensors were"
-        return "undecided", f"no fault in what was printed, but {partly} {were} printed in part: print all elements to know"
+        return (
+            "undecided",
+            f"no fault in what was printed, but {partly} {were} printed in part: print all "
+            "elements to know",
+        )
     if not coverage.root_outputs_measured:
         return "undecided", "not every output of the root could be measured"
     if coverage.share < min_coverage:
@@ -38,7 +55,9 @@ def decide(
         )
     if findings:
         return "undecided", "only suspects: beyond noise, but the evidence is weak"
-    beyond = [v for v in verdicts if v.verdict == "undetermined" and v.numbers.get("e_out", 0.0) != 0.0]  # None is infinite
+    beyond = [
+        v for v in verdicts if v.verdict == "undetermined" and v.numbers.get("e_out", 0.0) != 0.0
+    ]  # None is infinite
     if beyond:
         what = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
         return "undecided", f"{what} and could not be judged; the first: {beyond[0].sentence}"

@@ -1,4 +1,6 @@
-"""The stage for a third run, the reference in higher precision: how far both runs are from it, call by call."""
+"""The stage for a third run, the reference in higher precision: how far both runs are from it, call
+by call.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ Tell = Callable[[int, int, str], None]  # done, of, what
 
 
 class Third:
-    """Reference and target against a third run. Without one, nothing is measured and every verdict stays as it is.
+    """Reference and target against a third run. Without one, nothing is measured and every verdict
+    stays as it is.
 
-    Tensors are read three at a time, each three once. Raises UsageError when the third run was asked something else
-    (`asked_the_same`) or is not of higher precision than the reference.
+    Tensors are read three at a time, each three once. Raises UsageError when the third run was
+    asked something else (`asked_the_same`) or is not of higher precision than the reference.
     """
 
-    def __init__(self, reference: Run, target: Run, run: Run | None, *, tell: Tell = lambda *_: None) -> None:
+    def __init__(
+        self, reference: Run, target: Run, run: Run | None, *, tell: Tell = lambda *_: None
+    ) -> None:
         self.reference, self.target, self.run, self._tell = reference, target, run, tell
         self.notes: list[str] = []
         self._facing: dict[int, int] = {}
@@ -35,7 +40,9 @@ class Third:
             self._must_be_finer(run)
 
     def _equal(self, slot: SlotPair) -> bool:
-        """The same value up to rounding to the coarser dtype; what was not kept is not known to differ."""
+        """The same value up to rounding to the coarser dtype; what was not kept is not known to
+        differ.
+        """
         assert self.run is not None
         a, b = self.reference.records[slot.reference_record], self.run.records[slot.target_record]
         if a.shape != b.shape:
@@ -55,32 +62,47 @@ class Third:
 
     def _must_be_finer(self, run: Run) -> None:
         units = [
-            (judge.unit_roundoff(self.reference.records[a].dtype), judge.unit_roundoff(run.records[b].dtype))
+            (
+                judge.unit_roundoff(self.reference.records[a].dtype),
+                judge.unit_roundoff(run.records[b].dtype),
+            )
             for a, b in self._facing.items()
         ]
         if not any(0 < third < reference for reference, third in units):
             raise UsageError(
-                f"--third {run.path} is nowhere of higher precision than {self.reference.path}; give the same program "
+                f"--third {run.path} is nowhere of higher precision than {self.reference.path}; "
+                "give the same program "
                 "in float32 for 16-bit runs, in float64 for float32 runs"
             )
 
     def of(self, reference: int, target: int) -> judge.ThreeWay | None:
-        """Both records against the third run's; None where it has no partner, no elements, or no errors can be told."""
+        """Both records against the third run's; None where it has no partner, no elements, or no
+        errors can be told.
+        """
         key = (reference, target)
         if self.run is None or reference not in self._facing:
             return None
         if key not in self._known:
             try:
-                arrays = self.reference.array(reference), self.target.array(target), self.run.array(self._facing[reference])
+                arrays = (
+                    self.reference.array(reference),
+                    self.target.array(target),
+                    self.run.array(self._facing[reference]),
+                )
                 self._known[key] = judge.three_way(*arrays)
             except ElementsMissing:
                 self._known[key] = None
         return self._known[key]
 
     def judged(
-        self, verdicts: Mapping[Key, Verdict], regions: Sequence[Region], faces: Mapping[int, int], error: Callable[[SlotPair], judge.Error]
+        self,
+        verdicts: Mapping[Key, Verdict],
+        regions: Sequence[Region],
+        faces: Mapping[int, int],
+        error: Callable[[SlotPair], judge.Error],
     ) -> dict[Key, Verdict]:
-        """The verdicts with their three-way numbers, and where no replay was possible, with what the third run says.
+        """The verdicts with their three-way numbers, and where no replay was possible, with what
+        the third run says.
 
         faces: record of the reference -> of the target. error: of such a pair, from the two dumps.
         """
@@ -102,13 +124,18 @@ class Third:
             known = [o for o in outputs if o is not None]
             differing = [s for s in read if not error(s).exact]
             inputs = [self.of(s.reference_record, s.target_record) for s in differing]
-            all_known = all(i is not None for i in inputs) and all(r in faces or r in given for r in region.inputs)
-            # The error the verdict is about must be among these outputs: the target may have changed what the reference handed on.
+            all_known = all(i is not None for i in inputs) and all(
+                r in faces or r in given for r in region.inputs
+            )
+            # The error the verdict is about must be among these outputs: the target may have
+            # changed what the reference handed on.
             worst = max((error(s).value or 0.0 for s in wrote), default=0.0)
             if worst < (verdict.numbers.get("e_out") or math.inf):
                 out[key] = judge.with_third(verdict, known)
             else:
-                out[key] = judge.judge_third(verdict, [i for i in inputs if i is not None] if all_known else None, known)
+                out[key] = judge.judge_third(
+                    verdict, [i for i in inputs if i is not None] if all_known else None, known
+                )
         return out
 
     def columns(self, pair: Key, measured: Measured) -> Measured:
@@ -116,30 +143,54 @@ class Third:
         found = self._known.get(pair)
         if found is None:
             return measured
-        values: dict[str, float | None] = {**measured.values, "third_ratio": found.ratio, "third_overlap": found.overlap}
-        return Measured(measured.tier, measured.identical, values, measured.whys, measured.max_abs_index, measured.histogram, measured.why)
+        values: dict[str, float | None] = {
+            **measured.values,
+            "third_ratio": found.ratio,
+            "third_overlap": found.overlap,
+        }
+        return Measured(
+            measured.tier,
+            measured.identical,
+            values,
+            measured.whys,
+            measured.max_abs_index,
+            measured.histogram,
+            measured.why,
+        )
 
-    def summary(self, verdicts: Mapping[Key, Verdict], pairs: Sequence[CallPair]) -> ThirdRun | None:
-        """What goes into the answer; None without a third run. The model's output is all outputs of all root calls together."""
+    def summary(
+        self, verdicts: Mapping[Key, Verdict], pairs: Sequence[CallPair]
+    ) -> ThirdRun | None:
+        """What goes into the answer; None without a third run. The model's output is all outputs of
+        all root calls together.
+        """
         if self.run is None:
             return None
         ratios: list[tuple[float, str]] = []
         for (call, _), verdict in verdicts.items():
             ratio = verdict.numbers.get("third_ratio")
             if ratio is not None:
-                ratios.append((ratio, self.reference.calls[call].scope or self.reference.calls[call].root))
+                ratios.append(
+                    (ratio, self.reference.calls[call].scope or self.reference.calls[call].root)
+                )
         roots = [
             self.of(s.reference_record, s.target_record)
-            for p in pairs if self.reference.calls[p.reference].parent == -1
-            for s in p.slots if s.reference_slot.startswith("output")
-        ]  # fmt: skip
+            for p in pairs
+            if self.reference.calls[p.reference].parent == -1
+            for s in p.slots
+            if s.reference_slot.startswith("output")
+        ]
         ends = [r for r in roots if r is not None]
         size = math.hypot(*(r.third for r in ends))
         worst = max(ratios, default=(None, ""))
         return ThirdRun(
-            self.run.path, len(ratios), sum(ratio < 1 for ratio, _ in ratios),
-            statistics.median(ratio for ratio, _ in ratios) if ratios else None, worst[0], worst[1],
+            self.run.path,
+            len(ratios),
+            sum(ratio < 1 for ratio, _ in ratios),
+            statistics.median(ratio for ratio, _ in ratios) if ratios else None,
+            worst[0],
+            worst[1],
             math.hypot(*(r.reference for r in ends)) / size if size else None,
             math.hypot(*(r.target for r in ends)) / size if size else None,
             min((r.overlap for r in ends), default=None),
-        )  # fmt: skip
+        )

@@ -1,8 +1,8 @@
-"""Calls of which a dump does not hold all that came in: hooks that print what an operator made, arrays recorded under a name, backward
-passes (which read what the forward pass kept).
+"""Calls of which a dump does not hold all that came in: hooks that print what an operator made,
+arrays recorded under a name, backward passes (which read what the forward pass kept).
 
-It cannot have been better than the worst of what was made before, so that is what such a call is held against; and it may depend on
-all of it.
+It cannot have been better than the worst of what was made before, so that is what such a call is
+held against; and it may depend on all of it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ _NOTHING = judge.Error(0.0, exact=True)
 
 
 class Blind:
-    """Paired calls of the reference whose inputs at least one run does not tell, and those of which it shows some elements only.
+    """Paired calls of the reference whose inputs at least one run does not tell, and those of which
+    it shows some elements only.
 
-    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the way to what it read. ahead: of every
-    paired leaf, the largest error of all that was made before it, whatever it read.
+    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the
+    way to what it read. ahead: of every paired leaf, the largest error of all that was made before
+    it, whatever it read.
     """
 
     def __init__(self, errors: PairErrors) -> None:
@@ -29,9 +31,13 @@ class Blind:
         self.calls: set[int] = set()
         self.before: dict[int, judge.Error] = {}
         self.ahead: dict[int, judge.Error] = {}
-        logged: dict[tuple[int, str], judge.Error] = {}  # by the kernel that runs now, which has not yet given its result
+        logged: dict[
+            tuple[int, str], judge.Error
+        ] = {}  # by the kernel that runs now, which has not yet given its result
         worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
-        earlier: dict[tuple[int, str, str], judge.Error] = {}  # up to the call of this name, in steps before
+        earlier: dict[
+            tuple[int, str, str], judge.Error
+        ] = {}  # up to the call of this name, in steps before
         upto: dict[int, judge.Error] = {}  # by record, the largest on the way to it
         step: dict[tuple[int, str], int] = {}
         for call in sorted(faces.calls, key=lambda c: c.order):
@@ -40,8 +46,11 @@ class Blind:
             for ref in call.slots("input"):
                 came = _worse(came, upto.get(ref.record, _NOTHING))
             if index is None and call.leaf:
-                upto.update((ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind))
-            # A backward pass starts from a loss that was computed outside any module, of what the forward pass returned.
+                upto.update(
+                    (ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind)
+                )
+            # A backward pass starts from a loss that was computed outside any module, of what the
+            # forward pass returned.
             untold_region = call.kind == "region" and call.phase == "backward"
             if index is None or not (call.leaf or UNTOLD in call.notes or untold_region):
                 continue
@@ -54,7 +63,9 @@ class Blind:
                 self.calls.add(call.id)
             slots = faces.slots[index].values()
             read = [s for s in slots if s.reference_slot.startswith("input")]
-            ahead = self.ahead[call.id] = _worse(came, _worse(worst[whole], earlier.get(name, _NOTHING)))
+            ahead = self.ahead[call.id] = _worse(
+                came, _worse(worst[whole], earlier.get(name, _NOTHING))
+            )
             if untold:
                 came = ahead
             if untold or any(map(faces.partly, read)):
@@ -72,7 +83,8 @@ class Blind:
         self._looked: dict[int, int] = {}
 
     def within(self, call: int, stretch: int) -> list[judge.Error]:
-        """Errors of what was made inside the children right before a stretch of which a dump holds no outputs.
+        """Errors of what was made inside the children right before a stretch of which a dump holds
+        no outputs.
 
         Stretches are asked for in order; children before one that was asked for are told once.
         """
@@ -87,10 +99,18 @@ class Blind:
         return found
 
     def _shown(self, call: int) -> bool:
-        return not self._faces.kids.get(call) or call not in self._faces.pair_of or bool(self._made(call))
+        return (
+            not self._faces.kids.get(call)
+            or call not in self._faces.pair_of
+            or bool(self._made(call))
+        )
 
     def _made(self, call: int) -> list[SlotPair]:
-        slots = self._faces.slots[self._faces.pair_of[call]].values() if call in self._faces.pair_of else ()
+        slots = (
+            self._faces.slots[self._faces.pair_of[call]].values()
+            if call in self._faces.pair_of
+            else ()
+        )
         return [slot for slot in slots if slot.reference_slot.startswith(("output", "mutated"))]
 
 

@@ -1,4 +1,6 @@
-"""The rows of views: every pair of tensors in the order of execution, with another tool's figures."""
+"""The rows of views: every pair of tensors in the order of execution, with another tool's
+figures.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ from whence.records import Call, Dumped, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
-_ITSELF = ("msit", "aclcmp")  # views in which operators that move elements are held against themselves
+_ITSELF = (
+    "msit",
+    "aclcmp",
+)  # views in which operators that move elements are held against themselves
 _MOVES = ("cast", "transdata")
 
 
 def viewed(
-    faces: PairedRuns, views: Sequence[str], per_call: Mapping[int, str], tell: Callable[[int, int, str], None]
+    faces: PairedRuns,
+    views: Sequence[str],
+    per_call: Mapping[int, str],
+    tell: Callable[[int, int, str], None],
 ) -> dict[str, tuple[ViewRow, ...]]:
-    """The rows of each view. Tensors and calls without a partner have rows with one side; nothing is left out."""
+    """The rows of each view. Tensors and calls without a partner have rows with one side; nothing
+    is left out.
+    """
     out: dict[str, tuple[ViewRow, ...]] = {}
     for view in views:
         rows = [row for _, row in sorted(_rows(faces, per_call, view), key=lambda found: found[0])]
@@ -33,8 +43,12 @@ def viewed(
     return out
 
 
-def _rows(faces: PairedRuns, per_call: Mapping[int, str], view: str) -> Iterator[tuple[_Place, ViewRow]]:
-    """(place, row) of everything. A call that only the target has stands behind the one before it that has a partner."""
+def _rows(
+    faces: PairedRuns, per_call: Mapping[int, str], view: str
+) -> Iterator[tuple[_Place, ViewRow]]:
+    """(place, row) of everything. A call that only the target has stands behind the one before it
+    that has a partner.
+    """
     plan, target = faces.plan, faces.shown
     behind: dict[int, int] = {}  # calls of the target -> order of the reference
     for pair in plan.pairs:
@@ -44,7 +58,10 @@ def _rows(faces: PairedRuns, per_call: Mapping[int, str], view: str) -> Iterator
             continue
         call, verdict = (pair.reference, pair.target), per_call.get(pair.reference, "")
         if view in _ITSELF and align.is_handed_on(mine) and _moves(other):
-            yield (mine.order, 0, 0), msgspec.structs.replace(_against_itself(target, other), verdict=verdict)
+            yield (
+                (mine.order, 0, 0),
+                msgspec.structs.replace(_against_itself(target, other), verdict=verdict),
+            )
             continue
         place = {ref.slot: i for i, ref in enumerate(mine.refs)}
         for slot in pair.slots:
@@ -52,21 +69,31 @@ def _rows(faces: PairedRuns, per_call: Mapping[int, str], view: str) -> Iterator
             yield (
                 (mine.order, 0, place.get(slot.reference_slot, 0)),
                 ViewRow(
-                    call, slot.reference_slot, _shown(faces.reference, mine, slot.reference_slot, slot.reference_record),
-                    _shown(target, other, slot.target_slot, slot.target_record), verdict=verdict,
+                    call,
+                    slot.reference_slot,
+                    _shown(faces.reference, mine, slot.reference_slot, slot.reference_record),
+                    _shown(target, other, slot.target_slot, slot.target_record),
+                    verdict=verdict,
                     rel_l2=0.0 if numbers.identical else numbers.values.get("rel_l2"),
-                    max_abs_err=0.0 if numbers.identical else numbers.values.get("max_abs_err"), note=numbers.why,
+                    max_abs_err=0.0 if numbers.identical else numbers.values.get("max_abs_err"),
+                    note=numbers.why,
                 ),
-            )  # fmt: skip
+            )
         for name in pair.only_reference:
-            yield (mine.order, 0, place.get(name, 0)), _lone(call, faces.reference, mine, name, is_target=False)
+            yield (
+                (mine.order, 0, place.get(name, 0)),
+                _lone(call, faces.reference, mine, name, is_target=False),
+            )
         for i, name in enumerate(pair.only_target):
             yield (mine.order, 1, i), _lone(call, target, other, name, is_target=True)
     lost = [*plan.unmatched_reference, *(a for a, _ in plan.ambiguous)]
     for call_id in lost:
         one = faces.calls[call_id]
         for i, ref in enumerate(one.refs if GATHERED not in one.notes else ()):
-            yield (one.order, 0, i), _lone((call_id, -1), faces.reference, one, ref.slot, is_target=False)
+            yield (
+                (one.order, 0, i),
+                _lone((call_id, -1), faces.reference, one, ref.slot, is_target=False),
+            )
     free = {*plan.unmatched_target, *(b for _, others in plan.ambiguous for b in others)}
     last, count = -1, 0
     for one in sorted(target.calls, key=lambda c: c.order):
@@ -81,33 +108,66 @@ def _rows(faces: PairedRuns, per_call: Mapping[int, str], view: str) -> Iterator
 
 
 def _moves(call: Call) -> bool:
-    """Is this one of the operators that only lay elements out, or round them? msit holds their input against their output."""
-    return call.op_type.lower() in _MOVES and len(call.slots("input")) == len(call.slots("output")) == 1
+    """Is this one of the operators that only lay elements out, or round them? msit holds their
+    input against their output.
+    """
+    return (
+        call.op_type.lower() in _MOVES
+        and len(call.slots("input")) == len(call.slots("output")) == 1
+    )
 
 
 def _against_itself(run: Run, call: Call) -> ViewRow:
     given, made = call.slots("input")[0], call.slots("output")[0]
-    one, two = _shown(run, call, given.slot, given.record), _shown(run, call, made.slot, made.record)
-    return ViewRow((-1, call.id), made.slot, one, two, note="only the target has it: its input against its output")
+    one, two = (
+        _shown(run, call, given.slot, given.record),
+        _shown(run, call, made.slot, made.record),
+    )
+    return ViewRow(
+        (-1, call.id),
+        made.slot,
+        one,
+        two,
+        note="only the target has it: its input against its output",
+    )
 
 
 def _lone(call: tuple[int, int], run: Run, of: Call, slot: str, *, is_target: bool) -> ViewRow:
     record = next(ref.record for ref in of.refs if ref.slot == slot)
     shown = _shown(run, of, slot, record)
     note = f"only the {'target' if is_target else 'reference'} has it"
-    return ViewRow(call, slot, None if is_target else shown, shown if is_target else None, note=note)
+    return ViewRow(
+        call, slot, None if is_target else shown, shown if is_target else None, note=note
+    )
 
 
 def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
     record: Record = run.records[number]
     file = call.files.get(slot) or record.file
     s = record.statistics
-    odd = s is not None and (s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max)))
+    odd = s is not None and (
+        s.nan + s.inf > 0 or any(v is not None and not math.isfinite(v) for v in (s.min, s.max))
+    )
     return Shown(
-        name=call.scope or call.root, kind=call.kind, op_type=call.op_type, occurrence=call.occurrence, phase=call.phase, slot=slot,
-        step=call.step, rank=call.rank, dtype=_stored(record), shape=record.shape, file=file, path=_path(run, file), source=call.source,
-        min=s.min if s else None, max=s.max if s else None, mean=s.mean if s else None, norm=s.norm if s else None, not_finite=odd,
-    )  # fmt: skip
+        name=call.scope or call.root,
+        kind=call.kind,
+        op_type=call.op_type,
+        occurrence=call.occurrence,
+        phase=call.phase,
+        slot=slot,
+        step=call.step,
+        rank=call.rank,
+        dtype=_stored(record),
+        shape=record.shape,
+        file=file,
+        path=_path(run, file),
+        source=call.source,
+        min=s.min if s else None,
+        max=s.max if s else None,
+        mean=s.mean if s else None,
+        norm=s.norm if s else None,
+        not_finite=odd,
+    )
 
 
 def _stored(record: Record) -> str:
@@ -121,12 +181,18 @@ def _path(run: Run, file: str) -> str:
     return str(Path(run.path) / file) if Path(run.path).is_dir() else run.path
 
 
-def _figures(faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]) -> Iterator[ViewRow]:
+def _figures(
+    faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]
+) -> Iterator[ViewRow]:
     known: dict[tuple[int, int], tuple[figures_module.Figures, str]] = {}
-    pairs = {(p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in faces.plan.pairs}
+    pairs = {
+        (p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in faces.plan.pairs
+    }
     for done, row in enumerate(rows):
         tell(done + 1, len(rows), f"view {view}")
-        slot: SlotPair | None = pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
+        slot: SlotPair | None = (
+            pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
+        )
         if row.call[0] < 0 and row.reference and row.target:
             figures, why = _own_figures(faces.shown, faces.shown.calls[row.call[1]], view)
             yield msgspec.structs.replace(row, figures=figures, why=why)
@@ -138,7 +204,9 @@ def _figures(faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callab
         if key not in known:
             arrays = faces.arrays(slot)
             known[key] = (
-                figures_module.FORMULAS[view](*arrays) if arrays is not None else ({}, faces.measured[key].why or "elements are missing")
+                figures_module.FORMULAS[view](*arrays)
+                if arrays is not None
+                else ({}, faces.measured[key].why or "elements are missing")
             )
         figures, why = known[key]
         yield msgspec.structs.replace(row, figures=figures, why=why)
@@ -146,6 +214,8 @@ def _figures(faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callab
 
 def _own_figures(run: Run, call: Call, view: str) -> tuple[figures_module.Figures, str]:
     try:
-        return figures_module.FORMULAS[view](*(run.array(call.slots(kind)[0].record) for kind in ("input", "output")))
+        return figures_module.FORMULAS[view](
+            *(run.array(call.slots(kind)[0].record) for kind in ("input", "output"))
+        )
     except ElementsMissing as error:
         return {}, str(error)

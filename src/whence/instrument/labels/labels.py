@@ -1,7 +1,8 @@
-"""Labels: tensors that a program names itself, as calls of kind "label" of a run; and those that only a file will hold. No framework.
+"""Labels: tensors that a program names itself, as calls of kind "label" of a run; and those that
+only a file will hold. No framework.
 
-A label never raises into the program. What cannot be read is a record with the reason; a label of a file is a line beside the run
-until the file is there (`api.gathering`).
+A label never raises into the program. What cannot be read is a record with the reason; a label of a
+file is a line beside the run until the file is there (`api.gathering`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from whence.records import Call, Ref
 
 SIDES = ("reference", "target")
 FOLDER = "labels"
-"""Beside the processes of a run: labels that wait for a file, and those that programs without Python wrote."""
+"""Beside the processes of a run: labels that wait for a file, and those that programs without
+Python wrote.
+"""
 LABELS = "WHENCE_LABELS"
 """The variable that tells a program of another language that folder (`whence_label.h`)."""
 TASK = "WHENCE_TASK"
@@ -51,8 +54,9 @@ class Begun:
 
 
 class Tasks:
-    """Which task is current: a dialogue turn, a request. One that a block began is so in its thread (or coroutine), and for threads without
-    their own. Numbers are given while a run is active only, from 0, in the order in which tasks are first heard of.
+    """Which task is current: a dialogue turn, a request. One that a block began is so in its thread
+    (or coroutine), and for threads without their own. Numbers are given while a run is active only,
+    from 0, in the order in which tasks are first heard of.
     """
 
     def __init__(self) -> None:
@@ -75,7 +79,9 @@ class Tasks:
             return self._numbers.setdefault(task, len(self._numbers)) if task else 0
 
     def begin(self, name: str | None) -> Begun:
-        """Begin a task, or go on with it, until `end`, or until the next outside a block. name: None for "task0", "task1" ..."""
+        """Begin a task, or go on with it, until `end`, or until the next outside a block. name:
+        None for "task0", "task1" ...
+        """
         begun = Begun(f"task{next(self._nameless)}" if name is None else str(name))
         before = self._own.get()
         with self._lock:
@@ -134,22 +140,37 @@ class Waiting(NamedTuple):
 class Labels:
     """Takes the labels of one process into a session.
 
-    folder: of the run. tasks: of this process. read: a framework's tensor -> (host array, stride, device, class), None for what it does not
-    know; raises UsageError for what has no elements.
+    folder: of the run. tasks: of this process. read: a framework's tensor -> (host array, stride,
+    device, class), None for what it does not know; raises UsageError for what has no elements.
     """
 
     def __init__(
-        self, session: Session, folder: str, tasks: Tasks, read: Callable[[Any], tuple[Any, tuple[int, ...], str, str] | None]
+        self,
+        session: Session,
+        folder: str,
+        tasks: Tasks,
+        read: Callable[[Any], tuple[Any, tuple[int, ...], str, str] | None],
     ) -> None:
         self.session, self.folder, self._tasks, self._read = session, Path(folder), tasks, read
         self._lock = threading.Lock()
         self._seen: Counter[tuple[str, str, str]] = Counter()
         self._pid = os.getpid()
 
-    def take(self, name: str, value: Any, side: str | None, file: Any, id: str | None, task: str, source: str) -> None:  # noqa: A002
+    def take(
+        self,
+        name: str,
+        value: Any,
+        side: str | None,
+        file: Any,
+        id: str | None,  # noqa: A002
+        task: str,
+        source: str,
+    ) -> None:
         """Take one label. Whatever happens is told in the run, never raised."""
         session = self.session
-        if not session.active or os.getpid() != self._pid or not session.begin():  # a forked child has no right to these files
+        if (
+            not session.active or os.getpid() != self._pid or not session.begin()
+        ):  # a forked child has no right to these files
             return
         try:
             name, side, given = self._words(name, side), side or "", "" if id is None else str(id)
@@ -157,8 +178,22 @@ class Labels:
             if file is not None and value is not None:
                 raise UsageError("give a tensor or a file, not both")
             if file is not None:
-                self._wait(Waiting(name, side, given, task, number, os.fspath(file), time.time_ns(), os.getpid(),
-                                   threading.get_native_id(), session.rank, str(Path.cwd()), source))  # fmt: skip
+                self._wait(
+                    Waiting(
+                        name,
+                        side,
+                        given,
+                        task,
+                        number,
+                        os.fspath(file),
+                        time.time_ns(),
+                        os.getpid(),
+                        threading.get_native_id(),
+                        session.rank,
+                        str(Path.cwd()),
+                        source,
+                    )
+                )
                 return
             session.over_budget(name, number)
             record = self._record(name, value)
@@ -169,9 +204,21 @@ class Labels:
                 self._seen[task, side, name] += 1
             order = session.next_order()
             call = Call(
-                order, name, side, number, order, rank=session.rank, occurrence=occurrence, kind="label", source=source, number=str(order),
-                leaf=True, no_program=NO_PROGRAM, refs=(Ref("output.0", record),), arguments=described(task, given, time.time_ns()),
-            )  # fmt: skip
+                order,
+                name,
+                side,
+                number,
+                order,
+                rank=session.rank,
+                occurrence=occurrence,
+                kind="label",
+                source=source,
+                number=str(order),
+                leaf=True,
+                no_program=NO_PROGRAM,
+                refs=(Ref("output.0", record),),
+                arguments=described(task, given, time.time_ns()),
+            )
             session.call(call)
         except Exception as error:  # noqa: BLE001 - a label never fails the program
             session.note("label-error", f"{name!r}: {raised(error)}", str(name))
@@ -195,21 +242,40 @@ class Labels:
                 array = to_host("nothing" if value is None else value, name)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # noqa: BLE001 - what the program hands over may raise anything when it is read
-            why = "is None: there is no tensor" if value is None else str(error) or type(error).__name__
-            known = hasattr(type(value), "dtype") and hasattr(type(value), "shape")  # not of proxies, which answer to any name
+            why = (
+                "is None: there is no tensor"
+                if value is None
+                else str(error) or type(error).__name__
+            )
+            known = hasattr(type(value), "dtype") and hasattr(
+                type(value), "shape"
+            )  # not of proxies, which answer to any name
             shape = tuple(int(n) for n in value.shape) if known else ()
-            return session.unreadable(str(value.dtype).removeprefix("torch.") if known else "", shape, why)
+            return session.unreadable(
+                str(value.dtype).removeprefix("torch.") if known else "", shape, why
+            )
         from whence import dtypes
 
         return session.record(
-            dtypes.of(array).name, tuple(array.shape), data, host.digest(data), scope=name, slot="output.0", op_type="label",
-            value=value, stride=stride, device=device, subclass=subclass,
-        )  # fmt: skip
+            dtypes.of(array).name,
+            tuple(array.shape),
+            data,
+            host.digest(data),
+            scope=name,
+            slot="output.0",
+            op_type="label",
+            value=value,
+            stride=stride,
+            device=device,
+            subclass=subclass,
+        )
 
     def _wait(self, label: Waiting) -> None:
         folder = self.folder / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        append(folder / f"{socket.gethostname()}-{label.pid}.jsonl", json.dumps(label._asdict()) + "\n")
+        append(
+            folder / f"{socket.gethostname()}-{label.pid}.jsonl", json.dumps(label._asdict()) + "\n"
+        )
 
 
 def described(task: str, given: str, at: int, file: str = "") -> dict[str, Any]:
@@ -227,7 +293,9 @@ def append(path: Path, text: str) -> None:
 
 
 class Ids:
-    """Identities that are the same in every run of the same code: task, place of the call, how often it came there."""
+    """Identities that are the same in every run of the same code: task, place of the call, how
+    often it came there.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -235,7 +303,9 @@ class Ids:
         self._count: dict[tuple[str, str], itertools.count[int]] = {}
 
     def new(self, frame: FrameType, task: str) -> str:
-        """`[task/]file:line#n`, n from 0. Files of one name in different folders are told apart in the order in which they came."""
+        """`[task/]file:line#n`, n from 0. Files of one name in different folders are told apart in
+        the order in which they came.
+        """
         code, line = frame.f_code, frame.f_lineno
         short = f"{Path(code.co_filename).name}:{line}"
         with self._lock:

@@ -1,4 +1,6 @@
-"""Profiles of accelerated libraries that can save their tensors: which variables make them do it, and where the files lie. Data files."""
+"""Profiles of accelerated libraries that can save their tensors: which variables make them do it,
+and where the files lie. Data files.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ FOLDER = Path(__file__).parent / "libraries"
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a library is made to save its tensors.
 
-    variables: of the environment of the program, set to what {max}, {runner} and {dump} make of these texts; one that the user has
-    exported stays as it is unless an option says otherwise. max: of {max} when nobody says. dump: the folder it writes to when nobody
-    says, below the folder the program is started in. task: variables that change with each task, from {pid}, {task} and {number} (of
-    the task, from 0). places: where the file of a label lies below the dump folder, from these, {tid}, {rank}, {file} and wild cards;
-    the first that exists counts.
+    variables: of the environment of the program, set to what {max}, {runner} and {dump} make of
+    these texts; one that the user has exported stays as it is unless an option says otherwise. max:
+    of {max} when nobody says. dump: the folder it writes to when nobody says, below the folder the
+    program is started in. task: variables that change with each task, from {pid}, {task} and
+    {number} (of the task, from 0). places: where the file of a label lies below the dump folder,
+    from these, {tid}, {rank}, {file} and wild cards; the first that exists counts.
     """
 
     variables: dict[str, str] = {}
@@ -45,13 +48,25 @@ class Library(msgspec.Struct, frozen=True):
     variables: dict[str, str]
 
     def places(self, label: Waiting) -> list[str]:
-        """Paths, with wild cards, at which the file of a label may lie, in the order in which they are tried."""
+        """Paths, with wild cards, at which the file of a label may lie, in the order in which they
+        are tried.
+        """
         if Path(label.file).is_absolute():
             return [glob.escape(label.file)]
-        values = {"pid": label.pid, "tid": label.tid, "rank": label.rank, "number": label.number, "file": label.file, "task": label.task}
+        values = {
+            "pid": label.pid,
+            "tid": label.tid,
+            "rank": label.rank,
+            "number": label.number,
+            "file": label.file,
+            "task": label.task,
+        }
         escaped = {name: glob.escape(str(value)) for name, value in values.items()}
         usable = (p for p in self.profile.places if label.task or "{task}" not in p)
-        return [os.path.normpath(Path(glob.escape(self.dump)) / filled(place, **escaped)) for place in usable]
+        return [
+            os.path.normpath(Path(glob.escape(self.dump)) / filled(place, **escaped))
+            for place in usable
+        ]
 
 
 NOWHERE = Profile(places=("{file}",))
@@ -63,13 +78,20 @@ def known() -> list[str]:
 
 
 def load(
-    name: str, *, runner: str = "", most: int | None = None, dump: str = "", here: Path | None = None, environment: Mapping[str, str] = {}
+    name: str,
+    *,
+    runner: str = "",
+    most: int | None = None,
+    dump: str = "",
+    here: Path | None = None,
+    environment: Mapping[str, str] = {},
 ) -> Library:
     """The library called `name`, or described by the profile file `name`, and what is asked of it.
 
-    runner: white list of its operations, "" for all. most: tokens. dump: its folder of tensors. here: where the program starts.
-    environment: of the program; its variables win over what the profile assumes, and lose against `runner`, `most` and `dump`.
-    Raises UsageError: no such profile or file, a key that is not known, a number below 1.
+    runner: white list of its operations, "" for all. most: tokens. dump: its folder of tensors.
+    here: where the program starts. environment: of the program; its variables win over what the
+    profile assumes, and lose against `runner`, `most` and `dump`. Raises UsageError: no such
+    profile or file, a key that is not known, a number below 1.
     """
     file = FOLDER / f"{name}.yaml"
     if not (re.fullmatch(r"\w+", name) and file.is_file()):
@@ -77,7 +99,10 @@ def load(
         if not file.is_file():
             close = difflib.get_close_matches(name, known(), n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UsageError(f"library {name!r}: no profile of that name{hint} and no such file; there are {', '.join(known())}")
+            raise UsageError(
+                f"library {name!r}: no profile of that name{hint} and no such file; there are "
+                f"{', '.join(known())}"
+            )
     if most is not None and most < 1:
         raise UsageError(f"library-max {most}: a number of tokens, 1 or more")
     try:
@@ -85,17 +110,33 @@ def load(
         profile = msgspec.convert(data or {}, Profile, strict=False)
     except (OSError, UnicodeDecodeError, config_files.NotConfig, msgspec.ValidationError) as error:
         words = " ".join(str(error).split())
-        raise UsageError(f"library profile {file}: {words}; known keys: {', '.join(Profile.__struct_fields__)}") from None
+        raise UsageError(
+            f"library profile {file}: {words}; known keys: {', '.join(Profile.__struct_fields__)}"
+        ) from None
     said = {"max": most is not None, "runner": bool(runner), "dump": bool(dump)}
     kept = {
         variable: environment[variable]
         for variable, text in profile.variables.items()
-        if variable in environment and not any(said[option] and "{" + option + "}" in text for option in said)
+        if variable in environment
+        and not any(said[option] and "{" + option + "}" in text for option in said)
     }
-    place = dump or next((kept[v] for v, text in profile.variables.items() if v in kept and text.rstrip("/") == "{dump}"), "")
+    place = dump or next(
+        (
+            kept[v]
+            for v, text in profile.variables.items()
+            if v in kept and text.rstrip("/") == "{dump}"
+        ),
+        "",
+    )
     folder = os.path.normpath((here or Path.cwd()) / Path(place or profile.dump).expanduser())
-    values: dict[str, Any] = {"max": profile.max if most is None else most, "runner": runner, "dump": folder}
-    variables = {variable: filled(str(text), **values) for variable, text in profile.variables.items()}
+    values: dict[str, Any] = {
+        "max": profile.max if most is None else most,
+        "runner": runner,
+        "dump": folder,
+    }
+    variables = {
+        variable: filled(str(text), **values) for variable, text in profile.variables.items()
+    }
     return Library(Path(name).stem, profile, folder, {**variables, **kept})
 
 

@@ -1,4 +1,6 @@
-"""Labels of torch tensors: read unseen by modes and compilers, and without breaking what is compiled."""
+"""Labels of torch tensors: read unseen by modes and compilers, and without breaking what is
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from whence.instrument.torch.modes import Quiet, is_traced
 
 
 def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
-    """(host array, stride where not contiguous, device, class) of a tensor; None for what is none. Raises UsageError with the reason."""
+    """(host array, stride where not contiguous, device, class) of a tensor; None for what is none.
+    Raises UsageError with the reason.
+    """
     if isinstance(value, torch.fx.Proxy):
         raise UsageError("the program is traced here, not run: there are no elements")
     if not isinstance(value, torch.Tensor):
@@ -27,7 +31,10 @@ def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
     with _Unrecorded(), Quiet():
         parts = adapter.plain(value)
         if parts is None or len(parts) != 1:
-            raise UsageError(f"a {type(value).__name__} ({value.layout}, on {device}) has no elements to read here")
+            raise UsageError(
+                f"a {type(value).__name__} ({value.layout}, on {device}) has no elements to read "
+                "here"
+            )
         tensor = parts[0][1]
         if not adapter.dtype_name(tensor):
             raise UsageError(f"elements of {tensor.dtype} are not known to whence")
@@ -50,14 +57,22 @@ class _Unrecorded:
 
 
 def operator(take: Callable[..., None]) -> Callable[..., bool]:
-    """What takes a label in code that is being compiled: an operator of the graph, run where the label stands, which breaks nothing.
+    """What takes a label in code that is being compiled: an operator of the graph, run where the
+    label stands, which breaks nothing.
 
-    take(name, value, side, file, id): takes a label. Returns a function of these that says whether code is being compiled here; then it has
-    put the operator into the graph. Exported programs get none. Made once in a process; imports no compiler.
+    take(name, value, side, file, id): takes a label. Returns a function of these that says whether
+    code is being compiled here; then it has put the operator into the graph. Exported programs get
+    none. Made once in a process; imports no compiler.
     """
 
     def run(x: Any, name: str, side: str, file: str, identity: str, kind: int) -> None:
-        take(name, x if kind == _TENSOR else None, side or None, file if kind == _FILE else None, identity or None)
+        take(
+            name,
+            x if kind == _TENSOR else None,
+            side or None,
+            file if kind == _FILE else None,
+            identity or None,
+        )
 
     library = torch.library.Library("whence", "FRAGMENT")
     library.define("label(Tensor x, str name, str side, str file, str id, int kind) -> ()")
@@ -73,9 +88,22 @@ def operator(take: Callable[..., None]) -> Callable[..., bool]:
         if not torch.compiler.is_compiling():
             return False
         if not torch.compiler.is_exporting():
-            kind = _FILE if file is not None else _TENSOR if isinstance(value, torch.Tensor) else _OTHER
+            kind = (
+                _FILE
+                if file is not None
+                else _TENSOR
+                if isinstance(value, torch.Tensor)
+                else _OTHER
+            )
             x = value if kind == _TENSOR else torch.empty(0)
-            op(x, name, side or "", str(file) if file is not None else "", str(identity) if identity is not None else "", kind)
+            op(
+                x,
+                name,
+                side or "",
+                str(file) if file is not None else "",
+                str(identity) if identity is not None else "",
+                kind,
+            )
         return True
 
     return in_graph

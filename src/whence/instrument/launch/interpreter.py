@@ -1,4 +1,6 @@
-"""Which Python a command will run, and whether whence can reach the program through it. Standard library only."""
+"""Which Python a command will run, and whether whence can reach the program through it. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,20 @@ PACKAGES = (
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?[a-z]*(\.exe)?")
 # Commands that run the command after them.
-_WRAPPERS = {"env", "nohup", "nice", "ionice", "time", "timeout", "taskset", "numactl", "stdbuf", "setsid", "chrt", "unbuffer"}
+_WRAPPERS = {
+    "env",
+    "nohup",
+    "nice",
+    "ionice",
+    "time",
+    "timeout",
+    "taskset",
+    "numactl",
+    "stdbuf",
+    "setsid",
+    "chrt",
+    "unbuffer",
+}
 
 _PROBE = """
 import sys
@@ -80,7 +95,9 @@ _NEEDED = ("msgspec", "numpy", "ml_dtypes", "safetensors", "xxhash", "orjson")
 
 
 class Interpreter(NamedTuple):
-    """A Python as a command names it, the options it gets, and where the command said so ("command line", "shebang of FILE")."""
+    """A Python as a command names it, the options it gets, and where the command said so ("command
+    line", "shebang of FILE").
+    """
 
     python: str
     options: tuple[str, ...]
@@ -88,7 +105,8 @@ class Interpreter(NamedTuple):
 
 
 def find(command: Sequence[str], environment: Mapping[str, str]) -> Interpreter | None:
-    """The Python that `command` starts, or None when it starts something else (a shell script may start one later).
+    """The Python that `command` starts, or None when it starts something else (a shell script may
+    start one later).
 
     Raises CaptureError when the command itself cannot be found or executed.
     """
@@ -100,14 +118,18 @@ def find(command: Sequence[str], environment: Mapping[str, str]) -> Interpreter 
         return Interpreter(path, tuple(command[1:]), "the command line")
     if name in _WRAPPERS:
         for place, argument in enumerate(command[1:], 1):
-            if _PYTHON.fullmatch(Path(argument).name) and (found := shutil.which(argument, path=environment.get("PATH"))):
+            if _PYTHON.fullmatch(Path(argument).name) and (
+                found := shutil.which(argument, path=environment.get("PATH"))
+            ):
                 return Interpreter(found, tuple(command[place + 1 :]), "the command line")
         return None
     return of_script(Path(path), environment)
 
 
 def which(name: str, environment: Mapping[str, str]) -> str:
-    """Full path of a command. Raises CaptureError saying whether it is missing or not executable."""
+    """Full path of a command. Raises CaptureError saying whether it is missing or not
+    executable.
+    """
     found = shutil.which(name, path=environment.get("PATH", os.defpath))
     if found:
         return found
@@ -115,14 +137,18 @@ def which(name: str, environment: Mapping[str, str]) -> str:
     if os.sep in name and path.is_dir():
         raise CaptureError(f"cannot run {name}: it is a folder; nothing was started")
     if path.is_file():
-        hint = f":  whence run ... -- python {name}" if path.suffix == ".py" else f":  chmod +x {name}"
+        hint = (
+            f":  whence run ... -- python {name}" if path.suffix == ".py" else f":  chmod +x {name}"
+        )
         raise CaptureError(f"cannot run {name}: it is not executable{hint}  (nothing was started)")
     where = "no such file" if os.sep in name else "not found on PATH"
     raise CaptureError(f"cannot run {name}: {where}; nothing was started")
 
 
 def of_script(path: Path, environment: Mapping[str, str]) -> Interpreter | None:
-    """The Python named by the first line of a script, None when it is a binary or for another interpreter."""
+    """The Python named by the first line of a script, None when it is a binary or for another
+    interpreter.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(4096)
@@ -134,19 +160,30 @@ def of_script(path: Path, environment: Mapping[str, str]) -> Interpreter | None:
     words = lines[0][2:].split()
     if words and Path(words[0]).name == "sh" and len(lines) > 1 and lines[1].startswith("'''exec'"):
         # What pip and uv write when the path of the interpreter is too long for a first line.
-        words = [w for w in shlex.split(lines[1].replace("'''exec'", "", 1)) if w not in ("$0", "$@")]
+        words = [
+            w for w in shlex.split(lines[1].replace("'''exec'", "", 1)) if w not in ("$0", "$@")
+        ]
     if words and Path(words[0]).name == "env":
-        words = [w for w in words[1:] if w not in ("-S", "--split-string") and not re.fullmatch(r"\w+=.*", w)]
+        words = [
+            w
+            for w in words[1:]
+            if w not in ("-S", "--split-string") and not re.fullmatch(r"\w+=.*", w)
+        ]
     if not words or not _PYTHON.fullmatch(Path(words[0]).name):
         return None
     python = shutil.which(words[0], path=environment.get("PATH", os.defpath))
     if python is None:
-        raise CaptureError(f"cannot run {path}: its first line names {words[0]}, which is not there; nothing was started")
+        raise CaptureError(
+            f"cannot run {path}: its first line names {words[0]}, which is not there; nothing "
+            "was started"
+        )
     return Interpreter(python, tuple(words[1:]), f"the first line of {path}")
 
 
 def hiding_flags(options: Sequence[str]) -> str:
-    """Those of -I, -S, -E (also inside -Is) that a Python given these options would obey: "" or e.g. "IS"."""
+    """Those of -I, -S, -E (also inside -Is) that a Python given these options would obey: "" or
+    e.g. "IS".
+    """
     found: list[str] = []
     rest = list(options)
     while rest:
@@ -173,20 +210,28 @@ def hiding_flags(options: Sequence[str]) -> str:
 def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str, str]:
     """Versions of the interpreter's packages (python and whence among them).
 
-    Raises CaptureError when whence could not reach the program: flags that hide it, or a Python without whence.
+    Raises CaptureError when whence could not reach the program: flags that hide it, or a Python
+    without whence.
     """
     python = interpreter.python
     if flags := hiding_flags(interpreter.options):
         does = "skips sitecustomize" if flags == "S" else "ignores PYTHONPATH"
         raise CaptureError(
-            f"python -{flags} ({interpreter.source}) {does}, by which whence reaches a program: drop -{flags}, "
+            f"python -{flags} ({interpreter.source}) {does}, by which whence reaches a program: "
+            f"drop -{flags}, "
             "or use whence.capture(model, RUN) inside the program; nothing was started"
         )
     probe = _PROBE % (_NEEDED, PACKAGES)
     clean = {name: value for name, value in environment.items() if name != "WHENCE_CAPTURE"}
     try:
         done = subprocess.run(
-            [python, "-c", probe], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=clean, timeout=PROBE_TIMEOUT_S, check=False
+            [python, "-c", probe],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=clean,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise CaptureError(f"cannot run {python}: {err}; nothing was started") from err
@@ -202,7 +247,10 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
             if tuple(int(p) for p in answer["python"].split(".")[:2]) >= (3, 11)
             else f" (whence needs Python 3.11, this is {answer['python']})"
         )
-        raise CaptureError(f"{exe} cannot import whence ({answer['error']}){old}:  {shlex.quote(exe)} -m pip install whence")
+        raise CaptureError(
+            f"{exe} cannot import whence ({answer['error']}){old}:  {shlex.quote(exe)} -m pip "
+            "install whence"
+        )
     return {"python": answer["python"], "whence": answer["whence"], **answer["versions"]}
 
 

@@ -1,6 +1,8 @@
-"""Runs a command so that every Python it starts captures itself: environment in, signals and exit code passed on, nothing edited.
+"""Runs a command so that every Python it starts captures itself: environment in, signals and exit
+code passed on, nothing edited.
 
-The child's side (`attach_here`, `apply_determinism`) is here too; what waits for a framework in the child is `site/`.
+The child's side (`attach_here`, `apply_determinism`) is here too; what waits for a framework in the
+child is `site/`.
 """
 
 from __future__ import annotations
@@ -39,21 +41,27 @@ _RELAYED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code (128 + n when signal n killed it) and how long it took, in seconds."""
+    """How a command ended: its exit code (128 + n when signal n killed it) and how long it took, in
+    seconds.
+    """
 
     exit_code: int
     duration_s: float
 
 
 class Beside(NamedTuple):
-    """What is done beside a capture. environment(of the child, path of the run): it, changed. ended(path of the run, keep): afterwards."""
+    """What is done beside a capture. environment(of the child, path of the run): it, changed.
+    ended(path of the run, keep): afterwards.
+    """
 
     environment: Callable[[dict[str, str], str], dict[str, str]]
     ended: Callable[[str, str], object]
 
 
 class Processes(NamedTuple):
-    """What the children of a command reported: Pythons started, Pythons that attached, versions seen, lines of complaint."""
+    """What the children of a command reported: Pythons started, Pythons that attached, versions
+    seen, lines of complaint.
+    """
 
     started: int
     attached: int
@@ -75,13 +83,15 @@ def launch(
     log: IO[bytes] | None = None,
     extra: Beside | None = None,
 ) -> int:
-    """Run `command` under capture and return the exit code for the shell: its own, or 3 when it ended with 0 and nothing was captured.
+    """Run `command` under capture and return the exit code for the shell: its own, or 3 when it
+    ended with 0 and nothing was captured.
 
-    attach: "module:function" called in the child as function(options, run_path, framework) once torch or paddle is imported.
-    create(path, info, force), update(path, **fields of RunInfo), open_run(path): the store. tell: where lines for the user go (stderr).
-    environment: of the command, None for ours. log: takes what the command prints, and it reads nothing; None: our terminal is its own.
-    extra: what labels need beside.
-    Raises CaptureError before anything is started or written; OutputExists from `create`.
+    attach: "module:function" called in the child as function(options, run_path, framework) once
+    torch or paddle is imported. create(path, info, force), update(path, **fields of RunInfo),
+    open_run(path): the store. tell: where lines for the user go (stderr). environment: of the
+    command, None for ours. log: takes what the command prints, and it reads nothing; None: our
+    terminal is its own. extra: what labels need beside. Raises CaptureError before anything is
+    started or written; OutputExists from `create`.
     """
     variables = os.environ if environment is None else environment
     found = interpreter.find(command, variables)
@@ -92,7 +102,9 @@ def launch(
     for left in (LOG, ERRORS):  # of a run that --force replaced
         (Path(absolute) / left).unlink(missing_ok=True)
     child = child_environment(variables, absolute, options, attach)
-    ended = execute(command, extra.environment(child, absolute) if extra is not None else child, log)
+    ended = execute(
+        command, extra.environment(child, absolute) if extra is not None else child, log
+    )
     processes = collect(absolute)
     if extra is not None:
         extra.ended(absolute, options.keep)
@@ -125,12 +137,20 @@ def conclude(
         problem = ""
     except WhenceError as err:
         run, problem = None, str(err)
-    if run is not None and (any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))):
+    if run is not None and (
+        any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))
+    ):
         steps = len({(s.root, s.step) for s in run.steps})
-        line = f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, {size(on_disk(absolute))} in {shown}"
+        line = (
+            f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, "
+            f"{size(on_disk(absolute))} in {shown}"
+        )
         tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
         if processes.errors:
-            tell(f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be captured, see {shown}/{ERRORS}")
+            tell(
+                f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be "
+                f"captured, see {shown}/{ERRORS}"
+            )
         return ended.exit_code
     reason = why_nothing(run, options, processes) or problem
     if ended.exit_code == 0:
@@ -141,7 +161,9 @@ def conclude(
 
 
 def on_disk(path: str) -> int:
-    """Bytes a run takes on disk; room that a shard reserves for its header and never wrote is not counted."""
+    """Bytes a run takes on disk; room that a shard reserves for its header and never wrote is not
+    counted.
+    """
     total = 0
     for file in Path(path).rglob("*"):
         with contextlib.suppress(OSError):
@@ -153,21 +175,38 @@ def on_disk(path: str) -> int:
 def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
     """The most likely reason why a capture holds no call."""
     if processes.errors:
-        more = f" (and {len(processes.errors) - 1} more in {ERRORS})" if len(processes.errors) > 1 else ""
+        more = (
+            f" (and {len(processes.errors) - 1} more in {ERRORS})"
+            if len(processes.errors) > 1
+            else ""
+        )
         return processes.errors[0] + more
     if not processes.started:
         return (
-            "no Python that it started saw whence; was PYTHONPATH replaced (write PYTHONPATH=folder:$PYTHONPATH), the environment "
+            "no Python that it started saw whence; was PYTHONPATH replaced (write "
+            "PYTHONPATH=folder:$PYTHONPATH), the environment "
             "cleared, or a Python run with -I, -S or -E?"
         )
     if not processes.attached:
-        return f"neither torch nor paddle was ever imported ({counted(processes.started, 'Python process', 'Python processes')})"
-    notes = [n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")]
+        return (
+            "neither torch nor paddle was ever imported "
+            f"({counted(processes.started, 'Python process', 'Python processes')})"
+        )
+    notes = [
+        n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")
+    ]
     if notes:
         return "; ".join(dict.fromkeys(notes))
-    chosen = [n for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks") if getattr(options, n) not in ((), None)]
+    chosen = [
+        n
+        for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks")
+        if getattr(options, n) not in ((), None)
+    ]
     if chosen and run is not None and len(run.calls):
-        return f"none of {counted(len(run.calls), 'module call')} matched the selection ({_options(chosen)})"
+        return (
+            f"none of {counted(len(run.calls), 'module call')} matched the selection "
+            f"({_options(chosen)})"
+        )
     if chosen:
         return f"no module call matched the selection ({_options(chosen)}), or no module was called"
     return "its framework was imported, but no module was called, no layer and no predictor"
@@ -178,9 +217,13 @@ def _options(names: Sequence[str]) -> str:
 
 
 def describe(
-    command: Sequence[str], options: CaptureOptions, versions: Mapping[str, str] | None = None, python: str = ""
-) -> RunInfo:  # fmt: skip
-    """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known is left empty.
+    command: Sequence[str],
+    options: CaptureOptions,
+    versions: Mapping[str, str] | None = None,
+    python: str = "",
+) -> RunInfo:
+    """Who runs what, when, where and with which versions. Secrets are masked; what cannot be known
+    is left empty.
 
     versions: of the Python that computes; None when that is this process. python: its path.
     """
@@ -205,7 +248,9 @@ def describe(
 
 
 def git_state(folder: Path) -> str:
-    """Commit of the checkout around `folder`, with " (dirty)" when tracked files differ; "" without git or checkout."""
+    """Commit of the checkout around `folder`, with " (dirty)" when tracked files differ; "" without
+    git or checkout.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -226,8 +271,12 @@ def git_state(folder: Path) -> str:
         return ""
 
 
-def child_environment(environment: Mapping[str, str], run_path: str, options: CaptureOptions, attach: str) -> dict[str, str]:
-    """The environment that makes every Python below capture itself; nothing else in it changes, save what seeds need."""
+def child_environment(
+    environment: Mapping[str, str], run_path: str, options: CaptureOptions, attach: str
+) -> dict[str, str]:
+    """The environment that makes every Python below capture itself; nothing else in it changes,
+    save what seeds need.
+    """
     child = dict(environment)
     config = {"run": run_path, "launcher": __name__, "attach": attach, "options": options.asdict()}
     child[ENVIRONMENT] = json.dumps(config)
@@ -242,7 +291,8 @@ def child_environment(environment: Mapping[str, str], run_path: str, options: Ca
     return child
 
 
-# Read by the libraries when they start: cuBLAS, TensorFlow's and Paddle's cuDNN, Ascend's collectives.
+# Read by the libraries when they start: cuBLAS, TensorFlow's and Paddle's cuDNN, Ascend's
+# collectives.
 _DETERMINISTIC_VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "TF_DETERMINISTIC_OPS": "1",
@@ -251,12 +301,15 @@ _DETERMINISTIC_VARIABLES = {
 }
 
 
-def execute(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> Ended:
-    """Run a command to its end with our stdin, stdout, stderr, terminal and process group; pass signals on, each once.
+def execute(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None
+) -> Ended:
+    """Run a command to its end with our stdin, stdout, stderr, terminal and process group; pass
+    signals on, each once.
 
-    A Ctrl-C at the terminal reaches the child by itself (same process group) and is not sent again; a signal sent to this
-    process alone is. log: a file that takes stdout and stderr instead; stdin is empty then.
-    Raises CaptureError when the command cannot be started.
+    A Ctrl-C at the terminal reaches the child by itself (same process group) and is not sent again;
+    a signal sent to this process alone is. log: a file that takes stdout and stderr instead; stdin
+    is empty then. Raises CaptureError when the command cannot be started.
     """
     began = time.monotonic()
     child: subprocess.Popen[bytes] | None = None
@@ -279,21 +332,30 @@ def execute(command: Sequence[str], environment: Mapping[str, str], log: IO[byte
     return Ended(status if status >= 0 else 128 - status, time.monotonic() - began)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    streams: dict[str, Any] = {} if log is None else {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-    # close_fds=False: descriptors the user opened for the command (make's job server, 3<file) stay open in it; ours never are.
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    streams: dict[str, Any] = (
+        {} if log is None else {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+    )
+    # close_fds=False: descriptors the user opened for the command (make's job server, 3<file) stay
+    # open in it; ours never are.
     try:
         return subprocess.Popen(list(command), env=dict(environment), close_fds=False, **streams)
     except OSError as err:
         if err.errno != errno.ENOEXEC:
             raise
         # A script without a first line: every shell runs it with sh.
-        return subprocess.Popen(["/bin/sh", *command], env=dict(environment), close_fds=False, **streams)
+        return subprocess.Popen(
+            ["/bin/sh", *command], env=dict(environment), close_fds=False, **streams
+        )
 
 
 @contextlib.contextmanager
 def _handlers(relay: Callable[[int, FrameType | None], None]) -> Any:
-    """Relay signals while the command runs. One that was ignored before (nohup) stays ignored, in the child too."""
+    """Relay signals while the command runs. One that was ignored before (nohup) stays ignored, in
+    the child too.
+    """
     before: dict[int, Any] = {}
     with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
         for name in _RELAYED:
@@ -318,7 +380,8 @@ while os.read(0, 1):
 
 
 class _Sentinel:
-    """A small process beside the child that tells a signal to the whole process group (Ctrl-C, kill -INT -PGID) from one to us alone.
+    """A small process beside the child that tells a signal to the whole process group (Ctrl-C, kill
+    -INT -PGID) from one to us alone.
 
     Without it a signal sent to the group would reach the child twice, or one sent to us never.
     """
@@ -337,7 +400,12 @@ class _Sentinel:
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
@@ -346,7 +414,9 @@ class _Sentinel:
             self._process.stdout.close()
 
     def saw(self, signum: int) -> bool:
-        """Did the sentinel receive this signal too, now or within a moment? Without a sentinel: Ctrl-C at a terminal counts as seen."""
+        """Did the sentinel receive this signal too, now or within a moment? Without a sentinel:
+        Ctrl-C at a terminal counts as seen.
+        """
         process = self._process
         if process is None or process.stdout is None:
             return signum == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty()
@@ -366,7 +436,9 @@ class _Sentinel:
 
 
 def collect(run_path: str) -> Processes:
-    """What the children wrote down (and the journal they wrote it to, removed: its sum goes into run.json)."""
+    """What the children wrote down (and the journal they wrote it to, removed: its sum goes into
+    run.json).
+    """
     folder = Path(run_path)
     started = attached = 0
     versions: dict[str, str] = {}
@@ -388,9 +460,11 @@ def collect(run_path: str) -> Processes:
 
 
 def attach_here(config: Mapping[str, Any], framework: str = "torch") -> dict[str, Any]:
-    """In the child, right after a framework was imported: set determinism, then call the attach function named in the configuration.
+    """In the child, right after a framework was imported: set determinism, then call the attach
+    function named in the configuration.
 
-    Returns what the launcher's journal keeps (versions). Whatever goes wrong is raised: the hook in `_site` tells it.
+    Returns what the launcher's journal keeps (versions). Whatever goes wrong is raised: the hook in
+    `_site` tells it.
     """
     options = decode(json.dumps(config["options"]))
     apply_determinism(options, framework_only=True, framework=framework)
@@ -399,11 +473,15 @@ def attach_here(config: Mapping[str, Any], framework: str = "torch") -> dict[str
     return {"versions": interpreter.versions_here()}
 
 
-def apply_determinism(options: CaptureOptions, *, framework_only: bool = False, framework: str = "torch") -> None:
-    """Set seeds and deterministic kernels in this process as `--seed` and `--deterministic` ask; without them nothing changes.
+def apply_determinism(
+    options: CaptureOptions, *, framework_only: bool = False, framework: str = "torch"
+) -> None:
+    """Set seeds and deterministic kernels in this process as `--seed` and `--deterministic` ask;
+    without them nothing changes.
 
-    framework_only: python's and numpy's generators were seeded when they were imported, and the program may have drawn since.
-    Operators without a deterministic kernel warn (`warn_only=True`) instead of failing.
+    framework_only: python's and numpy's generators were seeded when they were imported, and the
+    program may have drawn since. Operators without a deterministic kernel warn (`warn_only=True`)
+    instead of failing.
     """
     if options.seed is not None and not framework_only:
         random.seed(options.seed)

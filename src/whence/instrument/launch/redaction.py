@@ -1,4 +1,6 @@
-"""What of a command and its environment may be written into a run: an allow-list of variables, and secrets masked everywhere."""
+"""What of a command and its environment may be written into a run: an allow-list of variables, and
+secrets masked everywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +9,67 @@ from collections.abc import Mapping, Sequence
 
 MASK = "***"
 
-# Variables that decide what a run computes. Names, not beginnings of names: TF_VAR_db_pass is somebody's password.
+# Variables that decide what a run computes. Names, not beginnings of names: TF_VAR_db_pass is
+# somebody's password.
 ALLOWED = frozenset(
     """
-    CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING NVIDIA_TF32_OVERRIDE
-    CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE CUDNN_DETERMINISTIC CUDNN_BENCHMARK HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
-    HSA_OVERRIDE_GFX_VERSION NVTE_ALLOW_NONDETERMINISTIC_ALGO NVTE_FLASH_ATTN NVTE_FUSED_ATTN NVTE_UNFUSED_ATTN NVTE_TORCH_COMPILE
-    ASCEND_RT_VISIBLE_DEVICES ASCEND_VISIBLE_DEVICES ASCEND_LAUNCH_BLOCKING ASCEND_GLOBAL_LOG_LEVEL HCCL_DETERMINISTIC HCCL_ALGO
-    HCCL_BUFFSIZE LCCL_DETERMINISTIC ATB_MATMUL_SHUFFLE_K_ENABLE ATB_LLM_LCOC_ENABLE CLOSE_MATMUL_K_SHIFT
-    XLA_FLAGS XLA_USE_BF16 XLA_DOWNCAST_BF16 TRITON_INTERPRET TRITON_F32_DEFAULT TRITON_ALWAYS_COMPILE
-    OMP_NUM_THREADS OMP_DYNAMIC OMP_PROC_BIND OMP_PLACES OMP_SCHEDULE MKL_NUM_THREADS MKL_DYNAMIC MKL_CBWR MKL_ENABLE_INSTRUCTIONS
-    MKL_DEBUG_CPU_TYPE KMP_AFFINITY KMP_BLOCKTIME KMP_DETERMINISTIC_REDUCTION OPENBLAS_NUM_THREADS OPENBLAS_CORETYPE GOMP_CPU_AFFINITY
-    ONEDNN_MAX_CPU_ISA ONEDNN_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA ATEN_CPU_CAPABILITY NUMEXPR_NUM_THREADS
-    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_JOB_ID
-    TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_FREEZING TORCHINDUCTOR_CPP_WRAPPER
-    TORCHINDUCTOR_EMULATE_PRECISION_CASTS TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_BLAS_PREFER_HIPBLASLT
-    TORCH_CUDNN_V8_API_DISABLED PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NVFUSER_DISABLE PYTORCH_JIT PYTORCH_TUNABLEOP_ENABLED
-    PYTORCH_ENABLE_MPS_FALLBACK PYTORCH_NPU_ALLOC_CONF NCCL_ALGO NCCL_PROTO NCCL_NVLS_ENABLE NCCL_P2P_DISABLE NCCL_IB_DISABLE
-    NCCL_DEBUG GLOO_SOCKET_IFNAME
-    HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TRANSFORMERS_VERBOSITY ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
-    ACCELERATE_USE_DEEPSPEED VLLM_USE_V1 VLLM_ATTENTION_BACKEND VLLM_USE_TRITON_FLASH_ATTN VLLM_ENABLE_V1_MULTIPROCESSING
-    VLLM_BATCH_INVARIANT VLLM_WORKER_MULTIPROC_METHOD SGLANG_ENABLE_DETERMINISTIC_INFERENCE SGLANG_ATTENTION_BACKEND
-    FLAGS_cudnn_deterministic FLAGS_embedding_deterministic FLAGS_use_mkldnn FLAGS_use_onednn FLAGS_enable_pir_api FLAGS_use_cinn
-    FLAGS_prim_all FLAGS_check_nan_inf FLAGS_gemm_use_half_precision_compute_type FLAGS_npu_jit_compile FLAGS_selected_gpus
-    FLAGS_max_inplace_grad_add FLAGS_conv_workspace_size_limit FLAGS_cudnn_exhaustive_search
-    JAX_PLATFORMS JAX_ENABLE_X64 JAX_DEFAULT_MATMUL_PRECISION JAX_NUMPY_DTYPE_PROMOTION JAX_DISABLE_JIT
-    TF_ENABLE_ONEDNN_OPTS TF_DETERMINISTIC_OPS TF_CUDNN_DETERMINISTIC TF_XLA_FLAGS TF_FORCE_GPU_ALLOW_GROWTH TF_CPP_MIN_LOG_LEVEL
+    CUDA_VISIBLE_DEVICES CUDA_LAUNCH_BLOCKING CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS
+    CUDA_MODULE_LOADING NVIDIA_TF32_OVERRIDE CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE
+    CUDNN_DETERMINISTIC CUDNN_BENCHMARK HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES
+    HSA_OVERRIDE_GFX_VERSION NVTE_ALLOW_NONDETERMINISTIC_ALGO NVTE_FLASH_ATTN NVTE_FUSED_ATTN
+    NVTE_UNFUSED_ATTN NVTE_TORCH_COMPILE ASCEND_RT_VISIBLE_DEVICES ASCEND_VISIBLE_DEVICES
+    ASCEND_LAUNCH_BLOCKING ASCEND_GLOBAL_LOG_LEVEL HCCL_DETERMINISTIC HCCL_ALGO HCCL_BUFFSIZE
+    LCCL_DETERMINISTIC ATB_MATMUL_SHUFFLE_K_ENABLE ATB_LLM_LCOC_ENABLE CLOSE_MATMUL_K_SHIFT
+    XLA_FLAGS XLA_USE_BF16 XLA_DOWNCAST_BF16 TRITON_INTERPRET TRITON_F32_DEFAULT
+    TRITON_ALWAYS_COMPILE OMP_NUM_THREADS OMP_DYNAMIC OMP_PROC_BIND OMP_PLACES OMP_SCHEDULE
+    MKL_NUM_THREADS MKL_DYNAMIC MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE KMP_AFFINITY
+    KMP_BLOCKTIME KMP_DETERMINISTIC_REDUCTION OPENBLAS_NUM_THREADS OPENBLAS_CORETYPE
+    GOMP_CPU_AFFINITY ONEDNN_MAX_CPU_ISA ONEDNN_DEFAULT_FPMATH_MODE DNNL_MAX_CPU_ISA
+    ATEN_CPU_CAPABILITY NUMEXPR_NUM_THREADS RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK
+    ROLE_RANK MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_JOB_ID TORCHDYNAMO_DISABLE
+    TORCH_COMPILE_DISABLE TORCHINDUCTOR_MAX_AUTOTUNE TORCHINDUCTOR_FREEZING
+    TORCHINDUCTOR_CPP_WRAPPER TORCHINDUCTOR_EMULATE_PRECISION_CASTS TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
+    TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_BLAS_PREFER_HIPBLASLT TORCH_CUDNN_V8_API_DISABLED
+    PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_NVFUSER_DISABLE PYTORCH_JIT
+    PYTORCH_TUNABLEOP_ENABLED PYTORCH_ENABLE_MPS_FALLBACK PYTORCH_NPU_ALLOC_CONF NCCL_ALGO
+    NCCL_PROTO NCCL_NVLS_ENABLE NCCL_P2P_DISABLE NCCL_IB_DISABLE NCCL_DEBUG GLOO_SOCKET_IFNAME
+    HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE TRANSFORMERS_VERBOSITY
+    ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP ACCELERATE_USE_DEEPSPEED VLLM_USE_V1
+    VLLM_ATTENTION_BACKEND VLLM_USE_TRITON_FLASH_ATTN VLLM_ENABLE_V1_MULTIPROCESSING
+    VLLM_BATCH_INVARIANT VLLM_WORKER_MULTIPROC_METHOD SGLANG_ENABLE_DETERMINISTIC_INFERENCE
+    SGLANG_ATTENTION_BACKEND FLAGS_cudnn_deterministic FLAGS_embedding_deterministic
+    FLAGS_use_mkldnn FLAGS_use_onednn FLAGS_enable_pir_api FLAGS_use_cinn FLAGS_prim_all
+    FLAGS_check_nan_inf FLAGS_gemm_use_half_precision_compute_type FLAGS_npu_jit_compile
+    FLAGS_selected_gpus FLAGS_max_inplace_grad_add FLAGS_conv_workspace_size_limit
+    FLAGS_cudnn_exhaustive_search JAX_PLATFORMS JAX_ENABLE_X64 JAX_DEFAULT_MATMUL_PRECISION
+    JAX_NUMPY_DTYPE_PROMOTION JAX_DISABLE_JIT TF_ENABLE_ONEDNN_OPTS TF_DETERMINISTIC_OPS
+    TF_CUDNN_DETERMINISTIC TF_XLA_FLAGS TF_FORCE_GPU_ALLOW_GROWTH TF_CPP_MIN_LOG_LEVEL
     PYTHONHASHSEED PYTHONOPTIMIZE CONDA_DEFAULT_ENV
     """.split()  # noqa: SIM905 - a table is read more easily than a list of quotes
 )
 
-# One list for variables and options, by their words: HF_TOKEN, --hf-token, apiKey and db_pass hold secrets; --tokens, --max_new_tokens,
+# One list for variables and options, by their words: HF_TOKEN, --hf-token, apiKey and db_pass hold
+# secrets; --tokens, --max_new_tokens,
 # --tokenizer, PATH and keep do not.
 _SECRET_PARTS = frozenset(
     """
-    auth pass passwd password passphrase passwords pwd pat login key keys apikey accesskey secretkey privatekey token
-    secret secrets credential credentials cred creds
+    auth pass passwd password passphrase passwords pwd pat login key keys apikey accesskey secretkey
+    privatekey token secret secrets credential credentials cred creds
     """.split()  # noqa: SIM905
 )
-# Words beside which "key" and "token" are the field's own: eos-token-id, pad_token, num_key_value_heads, key_cache, prompt-key.
-_HARMLESS = frozenset(
-    ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "query", "value", "heads", "layer", "cache", "size", "count", "prompt",
-     "output", "forward", "backward")
-)  # fmt: skip
+# Words beside which "key" and "token" are the field's own: eos-token-id, pad_token,
+# num_key_value_heads, key_cache, prompt-key.
+_HARMLESS = frozenset((
+    "eos", "bos", "pad", "unk", "sep", "cls", "mask", "num", "query", "value", "heads", "layer",
+    "cache", "size", "count", "prompt", "output", "forward", "backward",
+))  # fmt: skip
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)(['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s'\",;&|]+)")
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]*)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@]+@")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
-# Tokens that are known by their own look: Hugging Face, OpenAI, GitHub, GitLab, AWS, Slack, Google, JSON web tokens.
+# Tokens that are known by their own look: Hugging Face, OpenAI, GitHub, GitLab, AWS, Slack, Google,
+# JSON web tokens.
 _KNOWN = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|A[KS]IA[A-Z0-9]{12,}"
     r"|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
@@ -63,7 +77,8 @@ _KNOWN = re.compile(
 
 
 def command(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The command with secrets masked: `--token X`, `--api-key=X`, `HF_TOKEN=X`, user:password in addresses, known token forms.
+    """The command with secrets masked: `--token X`, `--api-key=X`, `HF_TOKEN=X`, user:password in
+    addresses, known token forms.
 
     Also inside one argument (`bash -c "... --token X"`). What is no secret stays as it was.
     """
@@ -74,14 +89,23 @@ def command(arguments: Sequence[str]) -> tuple[str, ...]:
             masked.append(MASK)
             hide = False
             continue
-        hide = argument.startswith("-") and "=" not in argument and " " not in argument and is_secret_option(argument)
+        hide = (
+            argument.startswith("-")
+            and "=" not in argument
+            and " " not in argument
+            and is_secret_option(argument)
+        )
         masked.append(text(argument))
     return tuple(masked)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of the allow-list, sorted; secrets in their values masked."""
-    return {name: MASK if is_secret_option(name) else text(variables[name]) for name in sorted(variables) if name in ALLOWED}
+    return {
+        name: MASK if is_secret_option(name) else text(variables[name])
+        for name in sorted(variables)
+        if name in ALLOWED
+    }
 
 
 def text(value: str) -> str:
@@ -94,9 +118,13 @@ def text(value: str) -> str:
 
 
 def is_secret_option(name: str) -> bool:
-    """Does an option, variable or keyword of this name hold a secret? Judged by its words: hf-token, apiKey, AWS_SECRET, db_pass.
+    """Does an option, variable or keyword of this name hold a secret? Judged by its words:
+    hf-token, apiKey, AWS_SECRET, db_pass.
 
-    Where another of its words tells that a number or a layer is meant (eos-token-id, num_key_value_heads, key_cache), it does not.
+    Where another of its words tells that a number or a layer is meant (eos-token-id,
+    num_key_value_heads, key_cache), it does not.
     """
     parts = [part.lower() for part in _PARTS.findall(name)]
-    return any(part in _SECRET_PARTS for part in parts) and not any(part in _HARMLESS for part in parts)
+    return any(part in _SECRET_PARTS for part in parts) and not any(
+        part in _HARMLESS for part in parts
+    )

@@ -1,4 +1,6 @@
-"""Puts a reference's tensors into a predictor that runs: what an operator wrote is overwritten before anyone reads it."""
+"""Puts a reference's tensors into a predictor that runs: what an operator wrote is overwritten
+before anyone reads it.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,37 @@ class Changes:
         for call in reference.calls:
             if call.kind == "module":
                 for ref in call.slots("output"):
-                    self._records[call.root, call.step, call.scope or call.root, call.occurrence, ref.slot] = ref.record
+                    self._records[
+                        call.root, call.step, call.scope or call.root, call.occurrence, ref.slot
+                    ] = ref.record
                 continue
-            names = [call.scope, *(note.removeprefix(_WRITES) for note in call.notes if note.startswith(_WRITES))]
+            names = [
+                call.scope,
+                *(note.removeprefix(_WRITES) for note in call.notes if note.startswith(_WRITES)),
+            ]
             for name, ref in zip(names, call.slots("output")):
                 key = (call.root, call.step, name, call.occurrence)
-                self._records[*key, ""], self._slots[key], self._types[key] = ref.record, ref.slot, call.op_type
+                self._records[*key, ""], self._slots[key], self._types[key] = (
+                    ref.record,
+                    ref.slot,
+                    call.op_type,
+                )
             if len(call.slots("output")) == 1:
                 self._places[call.root, call.step, call.number, call.op_type] = call
 
-    def operator_wrote(self, root: str, step: int, number: str, op_type: str, name: str, occurrence: int, tensor: Any) -> str:
-        """`wrote` of an operator: the reference's at the same place in the program, since variables of PIR may be numbered otherwise."""
+    def operator_wrote(
+        self,
+        root: str,
+        step: int,
+        number: str,
+        op_type: str,
+        name: str,
+        occurrence: int,
+        tensor: Any,
+    ) -> str:
+        """`wrote` of an operator: the reference's at the same place in the program, since variables
+        of PIR may be numbered otherwise.
+        """
         there = self._places.get((root, step, number, op_type))
         if there is not None:
             note = self.wrote(root, step, there.scope, there.occurrence, tensor)
@@ -49,7 +71,9 @@ class Changes:
             return ""
         return self.wrote(root, step, name, occurrence, tensor)
 
-    def wrote(self, root: str, step: int, name: str, occurrence: int, tensor: Any, slot: str = "") -> str:
+    def wrote(
+        self, root: str, step: int, name: str, occurrence: int, tensor: Any, slot: str = ""
+    ) -> str:
         """An operator wrote `tensor`, called `name`, or a layer of that name returned it in `slot`.
 
         Replaces its elements where that was asked for; returns the note of its call, or "".
@@ -60,7 +84,9 @@ class Changes:
             return ""
         number = self._records.get((root, step, name, occurrence, slot))
         if number is None:
-            self._refuse(name, step, "the reference has no tensor of this name, step and occurrence")
+            self._refuse(
+                name, step, "the reference has no tensor of this name, step and occurrence"
+            )
             return ""
         try:
             tensors.fill(tensor, self._reference.array(number))
@@ -73,7 +99,9 @@ class Changes:
     def finish(self) -> None:
         """Say what was done."""
         for name, count in self._done.items():
-            self._session.note("patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name)
+            self._session.note(
+                "patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name
+            )
         self._done.clear()
 
     def _refuse(self, name: str, step: int, why: str) -> None:

@@ -1,8 +1,10 @@
-"""Listens to Paddle's layers in dynamic mode: every call of every `nn.Layer` below a root, with parameters, inputs, outputs, mutations.
+"""Listens to Paddle's layers in dynamic mode: every call of every `nn.Layer` below a root, with
+parameters, inputs, outputs, mutations.
 
-`nn.Layer.__call__` is wrapped while a listener is installed, as of torch modules: that sees what entered before any hook and what left
-after all of them, keyword arguments too. Code that `to_static` traced is entered through its layer's call, so its boundary is recorded;
-inside, Paddle gets its own `__call__` back, so that what it traces is the program and not this wrapper.
+`nn.Layer.__call__` is wrapped while a listener is installed, as of torch modules: that sees what
+entered before any hook and what left after all of them, keyword arguments too. Code that
+`to_static` traced is entered through its layer's call, so its boundary is recorded; inside, Paddle
+gets its own `__call__` back, so that what it traces is the program and not this wrapper.
 """
 
 from __future__ import annotations
@@ -36,9 +38,25 @@ class _Frame:
     """One call in progress. inputs: (slot, tensor, its version, record)."""
 
     __slots__ = (
-        "arguments", "depth", "inputs", "keep", "kids", "layer", "notes", "number", "occurrence", "op_type", "order", "parent", "refs",
-        "root", "scope", "step", "training", "wanted",
-    )  # fmt: skip
+        "arguments",
+        "depth",
+        "inputs",
+        "keep",
+        "kids",
+        "layer",
+        "notes",
+        "number",
+        "occurrence",
+        "op_type",
+        "order",
+        "parent",
+        "refs",
+        "root",
+        "scope",
+        "step",
+        "training",
+        "wanted",
+    )
     depth: int
     keep: bool
     number: str
@@ -66,7 +84,9 @@ class _Root:
 
 
 class _Thread(threading.local):
-    """What each thread has of its own: its calls in progress, whether it is inside this listener, whether traced code runs."""
+    """What each thread has of its own: its calls in progress, whether it is inside this listener,
+    whether traced code runs.
+    """
 
     def __init__(self) -> None:
         self.stack: list[_Frame] = []
@@ -76,14 +96,19 @@ class _Thread(threading.local):
 class Listener:
     """Records layer calls into a session while installed.
 
-    layer: only calls of this one and below it; None: every layer that is called (each outermost one is a root).
+    layer: only calls of this one and below it; None: every layer that is called (each outermost one
+    is a root).
     """
 
-    def __init__(self, session: Session, layer: Any = None, *, changes: Changes | None = None) -> None:
+    def __init__(
+        self, session: Session, layer: Any = None, *, changes: Changes | None = None
+    ) -> None:
         self.session, self.changes = session, changes
         self.active = False
         self._layer = layer
-        self._modules = session.options.level != "logits"  # else only what the outermost layer is given and returns
+        self._modules = (
+            session.options.level != "logits"
+        )  # else only what the outermost layer is given and returns
         self._local = _Thread()
         self._lock = threading.RLock()
         self._known: dict[int, tuple[Callable[[], Any], str, _Root]] = {}
@@ -102,7 +127,9 @@ class Listener:
         listener, kind = self, paddle.nn.Layer
         previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
         if self.session.options.keep != "none":
-            with contextlib.suppress(ImportError):  # without numba the same figures come from numpy, slower
+            with contextlib.suppress(
+                ImportError
+            ):  # without numba the same figures come from numpy, slower
                 host.use_kernels()
 
         def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -123,7 +150,9 @@ class Listener:
                 self._new_root(self._layer)
 
     def _around(self, traced: Any) -> None:
-        """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced now."""
+        """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced
+        now.
+        """
         perform = traced._perform_call
 
         def _perform_call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,14 +191,22 @@ class Listener:
             self.changes.finish()
 
     def abandon(self) -> None:
-        """Stop without writing anything more: in a forked child, whose files belong to the parent."""
+        """Stop without writing anything more: in a forked child, whose files belong to the
+        parent.
+        """
         self.session.failed = "forked"
         self._lock = threading.RLock()  # a thread that is not here any more may have held it
         self.remove()
 
     # ---- one call
 
-    def _observe(self, previous: Callable[..., Any], layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _observe(
+        self,
+        previous: Callable[..., Any],
+        layer: Any,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         local = self._local
         if local.busy or (local.stack and not self._modules):
             return previous(layer, *inputs, **kwargs)
@@ -207,7 +244,9 @@ class Listener:
                 self._new_root(layer)
             else:
                 inside = f"<{type(layer).__name__}>"
-                self._learn(layer, parent.root, f"{parent.scope}.{inside}" if parent.scope else inside)
+                self._learn(
+                    layer, parent.root, f"{parent.scope}.{inside}" if parent.scope else inside
+                )
             if not self.active:
                 return None
             found = self._known[id(layer)]
@@ -222,10 +261,14 @@ class Listener:
         else:
             frame.root, frame.step, frame.depth = parent.root, parent.step, parent.depth + 1
             parent.kids += 1
-            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            frame.number = (
+                str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            )
         counts = frame.root.counts
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
-        frame.wanted = session.takes_all or session.selector.wants(scope, frame.op_type, frame.depth, frame.number, frame.step)
+        frame.wanted = session.takes_all or session.selector.wants(
+            scope, frame.op_type, frame.depth, frame.number, frame.step
+        )
         self._local.stack.append(frame)
         if not frame.wanted:
             frame.notes.append("not selected")
@@ -255,7 +298,12 @@ class Listener:
             self.active = False
             return
         if frame.wanted and not error:
-            if self._modules and frame.kids == 0 and TRACED not in frame.notes and any(True for _ in frame.layer.children()):
+            if (
+                self._modules
+                and frame.kids == 0
+                and TRACED not in frame.notes
+                and any(True for _ in frame.layer.children())
+            ):
                 # None of its children was called, so their parameters are its own.
                 frame.refs = [r for r in frame.refs if not r.slot.startswith("param.")]
                 self._take_parameters(frame, deep=True)
@@ -263,13 +311,26 @@ class Listener:
             self._take_outputs(frame, out)
         session.call(
             Call(
-                frame.order, frame.scope, root.name, frame.step, frame.order, rank=session.rank, occurrence=frame.occurrence,
-                op_type=frame.op_type, source=f"{type(frame.layer).__module__}.{type(frame.layer).__qualname__}",
-                parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=frame.kids == 0,
-                training=frame.training, refs=tuple(frame.refs), arguments=frame.arguments, no_program=NO_PROGRAM,
-                notes=tuple(frame.notes), error=error,
+                frame.order,
+                frame.scope,
+                root.name,
+                frame.step,
+                frame.order,
+                rank=session.rank,
+                occurrence=frame.occurrence,
+                op_type=frame.op_type,
+                source=f"{type(frame.layer).__module__}.{type(frame.layer).__qualname__}",
+                parent=frame.parent.order if frame.parent is not None else -1,
+                number=frame.number,
+                leaf=frame.kids == 0,
+                training=frame.training,
+                refs=tuple(frame.refs),
+                arguments=frame.arguments,
+                no_program=NO_PROGRAM,
+                notes=tuple(frame.notes),
+                error=error,
             )
-        )  # fmt: skip
+        )
         if frame.parent is None:
             session.end_step(root.name, frame.step)
             root.steps += 1
@@ -278,8 +339,14 @@ class Listener:
 
     def _sight(self, tensor: Any, slot: str, frame: _Frame, since: int = -1) -> tuple[int, str]:
         return frame.root.tensors.sight(
-            tensor, frame.order, scope=frame.scope, slot=slot, op_type=frame.op_type, since=since, keep=frame.keep
-        )  # fmt: skip
+            tensor,
+            frame.order,
+            scope=frame.scope,
+            slot=slot,
+            op_type=frame.op_type,
+            since=since,
+            keep=frame.keep,
+        )
 
     def _take_parameters(self, frame: _Frame, *, deep: bool) -> None:
         """Parameters and buffers of the layer; of those below it too when they are not called."""
@@ -287,8 +354,13 @@ class Listener:
             full = f"{frame.scope}.{name}" if frame.scope else name
             # A training step changes all elements; elsewhere a sample shows it.
             found = frame.root.tensors.parameter(
-                tensor, full, scope=frame.scope, slot=f"param.{name}", op_type=frame.op_type, sure=frame.training
-            )  # fmt: skip
+                tensor,
+                full,
+                scope=frame.scope,
+                slot=f"param.{name}",
+                op_type=frame.op_type,
+                sure=frame.training,
+            )
             frame.refs.append(Ref(f"param.{name}", *found))
 
     def _take_mutated(self, frame: _Frame) -> None:
@@ -302,20 +374,40 @@ class Listener:
         before = {ref.slot: ref.record for ref in frame.refs}
         for name, tensor in _held(frame.layer, False):
             if not tensor.stop_gradient:
-                continue  # batch norm writes its running statistics, which are parameters without a gradient
+                # batch norm writes its running statistics, which are parameters without a gradient
+                continue
             full = f"{frame.scope}.{name}" if frame.scope else name
             number, edge = frame.root.tensors.parameter(
-                tensor, full, scope=frame.scope, slot=f"mutated.{name}", op_type=frame.op_type, sure=True
-            )  # fmt: skip
+                tensor,
+                full,
+                scope=frame.scope,
+                slot=f"mutated.{name}",
+                op_type=frame.op_type,
+                sure=True,
+            )
             if number != before.get(f"param.{name}"):
                 frame.refs.append(Ref(f"mutated.{name}", number, edge))
 
     def _take_outputs(self, frame: _Frame, out: Any) -> None:
         found: list[tuple[str, Any]] = []
-        _collect(out, "output" if isinstance(out, (list, tuple, dict)) or dataclasses.is_dataclass(out) else "output.0", found, {})
+        _collect(
+            out,
+            "output"
+            if isinstance(out, (list, tuple, dict)) or dataclasses.is_dataclass(out)
+            else "output.0",
+            found,
+            {},
+        )
         for slot, tensor in found:
             if self.changes is not None:
-                note = self.changes.wrote(frame.root.name, frame.step, frame.scope or frame.root.name, frame.occurrence, tensor, slot)
+                note = self.changes.wrote(
+                    frame.root.name,
+                    frame.step,
+                    frame.scope or frame.root.name,
+                    frame.occurrence,
+                    tensor,
+                    slot,
+                )
                 if note and note not in frame.notes:
                     frame.notes.append(note)
             if self.session.selector.slots("output"):
@@ -359,7 +451,9 @@ class Listener:
 
 
 def _is_traced(layer: Any) -> bool:
-    """Does calling this layer run a program that was traced: by to_static, or loaded by jit.load?"""
+    """Does calling this layer run a program that was traced: by to_static, or loaded by
+    jit.load?
+    """
     forward = layer.__dict__.get("forward", getattr(type(layer), "forward", None))
     return any("StaticFunction" in kind.__name__ for kind in type(forward).__mro__) or any(
         kind.__name__ == "TranslatedLayer" for kind in type(layer).__mro__
@@ -367,11 +461,16 @@ def _is_traced(layer: Any) -> bool:
 
 
 def _held(layer: Any, deep: bool) -> list[tuple[str, Any]]:
-    found = [*layer.named_parameters(include_sublayers=deep), *layer.named_buffers(include_sublayers=deep)]
+    found = [
+        *layer.named_parameters(include_sublayers=deep),
+        *layer.named_buffers(include_sublayers=deep),
+    ]
     return [(name, tensor) for name, tensor in found if tensors.is_tensor(tensor)]
 
 
-def _collect(value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+def _collect(
+    value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any]
+) -> None:
     """Tensors (in any nesting) go to `found`, simple values to `arguments`."""
     if tensors.is_tensor(value):
         found.append((slot, value))
@@ -382,7 +481,9 @@ def _collect(value: Any, slot: str, found: list[tuple[str, Any]], arguments: dic
             arguments[slot] = value
     elif isinstance(value, dict):
         for k, v in value.items():
-            _collect(v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments)
+            _collect(
+                v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments
+            )
     elif isinstance(value, (list, tuple)):
         for i, v in enumerate(value):
             _collect(v, f"{slot}.{i}", found, arguments)

@@ -1,7 +1,8 @@
-"""What a predictor runs, as its hooks show it: inputs and outputs one by one, in no order, made into calls with their data flow.
+"""What a predictor runs, as its hooks show it: inputs and outputs one by one, in no order, made
+into calls with their data flow.
 
-A call ends when the next operator begins. What hooks do not show (attributes, the order of operands, members of lists) is taken from
-the program after its passes.
+A call ends when the next operator begins. What hooks do not show (attributes, the order of
+operands, members of lists) is taken from the program after its passes.
 """
 
 from __future__ import annotations
@@ -18,21 +19,38 @@ from whence import dtypes
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
 from whence.instrument.paddle.interventions import Changes
-from whence.instrument.paddle.tensor_identity import FindExternal, Look, Seen, Tensors, Unshown, Weight, look
+from whence.instrument.paddle.tensor_identity import (
+    FindExternal,
+    Look,
+    Seen,
+    Tensors,
+    Unshown,
+    Weight,
+    look,
+)
 from whence.instrument.session import Session
 from whence.records import Call, Ref
 
 NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
-_BLOCKS = ("while", "if", "conditional_block", "conditional_block_infer", "pylayer")  # operators that run others
+_BLOCKS = (
+    "while",
+    "if",
+    "conditional_block",
+    "conditional_block_infer",
+    "pylayer",
+)  # operators that run others
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
-_SCRATCH = "__non_persistable"  # in the names of what is not saved with the weights: scratch of an operator, of any content
+# in the names of what is not saved with the weights: scratch of an operator, of any content
+_SCRATCH = "__non_persistable"
 
 
 class Words(NamedTuple):
-    """What the readers know of Paddle: names without what changes between processes, and how its programs and weights are read.
+    """What the readers know of Paddle: names without what changes between processes, and how its
+    programs and weights are read.
 
-    weights: (file of a program, file of its weights, names) -> those of the parameters named that are in there.
+    weights: (file of a program, file of its weights, names) -> those of the parameters named that
+    are in there.
     """
 
     name: Callable[[str], str]
@@ -42,10 +60,12 @@ class Words(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What calls have in common of which hooks showed the same names: worked out once, since a program runs many times.
+    """What calls have in common of which hooks showed the same names: worked out once, since a
+    program runs many times.
 
-    operands: (hooks' name, the operator that made it where that name may be unknown) of what is no parameter, in order; params, outputs:
-    (slot, hooks' name), an output's slot being "" where it is one of the results that are counted.
+    operands: (hooks' name, the operator that made it where that name may be unknown) of what is no
+    parameter, in order; params, outputs: (slot, hooks' name), an output's slot being "" where it is
+    one of the results that are counted.
     """
 
     scope: str
@@ -59,12 +79,30 @@ class _Form(NamedTuple):
 
 
 class _Frame:
-    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge). listed: tensors in the list it makes."""
+    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge).
+    listed: tensors in the list it makes.
+    """
 
     __slots__ = (
-        "block", "branch", "depth", "inputs", "keep", "kids", "listed", "matched", "notes", "number", "op", "op_type", "operator", "order",
-        "outputs", "params", "parent", "wanted",
-    )  # fmt: skip
+        "block",
+        "branch",
+        "depth",
+        "inputs",
+        "keep",
+        "kids",
+        "listed",
+        "matched",
+        "notes",
+        "number",
+        "op",
+        "op_type",
+        "operator",
+        "order",
+        "outputs",
+        "params",
+        "parent",
+        "wanted",
+    )
 
     def __init__(self, op: str, op_type: str, parent: _Frame | None, order: int) -> None:
         self.op, self.op_type, self.parent, self.order = op, op_type, parent, order
@@ -82,12 +120,16 @@ class _Frame:
             self.number, self.depth = "0", 0
         else:
             parent.kids += 1
-            self.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            self.number = (
+                str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            )
             self.depth = parent.depth + 1
 
 
 class Root:
-    """A name under which runs of a predictor count their steps; one made anew from the same file goes on where the one before left off."""
+    """A name under which runs of a predictor count their steps; one made anew from the same file
+    goes on where the one before left off.
+    """
 
     def __init__(self, name: str, file: str) -> None:
         self.name, self.file, self.steps = name, file, 0
@@ -98,10 +140,23 @@ class Watched:
     """One predictor, and its run in progress."""
 
     def __init__(
-        self, session: Session, words: Words, predictor: Any, root: Root, program: Program | None, find: FindExternal | None,
-        changes: Changes | None, unshown: Unshown,
-    ) -> None:  # fmt: skip
-        self.session, self.words, self.root, self.program, self.changes = session, words, root, program, changes
+        self,
+        session: Session,
+        words: Words,
+        predictor: Any,
+        root: Root,
+        program: Program | None,
+        find: FindExternal | None,
+        changes: Changes | None,
+        unshown: Unshown,
+    ) -> None:
+        self.session, self.words, self.root, self.program, self.changes = (
+            session,
+            words,
+            root,
+            program,
+            changes,
+        )
         self.unshown = unshown
         self.feeds = list(predictor.get_input_names())
         self.fetches = list(predictor.get_output_names())
@@ -117,7 +172,10 @@ class Watched:
         self._constant: dict[str, bool] = {}
         self._stack: list[_Frame] = []
         self._folds = False  # has a constant been seen that Paddle folded
-        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
+        self._takes_inputs, self._takes_outputs = (
+            session.selector.slots("input"),
+            session.selector.slots("output"),
+        )
         self._clear()
 
     def _clear(self) -> None:
@@ -133,7 +191,9 @@ class Watched:
     # ---- a run
 
     def begin(self, predictor: Any, given: Any) -> None:
-        """The predictor is run. given: the list of tensors it was given, None when handles hold them."""
+        """The predictor is run. given: the list of tensors it was given, None when handles hold
+        them.
+        """
         session = self.session
         self._clear()
         self.tensors.begin()
@@ -171,18 +231,36 @@ class Watched:
                 told = self._named.get(name)
                 if told is not None and told[0] >= 0:
                     top.outputs[name] = (told[0], "content")
-                elif isinstance(out, (list, tuple)) and place < len(out) and tensors.is_tensor(out[place]):
-                    top.outputs[name] = self._taken(out[place], look(out[place]), name, f"output.{name}", "Predictor", "", top)
+                elif (
+                    isinstance(out, (list, tuple))
+                    and place < len(out)
+                    and tensors.is_tensor(out[place])
+                ):
+                    top.outputs[name] = self._taken(
+                        out[place], look(out[place]), name, f"output.{name}", "Predictor", "", top
+                    )
                 else:
                     top.outputs[name] = self._fetched(predictor, name, top)
-        refs = [Ref(f"input.{n}", *seen) for n, seen in top.inputs.items()] + [Ref(f"output.{n}", *seen) for n, seen in top.outputs.items()]
+        refs = [Ref(f"input.{n}", *seen) for n, seen in top.inputs.items()] + [
+            Ref(f"output.{n}", *seen) for n, seen in top.outputs.items()
+        ]
         session.call(
             Call(
-                top.order, "", self.root.name, self.root.steps, top.order, rank=session.rank, op_type="Predictor", leaf=not top.kids,
-                source=os.path.basename(self.root.file), refs=tuple(refs), no_program=NO_PROGRAM, error=error,  # noqa: PTH119
+                top.order,
+                "",
+                self.root.name,
+                self.root.steps,
+                top.order,
+                rank=session.rank,
+                op_type="Predictor",
+                leaf=not top.kids,
+                source=os.path.basename(self.root.file),  # noqa: PTH119
+                refs=tuple(refs),
+                no_program=NO_PROGRAM,
+                error=error,
                 notes=() if top.wanted else ("not selected",),
             )
-        )  # fmt: skip
+        )
         session.end_step(self.root.name, self.root.steps)
         self.root.steps += 1
         self._clear()
@@ -191,7 +269,9 @@ class Watched:
         try:
             value = tensors.of_handle(predictor.get_output_handle(name))
         except Exception as error:  # noqa: BLE001 - what the program will see when it asks for it
-            return self.session.unreadable("", (), f"Paddle does not hand it out: {' '.join(str(error).split())[:200]}"), ""
+            return self.session.unreadable(
+                "", (), f"Paddle does not hand it out: {' '.join(str(error).split())[:200]}"
+            ), ""
         return self._taken(value, _of_array(value), name, f"output.{name}", "Predictor", "", top)
 
     # ---- what hooks show
@@ -201,7 +281,13 @@ class Watched:
         if not self._stack:
             return
         top = self._stack[-1]
-        if top.op != op or top.outputs or name in top.inputs or name in top.params or top.parent is None:
+        if (
+            top.op != op
+            or top.outputs
+            or name in top.inputs
+            or name in top.params
+            or top.parent is None
+        ):
             top = self._enter(op)
         if top.op_type in _HANDED_ON or _SCRATCH in name:
             return
@@ -217,8 +303,12 @@ class Watched:
             held = self.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
             top.params[name] = held or self.tensors.parameter(
-                tensor, name, scope=top.op_type, slot=f"param.{self._plain(name)}", op_type=top.op_type
-            )  # fmt: skip
+                tensor,
+                name,
+                scope=top.op_type,
+                slot=f"param.{self._plain(name)}",
+                op_type=top.op_type,
+            )
             return
         top.inputs[name] = self._read(name, tensor, top)
 
@@ -233,7 +323,14 @@ class Watched:
             or name in top.outputs
             or (top.outputs and not top.inputs and not top.params and ":" not in op)
         ):
-            above = next((f for f in reversed(self._stack) if f.op == op and f.parent is not None and f.block), None)
+            above = next(
+                (
+                    f
+                    for f in reversed(self._stack)
+                    if f.op == op and f.parent is not None and f.block
+                ),
+                None,
+            )
             if above is not None and above is not top:
                 self._finish_above(above)
                 top = above
@@ -243,29 +340,48 @@ class Watched:
         changes = self.changes
         if changes is not None:
             note = changes.operator_wrote(
-                self.root.name, self.root.steps, top.number, top.op_type, plain, self._patched[plain], tensor
-            )  # fmt: skip
+                self.root.name,
+                self.root.steps,
+                top.number,
+                top.op_type,
+                plain,
+                self._patched[plain],
+                tensor,
+            )
             self._patched[plain] += 1
             if note and note not in top.notes:
                 top.notes.append(note)
         if name in top.params:
             self._rewrote(name, tensor, top)
             return
-        if top.wanted and not self.session.takes_all and self._key(top) not in self._scopes and not top.outputs:
-            top.wanted = self._wants(plain, "", top) or (self.program is not None and bool(self.session.options.include))
+        if (
+            top.wanted
+            and not self.session.takes_all
+            and self._key(top) not in self._scopes
+            and not top.outputs
+        ):
+            top.wanted = self._wants(plain, "", top) or (
+                self.program is not None and bool(self.session.options.include)
+            )
         if not top.wanted or not self._takes_outputs:
             top.outputs[name] = (-1, "")
             self._named[name] = (-1, b"")
             self._there.pop(name, None)
             return
-        top.outputs[name] = self._taken(tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order)
+        top.outputs[name] = self._taken(
+            tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order
+        )
 
     def _rewrote(self, name: str, tensor: Any, top: _Frame) -> None:
-        """A parameter is among the outputs of operators that may write it (batch norm). When this one did, it is a mutation."""
+        """A parameter is among the outputs of operators that may write it (batch norm). When this
+        one did, it is a mutation.
+        """
         before = top.params[name][0]
         if before < 0:
             return
-        number, _ = self.tensors.parameter(tensor, name, scope=top.op_type, slot=f"mutated.{name}", op_type=top.op_type, sure=True)
+        number, _ = self.tensors.parameter(
+            tensor, name, scope=top.op_type, slot=f"mutated.{name}", op_type=top.op_type, sure=True
+        )
         if number != before:
             top.outputs[name] = (number, "")
 
@@ -284,34 +400,58 @@ class Watched:
         number = self.tensors.known(seen, digest, top.order)
         edge = "content"
         if number is None and not self.session.takes_all and self._key(top) not in self._scopes:
-            # Whether this operator was asked for is known when its outputs have names: its bytes wait.
-            data = (seen.data if seen.data is not None else tensors.viewed(seen.place, seen.nbytes)).copy()
+            # Whether this operator was asked for is known when its outputs have names: its bytes
+            # wait.
+            data = (
+                seen.data if seen.data is not None else tensors.viewed(seen.place, seen.nbytes)
+            ).copy()
             self._later[top.order, name] = (seen._replace(place=0, data=data), digest)
             return -1, ""
         if number is None:
             plain = self._plain(name)
             number = self.tensors.record(
-                tensor, seen, digest, scope=plain, slot=f"input.{plain}", op_type=top.op_type, keep=top.keep
-            )  # fmt: skip
+                tensor,
+                seen,
+                digest,
+                scope=plain,
+                slot=f"input.{plain}",
+                op_type=top.op_type,
+                keep=top.keep,
+            )
             self._there[name] = self.tensors.remember(seen, digest, number, top.order)
             edge = ""
         self._named[name] = (number, digest)
         return number, edge
 
     def _taken(
-        self, value: Any, seen: Look, name: str, slot: str, op_type: str, scope: str, top: _Frame, *, since: int | None = None
-    ) -> tuple[int, str]:  # fmt: skip
-        """A tensor that this call made, or that the root was given. since: known again when a call from there on has seen it."""
+        self,
+        value: Any,
+        seen: Look,
+        name: str,
+        slot: str,
+        op_type: str,
+        scope: str,
+        top: _Frame,
+        *,
+        since: int | None = None,
+    ) -> tuple[int, str]:
+        """A tensor that this call made, or that the root was given. since: known again when a call
+        from there on has seen it.
+        """
         self._there.pop(name, None)
         if seen.why:
             number = self.session.unreadable(seen.dtype, seen.shape, seen.why)
             self._named[name] = (number, b"")
             return number, ""
         digest = seen.digest()
-        known = self.tensors.known(seen, digest, top.order, since=since) if since is not None else None
+        known = (
+            self.tensors.known(seen, digest, top.order, since=since) if since is not None else None
+        )
         edge = "content" if known is not None else ""
         if known is None:
-            known = self.tensors.record(value, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep)
+            known = self.tensors.record(
+                value, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep
+            )
             self._there[name] = self.tensors.remember(seen, digest, known, top.order)
         self._named[name] = (known, digest)
         return known, edge
@@ -330,7 +470,11 @@ class Watched:
         if name.startswith(FOLDED):
             self._folds = True
             return True
-        return "inner_var" not in name and "block_arg" not in name and (self.program is None or not self.program.writes(name))
+        return (
+            "inner_var" not in name
+            and "block_arg" not in name
+            and (self.program is None or not self.program.writes(name))
+        )
 
     # ---- operators
 
@@ -355,10 +499,16 @@ class Watched:
 
     def _key(self, frame: _Frame) -> tuple[Any, ...]:
         above = frame.parent
-        return (frame.op, frame.number if ":" not in frame.op else "", above.op if above is not None else "")
+        return (
+            frame.op,
+            frame.number if ":" not in frame.op else "",
+            above.op if above is not None else "",
+        )
 
     def _wants(self, scope: str, layer: str, frame: _Frame) -> bool:
-        """Was this call asked for, by its name or by that of the layer it was written in? One without a name yet: perhaps."""
+        """Was this call asked for, by its name or by that of the layer it was written in? One
+        without a name yet: perhaps.
+        """
         session, step = self.session, self.root.steps
         if session.takes_all:
             return True
@@ -368,14 +518,19 @@ class Watched:
         if not scope and frame.parent is not None:
             return True
         names = (scope, layer) if layer else (scope,)
-        return any(session.selector.wants(name, frame.op_type, frame.depth, frame.number, step) for name in names)
+        return any(
+            session.selector.wants(name, frame.op_type, frame.depth, frame.number, step)
+            for name in names
+        )
 
     def _finish_above(self, frame: _Frame) -> None:
         while self._stack and self._stack[-1] is not frame:
             self._leave()
 
     def _leave(self) -> None:
-        """The innermost operator has run: match it with the program, and hand it on when nothing before it waits for a tensor."""
+        """The innermost operator has run: match it with the program, and hand it on when nothing
+        before it waits for a tensor.
+        """
         frame = self._stack.pop()
         if frame.op_type in _HANDED_ON:
             if frame.parent is not None:
@@ -392,18 +547,43 @@ class Watched:
     def _match(self, frame: _Frame, program: Program) -> None:
         assert frame.parent is not None
         block = frame.parent.operator if frame.parent.parent is not None else None
-        if frame.operator is not None or (frame.parent.parent is not None and block is None and not program.named):
+        if frame.operator is not None or (
+            frame.parent.parent is not None and block is None and not program.named
+        ):
             return
         key = (id(block), frame.parent.branch)
-        names = (frame.op, *key) if frame.block else (frame.op, *key, *frame.outputs, "", *frame.inputs)
+        names = (
+            (frame.op, *key) if frame.block else (frame.op, *key, *frame.outputs, "", *frame.inputs)
+        )
         found = self._matches.get(names)
         if found is None:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
-            op = program.operator(block, key, frame.op_type, params, list(frame.outputs), inputs=read, folded=self._folds)
-            matched = program.matched(op, list(frame.inputs), list(frame.outputs)) if op is not None and not frame.block else None
+            op = program.operator(
+                block,
+                key,
+                frame.op_type,
+                params,
+                list(frame.outputs),
+                inputs=read,
+                folded=self._folds,
+            )
+            matched = (
+                program.matched(op, list(frame.inputs), list(frame.outputs))
+                if op is not None and not frame.block
+                else None
+            )
             weights, taken = self.unshown
-            held = tuple(name for name in program.held(op) if name in weights or name in taken) if op is not None else ()
-            found = self._matches[names] = (op, matched, program.listed(op) if op is not None else 0, held)
+            held = (
+                tuple(name for name in program.held(op) if name in weights or name in taken)
+                if op is not None
+                else ()
+            )
+            found = self._matches[names] = (
+                op,
+                matched,
+                program.listed(op) if op is not None else 0,
+                held,
+            )
         frame.operator, frame.matched, frame.listed, held = found
         for name in held:
             frame.params[name] = self._unshown(name, frame)
@@ -419,13 +599,19 @@ class Watched:
         if name in taken:
             return taken[name]
         found = self.tensors.from_file(
-            weights.pop(name), name, scope=frame.op_type, slot=f"param.{self._plain(name)}", op_type=frame.op_type
-        )  # fmt: skip
+            weights.pop(name),
+            name,
+            scope=frame.op_type,
+            slot=f"param.{self._plain(name)}",
+            op_type=frame.op_type,
+        )
         taken[name] = found[0], "content"
         return found
 
     def _claim(self, frame: _Frame) -> None:
-        """Tensors that no hook showed as somebody's output, because lists are not shown: they are of the operator that made the list."""
+        """Tensors that no hook showed as somebody's output, because lists are not shown: they are
+        of the operator that made the list.
+        """
         for name, (record, edge) in frame.inputs.items():
             if record < 0 or edge or name in self.feeds:
                 continue
@@ -448,7 +634,16 @@ class Watched:
 
     def _call(self, frame: _Frame) -> None:
         session = self.session
-        key = (frame.op, id(frame.operator), id(frame.matched), *frame.inputs, "", *frame.outputs, "", *frame.params)
+        key = (
+            frame.op,
+            id(frame.operator),
+            id(frame.matched),
+            *frame.inputs,
+            "",
+            *frame.outputs,
+            "",
+            *frame.params,
+        )
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = self._form(frame)
@@ -464,13 +659,25 @@ class Watched:
         notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
         session.call(
             Call(
-                frame.order, scope, self.root.name, self.root.steps, frame.order, rank=session.rank, occurrence=count,
-                kind="operator", op_type=frame.op_type, source=form.source,
-                parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=not frame.kids,
-                refs=tuple(self._refs(frame, form)) if frame.wanted else (), arguments=form.arguments, no_program=NO_PROGRAM,
+                frame.order,
+                scope,
+                self.root.name,
+                self.root.steps,
+                frame.order,
+                rank=session.rank,
+                occurrence=count,
+                kind="operator",
+                op_type=frame.op_type,
+                source=form.source,
+                parent=frame.parent.order if frame.parent is not None else -1,
+                number=frame.number,
+                leaf=not frame.kids,
+                refs=tuple(self._refs(frame, form)) if frame.wanted else (),
+                arguments=form.arguments,
+                no_program=NO_PROGRAM,
                 notes=notes if frame.wanted else ("not selected",),
             )
-        )  # fmt: skip
+        )
 
     def _take_later(self, frame: _Frame) -> None:
         for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
@@ -481,8 +688,14 @@ class Watched:
                 if told is None or told[0] < 0 or told[1] != digest:
                     plain = self._plain(name)
                     number = self.tensors.record(
-                        seen.data, seen, digest, scope=plain, slot=f"input.{plain}", op_type=frame.op_type, keep=frame.keep
-                    )  # fmt: skip
+                        seen.data,
+                        seen,
+                        digest,
+                        scope=plain,
+                        slot=f"input.{plain}",
+                        op_type=frame.op_type,
+                        keep=frame.keep,
+                    )
                     told = self._named[name] = (number, digest)
                 frame.inputs[name] = (told[0], "")
 
@@ -515,32 +728,55 @@ class Watched:
         if name in self._named:
             return self._named[name][0], "content"
         made = self._ran.get(id(maker)) if maker is not None else None
-        return (next(iter(made.outputs.values()))[0], "content") if made is not None and len(made.outputs) == 1 else None
+        return (
+            (next(iter(made.outputs.values()))[0], "content")
+            if made is not None and len(made.outputs) == 1
+            else None
+        )
 
     def _form(self, frame: _Frame) -> _Form:
         """Operands in the order of the program, where that is known, and parameters by name."""
         op, matched = frame.operator, frame.matched
         makers = dict(matched.makers) if matched is not None else {}
-        operands = [(name, makers.get(k)) for k, name in enumerate(matched.inputs)] if matched is not None else []
+        operands = (
+            [(name, makers.get(k)) for k, name in enumerate(matched.inputs)]
+            if matched is not None
+            else []
+        )
         placed = {name for name, _ in operands}
-        operands += [(name, None) for name in sorted((n for n in frame.inputs if n not in placed), key=natural)]
-        outputs = sorted(frame.outputs, key=lambda name: (name in frame.params, name in self.fetches, natural(name)))
+        operands += [
+            (name, None)
+            for name in sorted((n for n in frame.inputs if n not in placed), key=natural)
+        ]
+        outputs = sorted(
+            frame.outputs,
+            key=lambda name: (name in frame.params, name in self.fetches, natural(name)),
+        )
         names = [self._plain(name) for name in outputs]
         ordered = [v.name for _, v in op.inputs] if op is not None else []
         taken: Counter[str] = Counter()
         params = []
-        for name in sorted(frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)):
+        for name in sorted(
+            frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)
+        ):
             plain = self._plain(name)
             if frame.block and plain != name:
                 continue  # constants have no name that lasts; they stand where they are read inside
             params.append((f"param.{plain}{taken[plain] or ''}", name))
             taken[plain] += 1
         return _Form(
-            names[0] if names else frame.op_type, str(getattr(op, "scope", "") or ""), (op.source or op.scope) if op is not None else "",
-            tuple(operands), tuple(params),
-            tuple((f"mutated.{plain}" if name in frame.params else "", name) for name, plain in zip(outputs, names)),
-            dict(op.attributes) if op is not None else {}, tuple(f"writes {name}" for name in names[1:]),
-        )  # fmt: skip
+            names[0] if names else frame.op_type,
+            str(getattr(op, "scope", "") or ""),
+            (op.source or op.scope) if op is not None else "",
+            tuple(operands),
+            tuple(params),
+            tuple(
+                (f"mutated.{plain}" if name in frame.params else "", name)
+                for name, plain in zip(outputs, names)
+            ),
+            dict(op.attributes) if op is not None else {},
+            tuple(f"writes {name}" for name in names[1:]),
+        )
 
     def _plain(self, name: str) -> str:
         found = self._names.get(name)
@@ -555,7 +791,9 @@ def _slot(kind: str, place: int) -> str:
 
 
 def _decided(frame: _Frame, tensor: Any) -> None:
-    """Note which block of an `if` runs, from its condition; where it reads several such tensors, nobody knows which."""
+    """Note which block of an `if` runs, from its condition; where it reads several such tensors,
+    nobody knows which.
+    """
     seen = look(tensor)
     if seen.dtype == "bool" and seen.nbytes == 1:
         frame.branch = int(not tensor.numpy().item()) if frame.branch is None else UNKNOWN
@@ -567,4 +805,6 @@ def _of_array(array: np.ndarray[Any, Any]) -> Look:
     try:
         return Look(dtypes.of(array).name, array.shape, 0, data.size, data)
     except KeyError:
-        return Look(str(array.dtype), array.shape, 0, 0, None, f"dtype {array.dtype} has no host form")
+        return Look(
+            str(array.dtype), array.shape, 0, 0, None, f"dtype {array.dtype} has no host form"
+        )

@@ -1,7 +1,9 @@
-"""Listens to `paddle.inference`: every operator a predictor runs, through its input and output hooks, without an edit of the program.
+"""Listens to `paddle.inference`: every operator a predictor runs, through its input and output
+hooks, without an edit of the program.
 
-Hooks hand out live buffers, which are hashed and written inside the callback (`paddle_runs`). The predictor saves its program after
-passes into the run. Nothing that fails here reaches the predictor, in which every exception of a hook would become `std::exception`.
+Hooks hand out live buffers, which are hashed and written inside the callback (`paddle_runs`). The
+predictor saves its program after passes into the run. Nothing that fails here reaches the
+predictor, in which every exception of a hook would become `std::exception`.
 """
 
 from __future__ import annotations
@@ -38,14 +40,21 @@ _ROOM = 2  # times the size of its weights that must be free for a program to be
 class Listener:
     """Records what predictors run into a session while installed.
 
-    predictor: only this one; None: every one that is made or run. folder: of the run, where programs are saved, "" to save none.
-    weights(program file, weights file): where parameters may be referenced from. changes: what is replaced on purpose.
+    predictor: only this one; None: every one that is made or run. folder: of the run, where
+    programs are saved, "" to save none. weights(program file, weights file): where parameters may
+    be referenced from. changes: what is replaced on purpose.
     """
 
     def __init__(
-        self, session: Session, predictor: Any = None, *, words: Words, folder: str = "",
-        weights: Callable[[str, str], FindExternal] | None = None, changes: Changes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        predictor: Any = None,
+        *,
+        words: Words,
+        folder: str = "",
+        weights: Callable[[str, str], FindExternal] | None = None,
+        changes: Changes | None = None,
+    ) -> None:
         self.session, self.words, self.changes = session, words, changes
         self.active = False
         self._predictor, self._folder, self._weights = predictor, folder, weights
@@ -57,7 +66,9 @@ class Listener:
         self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._saved = 0
         self._begun = False
-        self._operators = session.options.level != "logits"  # else only what a predictor is given and returns
+        self._operators = (
+            session.options.level != "logits"
+        )  # else only what a predictor is given and returns
 
     # ---- installing
 
@@ -68,7 +79,9 @@ class Listener:
         inference = paddle.inference
         self.active = True
         if self.session.options.keep != "none":
-            with contextlib.suppress(ImportError):  # without numba the same figures come from numpy, slower
+            with contextlib.suppress(
+                ImportError
+            ):  # without numba the same figures come from numpy, slower
                 host.use_kernels()
         self._wrap(inference.Predictor, "run", self._run)
         if self._predictor is not None:
@@ -79,7 +92,9 @@ class Listener:
         self._wrap(inference.Config, "set_model_buffer", self._set_buffer)
         self._wrap(inference, "create_predictor", self._create)
         paddle.base.core.create_predictor = inference.create_predictor
-        self._undo.append((paddle.base.core, "create_predictor", inference.create_predictor, self._undo[-1][3]))
+        self._undo.append(
+            (paddle.base.core, "create_predictor", inference.create_predictor, self._undo[-1][3])
+        )
 
     def _wrap(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
         previous = getattr(owner, name)
@@ -94,7 +109,9 @@ class Listener:
         self._undo.append((owner, name, wrapper, previous))
 
     def remove(self) -> None:
-        """Stop listening. Hooks stay with their predictors, as Paddle cannot take them off, and do nothing. Idempotent."""
+        """Stop listening. Hooks stay with their predictors, as Paddle cannot take them off, and do
+        nothing. Idempotent.
+        """
         self.active = False
         put_back(self._undo)
         for _, cell in self._watched.values():
@@ -104,7 +121,9 @@ class Listener:
             self.changes.finish()
 
     def abandon(self) -> None:
-        """Stop without writing anything more: in a forked child, whose files belong to the parent."""
+        """Stop without writing anything more: in a forked child, whose files belong to the
+        parent.
+        """
         self.session.failed = "forked"
         self._lock = threading.RLock()  # a thread that is not here any more may have held it
         self.remove()
@@ -120,7 +139,9 @@ class Listener:
             folder = self._prepare(config, files[1])
         try:
             predictor = previous(config)
-        except Exception:  # what Paddle raises has many types; that we have it save the program may be the reason
+        except (
+            Exception
+        ):  # what Paddle raises has many types; that we have it save the program may be the reason
             if not folder:
                 raise
             predictor = previous(spare)  # raises what the program would have seen
@@ -134,7 +155,13 @@ class Listener:
             found = self._watched.get(id(predictor))
             above = found[1][0] if found is not None and found[1] else None
             if above is not None:
-                self._adopt(made, above.facts, above.files, program=above.saved_program, unshown=above.unshown)
+                self._adopt(
+                    made,
+                    above.facts,
+                    above.files,
+                    program=above.saved_program,
+                    unshown=above.unshown,
+                )
                 _tidy(above.folder)
         return made
 
@@ -143,9 +170,13 @@ class Listener:
             self._cached[config] = folder
         return previous(config, folder)
 
-    def _set_buffer(self, previous: Callable[..., Any], config: Any, *given: Any, **named: Any) -> Any:
+    def _set_buffer(
+        self, previous: Callable[..., Any], config: Any, *given: Any, **named: Any
+    ) -> Any:
         with self._guard():
-            sizes = [len(held) for held in (*given, *named.values()) if isinstance(held, (bytes, str))]
+            sizes = [
+                len(held) for held in (*given, *named.values()) if isinstance(held, (bytes, str))
+            ]
             self._buffers[config] = sum(sizes)
         return previous(config, *given, **named)
 
@@ -185,12 +216,20 @@ class Listener:
         return self._adopt(predictor, None, None)
 
     def _adopt(
-        self, predictor: Any, facts: dict[str, Any] | None, files: tuple[str, str] | None, *, folder: str = "", saved: str = "",
-        program: str = "", unshown: Unshown | None = None,
-    ) -> Watched | None:  # fmt: skip
+        self,
+        predictor: Any,
+        facts: dict[str, Any] | None,
+        files: tuple[str, str] | None,
+        *,
+        folder: str = "",
+        saved: str = "",
+        program: str = "",
+        unshown: Unshown | None = None,
+    ) -> Watched | None:
         """Hook a predictor.
 
-        folder: where its program was saved for us; saved: where the user had it saved; program, unshown: of the one it was cloned from.
+        folder: where its program was saved for us; saved: where the user had it saved; program,
+        unshown: of the one it was cloned from.
         """
         if not self._begun:
             self._begun = True
@@ -207,17 +246,38 @@ class Listener:
             try:
                 described = Program(self.words.describe(program), self.words.op_type)
             except Exception as error:  # noqa: BLE001 - a program that cannot be read costs order and attributes, not the capture
-                self.session.note("program", f"{os.path.basename(program)} cannot be read: {raised(error)}", root.name)  # noqa: PTH119
+                self.session.note(
+                    "program",
+                    f"{os.path.basename(program)} cannot be read: {raised(error)}",  # noqa: PTH119
+                    root.name,
+                )
         find = self._weights(*files) if self._weights is not None and files[1] else None
         unshown = unshown or self._unshown(described, program, weights)
         _tidy(folder)
-        watched = Watched(self.session, self.words, predictor, root, described, find, self.changes, unshown)
-        watched.facts, watched.files, watched.folder, watched.saved_program = facts or {}, files, folder, program
+        watched = Watched(
+            self.session, self.words, predictor, root, described, find, self.changes, unshown
+        )
+        watched.facts, watched.files, watched.folder, watched.saved_program = (
+            facts or {},
+            files,
+            folder,
+            program,
+        )
         self._settings(watched)
-        if files[1] and not Path(files[1]).is_file() and (described is None or described.parameters):
+        if (
+            files[1]
+            and not Path(files[1]).is_file()
+            and (described is None or described.parameters)
+        ):
             # Paddle says nothing either.
-            said = "does not exist: Paddle runs the program with whatever lies in memory in place of its weights"
-            text = f"{files[1]} {said}; give Config the file that was saved with {os.path.basename(files[0])}"  # noqa: PTH119
+            said = (
+                "does not exist: Paddle runs the program with whatever lies in memory in "
+                "place of its weights"
+            )
+            text = (
+                f"{files[1]} {said}; give Config the file that was saved with "
+                f"{os.path.basename(files[0])}"  # noqa: PTH119
+            )
             self.session.note("error", text, root.name, aloud=True)
         cell = [watched]
         place = id(predictor)
@@ -256,7 +316,9 @@ class Listener:
             self.session.note("program", why, watched.root.name)
 
     def _kinds(self, watched: Watched) -> dict[str, int]:
-        """How many parameters of each dtype the user's program has: passes fold quantised ones into others."""
+        """How many parameters of each dtype the user's program has: passes fold quantised ones into
+        others.
+        """
         file = watched.files[0] if Path(watched.files[0]).is_file() else watched.saved_program
         if not file:
             return {}
@@ -265,19 +327,31 @@ class Listener:
         except WhenceError:  # as Paddle reads it, it is a program of another version
             return {}
         found = Counter(variable.dtype for variable in described.parameters.values())
-        return {dtype: count for dtype, count in found.items() if dtype not in ("", "bool", "int64")}  # tables of indices
+        return {
+            dtype: count for dtype, count in found.items() if dtype not in ("", "bool", "int64")
+        }  # tables of indices
 
     # ---- programs
 
     def _prepare(self, config: Any, weights: str) -> str:
-        """Have the predictor save its program after passes into the run; "" where the user has its own way of saving, or room is short."""
+        """Have the predictor save its program after passes into the run; "" where the user has its
+        own way of saving, or room is short.
+        """
         if not self._operators or not self._folder or self._cached.get(config):
             return ""
-        if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(config, "use_optimized_model"):
+        if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(
+            config, "use_optimized_model"
+        ):
             return ""
-        size = self._buffers.get(config, 0) or (Path(weights).stat().st_size if Path(weights).is_file() else 0)
+        size = self._buffers.get(config, 0) or (
+            Path(weights).stat().st_size if Path(weights).is_file() else 0
+        )
         if shutil.disk_usage(self._folder).free < _ROOM * size:
-            self.session.note("program", f"not saved: Paddle writes the weights along, {size} bytes, and the disk has no room")
+            self.session.note(
+                "program",
+                f"not saved: Paddle writes the weights along, {size} bytes, and the disk has no "
+                "room",
+            )
             return ""
         folder = Path(self._folder) / "paddle" / f"{os.getpid()}-{self._saved}"
         self._saved += 1
@@ -288,19 +362,27 @@ class Listener:
         return str(folder)
 
     def _unshown(self, described: Program | None, program: str, weights: str) -> Unshown:
-        """Parameters that operators are given in lists, from the weights that were saved with the program."""
+        """Parameters that operators are given in lists, from the weights that were saved with the
+        program.
+        """
         names = described.held_by_any() if weights and described is not None else set()
         found = Unshown({}, {})
         try:
             found.weights.update(self.words.weights(program, weights, names) if names else {})
         except (WhenceError, OSError, ValueError) as error:
-            self.session.note("program", f"weights in lists are not known, only what is made of them is compared: {error}")
+            self.session.note(
+                "program",
+                f"weights in lists are not known, only what is made of them is compared: {error}",
+            )
         return found
 
-    def _kept(self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]) -> tuple[str, str]:
+    def _kept(
+        self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]
+    ) -> tuple[str, str]:
         """The file of the program that runs and that of its weights, "" for what there is none of.
 
-        Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none without parameters.
+        Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none
+        without parameters.
         """
         file, weights = files
         for where in filter(None, (folder, saved)):
@@ -314,7 +396,13 @@ class Listener:
                     found.replace(kept)
                     return str(kept), beside
         # Constants are folded in PIR whatever was asked.
-        if folder and file and Path(file).is_file() and not facts.get("ir_optim", True) and not facts.get("pir", True):
+        if (
+            folder
+            and file
+            and Path(file).is_file()
+            and not facts.get("ir_optim", True)
+            and not facts.get("pir", True)
+        ):
             kept = Path(folder) / f"program{Path(file).suffix}"
             shutil.copyfile(file, kept)
             return str(kept), weights
@@ -331,8 +419,12 @@ class Listener:
         end_capture(self.session, error)
 
 
-def _hook(listener: Listener, cell: list[Watched], method: Callable[[Watched, str, str, Any], None]) -> Callable[[str, str, Any], None]:
-    """A hook that keeps nothing alive and raises nothing; a Ctrl-C is raised when the predictor has returned."""
+def _hook(
+    listener: Listener, cell: list[Watched], method: Callable[[Watched, str, str, Any], None]
+) -> Callable[[str, str, Any], None]:
+    """A hook that keeps nothing alive and raises nothing; a Ctrl-C is raised when the predictor has
+    returned.
+    """
 
     def hook(op: str, name: str, tensor: Any) -> None:
         if not cell:
@@ -352,7 +444,9 @@ def _hook(listener: Listener, cell: list[Watched], method: Callable[[Watched, st
 
 
 def _tidy(folder: str) -> None:
-    """Remove what Paddle saved beside the program: the weights are in the user's file, and in the run."""
+    """Remove what Paddle saved beside the program: the weights are in the user's file, and in the
+    run.
+    """
     if folder:
         for found in Path(folder).glob("_optimized*"):
             found.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""What a reader of two Paddle runs asks first: versions, device, executor, passes, kernels, flags."""
+"""What a reader of two Paddle runs asks first: versions, device, executor, passes, kernels,
+flags.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,28 @@ from typing import Any
 
 
 def versions() -> dict[str, Any]:
-    """Version and commit of Paddle. What flags the environment sets is in the run's own description."""
+    """Version and commit of Paddle. What flags the environment sets is in the run's own
+    description.
+    """
     import paddle
 
-    return {"paddle": str(paddle.__version__), "paddle_commit": str(getattr(paddle.version, "commit", ""))}
+    return {
+        "paddle": str(paddle.__version__),
+        "paddle_commit": str(getattr(paddle.version, "commit", "")),
+    }
 
 
 def of_config(config: Any) -> dict[str, Any]:
     """How a predictor was asked to run; what a version of Paddle does not tell is left out."""
     asked = {
-        "onednn": "mkldnn_enabled", "ir_optim": "ir_optim", "pir": "new_ir_enabled", "gpu": "use_gpu", "xpu": "use_xpu",
-        "tensorrt": "tensorrt_engine_enabled", "threads": "cpu_math_library_num_threads",
-    }  # fmt: skip
+        "onednn": "mkldnn_enabled",
+        "ir_optim": "ir_optim",
+        "pir": "new_ir_enabled",
+        "gpu": "use_gpu",
+        "xpu": "use_xpu",
+        "tensorrt": "tensorrt_engine_enabled",
+        "threads": "cpu_math_library_num_threads",
+    }
     found: dict[str, Any] = {}
     for name, getter in asked.items():
         if hasattr(config, getter):
@@ -29,8 +41,14 @@ def of_config(config: Any) -> dict[str, Any]:
 
 
 def files(config: Any) -> tuple[str, str]:
-    """The files of its program and its weights; "" of those that were given in memory, whose bytes Paddle has in their place."""
-    return ("", "") if config.model_from_memory() else (str(config.prog_file()), str(config.params_file()))
+    """The files of its program and its weights; "" of those that were given in memory, whose bytes
+    Paddle has in their place.
+    """
+    return (
+        ("", "")
+        if config.model_from_memory()
+        else (str(config.prog_file()), str(config.params_file()))
+    )
 
 
 def said(config: Any, option: str) -> bool:
@@ -58,6 +76,9 @@ def of_layer(layer: Any) -> dict[str, Any]:
     import paddle
 
     return {
-        "training": bool(layer.training), "parameter_dtypes": kinds, "devices": devices, "default_dtype": paddle.get_default_dtype(),
+        "training": bool(layer.training),
+        "parameter_dtypes": kinds,
+        "devices": devices,
+        "default_dtype": paddle.get_default_dtype(),
         "grad": bool(paddle.is_grad_enabled()),
-    }  # fmt: skip
+    }

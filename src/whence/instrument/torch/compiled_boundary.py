@@ -1,9 +1,10 @@
-"""Tells just before compiled code runs, so that nothing of ours is around it then, and whether we are inside it.
+"""Tells just before compiled code runs, so that nothing of ours is around it then, and whether we
+are inside it.
 
-A dispatch mode around compiled code silently makes it eager, so a recording must be over before. Every call of something that
-`torch.compile` made sets dynamo's frame evaluation first: that function is wrapped while a capture listens.
-While it is set, dynamo compiles every Python frame that starts, ours too: where compiled code breaks off and calls a module, nothing
-of ours may run.
+A dispatch mode around compiled code silently makes it eager, so a recording must be over before.
+Every call of something that `torch.compile` made sets dynamo's frame evaluation first: that
+function is wrapped while a capture listens. While it is set, dynamo compiles every Python frame
+that starts, ours too: where compiled code breaks off and calls a module, nothing of ours may run.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ from torch.fx.graph_module import GraphModule
 _BOXED: Any = getattr(_graph, "_BoxedCodeGen", ())  # not in every torch
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
-_AGAIN = "_maybe_set_eval_frame"  # newer torch: around the compiled code itself; often another name of the same function
+# newer torch: around the compiled code itself; often another name of the same function
+_AGAIN = "_maybe_set_eval_frame"
 
 
 def inside() -> bool:
-    """Does this run as a part of something compiled, so that dynamo takes every frame that starts? Its callback is None where it is off."""
+    """Does this run as a part of something compiled, so that dynamo takes every frame that starts?
+    Its callback is None where it is off.
+    """
     return get_eval_frame_callback() not in (None, False)
 
 
 def is_compilers(module: Any) -> bool:
-    """Is this a graph that AOTAutograd made and runs as it is (`aot_eager`)? It is compiled code, no module of the program."""
+    """Is this a graph that AOTAutograd made and runs as it is (`aot_eager`)? It is compiled code,
+    no module of the program.
+    """
     return isinstance(module, GraphModule) and isinstance(module.graph._codegen, _BOXED)
 
 
 class _Open(threading.local):
-    """The frame of torch's that has compiled code run on this thread, and how often it switched dynamo."""
+    """The frame of torch's that has compiled code run on this thread, and how often it switched
+    dynamo.
+    """
 
     def __init__(self) -> None:
         self.frame: Any = None
@@ -47,10 +55,12 @@ def _nothing(*_: Any) -> None:
 
 
 class Trap:
-    """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and `left` behind it.
+    """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and
+    `left` behind it.
 
-    Does nothing where dynamo is not loaded or knows no such function. `left` may stay out: code that switches dynamo with a context manager
-    of its own has no frame to wait for (`running` says).
+    Does nothing where dynamo is not loaded or knows no such function. `left` may stay out: code
+    that switches dynamo with a context manager of its own has no frame to wait for (`running`
+    says).
     """
 
     def __init__(self, met: Callable[[Any], None]) -> None:
@@ -79,8 +89,9 @@ class Trap:
 
     def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
-            # What only switches dynamo off for a while is no compiled code; every Python dispatch mode does that around each operator.
-            # It cannot wait for the callback that switches it on: by then the modes around the call were written down to be restored.
+            # What only switches dynamo off for a while is no compiled code; every Python dispatch
+            # mode does that around each operator. It cannot wait for the callback that switches it
+            # on: by then the modes around the call were written down to be restored.
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)
@@ -98,7 +109,8 @@ class Trap:
     def _switched(self, caller: Any, again: bool) -> bool:
         """Is this the last time that the outermost frame with compiled code switches dynamo?
 
-        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both times (again), or (torch 2.4) not.
+        It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both
+        times (again), or (torch 2.4) not.
         """
         state, helped = self._open, caller.f_code.co_name == _AGAIN
         frame = caller.f_back if helped else caller
@@ -121,7 +133,9 @@ class Trap:
         return frame is not None
 
     def clear(self) -> None:
-        """Take the wrapper away. One that somebody wrapped in turn stays, and does nothing any more."""
+        """Take the wrapper away. One that somebody wrapped in turn stays, and does nothing any
+        more.
+        """
         for name, (original, wrapper) in self._wrapped.items():
             if getattr(self._module, name, None) is wrapper:
                 setattr(self._module, name, original)

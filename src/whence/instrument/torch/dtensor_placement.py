@@ -1,4 +1,6 @@
-"""What a tensor that several processes hold together (DTensor) says of how it lies on them. Nothing is sent, and no elements are read."""
+"""What a tensor that several processes hold together (DTensor) says of how it lies on them. Nothing
+is sent, and no elements are read.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,35 @@ _meshes: weakref.WeakKeyDictionary[Any, _Mesh] = weakref.WeakKeyDictionary()
 
 
 def placement_of(tensor: Any) -> Placement | None:
-    """The placement of a DTensor; None for any other tensor, and for one that does not say it in a form that is known."""
+    """The placement of a DTensor; None for any other tensor, and for one that does not say it in a
+    form that is known.
+    """
     if not hasattr(type(tensor), "placements") or not hasattr(type(tensor), "device_mesh"):
         return None
     try:
         mesh, placements = _mesh(tensor.device_mesh), tensor.placements
         return Placement(
-            tuple(tensor.shape), mesh[0], mesh[1], tuple(map(_word, placements)), mesh[2], _nested(tensor, placements, mesh[0])
+            tuple(tensor.shape),
+            mesh[0],
+            mesh[1],
+            tuple(map(_word, placements)),
+            mesh[2],
+            _nested(tensor, placements, mesh[0]),
         )
     except Exception:  # noqa: BLE001 - releases differ in what they call these; the tensor itself is recorded all the same
         return None
 
 
 def is_half(operator: str) -> bool:
-    """Does `loss_parallel`, where it is on, give this operator on DTensors another meaning, which the next operator puts right?"""
+    """Does `loss_parallel`, where it is on, give this operator on DTensors another meaning, which
+    the next operator puts right?
+    """
     if not operator.startswith(("aten.nll_loss_backward", "aten.nll_loss2d_backward")):
         return False
     api = sys.modules.get("torch.distributed.tensor")
-    handlers = getattr(getattr(getattr(api, "DTensor", None), "_op_dispatcher", None), "_custom_op_handlers", {})
+    handlers = getattr(
+        getattr(getattr(api, "DTensor", None), "_op_dispatcher", None), "_custom_op_handlers", {}
+    )
     return any(str(handled) == operator for handled in handlers)
 
 
@@ -42,7 +55,11 @@ def _mesh(mesh: Any) -> _Mesh:
     found = _meshes.get(mesh)
     if found is None:
         ranks = mesh.mesh
-        found = _meshes[mesh] = tuple(ranks.shape), tuple(ranks.flatten().tolist()), tuple(mesh.mesh_dim_names or ())
+        found = _meshes[mesh] = (
+            tuple(ranks.shape),
+            tuple(ranks.flatten().tolist()),
+            tuple(mesh.mesh_dim_names or ()),
+        )
     return found
 
 
@@ -56,19 +73,34 @@ def _word(placement: Any) -> str:
     return "sum" if kind == "Partial" and placement.reduce_op == "sum" else str(placement)
 
 
-def _nested(tensor: Any, placements: Sequence[Any], mesh: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Of axes that several dimensions of the mesh cut: in which order, where it is not from the first to the last."""
+def _nested(
+    tensor: Any, placements: Sequence[Any], mesh: tuple[int, ...]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Of axes that several dimensions of the mesh cut: in which order, where it is not from the
+    first to the last.
+    """
     cut: dict[int, list[int]] = {}
     for dim, placement in enumerate(placements):
         if type(placement).__name__ in ("Shard", "_StridedShard"):
             cut.setdefault(placement.dim, []).append(dim)
-    said = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in getattr(tensor._spec, "shard_order", None) or ()}
-    orders = ((axis, said.get(axis) or _coarsest_first(placements, dims, mesh)) for axis, dims in cut.items() if len(dims) > 1)
+    said = {
+        entry.tensor_dim: tuple(entry.mesh_dims)
+        for entry in getattr(tensor._spec, "shard_order", None) or ()
+    }
+    orders = (
+        (axis, said.get(axis) or _coarsest_first(placements, dims, mesh))
+        for axis, dims in cut.items()
+        if len(dims) > 1
+    )
     return tuple((axis, order) for axis, order in orders if order != tuple(cut[axis]))
 
 
-def _coarsest_first(placements: Sequence[Any], dims: Sequence[int], mesh: tuple[int, ...]) -> tuple[int, ...]:
-    """The order of the cuts. A strided one lies inside as many pieces as its split factor says, cut by dimensions behind it."""
+def _coarsest_first(
+    placements: Sequence[Any], dims: Sequence[int], mesh: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The order of the cuts. A strided one lies inside as many pieces as its split factor says, cut
+    by dimensions behind it.
+    """
     strided = [d for d in dims if type(placements[d]).__name__ == "_StridedShard"]
     order = [d for d in dims if d not in strided]
     for dim in reversed(strided):
@@ -77,6 +109,8 @@ def _coarsest_first(placements: Sequence[Any], dims: Sequence[int], mesh: tuple[
             pieces *= mesh[order[at]]
             at += 1
         if pieces != placements[dim].split_factor:
-            raise ValueError(f"a split factor of {placements[dim].split_factor} on a mesh of {mesh}")
+            raise ValueError(
+                f"a split factor of {placements[dim].split_factor} on a mesh of {mesh}"
+            )
         order.insert(at, dim)
     return tuple(order)

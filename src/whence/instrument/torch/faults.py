@@ -1,4 +1,6 @@
-"""Faults that are planted in a running model and taken out again: what a port, a refactoring or a bad kernel leaves behind."""
+"""Faults that are planted in a running model and taken out again: what a port, a refactoring or a
+bad kernel leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,19 @@ from whence.frameworks.torch_trees import rebuilt
 Undo = Callable[[], None]
 _EPS = ("eps", "variance_epsilon")
 # Modules whose channels are axis 1 of their output; elsewhere they are the last one.
-_CHANNELS_FIRST = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool")
+_CHANNELS_FIRST = (
+    "Conv",
+    "BatchNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "MaxPool",
+    "AvgPool",
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+)
 
-# What each kind does at its strength, and the strength it has when none is given (None: it depends on the module).
+# What each kind does at its strength, and the strength it has when none is given (None: it depends
+# on the module).
 DEFAULTS: dict[str, float | None] = {
     "scale": 1.01,  # the output times this
     "weight": 8.0,  # standard deviations of the weight added to one element
@@ -26,7 +38,9 @@ DEFAULTS: dict[str, float | None] = {
     "eps": None,  # the epsilon times this: 1000, or what makes it 1e-3
     "bias": 0.0,  # the bias times this, in the output only: the kernel forgot it
     "channel": 0.0,  # one channel of the output times this
-    "stale": 1 / 16,  # this share of the columns, the last ones, holds what the columns before them should hold
+    "stale": 1
+    # this share of the columns, the last ones, holds what the columns before them should hold
+    / 16,
     "constant": 0.01,  # this many root mean squares of the output added to all of it
     "drop-residual": 0.0,  # one branch of a residual block times this
 }
@@ -43,15 +57,22 @@ def sites(model: nn.Module, fault: str) -> list[str]:
     if fault == "drop-residual":
         return [name for name, module in model.named_modules() if _branches(module)]
     shared = _shared_weights(model)
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module.weight) not in shared]
+    linear = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module.weight) not in shared
+    ]
     return [name for name, module in linear if fault != "bias" or module.bias is not None]
 
 
 @contextmanager
-def planted(model: nn.Module, site: str, fault: str, strength: float | None, random: Random) -> Iterator[str]:
+def planted(
+    model: nn.Module, site: str, fault: str, strength: float | None, random: Random
+) -> Iterator[str]:
     """The model with one fault while the block runs; gives the sentence that says what was planted.
 
-    random: draws the element, row, channel or branch. Afterwards every bit is as it was. Raises NotPlanted.
+    random: draws the element, row, channel or branch. Afterwards every bit is as it was. Raises
+    NotPlanted.
     """
     words, undo = plant(model.get_submodule(site), fault, strength, random)
     try:
@@ -60,8 +81,11 @@ def planted(model: nn.Module, site: str, fault: str, strength: float | None, ran
         undo()
 
 
-def plant(module: nn.Module, fault: str, strength: float | None, random: Random) -> tuple[str, Undo]:
-    """Put one fault into a module: (what was done in words, a function that takes it out). strength None: as DEFAULTS says.
+def plant(
+    module: nn.Module, fault: str, strength: float | None, random: Random
+) -> tuple[str, Undo]:
+    """Put one fault into a module: (what was done in words, a function that takes it out). strength
+    None: as DEFAULTS says.
 
     Raises NotPlanted when the module has nothing to spoil (no epsilon, no bias, no weight matrix).
     """
@@ -82,7 +106,12 @@ def _eps(module: nn.Module, strength: float | None) -> tuple[str, Undo]:
     if not name:
         raise NotPlanted(f"{type(module).__name__} has no epsilon")
     old = getattr(module, name)
-    new = float(f"{old * (max(1000.0, 1e-3 / old if old else 0.0) if strength is None else strength):.6g}") or 1e-3
+    new = (
+        float(
+            f"{old * (max(1000.0, 1e-3 / old if old else 0.0) if strength is None else strength):.6g}"  # noqa: E501
+        )
+        or 1e-3
+    )
     setattr(module, name, new)
     return f"epsilon {new:g} instead of {old:g}", lambda: setattr(module, name, old)
 
@@ -92,7 +121,11 @@ def _weight(module: nn.Module, fault: str, strength: float, random: Random) -> t
     if not isinstance(weight, torch.Tensor) or weight.ndim < 2 or not weight.is_floating_point():
         raise NotPlanted(f"{type(module).__name__} has no weight matrix")
     weight = weight.detach()
-    at: Any = tuple(random.randrange(n) for n in weight.shape) if fault == "weight" else random.randrange(weight.shape[0])
+    at: Any = (
+        tuple(random.randrange(n) for n in weight.shape)
+        if fault == "weight"
+        else random.randrange(weight.shape[0])
+    )
     old = weight[at].clone()
     with torch.no_grad(), torch.inference_mode(weight.is_inference()):
         weight[at] = old * strength if fault == "row" else old + strength * weight.std()
@@ -103,7 +136,11 @@ def _weight(module: nn.Module, fault: str, strength: float, random: Random) -> t
 
     if fault == "row":
         return f"row {at} of {weight.shape[0]} of the weight times {strength:g}", undo
-    return f"weight{list(at)} {float(weight[at]):.4g} instead of {float(old):.4g}, one of {weight.numel()} elements", undo
+    return (
+        f"weight{list(at)} {float(weight[at]):.4g} instead of {float(old):.4g}, one of "
+        f"{weight.numel()} elements",
+        undo,
+    )
 
 
 # ---- faults of the output: the module's forward is replaced by one that changes what it returns
@@ -120,12 +157,16 @@ def _bias(module: nn.Module, strength: float, random: Random) -> tuple[Callable[
 
     def change(made: Any) -> Any:
         trailing = made.ndim - 1 - (_axis(module, made) % made.ndim)
-        return made - (1 - strength) * bias.detach().to(made.dtype).reshape(*bias.shape, *(1,) * trailing)
+        return made - (1 - strength) * bias.detach().to(made.dtype).reshape(
+            *bias.shape, *(1,) * trailing
+        )
 
     return change, "the bias dropped" if strength == 0 else f"the bias times {strength:g}"
 
 
-def _channel(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
+def _channel(
+    module: nn.Module, strength: float, random: Random
+) -> tuple[Callable[[Any], Any], str]:
     place = random.random()
 
     def change(made: Any) -> Any:
@@ -135,20 +176,26 @@ def _channel(module: nn.Module, strength: float, random: Random) -> tuple[Callab
         made.select(axis, channel).mul_(strength)
         return made
 
-    return change, f"one channel of its output ({place:.0%} of the way) " + ("zeroed" if strength == 0 else f"times {strength:g}")
+    return change, f"one channel of its output ({place:.0%} of the way) " + (
+        "zeroed" if strength == 0 else f"times {strength:g}"
+    )
 
 
 def _stale(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
     def change(made: Any) -> Any:
         count = min(max(1, round(made.shape[-1] * strength)), made.shape[-1] // 2)
         made = made.clone()
-        made[..., made.shape[-1] - count :] = made[..., made.shape[-1] - 2 * count : made.shape[-1] - count].clone()
+        made[..., made.shape[-1] - count :] = made[
+            ..., made.shape[-1] - 2 * count : made.shape[-1] - count
+        ].clone()
         return made
 
     return change, f"the last {strength:.3g} of its output's columns hold the columns before them"
 
 
-def _constant(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
+def _constant(
+    module: nn.Module, strength: float, random: Random
+) -> tuple[Callable[[Any], Any], str]:
     def change(made: Any) -> Any:
         return made + (strength * made.detach().double().square().mean().sqrt()).to(made.dtype)
 
@@ -156,8 +203,12 @@ def _constant(module: nn.Module, strength: float, random: Random) -> tuple[Calla
 
 
 _OUTPUTS: dict[str, Callable[[nn.Module, float, Random], tuple[Callable[[Any], Any], str]]] = {
-    "scale": _scale, "bias": _bias, "channel": _channel, "stale": _stale, "constant": _constant,
-}  # fmt: skip
+    "scale": _scale,
+    "bias": _bias,
+    "channel": _channel,
+    "stale": _stale,
+    "constant": _constant,
+}
 
 
 def _spoil(module: nn.Module, change: Callable[[Any], Any]) -> Undo:
@@ -212,7 +263,11 @@ def _drop(module: nn.Module, strength: float, random: Random) -> tuple[str, Undo
 
 def _block(module: nn.Module, left_out: str, strength: float) -> Callable[..., Any]:
     """The forward of a pre-norm block with one of its two branches weakened."""
-    norms = ("input_norm", "mlp_norm") if hasattr(module, "mlp_norm") else ("input_layernorm", "post_attention_layernorm")
+    norms = (
+        ("input_norm", "mlp_norm")
+        if hasattr(module, "mlp_norm")
+        else ("input_layernorm", "post_attention_layernorm")
+    )
 
     def add(x: Any, branch: Any, name: str) -> Any:
         if name != left_out:
@@ -223,7 +278,11 @@ def _block(module: nn.Module, left_out: str, strength: float) -> Callable[..., A
         attention, mlp = _branches(self)
         normed = getattr(self, norms[0])(hidden_states)
         # A transformers layer hands its attention everything by name.
-        made = getattr(self, attention)(normed, *given) if given else getattr(self, attention)(hidden_states=normed, **named)
+        made = (
+            getattr(self, attention)(normed, *given)
+            if given
+            else getattr(self, attention)(hidden_states=normed, **named)
+        )
         x = add(hidden_states, made[0] if isinstance(made, tuple) else made, attention)
         return add(x, getattr(self, mlp)(getattr(self, norms[1])(x)), mlp)
 
@@ -246,7 +305,9 @@ def _branches(module: nn.Module) -> tuple[str, ...]:
 
 
 def _shared_weights(model: nn.Module) -> set[int]:
-    """Parameters held by more than one module (tied embeddings): a fault there has several names."""
+    """Parameters held by more than one module (tied embeddings): a fault there has several
+    names.
+    """
     seen: dict[int, int] = {}
     for module in model.modules():
         for weight in module.parameters(recurse=False):

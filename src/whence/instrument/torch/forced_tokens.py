@@ -1,7 +1,9 @@
-"""Makes a program go on with the tokens of another run: behind each call of the model its logits leave only that token to choose.
+"""Makes a program go on with the tokens of another run: behind each call of the model its logits
+leave only that token to choose.
 
-What the model computed is recorded before. Whatever picks the token then (argmax, top-k, sampling, `generate`) picks the forced
-one, so that the program's own text, its cache and its end are the reference's too.
+What the model computed is recorded before. Whatever picks the token then (argmax, top-k, sampling,
+`generate`) picks the forced one, so that the program's own text, its cache and its end are the
+reference's too.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Row:
-    """One row of the batch: the sequence of the reference that it follows (None: none does), and how many of its tokens it was given."""
+    """One row of the batch: the sequence of the reference that it follows (None: none does), and
+    how many of its tokens it was given.
+    """
 
     sequence: Tokens | None = None
     given: int = 0
 
 
 class Forced:
-    """Feeds `sequences`, the tokens of the reference from the prompt's first on. path: of the reference, for what is said of it."""
+    """Feeds `sequences`, the tokens of the reference from the prompt's first on. path: of the
+    reference, for what is said of it.
+    """
 
     def __init__(self, session: Session, sequences: Sequence[Tokens], path: str) -> None:
         self._session, self._path = session, path
@@ -43,12 +49,19 @@ class Forced:
 
     def left(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """What the program gets of a call of the model that returned `out`."""
-        if frame.parent is not None or frame.scope or frame.phase != "forward" or self._session.failed:
+        if (
+            frame.parent is not None
+            or frame.scope
+            or frame.phase != "forward"
+            or self._session.failed
+        ):
             return out
         try:
             with Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 given = {str(i): v for i, v in enumerate(args)} | kwargs
-                return self._left(frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out)
+                return self._left(
+                    frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out
+                )
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             self._refuse(frame, raised(error))
             return out
@@ -63,7 +76,9 @@ class Forced:
             self._vocabulary[name] = widest(frame.module)
         found = None if ids is None else logits_of(out, ids, self._vocabulary[name])
         if found is None:
-            self._refuse(frame, "it was given no token ids" if ids is None else "it returns no logits")
+            self._refuse(
+                frame, "it was given no token ids" if ids is None else "it returns no logits"
+            )
             return out
         slot, logits = found
         rows = [[int(t) for t in row] for row in (ids[None] if ids.ndim == 1 else ids).tolist()]
@@ -80,7 +95,9 @@ class Forced:
         return rebuilt(out, lambda where, tensor: new if where == slot else tensor)
 
     def _next(self, frame: Any, row: int, batch: int, tokens: Tokens) -> int | None:
-        """The token that follows what this row was given so far, None where the reference has none."""
+        """The token that follows what this row was given so far, None where the reference has
+        none.
+        """
         rows = self._rows.get(frame.root.name, [])
         if len(rows) != batch:
             rows = self._rows[frame.root.name] = [_Row() for _ in range(batch)]
@@ -92,7 +109,9 @@ class Forced:
         else:
             now.sequence, now.given = self._starting(tokens), n
             if now.sequence is None:
-                self._refuse(frame, f"row {row} goes another way than every sequence of {self._path}")
+                self._refuse(
+                    frame, f"row {row} goes another way than every sequence of {self._path}"
+                )
         if now.sequence is None or now.given >= len(now.sequence):
             return None
         return now.sequence[now.given]
@@ -111,17 +130,32 @@ class Forced:
         if why not in self._told:
             self._told.add(why)
             name = frame.root.name
-            self._session.note("force-refused", f"{name} at step {frame.step}: tokens were not forced: {why}", "", frame.step)
+            self._session.note(
+                "force-refused",
+                f"{name} at step {frame.step}: tokens were not forced: {why}",
+                "",
+                frame.step,
+            )
 
 
 def _real(given: dict[str, Any], batch: int, width: int) -> list[tuple[int, int]]:
     """Where the real tokens of each row start and stop, by the mask beside them."""
-    found = next(((n, t) for n, t in given.items() if "mask" in n and t.ndim == 2 and t.shape[0] == batch and t.shape[1] >= width), None)
+    found = next(
+        (
+            (n, t)
+            for n, t in given.items()
+            if "mask" in n and t.ndim == 2 and t.shape[0] == batch and t.shape[1] >= width
+        ),
+        None,
+    )
     if found is None:
         return [(0, width)] * batch
     name, mask = found
     lines = ((mask[:, -width:] == 0) if "pad" in name else (mask[:, -width:] != 0)).tolist()
-    return [(line.index(True), width - line[::-1].index(True)) if any(line) else (0, width) for line in lines]
+    return [
+        (line.index(True), width - line[::-1].index(True)) if any(line) else (0, width)
+        for line in lines
+    ]
 
 
 def _place(logits: Any, ids: Any, row: int, stop: int) -> tuple[int, ...]:

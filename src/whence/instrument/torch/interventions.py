@@ -1,7 +1,9 @@
-"""Changes a program on purpose while it is captured: outputs of chosen calls are a reference run's, or a fault is planted.
+"""Changes a program on purpose while it is captured: outputs of chosen calls are a reference run's,
+or a fault is planted.
 
-A capture without a patch and without a fault never comes here. What is changed is written into the run: every patched call
-carries a note, and what could not be changed is a note with the reason, never an error in the program.
+A capture without a patch and without a fault never comes here. What is changed is written into the
+run: every patched call carries a note, and what could not be changed is a note with the reason,
+never an error in the program.
 """
 
 from __future__ import annotations
@@ -25,14 +27,20 @@ from whence.records import PATCHED, Call, Run
 
 
 class Changes:
-    """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as `--inject` has it, or "".
+    """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as
+    `--inject` has it, or "".
 
     forced: tokens the program goes on with, None for its own.
     """
 
     def __init__(
-        self, session: Session, reference: Run | None, points: Sequence[str], fault: str, forced: Forced | None = None
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        reference: Run | None,
+        points: Sequence[str],
+        fault: str,
+        forced: Forced | None = None,
+    ) -> None:
         self._session, self._reference, self._forced = session, reference, forced
         self._points = [parse_point(p) for p in points]
         self._fault = parse_fault(fault) if fault else None
@@ -41,10 +49,14 @@ class Changes:
         self._told: set[str] = set()
         self._calls: dict[tuple[Any, ...], Call] = {}
         if reference is not None:
-            self._calls = {c.key()[:8]: c for c in reference.calls if any(p.fits_call(c) for p in self._points)}
+            self._calls = {
+                c.key()[:8]: c for c in reference.calls if any(p.fits_call(c) for p in self._points)
+            }
 
     def met(self, root: str, module: Any) -> None:
-        """A root is there, none of its calls was seen yet: the fault is planted when its site lies in it."""
+        """A root is there, none of its calls was seen yet: the fault is planted when its site lies
+        in it.
+        """
         fault = self._fault
         if fault is None or self._undo or fault.root not in ("", root):
             return
@@ -53,7 +65,9 @@ class Changes:
         except AttributeError:
             return
         try:
-            words, undo = faults.plant(site, fault.kind, fault.strength, Random(f"{fault.kind} {fault.site}"))
+            words, undo = faults.plant(
+                site, fault.kind, fault.strength, Random(f"{fault.kind} {fault.site}")
+            )
         except (faults.NotPlanted, AttributeError, RuntimeError, ValueError) as error:
             self._tell("fault-refused", f"{fault.kind} was not planted: {error}", fault.site)
             return
@@ -61,13 +75,27 @@ class Changes:
         self._session.note("fault", f"{fault.kind} planted in {fault.site}: {words}", fault.site)
 
     def left(self, frame: Any, out: Any) -> Any:
-        """What a call returns instead of `out`. frame: the call that ends, as the listener holds it."""
+        """What a call returns instead of `out`. frame: the call that ends, as the listener holds
+        it.
+        """
         if self._reference is None:
             return out
-        key = (self._session.rank, frame.root.name, frame.step, frame.micro, frame.phase, frame.scope, "", frame.occurrence)
+        key = (
+            self._session.rank,
+            frame.root.name,
+            frame.step,
+            frame.micro,
+            frame.phase,
+            frame.scope,
+            "",
+            frame.occurrence,
+        )
         call = self._calls.get(key)
         if call is None:
-            if any(p.fits(frame.root.name, frame.scope, frame.step, frame.occurrence) for p in self._points):
+            if any(
+                p.fits(frame.root.name, frame.scope, frame.step, frame.occurrence)
+                for p in self._points
+            ):
                 self._refuse(frame, "the reference has no call of this step and occurrence")
             return out
         try:
@@ -81,11 +109,18 @@ class Changes:
         if frame.wanted:
             frame.note = "; ".join(n for n in (frame.note, PATCHED + self._reference.path) if n)
         if call.slots("mutated"):
-            self._tell("patch", f"{name}: what it changes in place (a cache, a buffer) is not replaced, only what it returns", name)
+            self._tell(
+                "patch",
+                f"{name}: what it changes in place (a cache, a buffer) is not replaced, only "
+                "what it returns",
+                name,
+            )
         return made
 
     def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What the program gets instead of `out`, which is recorded: logits that leave it no choice, where tokens are forced."""
+        """What the program gets instead of `out`, which is recorded: logits that leave it no
+        choice, where tokens are forced.
+        """
         return out if self._forced is None else self._forced.left(frame, args, kwargs, out)
 
     def undo(self) -> None:
@@ -100,14 +135,24 @@ class Changes:
         if self._forced is not None:
             self._forced.finish()
         if self._fault is not None and not planted and not self._told:
-            self._tell("fault-refused", f"{self._fault.kind} was not planted: no module {self._fault.site} was called", self._fault.site)
+            self._tell(
+                "fault-refused",
+                f"{self._fault.kind} was not planted: no module {self._fault.site} was called",
+                self._fault.site,
+            )
         for name, count in self._done.items():
-            self._session.note("patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name)
+            self._session.note(
+                "patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name
+            )
 
     def _replaced(self, call: Call, out: Any) -> Any:
         assert self._reference is not None
         chosen = {p.slot for p in self._points if p.fits_call(call)}
-        wanted = {r.slot: r.record for r in call.slots("output") if r.slot in outputs_of(call) and ("" in chosen or r.slot in chosen)}
+        wanted = {
+            r.slot: r.record
+            for r in call.slots("output")
+            if r.slot in outputs_of(call) and ("" in chosen or r.slot in chosen)
+        }
         new: dict[str, Any] = {}
 
         def check(slot: str, tensor: Any) -> Any:
@@ -126,12 +171,22 @@ class Changes:
         assert self._reference is not None
         record = self._reference.records[number]
         if record.shape != tuple(tensor.shape):
-            raise _Refused(f"{slot} has shape {list(record.shape)} in the reference and {list(tensor.shape)} here")
+            raise _Refused(
+                f"{slot} has shape {list(record.shape)} in the reference and "
+                f"{list(tensor.shape)} here"
+            )
         if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-            raise _Refused(f"{slot} is a {type(tensor).__name__}; only plain tensors can be replaced")
+            raise _Refused(
+                f"{slot} is a {type(tensor).__name__}; only plain tensors can be replaced"
+            )
         value = tensors.from_host(self._reference.array(number))
-        if value.dtype != tensor.dtype and not (value.is_floating_point() and tensor.is_floating_point()):
-            raise _Refused(f"{slot} is {record.dtype} in the reference and {tensors.dtype_name(tensor) or tensor.dtype} here")
+        if value.dtype != tensor.dtype and not (
+            value.is_floating_point() and tensor.is_floating_point()
+        ):
+            raise _Refused(
+                f"{slot} is {record.dtype} in the reference and "
+                f"{tensors.dtype_name(tensor) or tensor.dtype} here"
+            )
         made = torch.empty_like(tensor.detach())
         made.copy_(value)
         if torch.is_grad_enabled() and tensor.requires_grad:
@@ -140,7 +195,9 @@ class Changes:
 
     def _refuse(self, frame: Any, why: str) -> None:
         name = frame.scope or frame.root.name
-        self._tell("patch-refused", f"{name} at step {frame.step} was not patched: {why}", name, frame.step)
+        self._tell(
+            "patch-refused", f"{name} at step {frame.step} was not patched: {why}", name, frame.step
+        )
 
     def _tell(self, kind: str, text: str, scope: str, step: int = -1) -> None:
         if text not in self._told:

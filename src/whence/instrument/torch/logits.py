@@ -1,7 +1,8 @@
-"""Listens to logits alone: of every call of a model its tokens, positions and mask, and the logits of the last token of each row.
+"""Listens to logits alone: of every call of a model its tokens, positions and mask, and the logits
+of the last token of each row.
 
-Modules inside the model are not looked at, unless one is named as the one that makes the logits. Everything else (steps,
-ranks, budget, what happens when something fails) is as in `torch_modules`.
+Modules inside the model are not looked at, unless one is named as the one that makes the logits.
+Everything else (steps, ranks, budget, what happens when something fails) is as in `torch_modules`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _NOT_KEPT = "not kept at --level logits"
 
 
 class LogitsListener(Listener):
-    """A `Listener` that records one call per call of the model: `input.*` as far as they are integers, `output.logits`.
+    """A `Listener` that records one call per call of the model: `input.*` as far as they are
+    integers, `output.logits`.
 
-    output.logits: (batch, 1, vocabulary), of the last real token of each row; all tokens with positions="all", or where rows lie
-    behind each other in one axis; the last ones where rows without a mask end in a repeated id. A cache is a record of its shape.
-    A model that returns no logits leaves a note.
+    output.logits: (batch, 1, vocabulary), of the last real token of each row; all tokens with
+    positions="all", or where rows lie behind each other in one axis; the last ones where rows
+    without a mask end in a repeated id. A cache is a record of its shape. A model that returns no
+    logits leaves a note.
     """
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
@@ -45,18 +48,35 @@ class LogitsListener(Listener):
     def remove(self) -> None:
         if not self._removed:
             if self._is_head is not None and not self._heads:
-                self.session.note("logits", f"logits_module {self.session.options.logits_module!r} was never called inside a model")
+                self.session.note(
+                    "logits",
+                    f"logits_module {self.session.options.logits_module!r} was never called "
+                    "inside a model",
+                )
             for name in sorted(self._silent - self._scored):
-                text = "returns no logits (batch, tokens, vocabulary): name the module that makes them with --logits-module"
+                text = (
+                    "returns no logits (batch, tokens, vocabulary): name the module that "
+                    "makes them with --logits-module"
+                )
                 self.session.note("logits", f"{name} {text}")
         super().remove()
 
-    def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _observe(
+        self,
+        previous: Callable[..., Any],
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         stack = self._local.stack
         if self._local.busy or not stack:
             return super()._observe(previous, module, args, kwargs)
         out = previous(module, *args, **kwargs)
-        if self._is_head is not None and (known := self._known.get(id(module))) is not None and self._is_head(known.scope):
+        if (
+            self._is_head is not None
+            and (known := self._known.get(id(module))) is not None
+            and self._is_head(known.scope)
+        ):
             found = logits_of(out, None, 0)
             if found is not None:
                 self._heads += 1
@@ -69,7 +89,9 @@ class LogitsListener(Listener):
     def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
         pass
 
-    def _take_inputs(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    def _take_inputs(
+        self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
         self._take_params(frame)
         frame.args = {}
         for name, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
@@ -81,7 +103,9 @@ class LogitsListener(Listener):
             elif isinstance(value, (bool, int, float)):
                 frame.args[slot] = value
             elif (held := _keys(value)) is not None:
-                number = self.session.unreadable(str(held.dtype).removeprefix("torch."), tuple(held.shape), _NOT_KEPT)
+                number = self.session.unreadable(
+                    str(held.dtype).removeprefix("torch."), tuple(held.shape), _NOT_KEPT
+                )
                 frame.refs.append(Ref(f"{slot}.0", number))
             elif value is not None and not isinstance(value, str):
                 frame.args[slot] = type(value).__name__
@@ -91,7 +115,9 @@ class LogitsListener(Listener):
         given = {slot.removeprefix("input."): tensor for slot, tensor, *_ in frame.tensors}
         tapped = [tensor for slot, tensor in frame.made if slot == "output.logits"]
         ids = tokens_of(given)
-        found = tapped[-1] if tapped else (logits_of(out, ids, widest(frame.module)) or ("", None))[1]
+        found = (
+            tapped[-1] if tapped else (logits_of(out, ids, widest(frame.module)) or ("", None))[1]
+        )
         frame.made.clear()
         frame.tensors.clear()
         if found is None:
@@ -105,11 +131,19 @@ class LogitsListener(Listener):
         frame.refs.append(Ref("output.logits", *self._sight(found, "output.logits", frame)[:2]))
 
     def _kept(self, root: str, logits: Any, ids: Any, given: dict[str, Any]) -> int:
-        """How many columns of logits to keep at least: 1, or back to the last token before what may be padding.
+        """How many columns of logits to keep at least: 1, or back to the last token before what may
+        be padding.
 
-        Rows of a fixed length that end in a repeated id, with no mask beside them, are read when their texts are known (`align.prompts`).
+        Rows of a fixed length that end in a repeated id, with no mask beside them, are read when
+        their texts are known (`align.prompts`).
         """
-        if ids is None or ids.ndim != 2 or logits.ndim != 3 or logits.shape[1] != ids.shape[1] or ids.shape[1] < _LEAST_PADDED:
+        if (
+            ids is None
+            or ids.ndim != 2
+            or logits.ndim != 3
+            or logits.shape[1] != ids.shape[1]
+            or ids.shape[1] < _LEAST_PADDED
+        ):
             return 1
         if any("mask" in name and tensor.ndim == 2 for name, tensor in given.items()):
             return 1
@@ -132,23 +166,36 @@ class LogitsListener(Listener):
 
 
 def tokens_of(given: dict[str, Any]) -> Any:
-    """The token ids among a call's tensors, (batch, tokens) or (tokens,); None where there are none."""
+    """The token ids among a call's tensors, (batch, tokens) or (tokens,); None where there are
+    none.
+    """
     for name in (*TOKENS, "0"):
         tensor = given.get(name)
-        if tensor is not None and tensor.ndim in (1, 2) and tensor.dtype in (torch.int64, torch.int32) and tensor.numel():
+        if (
+            tensor is not None
+            and tensor.ndim in (1, 2)
+            and tensor.dtype in (torch.int64, torch.int32)
+            and tensor.numel()
+        ):
             return tensor
     return None
 
 
 def widest(module: Any) -> int:
-    """Rows of the largest embedding of a module: as many tokens as its logits tell apart, at least; 0 without one."""
-    return max((m.num_embeddings for m in module.modules() if isinstance(m, torch.nn.Embedding)), default=0)
+    """Rows of the largest embedding of a module: as many tokens as its logits tell apart, at least;
+    0 without one.
+    """
+    return max(
+        (m.num_embeddings for m in module.modules() if isinstance(m, torch.nn.Embedding)), default=0
+    )
 
 
 def logits_of(out: Any, ids: Any, vocabulary: int) -> tuple[str, Any] | None:
-    """(slot, tensor) of the logits in what a module returned, None where nothing is as large as the vocabulary.
+    """(slot, tensor) of the logits in what a module returned, None where nothing is as large as the
+    vocabulary.
 
-    A field called logits, else the first floating tensor with `vocabulary` entries or more for every row of `ids` (0, None: any).
+    A field called logits, else the first floating tensor with `vocabulary` entries or more for
+    every row of `ids` (0, None: any).
     """
     found: list[tuple[str, Any]] = []
 
@@ -157,7 +204,11 @@ def logits_of(out: Any, ids: Any, vocabulary: int) -> tuple[str, Any] | None:
         return tensor
 
     rebuilt(out, look)
-    scores = [(s, t) for s, t in found if t.is_floating_point() and t.ndim in (2, 3) and t.numel() and _fits(t, ids)]
+    scores = [
+        (s, t)
+        for s, t in found
+        if t.is_floating_point() and t.ndim in (2, 3) and t.numel() and _fits(t, ids)
+    ]
     named = [(s, t) for s, t in scores if s.rpartition(".")[2] == "logits"]
     return next(iter(named or [(s, t) for s, t in scores if t.shape[-1] >= vocabulary]), None)
 
@@ -168,32 +219,49 @@ def _fits(tensor: Any, ids: Any) -> bool:
         return True
     if ids.ndim == 1:
         return bool(tensor.ndim == 2 and tensor.shape[0] <= ids.shape[0])
-    return bool(tensor.shape[0] == ids.shape[0] and (tensor.ndim == 2 or tensor.shape[1] <= ids.shape[1]))
+    return bool(
+        tensor.shape[0] == ids.shape[0] and (tensor.ndim == 2 or tensor.shape[1] <= ids.shape[1])
+    )
 
 
 def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
-    """Logits of the last real token of each row, (batch, 1, vocabulary); all where rows share an axis or there is one only.
+    """Logits of the last real token of each row, (batch, 1, vocabulary); all where rows share an
+    axis or there is one only.
 
-    logits: (batch, tokens, vocabulary), (batch, vocabulary) or (tokens, vocabulary). No value is read from a device.
+    logits: (batch, tokens, vocabulary), (batch, vocabulary) or (tokens, vocabulary). No value is
+    read from a device.
     """
     if ids is not None and ids.ndim == 1 and logits.ndim == 2:
-        several = any("pos" in name and tensor.shape[-1:] == ids.shape for name, tensor in given.items())
+        several = any(
+            "pos" in name and tensor.shape[-1:] == ids.shape for name, tensor in given.items()
+        )
         return logits if several else logits[-1:]
     if logits.ndim == 2 or logits.shape[1] == 1:
         return logits
-    mask = next((t for n, t in given.items() if "mask" in n and t.ndim == 2 and t.shape[0] == logits.shape[0]), None)
+    mask = next(
+        (
+            t
+            for n, t in given.items()
+            if "mask" in n and t.ndim == 2 and t.shape[0] == logits.shape[0]
+        ),
+        None,
+    )
     if mask is None or mask.shape[1] < logits.shape[1]:
         return logits[:, -1:]
     real = mask[:, -logits.shape[1] :]
     if "pad" in next(n for n, t in given.items() if t is mask):
         real = real == 0
     places = torch.arange(1, logits.shape[1] + 1, device=logits.device)
-    at = ((real.to(logits.device) != 0) * places).amax(1).clamp(min=1) - 1  # a row without a real token: its first
+    at = ((real.to(logits.device) != 0) * places).amax(1).clamp(
+        min=1
+    ) - 1  # a row without a real token: its first
     return logits[torch.arange(logits.shape[0], device=logits.device), at][:, None]
 
 
 def _keys(value: Any) -> Any:
-    """The first tensor (batch, heads, tokens, features) of a cache, None in what is no cache or an empty one."""
+    """The first tensor (batch, heads, tokens, features) of a cache, None in what is no cache or an
+    empty one.
+    """
     return next((t for t in _within(value) if t.ndim == 4), None)
 
 

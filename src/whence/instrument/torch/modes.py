@@ -1,4 +1,6 @@
-"""What of torch's machinery surrounds a call: modes, tracing, and the one function through which every module is called."""
+"""What of torch's machinery surrounds a call: modes, tracing, and the one function through which
+every module is called.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,17 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 NoFunctions = torch._C.DisableTorchFunction
-_depth, _pop, _push = torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
+_depth, _pop, _push = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._pop_torch_dispatch_stack,
+    torch._C._push_on_torch_dispatch_stack,
+)
 
 
 class Quiet:
-    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is done inside."""
+    """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is
+    done inside.
+    """
 
     __slots__ = ("_all", "_function", "_modes")
 
@@ -46,8 +54,9 @@ def is_traced() -> bool:
 def set_call(new: Any) -> None:
     """Make `new` the way every module is called.
 
-    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this one, or it would compile
-    the program in another way (and, imported meanwhile, keep ours for ever).
+    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this
+    one, or it would compile the program in another way (and, imported meanwhile, keep ours for
+    ever).
     """
     old = torch.nn.Module.__call__
     torch.nn.Module.__call__ = new
@@ -55,12 +64,15 @@ def set_call(new: Any) -> None:
 
 
 def taken_for_torchs(wrapper: Any) -> None:
-    """Have dynamo treat this way of calling modules as torch's own: never compiled by itself where a module runs eagerly, looked through
-    where one is compiled. Dynamo goes by the file of the code; where compiled code broke off inside a module, a frame of another file
-    would begin graphs that the program has not.
+    """Have dynamo treat this way of calling modules as torch's own: never compiled by itself where
+    a module runs eagerly, looked through where one is compiled. Dynamo goes by the file of the
+    code; where compiled code broke off inside a module, a frame of another file would begin graphs
+    that the program has not.
     """
     own = torch.nn.Module._wrapped_call_impl.__code__
-    wrapper.__code__ = wrapper.__code__.replace(co_filename=own.co_filename, co_firstlineno=own.co_firstlineno)
+    wrapper.__code__ = wrapper.__code__.replace(
+        co_filename=own.co_filename, co_firstlineno=own.co_firstlineno
+    )
 
 
 def dynamo_knows(old: Any, new: Any) -> None:

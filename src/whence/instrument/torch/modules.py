@@ -1,9 +1,12 @@
-"""Listens to torch modules: every call of every `nn.Module` below a root, with its parameters, inputs, outputs and mutations.
+"""Listens to torch modules: every call of every `nn.Module` below a root, with its parameters,
+inputs, outputs and mutations.
 
-`nn.Module.__call__` is wrapped while a listener is installed (not hooks: a wrapper sees what entered before any hook and what
-left after all of them, needs no change to the module, and keeps torch's fast path without hooks). Compiled and scripted code
-is entered through the same wrapper, so its boundary is recorded and a note says that the inside was not seen. While the
-wrapper looks at tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by them.
+`nn.Module.__call__` is wrapped while a listener is installed (not hooks: a wrapper sees what
+entered before any hook and what left after all of them, needs no change to the module, and keeps
+torch's fast path without hooks). Compiled and scripted code is entered through the same wrapper, so
+its boundary is recorded and a note says that the inside was not seen. While the wrapper looks at
+tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by
+them.
 """
 
 from __future__ import annotations
@@ -30,21 +33,49 @@ from whence.instrument.session import Session
 from whence.instrument.torch import settings as settings_module
 from whence.instrument.torch import settings as torch_settings
 from whence.instrument.torch.compiled_boundary import Trap, is_compilers
-from whence.instrument.torch.modes import NoFunctions, Quiet, dynamo_knows, is_traced, set_call, taken_for_torchs
-from whence.instrument.torch.program_recorder import Recorder, asks_for_listeners, compiled_inside, is_block_cache, layout, tensors_of
+from whence.instrument.torch.modes import (
+    NoFunctions,
+    Quiet,
+    dynamo_knows,
+    is_traced,
+    set_call,
+    taken_for_torchs,
+)
+from whence.instrument.torch.program_recorder import (
+    Recorder,
+    asks_for_listeners,
+    compiled_inside,
+    is_block_cache,
+    layout,
+    tensors_of,
+)
 from whence.instrument.torch.tensor_identity import FindExternal, Sights
-from whence.instrument.torch.weak_registry import Held, Known, Pending, Root, StorageRef, address_of, home_of, sample, storage_ref
+from whence.instrument.torch.weak_registry import (
+    Held,
+    Known,
+    Pending,
+    Root,
+    StorageRef,
+    address_of,
+    home_of,
+    sample,
+    storage_ref,
+)
 from whence.instrument.wording import raised
 from whence.records import Call, Placement, Ref
 
-# So many programs of a family that are one and the same, and its next extents are not recorded again.
+# So many programs of a family that are one and the same, and its next extents are not recorded
+# again.
 _SETTLED = 3
-# Of one module; a program with its extents written in serves no other extents, and every one more costs the time to record it.
+# Of one module; a program with its extents written in serves no other extents, and every one more
+# costs the time to record it.
 _MOST_PROGRAMS = 16
 
 
 class Interventions(Protocol):
-    """What a capture changes in the program on purpose: planted faults, patched tensors, forced tokens."""
+    """What a capture changes in the program on purpose: planted faults, patched tensors, forced
+    tokens.
+    """
 
     def met(self, root: str, module: Any) -> None:
         """A root is about to be called for the first time."""
@@ -63,7 +94,9 @@ class Interventions(Protocol):
 
 
 class _Ran(NamedTuple):
-    """What calls of one signature run: a program, or why there is none; and the slots it reads out of objects."""
+    """What calls of one signature run: a program, or why there is none; and the slots it reads out
+    of objects.
+    """
 
     program: str
     reason: str
@@ -74,10 +107,38 @@ class _Frame:
     """One call in progress."""
 
     __slots__ = (
-        "args", "depth", "family", "keep", "kids", "known", "made", "micro", "module", "note", "number", "objects", "occurrence",
-        "operators", "order", "parent", "phase", "place", "placements", "reads", "recorder", "refs", "root", "scope", "signature",
-        "started", "state", "step", "tensors", "training", "wanted",
-    )  # fmt: skip
+        "args",
+        "depth",
+        "family",
+        "keep",
+        "kids",
+        "known",
+        "made",
+        "micro",
+        "module",
+        "note",
+        "number",
+        "objects",
+        "occurrence",
+        "operators",
+        "order",
+        "parent",
+        "phase",
+        "place",
+        "placements",
+        "reads",
+        "recorder",
+        "refs",
+        "root",
+        "scope",
+        "signature",
+        "started",
+        "state",
+        "step",
+        "tensors",
+        "training",
+        "wanted",
+    )
     args: dict[str, Any] | None
     depth: int
     family: tuple[Any, ...] | None
@@ -116,7 +177,9 @@ class _Frame:
 
 
 class _Thread(threading.local):
-    """What each thread has of its own: its calls in progress, and whether it is inside this listener."""
+    """What each thread has of its own: its calls in progress, and whether it is inside this
+    listener.
+    """
 
     def __init__(self) -> None:
         self.stack: list[_Frame] = []
@@ -126,16 +189,21 @@ class _Thread(threading.local):
 class Listener:
     """Records module calls into a session while installed.
 
-    model: only calls of this module and below it; None: every module that is called (each outermost one is a root).
-    find_external: where a parameter's bytes may already lie in the user's checkpoint file.
-    staged: send CPU tensors through the staging ring too (device tensors always go there).
-    changes: what is changed in the program on purpose, None for nothing.
+    model: only calls of this module and below it; None: every module that is called (each outermost
+    one is a root). find_external: where a parameter's bytes may already lie in the user's
+    checkpoint file. staged: send CPU tensors through the staging ring too (device tensors always go
+    there). changes: what is changed in the program on purpose, None for nothing.
     """
 
     def __init__(
-        self, session: Session, model: Any = None, *, find_external: FindExternal | None = None, staged: bool = False,
+        self,
+        session: Session,
+        model: Any = None,
+        *,
+        find_external: FindExternal | None = None,
+        staged: bool = False,
         changes: Interventions | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.session, self._changes = session, changes
         self.model = model
         self.active = self._removed = False
@@ -146,9 +214,13 @@ class Listener:
         self._learned = 0
         self._lock = threading.RLock()
         self._sights = Sights(
-            session, find_external=find_external, staged=staged, on_error=self._give_up, busy=self._be_busy,
+            session,
+            find_external=find_external,
+            staged=staged,
+            on_error=self._give_up,
+            busy=self._be_busy,
             again=session.options.level == "op",
-        )  # fmt: skip
+        )
         self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
         self._objects: dict[int, Watched] = {}
@@ -174,10 +246,14 @@ class Listener:
     def install(self) -> None:
         """Start listening."""
         if self.model is not None:
-            self._load_kernels()  # else with the first call: programs may search what is imported while they start
+            # else with the first call: programs may search what is imported while they start
+            self._load_kernels()
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
-        callback, off = get_eval_frame_callback, (None, False)  # as `inside` asks; a frame of ours would go to dynamo
+        callback, off = (
+            get_eval_frame_callback,
+            (None, False),
+        )  # as `inside` asks; a frame of ours would go to dynamo
         listener = self
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -194,11 +270,14 @@ class Listener:
             os.register_at_fork(after_in_child=lambda: _forked(me))
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._optimizer_hook = register_optimizer_step_post_hook(lambda *_: self._optimizer_stepped())
+        self._optimizer_hook = register_optimizer_step_post_hook(
+            lambda *_: self._optimizer_stepped()
+        )
         self.active = True
 
     def remove(self) -> None:
-        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and does nothing until they let go.
+        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and
+        does nothing until they let go.
 
         Idempotent.
         """
@@ -225,8 +304,12 @@ class Listener:
             self._sights.drain()
 
     def _unwrap(self) -> None:
-        """Take off every wrapper of ours that lies on top and no longer listens. Dynamo lets go of one that stays below another's."""
-        while (owner := getattr(torch.nn.Module.__call__, "listener", None)) is not None and not owner.active:
+        """Take off every wrapper of ours that lies on top and no longer listens. Dynamo lets go of
+        one that stays below another's.
+        """
+        while (
+            owner := getattr(torch.nn.Module.__call__, "listener", None)
+        ) is not None and not owner.active:
             set_call(owner._previous)
         below: Any = self
         while below is not None and not below.active:
@@ -234,7 +317,9 @@ class Listener:
             below = getattr(below._previous, "listener", None)
 
     def abandon(self) -> None:
-        """Stop without writing anything more: in a forked child, whose files belong to the parent."""
+        """Stop without writing anything more: in a forked child, whose files belong to the
+        parent.
+        """
         self.active = False
         self.session.failed = "forked"
         self._sights.abandon()
@@ -246,9 +331,19 @@ class Listener:
 
     # ---- one call
 
-    def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _observe(
+        self,
+        previous: Callable[..., Any],
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         local = self._local
-        if local.busy or torch._C._get_tracing_state() is not None or (torch._C._len_torch_dispatch_stack() and is_traced()):
+        if (
+            local.busy
+            or torch._C._get_tracing_state() is not None
+            or (torch._C._len_torch_dispatch_stack() and is_traced())
+        ):
             return previous(module, *args, **kwargs)
         stack = local.stack
         depth = len(stack)
@@ -333,7 +428,13 @@ class Listener:
             else:
                 known = self._adopt(module, parent)
         frame = _Frame()
-        frame.known, frame.module, frame.parent, frame.kids, frame.operators = known, module, parent, 0, 0
+        frame.known, frame.module, frame.parent, frame.kids, frame.operators = (
+            known,
+            module,
+            parent,
+            0,
+            0,
+        )
         frame.recorder = frame.signature = frame.family = frame.args = None
         frame.note, frame.refs, frame.tensors, frame.objects, frame.made = "", [], [], [], []
         frame.placements = {}
@@ -346,12 +447,16 @@ class Listener:
             parent.kids += 1
             frame.state, frame.root, frame.phase = parent.state, parent.root, parent.phase
             frame.step, frame.micro = parent.step, parent.micro
-            frame.number = str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            frame.number = (
+                str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
+            )
             frame.depth = parent.depth + 1
         counts = frame.state
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
         frame.order = session.next_order()
-        frame.wanted = session.takes_all or session.selector.wants(scope, known.op_type, frame.depth, frame.number, frame.step)
+        frame.wanted = session.takes_all or session.selector.wants(
+            scope, known.op_type, frame.depth, frame.number, frame.step
+        )
         stack.append(frame)
         if not frame.wanted:
             frame.note = "not selected"
@@ -367,7 +472,11 @@ class Listener:
         frame.root, frame.number, frame.depth = root, "0", 0
         root.calls += 1
         if torch._C._current_graph_task_id() != -1:
-            frame.phase, frame.step, frame.micro = "recompute", root.steps.get("", 0), max(root.micro - 1, 0)
+            frame.phase, frame.step, frame.micro = (
+                "recompute",
+                root.steps.get("", 0),
+                max(root.micro - 1, 0),
+            )
         else:
             frame.phase = "forward"
             training = frame.training and torch.is_grad_enabled()
@@ -400,7 +509,9 @@ class Listener:
         if stack and stack[-1] is frame:
             stack.pop()
         elif any(f is frame for f in stack):
-            while stack.pop() is not frame:  # above it: calls that were left without an end, by a greenlet or a Ctrl-C
+            while (
+                stack.pop() is not frame
+            ):  # above it: calls that were left without an end, by a greenlet or a Ctrl-C
                 pass
         session = self.session
         if session.failed:
@@ -420,12 +531,29 @@ class Listener:
             # torch's way to end a recomputation once backward has what it needs.
             error, frame.note = "", frame.note or "recomputed as far as backward needed it"
         call = Call(
-            id=frame.order, scope=frame.scope, root=frame.root.name, step=frame.step, order=frame.order, rank=session.rank,
-            micro=frame.micro, phase=frame.phase, occurrence=frame.occurrence, op_type=known.op_type, source=known.source,
-            parent=frame.parent.order if frame.parent is not None else -1, number=frame.number, leaf=leaf and not frame.operators,
-            training=frame.training, refs=tuple(frame.refs), arguments=frame.args or {}, program=program, no_program=no_program,
-            notes=(frame.note,) if frame.note else (), error=error, placements=frame.placements,
-        )  # fmt: skip
+            id=frame.order,
+            scope=frame.scope,
+            root=frame.root.name,
+            step=frame.step,
+            order=frame.order,
+            rank=session.rank,
+            micro=frame.micro,
+            phase=frame.phase,
+            occurrence=frame.occurrence,
+            op_type=known.op_type,
+            source=known.source,
+            parent=frame.parent.order if frame.parent is not None else -1,
+            number=frame.number,
+            leaf=leaf and not frame.operators,
+            training=frame.training,
+            refs=tuple(frame.refs),
+            arguments=frame.args or {},
+            program=program,
+            no_program=no_program,
+            notes=(frame.note,) if frame.note else (),
+            error=error,
+            placements=frame.placements,
+        )
         self._sights.call(call)
         if frame.parent is None:
             self._end_root(frame)
@@ -460,7 +588,8 @@ class Listener:
         alike = [r for r in self._roots.values() if r.name.partition("#")[0] == kind]
         root = next((r for r in alike if r.ref() is None), None)
         if root is not None:
-            # A module made anew at every step (a loss) goes on where the one before it, now gone, left off.
+            # A module made anew at every step (a loss) goes on where the one before it, now gone,
+            # left off.
             root.ref = weakref.ref(module)
             self._learn(module, root, "")
             return
@@ -494,7 +623,11 @@ class Listener:
                 if child is module:
                     self._learn(module, root, name)
                     return self._known[id(module)]
-        scope = f"{parent.scope}.<{type(module).__name__}>" if parent.scope else f"<{type(module).__name__}>"
+        scope = (
+            f"{parent.scope}.<{type(module).__name__}>"
+            if parent.scope
+            else f"<{type(module).__name__}>"
+        )
         self._learn(module, root, scope)
         return self._known[id(module)]
 
@@ -503,7 +636,9 @@ class Listener:
         dtypes: dict[str, int] = {}
         devices: dict[str, int] = {}
         for p in module.parameters():
-            dtypes[str(p.dtype).removeprefix("torch.")] = dtypes.get(str(p.dtype).removeprefix("torch."), 0) + 1
+            dtypes[str(p.dtype).removeprefix("torch.")] = (
+                dtypes.get(str(p.dtype).removeprefix("torch."), 0) + 1
+            )
             devices[str(p.device)] = devices.get(str(p.device), 0) + 1
         config = getattr(module, "config", None)
         settings: dict[str, Any] = {
@@ -534,7 +669,9 @@ class Listener:
 
     # ---- tensors of a call
 
-    def _take_inputs(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    def _take_inputs(
+        self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
         """(slot, tensor) of everything this call was handed, recorded where inputs are wanted."""
         module = frame.module
         if isinstance(module, torch.jit.ScriptModule):
@@ -558,14 +695,25 @@ class Listener:
                 number, edge, key = self._sight(tensor, slot, frame)
                 refs.append(Ref(slot, number, edge))
                 shapes.append((slot, key))
-                frame.tensors.append((slot, tensor, None if tensor.is_inference() else tensor._version, number))
+                frame.tensors.append(
+                    (slot, tensor, None if tensor.is_inference() else tensor._version, number)
+                )
         options = self.session.options
         if takes_inputs and options.programs and options.keep == "full" and not frame.note:
             self._expect_program(frame, found, shapes, arguments)
         return found
 
-    def _collect(self, value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any], frame: _Frame | None) -> None:
-        """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects are watched."""
+    def _collect(
+        self,
+        value: Any,
+        slot: str,
+        found: list[tuple[str, Any]],
+        arguments: dict[str, Any],
+        frame: _Frame | None,
+    ) -> None:
+        """Tensors (in any nesting) go to `found`, simple values to `arguments`, cache-like objects
+        are watched.
+        """
         if type(value) is torch.Tensor and not value.is_nested:
             found.append((slot, value))
         elif isinstance(value, torch.Tensor) and not tensors.answers(value):
@@ -586,7 +734,13 @@ class Listener:
                 arguments[slot] = value
         elif isinstance(value, dict):
             for k, v in value.items():
-                self._collect(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", found, arguments, frame)
+                self._collect(
+                    v,
+                    f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}",
+                    found,
+                    arguments,
+                    frame,
+                )
         elif isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 self._collect(v, f"{slot}.{i}", found, arguments, frame)
@@ -594,7 +748,13 @@ class Listener:
             arguments[slot] = str(value).removeprefix("torch.")
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
-                self._collect(getattr(value, field.name, None), f"{slot}.{field.name}", found, arguments, frame)
+                self._collect(
+                    getattr(value, field.name, None),
+                    f"{slot}.{field.name}",
+                    found,
+                    arguments,
+                    frame,
+                )
         elif is_plain_object(value):
             watched = self._objects.get(id(value))
             first = watched is None or watched.ref() is not value
@@ -607,8 +767,13 @@ class Listener:
             if watched.places or watched.sizes:
                 frame.objects.append((slot, watched))
             watched.holder = frame.order
-            # An object holds the tensors of all layers: they are listed where it is first seen and at roots, else only what changed.
-            fresh = list(watched.items()) if first or frame.parent is None else [one[:2] for one in watched.changed()]
+            # An object holds the tensors of all layers: they are listed where it is first seen and
+            # at roots, else only what changed.
+            fresh = (
+                list(watched.items())
+                if first or frame.parent is None
+                else [one[:2] for one in watched.changed()]
+            )
             if frame.parent is None and not first:
                 watched.walk(value)
             found.extend((slot + path, tensor) for path, tensor in fresh)
@@ -635,7 +800,8 @@ class Listener:
                 refs.append(Ref(where, seen, edge))
                 frame.made.append((where, tensor))
         for slot, watched in frame.objects:
-            # Of its inference tensors the bytes are looked at where it was handed to last, and at the root.
+            # Of its inference tensors the bytes are looked at where it was handed to last, and at
+            # the root.
             innermost = frame.parent is None or watched.holder == frame.order
             for path, tensor, certain in watched.changed(unversioned=innermost):
                 where = "mutated" + slot[5:] + path
@@ -650,7 +816,9 @@ class Listener:
             if item.seen is None or tensor is None or tensor.is_inference():
                 continue
             # Batch norm writes its running statistics without a new version.
-            if tensor._version != item.version or (frame.training and leaf and tensor is frame.module._buffers.get(item.slot[6:])):
+            if tensor._version != item.version or (
+                frame.training and leaf and tensor is frame.module._buffers.get(item.slot[6:])
+            ):
                 where = "mutated" + item.slot[5:]
                 number, edge, _ = self._sight(tensor, where, frame)
                 if number == item.seen.record:
@@ -670,14 +838,22 @@ class Listener:
             if isinstance(out, (list, tuple, dict)) or out is None:
                 self._collect(out, "output", found, {}, None)
             else:
-                self._collect(out, "output.0" if not dataclasses.is_dataclass(out) else "output", found, {}, None)
+                self._collect(
+                    out,
+                    "output.0" if not dataclasses.is_dataclass(out) else "output",
+                    found,
+                    {},
+                    None,
+                )
         for slot, tensor in found:
             number, edge, _ = self._sight(tensor, slot, frame)
             frame.refs.append(Ref(slot, number, edge))
         frame.made += found
 
     def _take_params(self, frame: _Frame) -> None:
-        """Parameters, buffers and plain tensor attributes of the module; of the modules below it too where those are never called."""
+        """Parameters, buffers and plain tensor attributes of the module; of the modules below it
+        too where those are never called.
+        """
         known, module = frame.known, frame.module
         entries = known.entries
         held = len(module._parameters), len(module._buffers), len(module._modules)
@@ -698,8 +874,11 @@ class Listener:
             seen = item.seen
             same = seen is not None and item.version == now and address_of(tensor) == item.pointer
             if same and item.looked != calls:
-                # `p.data.add_()` and numpy leave the version as it is: a training step changes all, elsewhere a sample shows it.
-                same = not (frame.training and torch.is_grad_enabled()) and item.probe == sample(item.pointer, item.nbytes)
+                # `p.data.add_()` and numpy leave the version as it is: a training step changes all,
+                # elsewhere a sample shows it.
+                same = not (frame.training and torch.is_grad_enabled()) and item.probe == sample(
+                    item.pointer, item.nbytes
+                )
             item.looked = calls
             if not same or seen is None:
                 number, edge, _ = self._sight(tensor, item.slot, frame, parameter=True)
@@ -713,22 +892,34 @@ class Listener:
 
     def _held_by(self, known: Known, module: Any) -> list[Held] | None:
         """What the module holds now, None while a part of it is lazy."""
-        for name in [n for n, value in module.__dict__.items() if known.entries is None and is_block_cache(n, value)]:
-            self.session.note("not-captured", f"{name}: a cache that the module keeps, 64 MiB or more, and no parameter", known.scope)
+        for name in [
+            n
+            for n, value in module.__dict__.items()
+            if known.entries is None and is_block_cache(n, value)
+        ]:
+            self.session.note(
+                "not-captured",
+                f"{name}: a cache that the module keeps, 64 MiB or more, and no parameter",
+                known.scope,
+            )
         known.op_type = type(module).__name__
         known.branches = any(child is not None for child in module._modules.values())
         if known.deep or not known.branches:
             held = tensors_of(module)
         else:
             tables = (module._parameters, module._buffers)
-            held = [(f"param.{n}", t) for table in tables for n, t in table.items() if t is not None]
+            held = [
+                (f"param.{n}", t) for table in tables for n, t in table.items() if t is not None
+            ]
         if any(torch.nn.parameter.is_lazy(t) for _, t in held):
             known.entries = None
             return None
         known.entries = []
         for slot, tensor in held:
             if not tensors.answers(tensor):
-                self.session.note("not-captured", f"{slot}: {type(tensor).__name__}, {CLOSED}", known.scope)
+                self.session.note(
+                    "not-captured", f"{slot}: {type(tensor).__name__}, {CLOSED}", known.scope
+                )
                 continue
             inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if inner is None or len(inner) == 1:
@@ -739,55 +930,99 @@ class Listener:
 
     # ---- programs
 
-    def _expect_program(self, frame: _Frame, found: list[tuple[str, Any]], looks: list[Any], arguments: dict[str, Any]) -> None:
-        """Listen to what this call runs, unless that is known already: once per signature, a few times per family.
+    def _expect_program(
+        self,
+        frame: _Frame,
+        found: list[tuple[str, Any]],
+        looks: list[Any],
+        arguments: dict[str, Any],
+    ) -> None:
+        """Listen to what this call runs, unless that is known already: once per signature, a few
+        times per family.
 
-        A signature is everything that code may decide by: modes, arguments, dtypes, shapes, strides. A family is a signature
-        without its extents: when its programs are one and the same, extents are followed, and the next one is not recorded.
+        A signature is everything that code may decide by: modes, arguments, dtypes, shapes,
+        strides. A family is a signature without its extents: when its programs are one and the
+        same, extents are followed, and the next one is not recorded.
         """
-        # Which inputs are one tensor belongs to it: a program recorded from it reads that one for both.
+        # Which inputs are one tensor belongs to it: a program recorded from it reads that one for
+        # both.
         numbers = [number for _, _, _, number in frame.tensors]
-        alike = tuple(numbers.index(number) for number in numbers) if len(set(numbers)) != len(numbers) else ()
+        alike = (
+            tuple(numbers.index(number) for number in numbers)
+            if len(set(numbers)) != len(numbers)
+            else ()
+        )
         how = (
-            frame.known.serial, alike, tuple(arguments.items()) if arguments else (), frame.training, torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(), torch._C._is_any_autocast_enabled(),
-        )  # fmt: skip
+            frame.known.serial,
+            alike,
+            tuple(arguments.items()) if arguments else (),
+            frame.training,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch._C._is_any_autocast_enabled(),
+        )
         forms = tuple(watched.form for _, watched in frame.objects)
         frame.signature = signature = (how, tuple(looks), forms)
         ran = self._signatures.get(signature)
         if ran is None:
             # An extent of one broadcasts, so it is not followed.
-            kinds = tuple((slot, look[0], tuple(n == 1 for n in look[1]), bool(look[2])) for slot, look in looks)
+            kinds = tuple(
+                (slot, look[0], tuple(n == 1 for n in look[1]), bool(look[2]))
+                for slot, look in looks
+            )
             frame.family = family = (how, kinds)
             history = self._families.setdefault(family, [])
-            if len(history) >= _SETTLED and history[-1].program and all(h == history[-1] for h in history[-_SETTLED:]):
+            if (
+                len(history) >= _SETTLED
+                and history[-1].program
+                and all(h == history[-1] for h in history[-_SETTLED:])
+            ):
                 ran = self._signatures[signature] = history[-1]
             elif frame.known.programs >= _MOST_PROGRAMS:
-                ran = self._signatures[signature] = _Ran("", f"other extents than in its first {_MOST_PROGRAMS} programs")
+                ran = self._signatures[signature] = _Ran(
+                    "", f"other extents than in its first {_MOST_PROGRAMS} programs"
+                )
         if ran is not None:
             for slot in ran.reads:
                 self._read(frame, slot)
         elif self.session.elements_on:
             self._record(frame, found, signature)
 
-    def _record(self, frame: _Frame, found: list[tuple[str, Any]], signature: tuple[Any, ...]) -> None:
+    def _record(
+        self, frame: _Frame, found: list[tuple[str, Any]], signature: tuple[Any, ...]
+    ) -> None:
         module = frame.module
         hidden = compiled_inside(module)
         if hidden:
             self._signatures[signature] = _Ran("", f"compiled ({hidden}): inside not seen")
             return
         self._trap.set()
-        params = [(item.slot, tensor) for item in frame.known.entries or () if (tensor := item.tensor()) is not None]
+        params = [
+            (item.slot, tensor)
+            for item in frame.known.entries or ()
+            if (tensor := item.tensor()) is not None
+        ]
         frame.started = time.perf_counter()
         frame.reads = []
         # As it is now: what the call itself hangs there is nothing that it was given.
-        hanging = {layout(t): (slot + path, storage_ref(t)) for slot, watched in frame.objects for path, t in watched.items()}
+        hanging = {
+            layout(t): (slot + path, storage_ref(t))
+            for slot, watched in frame.objects
+            for path, t in watched.items()
+        }
         frame.recorder = Recorder(
-            found, params, casts=not asks_for_listeners(module), find=lambda tensor: self._find(frame, hanging, tensor)
-        )  # fmt: skip
+            found,
+            params,
+            casts=not asks_for_listeners(module),
+            find=lambda tensor: self._find(frame, hanging, tensor),
+        )
 
-    def _find(self, frame: _Frame, hanging: dict[tuple[Any, ...], tuple[str, StorageRef]], tensor: Any) -> str:
-        """The slot of a tensor that a call sees without being handed it: in an object of its arguments, or held by a module below."""
+    def _find(
+        self, frame: _Frame, hanging: dict[tuple[Any, ...], tuple[str, StorageRef]], tensor: Any
+    ) -> str:
+        """The slot of a tensor that a call sees without being handed it: in an object of its
+        arguments, or held by a module below.
+        """
         busy, self._local.busy = self._local.busy, True
         try:
             with self._lock, NoFunctions():
@@ -813,7 +1048,9 @@ class Listener:
         return ""
 
     def _read(self, frame: _Frame, where: str) -> None:
-        """Record a tensor that hangs in an object of this call's arguments as an input of the call."""
+        """Record a tensor that hangs in an object of this call's arguments as an input of the
+        call.
+        """
         if any(ref.slot == where for ref in frame.refs):
             return
         for slot, watched in frame.objects:
@@ -843,7 +1080,9 @@ class Listener:
         if recorder is None:
             if frame.signature is None:
                 return "", "programs were not recorded"
-            ran = self._signatures.get(frame.signature) or _Ran("", "first seen when elements were no longer kept")
+            ran = self._signatures.get(frame.signature) or _Ran(
+                "", "first seen when elements were no longer kept"
+            )
             return ran.program, ran.reason
         if error:
             recorder.abandon()
@@ -859,11 +1098,14 @@ class Listener:
                 self._programs.add(program.id)
                 frame.known.programs += 1
                 constants = tuple(
-                    self._sight(t, f"constant.{i}", frame)[0] for i, t in enumerate(recording.constants)
-                )  # fmt: skip
+                    self._sight(t, f"constant.{i}", frame)[0]
+                    for i, t in enumerate(recording.constants)
+                )
                 self._sights.emit(
                     lambda: self.session.program(
-                        msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in constants))
+                        msgspec.structs.replace(
+                            program, constants=tuple(int(getattr(c, "id", c)) for c in constants)
+                        )
                     )
                 )
             result = _Ran(program.id, "", tuple(frame.reads))

@@ -1,4 +1,6 @@
-"""One call of an operator: its tensors by the names of the schema, its other arguments as plain values, and the program that it is."""
+"""One call of an operator: its tensors by the names of the schema, its other arguments as plain
+values, and the program that it is.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ import torch
 import xxhash
 
 from whence.frameworks.torch_arrays import NAMES, answers, plain, tensors_in
-from whence.frameworks.torch_schema import METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, draws, facts_of
+from whence.frameworks.torch_schema import (
+    METADATA_ONLY,
+    STATISTICS_WRITERS,
+    UNINITIALISED,
+    draws,
+    facts_of,
+)
 from whence.frameworks.torch_trees import CLOSED
 from whence.records import Operation, Placement, Program, Ref, Statistics
 
 # In-place operators that do not look at what they write.
 _OVERWRITE = {
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_", "log_normal_", "geometric_", "cauchy_",
-    "_foreach_zero_", "_foreach_copy_",
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_",
+    "log_normal_", "geometric_", "cauchy_", "_foreach_zero_", "_foreach_copy_",
 }  # fmt: skip
 _MAX_TEXT = 1000
 _NO_OPERATORS = ("profiler.", "debug_mode_ops.")  # marks of tools
@@ -28,13 +36,34 @@ class Overload:
     """What must be known of an overload for every call of it, worked out once."""
 
     __slots__ = (
-        "base", "func", "implied", "key", "listed", "name", "overwritten", "plain", "positional", "random", "sizes", "slots", "statistics",
-        "tool", "uninitialised", "view", "writes",
-    )  # fmt: skip
+        "base",
+        "func",
+        "implied",
+        "key",
+        "listed",
+        "name",
+        "overwritten",
+        "plain",
+        "positional",
+        "random",
+        "sizes",
+        "slots",
+        "statistics",
+        "tool",
+        "uninitialised",
+        "view",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
         facts, schema = facts_of(func), func._schema
-        self.func, self.name, self.base, self.positional, self.view = func, facts.name, facts.base, facts.positional, facts.view
+        self.func, self.name, self.base, self.positional, self.view = (
+            func,
+            facts.name,
+            facts.base,
+            facts.positional,
+            facts.view,
+        )
         self.key = f"/{self.name}"
         self.tool = self.name.startswith(_NO_OPERATORS)
         self.slots = {a.name: f"input.{a.name}" for a in schema.arguments}
@@ -49,7 +78,11 @@ class Overload:
         self.random = facts.random
         self.sizes = any("int" in str(a.real_type) for a in schema.arguments)
         # (argument, result) that the schema says are one tensor.
-        sets = {a.name: set(a.alias_info.before_set) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        sets = {
+            a.name: set(a.alias_info.before_set)
+            for a in schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write
+        }
         self.implied = {
             (f"input.{name}", f"output.{i}")
             for i, r in enumerate(schema.returns)
@@ -57,13 +90,17 @@ class Overload:
             for name, before in sets.items()
             if before & set(r.alias_info.before_set)
         }
-        self.listed = len(schema.returns) == 1 and str(schema.returns[0].real_type).startswith("List")
+        self.listed = len(schema.returns) == 1 and str(schema.returns[0].real_type).startswith(
+            "List"
+        )
 
     def draws(self, named: dict[str, Any]) -> bool:
         return self.random and draws(facts_of(self.func), named)
 
 
-_OVERLOADS: dict[int, Overload] = {}  # by id, for the hash of one is a function of Python's; an Overload keeps it
+_OVERLOADS: dict[
+    int, Overload
+] = {}  # by id, for the hash of one is a function of Python's; an Overload keeps it
 
 
 def overload_of(func: Any) -> Overload:
@@ -74,25 +111,63 @@ def overload_of(func: Any) -> Overload:
 
 
 class Made:
-    """A call of an operator that is being recorded. above: the frame or region it is in. inputs: (slot, tensor), in schema order.
+    """A call of an operator that is being recorded. above: the frame or region it is in. inputs:
+    (slot, tensor), in schema order.
 
-    called: what it is called with, positional and by name. seen: (record, edge, form) by slot.
-    It is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are wanted.
+    called: what it is called with, positional and by name. seen: (record, edge, form) by slot. It
+    is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are
+    wanted.
     """
 
     __slots__ = (
-        "_given", "above", "arguments", "called", "forward", "inputs", "keep", "notes", "occurrence", "order", "overload", "phase", "place",
+        "_given",
+        "above",
+        "arguments",
+        "called",
+        "forward",
+        "inputs",
+        "keep",
+        "notes",
+        "occurrence",
+        "order",
+        "overload",
+        "phase",
+        "place",
         "placements",
-        "ranges", "refs", "scope", "seconds", "seen", "source", "tally", "unseen", "written",
-    )  # fmt: skip
+        "ranges",
+        "refs",
+        "scope",
+        "seconds",
+        "seen",
+        "source",
+        "tally",
+        "unseen",
+        "written",
+    )
     _given: dict[str, Any] | None
     occurrence: int
     place: int
     ranges: dict[str, list[Any]] | None
     tally: Any
 
-    def __init__(self, overload: Overload, order: int, scope: str, phase: str, above: Any, forward: int, source: str, called: Any) -> None:
-        self.overload, self.order, self.scope, self.phase, self.above = overload, order, scope, phase, above
+    def __init__(
+        self,
+        overload: Overload,
+        order: int,
+        scope: str,
+        phase: str,
+        above: Any,
+        forward: int,
+        source: str,
+        called: Any,
+    ) -> None:
+        self.overload, self.order, self.scope, self.phase, self.above = (
+            overload,
+            order,
+            scope,
+            phase,
+            above,
+        )
         self.forward, self.source, self.called = forward, source, called
         self.keep, self.written, self.seconds = False, True, 0.0
         self.refs: list[Ref] = []
@@ -110,8 +185,12 @@ class Made:
 
     @property
     def number(self) -> str:
-        """Its place in the tree: operators are counted apart from modules, so that these have the numbers they always have."""
-        return f"op{self.place}" if self.above.number == "0" else f"{self.above.number}_op{self.place}"
+        """Its place in the tree: operators are counted apart from modules, so that these have the
+        numbers they always have.
+        """
+        return (
+            f"op{self.place}" if self.above.number == "0" else f"{self.above.number}_op{self.place}"
+        )
 
     # ---- before it runs
 
@@ -134,9 +213,14 @@ class Made:
         """An argument as plain values, {"slot": ...} where it is a tensor."""
         if isinstance(value, torch.Tensor):
             return self._tensor(self.overload.slots[name], value)
-        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(item, torch.Tensor) for item in value
+        ):
             slot = self.overload.slots[name]
-            items = [self._tensor(f"{slot}.{i}", v) if isinstance(v, torch.Tensor) else self._encoded(v) for i, v in enumerate(value)]
+            items = [
+                self._tensor(f"{slot}.{i}", v) if isinstance(v, torch.Tensor) else self._encoded(v)
+                for i, v in enumerate(value)
+            ]
             if not all(isinstance(v, torch.Tensor) for v in value):
                 self.arguments[name] = items
             return items
@@ -175,7 +259,11 @@ class Made:
         if value is None or value is True or value is False or type(value) is int:
             return value
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
+            return (
+                float(value)
+                if math.isfinite(value)
+                else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
+            )
         if isinstance(value, str):
             return value[:_MAX_TEXT]
         if isinstance(value, (list, tuple)):
@@ -231,14 +319,18 @@ class Made:
     # ---- after it ran
 
     def results(self, out: Any) -> list[tuple[str, Any, str]]:
-        """(slot, tensor, slot of the written argument that it is) of what it wrote, then of what it returned."""
+        """(slot, tensor, slot of the written argument that it is) of what it wrote, then of what it
+        returned.
+        """
         overload = self.overload
         if type(out) is _TENSOR and not overload.writes and not overload.statistics:
             return [("output.0", out, "")]
         found: list[tuple[str, Any, str]] = []
         ids: dict[int, str] = {}
         names = overload.writes
-        if overload.statistics and self.given.get("training", self.given.get("train", self.given.get("use_input_stats"))):
+        if overload.statistics and self.given.get(
+            "training", self.given.get("train", self.given.get("use_input_stats"))
+        ):
             names = (*names, "running_mean", "running_var")
         for name in names:
             value = self.given.get(name)
@@ -254,18 +346,28 @@ class Made:
                 if isinstance(item, torch.Tensor):
                     found.append((f"output.{i}", item, ids.get(id(item), "")))
                 elif isinstance(item, (list, tuple)):
-                    found += [(f"output.{i}.{j}", t, ids.get(id(t), "")) for j, t in enumerate(item) if isinstance(t, torch.Tensor)]
+                    found += [
+                        (f"output.{i}.{j}", t, ids.get(id(t), ""))
+                        for j, t in enumerate(item)
+                        if isinstance(t, torch.Tensor)
+                    ]
         elif out is not None:
             self.notes = (f"returned {out!r}"[:_MAX_TEXT],)
         return [one for one in found if type(one[1]) is _TENSOR or answers(one[1])]
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
-        """Slots that share a storage, each with the first one of it, as far as the schema does not say so."""
+        """Slots that share a storage, each with the first one of it, as far as the schema does not
+        say so.
+        """
         view = self.overload.view
         if len(self.inputs) < 2 and not view:
             return ()
         # Only a view shares memory with what went in, as far as a schema goes.
-        candidates = self.inputs + [(s, t) for s, t, _ in results if s.startswith("output")] if view else self.inputs
+        candidates = (
+            self.inputs + [(s, t) for s, t, _ in results if s.startswith("output")]
+            if view
+            else self.inputs
+        )
         first: dict[int, str] = {}
         found = []
         for slot, tensor in candidates:
@@ -294,10 +396,15 @@ class Made:
             if any(s.startswith(tuple(written)) for pair in shared for s in pair):
                 return None, "writes into memory that two of its inputs share"
         key = (
-            self.overload.name, tuple((slot, form) for slot, (_, _, form) in self.seen.items()), repr(self.arguments),
-            torch.get_default_dtype(), torch.is_inference_mode_enabled(),
-            tuple(t.requires_grad for _, t in self.inputs) if torch.is_inference_mode_enabled() else (),
-        )  # fmt: skip
+            self.overload.name,
+            tuple((slot, form) for slot, (_, _, form) in self.seen.items()),
+            repr(self.arguments),
+            torch.get_default_dtype(),
+            torch.is_inference_mode_enabled(),
+            tuple(t.requires_grad for _, t in self.inputs)
+            if torch.is_inference_mode_enabled()
+            else (),
+        )
         known = _PROGRAMS.get(key)
         if known is None:
             if len(_PROGRAMS) > 1 << 14:
@@ -321,7 +428,13 @@ class Made:
             if slot in overload.overwritten:
                 # What it holds does not matter, only its form.
                 form = ([*tensor.shape], [*tensor.stride()])
-                operations.append(Operation("aten.empty_strided.default", form, {"dtype": {"dtype": NAMES[tensor.dtype]}}))
+                operations.append(
+                    Operation(
+                        "aten.empty_strided.default",
+                        form,
+                        {"dtype": {"dtype": NAMES[tensor.dtype]}},
+                    )
+                )
                 operands[slot] = {"op": [len(operations) - 1, 0]}
                 continue
             operands[slot] = {"in": len(slots)}
@@ -330,10 +443,16 @@ class Made:
             slots.append(slot)
             dtypes.append(NAMES[tensor.dtype])
         name = METADATA_ONLY.get(overload.name, overload.name)
-        kwargs = {k: _operand(self._form(k), operands) for k, v in self.called[1].items() if not (k == "pin_memory" or v is None)}
+        kwargs = {
+            k: _operand(self._form(k), operands)
+            for k, v in self.called[1].items()
+            if not (k == "pin_memory" or v is None)
+        }
         args = zip(overload.positional, self.called[0])
         place = len(operations)
-        operations.append(Operation(name, tuple(_operand(self._form(k), operands) for k, _ in args), kwargs))
+        operations.append(
+            Operation(name, tuple(_operand(self._form(k), operands) for k, _ in args), kwargs)
+        )
         outputs: list[tuple[str, Any]] = []
         at = 0
         for slot, _, _ in self.results(out):
@@ -341,14 +460,30 @@ class Made:
                 outputs.append((slot, {"op": [place, at]}))
                 at += 1
             elif (into := f"input{slot[7:]}") in operands:
-                outputs.append((slot, operands[into] if overload.name not in METADATA_ONLY else {"op": [place, 0]}))
+                outputs.append(
+                    (
+                        slot,
+                        operands[into]
+                        if overload.name not in METADATA_ONLY
+                        else {"op": [place, 0]},
+                    )
+                )
         inference = torch.is_inference_mode_enabled()
         program = Program(
-            id="", operations=tuple(operations), inputs=tuple(slots), outputs=tuple(outputs), base=base, input_dtypes=tuple(dtypes),
-            default_dtype=NAMES[torch.get_default_dtype()], fixed=tuple(fixed), inference=inference,
-            grad=tuple(slot for slot, t in self.inputs if t.requires_grad and slot in slots) if inference else (),
+            id="",
+            operations=tuple(operations),
+            inputs=tuple(slots),
+            outputs=tuple(outputs),
+            base=base,
+            input_dtypes=tuple(dtypes),
+            default_dtype=NAMES[torch.get_default_dtype()],
+            fixed=tuple(fixed),
+            inference=inference,
+            grad=tuple(slot for slot, t in self.inputs if t.requires_grad and slot in slots)
+            if inference
+            else (),
             notes=("in-place",) if overload.writes or overload.statistics else (),
-        )  # fmt: skip
+        )
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         return msgspec.structs.replace(program, id=digest), ""
 
@@ -357,7 +492,11 @@ class Made:
         if name in self.arguments:
             return self.arguments[name]
         slot, value = self.overload.slots[name], self.given[name]
-        return {"slot": slot} if isinstance(value, torch.Tensor) else [{"slot": f"{slot}.{i}"} for i in range(len(value))]
+        return (
+            {"slot": slot}
+            if isinstance(value, torch.Tensor)
+            else [{"slot": f"{slot}.{i}"} for i in range(len(value))]
+        )
 
     # ---- figures of all calls of a signature
 

@@ -1,9 +1,12 @@
-"""Listens to operators: every overload that reaches the dispatcher while a capture is active, beside the modules that call them.
+"""Listens to operators: every overload that reaches the dispatcher while a capture is active,
+beside the modules that call them.
 
-A dispatch mode of ours lies on the threads that call the model or opened the region. It is put on top again for every outermost call of
-a model, so that it sees what the program sees; while compiled code runs it is off (`torch_compiled.Trap`). Each operator runs
-exactly once, also when this code fails, with view tracking and autocast as it would have had them without a mode.
-An operator of a backward pass belongs to the forward operator that made its autograd node: torch numbers the nodes as they are made.
+A dispatch mode of ours lies on the threads that call the model or opened the region. It is put on
+top again for every outermost call of a model, so that it sees what the program sees; while compiled
+code runs it is off (`torch_compiled.Trap`). Each operator runs exactly once, also when this code
+fails, with view tracking and autocast as it would have had them without a mode. An operator of a
+backward pass belongs to the forward operator that made its autograd node: torch numbers the nodes
+as they are made.
 """
 
 from __future__ import annotations
@@ -30,12 +33,19 @@ from whence.instrument.wording import raised
 from whence.records import OVERWRITTEN, Call, Ref
 
 FORWARDS = 1 << 17
-"""Of so many forward operators it is known which autograd node is theirs; older ones are forgotten."""
+"""Of so many forward operators it is known which autograd node is theirs; older ones are forgotten.
+"""
 _OVERLOAD, _TENSOR = torch._ops.OpOverload, torch.Tensor
 _depth, _backward_task, _backward_node = (
-    torch._C._len_torch_dispatch_stack, torch._C._current_graph_task_id, torch._C._current_autograd_node,
-)  # fmt: skip
-_tracing, _inference, _grad = torch._C._get_tracing_state, torch.is_inference_mode_enabled, torch.is_grad_enabled
+    torch._C._len_torch_dispatch_stack,
+    torch._C._current_graph_task_id,
+    torch._C._current_autograd_node,
+)
+_tracing, _inference, _grad = (
+    torch._C._get_tracing_state,
+    torch.is_inference_mode_enabled,
+    torch.is_grad_enabled,
+)
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]
@@ -48,12 +58,14 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at the first operator.
+        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at
+        # the first operator.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        # Else a compiled function that is called while the mode is somewhere below another one is silently eager.
+        # Else a compiled function that is called while the mode is somewhere below another one is
+        # silently eager.
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +75,21 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 class _Region:
     """Operators outside any module, while they are of one kind and belong to one call of a root."""
 
-    __slots__ = ("keep", "kind", "micro", "note", "number", "occurrence", "operators", "order", "phase", "root", "state", "step", "wanted")
+    __slots__ = (
+        "keep",
+        "kind",
+        "micro",
+        "note",
+        "number",
+        "occurrence",
+        "operators",
+        "order",
+        "phase",
+        "root",
+        "state",
+        "step",
+        "wanted",
+    )
     root: Root
     wanted: bool
 
@@ -76,7 +102,9 @@ class _Region:
 
 
 class _Local(_Thread):
-    """running: an operator that is recorded runs now. suspended: the mode that was taken off before compiled code."""
+    """running: an operator that is recorded runs now. suspended: the mode that was taken off before
+    compiled code.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,12 +123,16 @@ class _Local(_Thread):
 
 
 class OperatorListener(Listener):
-    """A `Listener` that records every operator below the modules, and outside them below a call of kind "region".
+    """A `Listener` that records every operator below the modules, and outside them below a call of
+    kind "region".
 
-    lasting: the capture ends with the process, so a mode may stay on any thread that has called a model.
+    lasting: the capture ends with the process, so a mode may stay on any thread that has called a
+    model.
     """
 
-    def __init__(self, session: Session, model: Any = None, *, lasting: bool = False, **how: Any) -> None:
+    def __init__(
+        self, session: Session, model: Any = None, *, lasting: bool = False, **how: Any
+    ) -> None:
         self._sampling = Sampling(session)
         self._forward: dict[int, tuple[str, str, int, bool]] = {}
         self._states: dict[str, tuple[int, int, dict[str, int]]] = {}
@@ -108,7 +140,10 @@ class OperatorListener(Listener):
         self._unwritten: dict[int, StorageRef] = {}
         self._passed: set[str] = set()
         self._lasting = lasting
-        self._takes_inputs, self._takes_outputs = session.selector.slots("input"), session.selector.slots("output")
+        self._takes_inputs, self._takes_outputs = (
+            session.selector.slots("input"),
+            session.selector.slots("output"),
+        )
         self._nowhere = Root("region", self)
         self._opened: _Mode | None = None
         self._engine: tuple[Any, Any] | None = None
@@ -121,7 +156,9 @@ class OperatorListener(Listener):
     # ---- installing
 
     def install(self) -> None:
-        """Start listening to modules, and on this thread to operators (unless the capture ends with the process: then with a model)."""
+        """Start listening to modules, and on this thread to operators (unless the capture ends with
+        the process: then with a model).
+        """
         super().install()
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -133,7 +170,9 @@ class OperatorListener(Listener):
             self._opened = self._enter_mode()
 
     def remove(self) -> None:
-        """Stop listening. A mode of ours that lies below one of the program's stays there and does nothing."""
+        """Stop listening. A mode of ours that lies below one of the program's stays there and does
+        nothing.
+        """
         if not self._removed:
             self.active = False
             if self._pre_hook is not None:
@@ -166,18 +205,29 @@ class OperatorListener(Listener):
             mode.__exit__(None, None, None)
             depth = torch._C._len_torch_dispatch_stack()
             mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
-            if not isinstance(mode, _Mode) or mode.listener.active:  # of a capture that ended before the one above it
+            if (
+                not isinstance(mode, _Mode) or mode.listener.active
+            ):  # of a capture that ended before the one above it
                 return
 
     def _on_top(self) -> bool:
         depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and getattr(torch._C._get_dispatch_stack_at(depth - 1), "listener", None) is self
+        return (
+            depth > 0
+            and getattr(torch._C._get_dispatch_stack_at(depth - 1), "listener", None) is self
+        )
 
     @contextlib.contextmanager
     def _above(self) -> Iterator[None]:
         """A mode of ours on top of those of the program, as long as this lasts."""
         local = self._local
-        if not self.active or local.busy or local.running or local.suspended is not None or self._on_top():
+        if (
+            not self.active
+            or local.busy
+            or local.running
+            or local.suspended is not None
+            or self._on_top()
+        ):
             yield
             return
         mode = self._enter_mode()
@@ -221,7 +271,10 @@ class OperatorListener(Listener):
 
     def _leave_autocast(self) -> None:
         kind: Any = torch.amp.autocast_mode.autocast
-        if self._autocast_methods is not None and (kind.__enter__, kind.__exit__) == self._autocast_methods[1]:
+        if (
+            self._autocast_methods is not None
+            and (kind.__enter__, kind.__exit__) == self._autocast_methods[1]
+        ):
             kind.__enter__, kind.__exit__ = self._autocast_methods[0]
         self._autocast_methods = None
 
@@ -242,7 +295,10 @@ class OperatorListener(Listener):
             self._tell_compiler(frame, callback)
         elif self.active and "" not in self._passed:
             self._passed.add("")
-            self.session.note("inside-not-seen", "compiled code ran outside any module: its operators are not recorded")
+            self.session.note(
+                "inside-not-seen",
+                "compiled code ran outside any module: its operators are not recorded",
+            )
 
     def _left_compiled(self) -> None:
         local = self._local
@@ -252,7 +308,13 @@ class OperatorListener(Listener):
 
     # ---- modules
 
-    def _observe(self, previous: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _observe(
+        self,
+        previous: Callable[..., Any],
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         local = self._local
         if local.stack or local.busy or (self.model is not None and id(module) not in self._known):
             return super()._observe(previous, module, args, kwargs)
@@ -275,14 +337,23 @@ class OperatorListener(Listener):
         if frame.phase != "recompute":
             self._local.root = root
             before = self._states.get(root.name)
-            if before is not None and before[:2] == (frame.step, frame.micro):  # of operators ahead of the first call
-                frame.state.update({key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"})
+            if before is not None and before[:2] == (
+                frame.step,
+                frame.micro,
+            ):  # of operators ahead of the first call
+                frame.state.update(
+                    {key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"}
+                )
             self._states[root.name] = frame.step, frame.micro, frame.state
 
     def _end_root(self, frame: _Frame) -> None:
         super()._end_root(frame)
         if self._unwritten:
-            self._unwritten = {k: ref for k, ref in self._unwritten.items() if not torch.UntypedStorage._expired(ref.cdata)}
+            self._unwritten = {
+                k: ref
+                for k, ref in self._unwritten.items()
+                if not torch.UntypedStorage._expired(ref.cdata)
+            }
         self._sampling.step_ended()
 
     def _expect_program(self, *_: Any) -> None:
@@ -304,10 +375,17 @@ class OperatorListener(Listener):
 
     def _region(self, kind: str) -> _Region:
         local = self._local
-        root = local.root or (next(iter(self._roots.values())) if len(self._roots) == 1 else self._nowhere)
+        root = local.root or (
+            next(iter(self._roots.values())) if len(self._roots) == 1 else self._nowhere
+        )
         step, micro, state = self._states.get(root.name) or (0, 0, {})
         region = local.region
-        if region is not None and region.kind == kind and region.root is root and (region.step, region.micro) == (step, micro):
+        if (
+            region is not None
+            and region.kind == kind
+            and region.root is root
+            and (region.step, region.micro) == (step, micro)
+        ):
             return region
         self._close_region()
         region = local.region = _Region(kind, self.session.next_order())
@@ -335,11 +413,21 @@ class OperatorListener(Listener):
             return
         self._sights.call(
             Call(
-                id=region.order, scope="", root=region.root.name, step=region.step, order=region.order, rank=self.session.rank,
-                micro=region.micro, phase=region.phase, op=region.kind, occurrence=region.occurrence, kind="region",
-                op_type=region.kind, number=region.number,
+                id=region.order,
+                scope="",
+                root=region.root.name,
+                step=region.step,
+                order=region.order,
+                rank=self.session.rank,
+                micro=region.micro,
+                phase=region.phase,
+                op=region.kind,
+                occurrence=region.occurrence,
+                kind="region",
+                op_type=region.kind,
+                number=region.number,
             )
-        )  # fmt: skip
+        )
         if not self._roots:
             self._sampling.step_ended()
 
@@ -348,9 +436,13 @@ class OperatorListener(Listener):
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         local = self._local
         if (
-            local.running or local.busy or not self.active or type(func) is not _OVERLOAD
-            or (types and _is_traced(types)) or _tracing() is not None
-        ):  # fmt: skip
+            local.running
+            or local.busy
+            or not self.active
+            or type(func) is not _OVERLOAD
+            or (types and _is_traced(types))
+            or _tracing() is not None
+        ):
             return self._pass(func, args, kwargs)
         made: Made | None = None
         local.busy = True
@@ -383,10 +475,18 @@ class OperatorListener(Listener):
         return out
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.active and not isinstance(func, torch._ops.OpOverload) and str(func) not in self._passed:
+        if (
+            self.active
+            and not isinstance(func, torch._ops.OpOverload)
+            and str(func) not in self._passed
+        ):
             self._passed.add(str(func))
             scope = self._local.stack[-1].scope if self._local.stack else ""
-            self.session.note("inside-not-seen", f"{func} is a higher-order operator: what it runs is not recorded", scope)
+            self.session.note(
+                "inside-not-seen",
+                f"{func} is a higher-order operator: what it runs is not recorded",
+                scope,
+            )
         with restored(func, self._local.autocast):
             return func(*args, **kwargs)
 
@@ -452,7 +552,10 @@ class OperatorListener(Listener):
     def _note_compiled_backward(self) -> None:
         if "backward" not in self._passed:
             self._passed.add("backward")
-            self.session.note("inside-not-seen", "the backward pass of compiled code: its operators are not recorded")
+            self.session.note(
+                "inside-not-seen",
+                "the backward pass of compiled code: its operators are not recorded",
+            )
 
     def _take_inputs_of(self, made: Made) -> None:
         session, sampling, overload = self.session, self._sampling, made.overload
@@ -474,7 +577,9 @@ class OperatorListener(Listener):
                 if doubtful and (why := self._unreadable_input(overload, slot, tensor)):
                     made.see(slot, self._sights.unreadable(tensor, why), why)
                     continue
-                sight = seen[slot] = again(tensor, keep) or self._sight(tensor, slot, made, tried=True)
+                sight = seen[slot] = again(tensor, keep) or self._sight(
+                    tensor, slot, made, tried=True
+                )
                 refs.append(Ref(slot, sight[0], sight[1]))
         if overload.random:
             for device, state in made.states():
@@ -483,7 +588,11 @@ class OperatorListener(Listener):
     def _unreadable_input(self, overload: Overload, slot: str, tensor: Any) -> str:
         if slot in overload.overwritten:
             return OVERWRITTEN
-        return "memory that was not written yet" if self._unwritten and _storage(tensor) in self._unwritten else ""
+        return (
+            "memory that was not written yet"
+            if self._unwritten and _storage(tensor) in self._unwritten
+            else ""
+        )
 
     def _end(self, local: _Local, made: Made, out: Any, error: str) -> None:
         local.busy = True
@@ -514,18 +623,41 @@ class OperatorListener(Listener):
             self._sampling.tally(made)
         if not made.written:
             return
-        program, no_program = ("", "the operator raised") if error else self._one_operation(made, out)
+        program, no_program = (
+            ("", "the operator raised") if error else self._one_operation(made, out)
+        )
         above = made.above
         self._sights.call(
             Call(
-                id=made.order, scope=made.scope, root=above.root.name, step=above.step, order=made.order, rank=session.rank,
-                micro=above.micro, phase=made.phase, op=overload.name, occurrence=made.occurrence, kind="operator",
-                op_type=overload.base, source=made.source, parent=above.order, number=made.number, leaf=True,
-                training=getattr(above, "training", False), refs=tuple(made.refs), arguments=made.arguments, program=program,
-                no_program=no_program, notes=made.notes, error=error, aliases=made.aliases(results), seconds=made.seconds,
-                forward=made.forward, placements=made.placements,
+                id=made.order,
+                scope=made.scope,
+                root=above.root.name,
+                step=above.step,
+                order=made.order,
+                rank=session.rank,
+                micro=above.micro,
+                phase=made.phase,
+                op=overload.name,
+                occurrence=made.occurrence,
+                kind="operator",
+                op_type=overload.base,
+                source=made.source,
+                parent=above.order,
+                number=made.number,
+                leaf=True,
+                training=getattr(above, "training", False),
+                refs=tuple(made.refs),
+                arguments=made.arguments,
+                program=program,
+                no_program=no_program,
+                notes=made.notes,
+                error=error,
+                aliases=made.aliases(results),
+                seconds=made.seconds,
+                forward=made.forward,
+                placements=made.placements,
             )
-        )  # fmt: skip
+        )
 
     def _take_plain(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
         """Results that are new tensors or views of what went in, of which all was written."""
@@ -535,7 +667,9 @@ class OperatorListener(Listener):
             sight = None
             if base is not None and type(base) in (_TENSOR, torch.nn.Parameter):
                 sight = self._sights.again(tensor, keep, base)
-            sight = made.seen[slot] = sight or self._sight(tensor, slot, made, unsettled=view, tried=True)
+            sight = made.seen[slot] = sight or self._sight(
+                tensor, slot, made, unsettled=view, tried=True
+            )
             made.refs.append(Ref(slot, sight[0], sight[1]))
 
     def _take_results_of(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
@@ -544,14 +678,24 @@ class OperatorListener(Listener):
             for slot, tensor, same in results:
                 if overload.uninitialised and tensor.numel():
                     self._unwritten[_storage(tensor)] = storage_ref(tensor)
-                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
+                    made.see(
+                        slot,
+                        self._sights.unreadable(tensor, "memory that was not written yet"),
+                        "unwritten",
+                    )
                 elif same and (seen := made.seen.get(same)) is not None:
                     made.see(slot, seen, "")
                 elif self._unwritten and self._still_unwritten(made, slot, tensor):
-                    made.see(slot, self._sights.unreadable(tensor, "memory that was not written yet"), "unwritten")
+                    made.see(
+                        slot,
+                        self._sights.unreadable(tensor, "memory that was not written yet"),
+                        "unwritten",
+                    )
                 else:
                     unsettled = overload.view or bool(overload.writes)
-                    made.see(slot, self._sight(tensor, slot, made, unsettled=unsettled, tried=True), "")
+                    made.see(
+                        slot, self._sight(tensor, slot, made, unsettled=unsettled, tried=True), ""
+                    )
         else:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
@@ -560,7 +704,9 @@ class OperatorListener(Listener):
                     self._unwritten.pop(_storage(tensor), None)
 
     def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
-        """Is this a view of memory that nobody wrote? What was written now is no longer among it."""
+        """Is this a view of memory that nobody wrote? What was written now is no longer among
+        it.
+        """
         if slot.startswith("mutated"):
             self._unwritten.pop(_storage(tensor), None)
         return made.overload.view and _storage(tensor) in self._unwritten
@@ -589,7 +735,11 @@ def _counted(table: dict[str, int], key: str) -> int:
 def _storage(tensor: Any) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, AttributeError):  # a wrapper, or a layout without one
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+    ):  # a wrapper, or a layout without one
         return 0
 
 

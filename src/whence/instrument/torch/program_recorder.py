@@ -1,12 +1,16 @@
-"""Records what one region of an eager torch program ran, as a program: operators, argument graph, constants; data, never code.
+"""Records what one region of an eager torch program ran, as a program: operators, argument graph,
+constants; data, never code.
 
-Listening happens at the dispatcher, below autograd and autocast, where an operator is an overload with a schema. One thing is not
-visible there: `x.float()` on a tensor that is float32 already runs no operator, yet in a 16-bit run of the same code it would widen.
-Such cast points are seen one level up, at the torch-function level, and become the operation "whence.cast".
+Listening happens at the dispatcher, below autograd and autocast, where an operator is an overload
+with a schema. One thing is not visible there: `x.float()` on a tensor that is float32 already runs
+no operator, yet in a 16-bit run of the same code it would widen. Such cast points are seen one
+level up, at the torch-function level, and become the operation "whence.cast".
 
-A tensor is recognised by storage, offset, shape, strides and dtype (Python objects do not last). What cannot be followed (a tensor from
-nowhere, a random draw, a number taken out of a tensor past the dispatcher) ends the recording with a reason: the program of a region
-is whole or there is none. Nothing here changes the recorded code: every operator runs exactly once, also when the recorder fails.
+A tensor is recognised by storage, offset, shape, strides and dtype (Python objects do not last).
+What cannot be followed (a tensor from nowhere, a random draw, a number taken out of a tensor past
+the dispatcher) ends the recording with a reason: the program of a region is whole or there is none.
+Nothing here changes the recorded code: every operator runs exactly once, also when the recorder
+fails.
 """
 
 from __future__ import annotations
@@ -30,7 +34,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.frameworks.torch_arrays import NAMES, canonical, tensors_in
-from whence.frameworks.torch_schema import AUTOCAST_KEYS, METADATA_ONLY, STATISTICS_WRITERS, UNINITIALISED, Facts, draws, facts_of, restored
+from whence.frameworks.torch_schema import (
+    AUTOCAST_KEYS,
+    METADATA_ONLY,
+    STATISTICS_WRITERS,
+    UNINITIALISED,
+    Facts,
+    draws,
+    facts_of,
+    restored,
+)
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
 
@@ -39,31 +52,67 @@ MAX_CONSTANT_BYTES = 1 << 20
 Operand = dict[str, Any]
 
 _METADATA_READERS = {
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty", "new_empty_strided", "new_zeros",
-    "new_ones", "new_full",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
 }  # fmt: skip
 # The number of rows they return depends on the elements.
 _DATA_DEPENDENT = {
-    "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount", "argwhere", "_unique",
-    "nonzero_numpy", "where", "index", "unique_dim_consecutive", "one_hot",
+    "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "repeat_interleave", "bincount", "argwhere", "_unique", "nonzero_numpy", "where", "index",
+    "unique_dim_consecutive", "one_hot",
 }  # fmt: skip
 _FILLED = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "scalar_tensor", "eye"}
 _BLOCK_CACHE_BYTES = 64 << 20
 _CASTS = {"_to_copy", "to", "type_as"}
 # Arguments that hold sizes: the only places where a number may follow an input's extent.
-_SIZE_ARGUMENTS = {"size", "sizes", "shape", "start", "end", "length", "split_sizes", "split_size", "output_size", "repeats", "self_size"}
+_SIZE_ARGUMENTS = {
+    "size",
+    "sizes",
+    "shape",
+    "start",
+    "end",
+    "length",
+    "split_sizes",
+    "split_size",
+    "output_size",
+    "repeats",
+    "self_size",
+}
 
-# Torch functions whose `dtype=float32` widens their operand first, without an operator when it is float32 already.
-_WIDENING = {"softmax", "log_softmax", "softmin", "sum", "nansum", "mean", "cumsum", "cumprod", "prod", "norm", "logsumexp"}
-_NUMBERS_TAKEN = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__", "__cuda_array_interface__"}
+# Torch functions whose `dtype=float32` widens their operand first, without an operator when it is
+# float32 already.
+_WIDENING = {
+    "softmax",
+    "log_softmax",
+    "softmin",
+    "sum",
+    "nansum",
+    "mean",
+    "cumsum",
+    "cumprod",
+    "prod",
+    "norm",
+    "logsumexp",
+}
+_NUMBERS_TAKEN = {
+    "tolist",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "data_ptr",
+    "__reduce_ex__",
+    "__cuda_array_interface__",
+}
 _PRINTING = {"__repr__", "__str__", "__format__"}
 _WATCHED = {"to", "float", "type", "type_as", "__set__"} | _WIDENING | _NUMBERS_TAKEN | _PRINTING
 
 
 class Recording(NamedTuple):
-    """What came of recording one call: a program with the tensors of its constants, in order, or the reason why there is none.
+    """What came of recording one call: a program with the tensors of its constants, in order, or
+    the reason why there is none.
 
-    program.constants is empty: whoever stores the constants puts their record ids there (msgspec.structs.replace).
+    program.constants is empty: whoever stores the constants puts their record ids there
+    (msgspec.structs.replace).
     """
 
     program: Program | None
@@ -76,7 +125,9 @@ class _Stop(Exception):
 
 
 def layout(tensor: Any) -> tuple[Any, ...]:
-    """What a tensor is recognised by while its storage lives. A lazy conjugate is another tensor over the same memory."""
+    """What a tensor is recognised by while its storage lives. A lazy conjugate is another tensor
+    over the same memory.
+    """
     return (
         tensor.untyped_storage()._cdata,
         tensor.storage_offset(),
@@ -97,7 +148,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at the first operator.
+        # The default wraps the handler in torch._dynamo.disable, which imports dynamo (seconds) at
+        # the first operator.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,18 +168,25 @@ class _Function(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Recorder:
-    """Records what runs inside its `with` block, the calls of other modules left out (`pause` before them, `resume` after).
+    """Records what runs inside its `with` block, the calls of other modules left out (`pause`
+    before them, `resume` after).
 
-    inputs, params: the tensors that are visible to the call, by slot ("input.0", "input.hidden_states", "param.weight",
-    "param.running_mean"); a tensor that is both is an input. casts: listen at the torch-function level too; False for code that
-    asks `has_torch_function` and would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
-    tensor that is visible in another way (it hangs in a cache, it is a parameter of a module below), "" when it is not.
+    inputs, params: the tensors that are visible to the call, by slot ("input.0",
+    "input.hidden_states", "param.weight", "param.running_mean"); a tensor that is both is an input.
+    casts: listen at the torch-function level too; False for code that asks `has_torch_function` and
+    would decide otherwise while someone listens (`asks_for_listeners`). find: gives the slot of a
+    tensor that is visible in another way (it hangs in a cache, it is a parameter of a module
+    below), "" when it is not.
     """
 
     def __init__(
-        self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]], *, casts: bool = True,
+        self,
+        inputs: Sequence[tuple[str, Any]],
+        params: Sequence[tuple[str, Any]],
+        *,
+        casts: bool = True,
         find: Callable[[Any], str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reason = ""
         self._over = False
         self._entered: list[Any] = []
@@ -175,10 +234,15 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         try:
-            self._autocast = tuple(key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device))
+            self._autocast = tuple(
+                key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)
+            )
             if self._autocast and torch.is_inference_mode_enabled():
-                # Composite operators arrive whole there, and whether autocast was on for what they call cannot be known.
-                self._give_up("autocast under inference_mode cannot be listened to without changing it")
+                # Composite operators arrive whole there, and whether autocast was on for what they
+                # call cannot be known.
+                self._give_up(
+                    "autocast under inference_mode cannot be listened to without changing it"
+                )
             self.resume()
         except Exception as error:  # noqa: BLE001 - as above
             self._broke("starting to listen", error)
@@ -186,16 +250,23 @@ class Recorder:
                 self._entered.pop().__exit__(None, None, None)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None:
             self._give_up(f"{type(error).__name__} left the call")
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)
 
     def abandon(self, reason: str = "calls other modules") -> None:
-        """Stop recording: a child module turned out to be called, or the region is not wanted. Nothing is listened to from here on.
+        """Stop recording: a child module turned out to be called, or the region is not wanted.
+        Nothing is listened to from here on.
 
-        The modes are taken off at once where they are on top, so that what runs next does not see them.
+        The modes are taken off at once where they are on top, so that what runs next does not see
+        them.
         """
         self._give_up(reason)
         while self._entered and self._on_top(self._entered[-1]):
@@ -223,7 +294,9 @@ class Recorder:
                 self._entered.append(mode)
 
     def child_enters(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this call's own operators."""
+        """Child number k is called with these tensors (slot, tensor): outputs "k:slot" of this
+        call's own operators.
+        """
         if self._over:
             return
         try:
@@ -241,7 +314,8 @@ class Recorder:
             for slot, tensor in tensors:
                 key = layout(tensor)
                 if self._operand.get(key, {}).keys() & {"op", "const"}:
-                    # It can be seen from here on: what follows starts from it, not from what it was made of.
+                    # It can be seen from here on: what follows starts from it, not from what it was
+                    # made of.
                     pinned = key in self._pinned
                     self._renew(f"{k}:{slot}", tensor, key)
                     (self._pinned.add if pinned else self._pinned.discard)(key)
@@ -251,7 +325,9 @@ class Recorder:
             self._broke("looking at what a module was given", error)
 
     def child_leaves(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
-        """Child number k is over and left these tensors (outputs, and what it changed): inputs "k:slot" of what follows."""
+        """Child number k is over and left these tensors (outputs, and what it changed): inputs
+        "k:slot" of what follows.
+        """
         if self._over:
             return
         try:
@@ -278,14 +354,20 @@ class Recorder:
 
     def _boundary(self, tensor: Any) -> Operand:
         if not self._is_plain(tensor):
-            return {"hole": f"hands on a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}"}
+            return {
+                "hole": f"hands on a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}"
+            }
         operand = self._ref(tensor)
         self._check_written(tensor)
         return operand
 
     @staticmethod
     def _is_plain(tensor: Any) -> bool:
-        return tensor.layout is torch.strided and tensor.dtype in NAMES and not hasattr(tensor, "__tensor_flatten__")
+        return (
+            tensor.layout is torch.strided
+            and tensor.dtype in NAMES
+            and not hasattr(tensor, "__tensor_flatten__")
+        )
 
     def _new_input(self, slot: str, tensor: Any) -> Operand:
         self._plain(tensor, slot)
@@ -309,10 +391,12 @@ class Recorder:
         self._owners.pop(storage, None)
 
     def finish(self, outputs: Sequence[tuple[str, Any]]) -> Recording:
-        """The program that computes `outputs` (slot, tensor after the call) from inputs and params, or the reason why there is none.
+        """The program that computes `outputs` (slot, tensor after the call) from inputs and params,
+        or the reason why there is none.
 
-        A tensor the call changed is given as an output too ("mutated.input.0", tensor after the call). What other modules were
-        given are outputs as well. An output that cannot be followed is left out where there are others between modules.
+        A tensor the call changed is given as an output too ("mutated.input.0", tensor after the
+        call). What other modules were given are outputs as well. An output that cannot be followed
+        is left out where there are others between modules.
         """
         program: Program | None = None
         if not self._reason:
@@ -350,11 +434,15 @@ class Recorder:
         raise _Stop
 
     def _broke(self, doing: str, error: Exception) -> None:
-        self._give_up(f"the recorder failed while {doing}: {type(error).__name__}: {str(error)[:200]}")
+        self._give_up(
+            f"the recorder failed while {doing}: {type(error).__name__}: {str(error)[:200]}"
+        )
 
     # ---- tensors at the boundary
 
-    def _adopt_boundary(self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]]) -> None:
+    def _adopt_boundary(
+        self, inputs: Sequence[tuple[str, Any]], params: Sequence[tuple[str, Any]]
+    ) -> None:
         for slot, tensor in inputs:
             self._new_input(slot, tensor)
         for slot, tensor in params:
@@ -391,7 +479,8 @@ class Recorder:
         owners.append((operand, tensor.dtype, tensor.storage_offset(), span))
 
     def _hold(self, tensor: Any, storage: int) -> int:
-        # A weak reference pins the storage's address, not its bytes, so that no later storage is taken for this one.
+        # A weak reference pins the storage's address, not its bytes, so that no later storage is
+        # taken for this one.
         if storage not in self._alive:
             self._alive[storage] = StorageWeakRef(tensor.untyped_storage())
         return storage
@@ -424,16 +513,35 @@ class Recorder:
         return found
 
     def _provenance(self, tensor: Any, key: tuple[Any, ...]) -> Operand:
-        """An operand for a tensor that no operator handed out: another view of known memory, a parameter cast by autocast, or nothing."""
+        """An operand for a tensor that no operator handed out: another view of known memory, a
+        parameter cast by autocast, or nothing.
+        """
         for operand, dtype, offset, count in self._owners.get(key[0], ()):
-            span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+            span = (
+                1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+                if tensor.numel()
+                else 0
+            )
             start = tensor.storage_offset() - offset
             if dtype == tensor.dtype and not key[5] and start >= 0 and start + span <= count:
                 if "in" in operand:
-                    self._fixed.update((operand["in"], axis, n) for axis, n in enumerate(self._shapes[operand["in"]]))
+                    self._fixed.update(
+                        (operand["in"], axis, n)
+                        for axis, n in enumerate(self._shapes[operand["in"]])
+                    )
                 elif "op" in operand:
-                    self._fixed.update((k, axis, n) for k, shape in enumerate(self._shapes) for axis, n in enumerate(shape))
-                return self._emit("aten.as_strided.default", (operand, list(tensor.shape), list(tensor.stride()), start), {}, tensor, key)
+                    self._fixed.update(
+                        (k, axis, n)
+                        for k, shape in enumerate(self._shapes)
+                        for axis, n in enumerate(shape)
+                    )
+                return self._emit(
+                    "aten.as_strided.default",
+                    (operand, list(tensor.shape), list(tensor.stride()), start),
+                    {},
+                    tensor,
+                    key,
+                )
         if tensor.dtype in (torch.bfloat16, torch.float16):
             # Autocast casts a parameter once and hands the copy out again without an operator.
             for layout, param in self._params.items():
@@ -443,19 +551,37 @@ class Recorder:
                     and torch.equal(param.detach().to(tensor.dtype), tensor.detach())
                 ):
                     kwargs = {"dtype": {"dtype": NAMES[tensor.dtype]}}
-                    return self._emit("aten._to_copy.default", (self._operand[layout],), kwargs, tensor, key)
+                    return self._emit(
+                        "aten._to_copy.default", (self._operand[layout],), kwargs, tensor, key
+                    )
         slot = self._find(tensor) if self._find is not None else ""
         if slot:
-            return self._new_param(slot, tensor) if slot.startswith("param") else self._new_input(slot, tensor)
+            return (
+                self._new_param(slot, tensor)
+                if slot.startswith("param")
+                else self._new_input(slot, tensor)
+            )
         shape = tuple(tensor.shape)
-        return self._unknown(tensor, key, f"reads a tensor that is neither an input, a parameter nor made inside ({tensor.dtype} {shape})")
+        return self._unknown(
+            tensor,
+            key,
+            "reads a tensor that is neither an input, a parameter nor made inside "
+            f"({tensor.dtype} {shape})",
+        )
 
     def _unknown(self, tensor: Any, key: tuple[Any, ...], reason: str) -> Operand:
         self._operand[key] = {"hole": reason}
         self._hold(tensor, key[0])
         return self._operand[key]
 
-    def _emit(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Any, key: tuple[Any, ...]) -> Operand:
+    def _emit(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensor: Any,
+        key: tuple[Any, ...],
+    ) -> Operand:
         self._operations.append((name, args, kwargs, None, None))
         operand = {"op": [len(self._operations) - 1, 0]}
         self._operand[key] = operand
@@ -475,7 +601,11 @@ class Recorder:
             return [self._encode(item) for item in value]
         if isinstance(value, float):
             number = float(value)
-            return number if math.isfinite(number) else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
+            return (
+                number
+                if math.isfinite(number)
+                else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
+            )
         if isinstance(value, int):
             return int(value)
         if isinstance(value, complex):
@@ -524,7 +654,9 @@ class Recorder:
                 self._broke(f"looking at what {func} returned", error)
         return out
 
-    def _before(self, func: Any, args: Any, kwargs: Any) -> tuple[Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
+    def _before(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
         if not isinstance(func, torch._ops.OpOverload):
             self._stop(f"calls compiled code or a higher-order operator ({func})")
         facts = facts_of(func)
@@ -538,7 +670,9 @@ class Recorder:
         if facts.base == "set_" or facts.base.startswith("resize"):
             self._stop(f"replaces the memory of a tensor ({facts.name})")
         encoded = tuple(self._encode(a) for a in args)
-        encoded_kwargs = {k: self._encode(v) for k, v in kwargs.items() if not (k == "pin_memory" or v is None)}
+        encoded_kwargs = {
+            k: self._encode(v) for k, v in kwargs.items() if not (k == "pin_memory" or v is None)
+        }
         if self._unwritten and not facts.view and facts.base not in _METADATA_READERS:
             for name, value in named.items():
                 if name not in facts.writes:
@@ -548,7 +682,10 @@ class Recorder:
     def _check_written(self, value: Any) -> None:
         for tensor in tensors_in(value):
             if tensor.numel() and tensor.untyped_storage()._cdata in self._unwritten:
-                self._stop("a tensor changed without an operator that wrote it (memory made by `empty` is read)")
+                self._stop(
+                    "a tensor changed without an operator that wrote it (memory made by `empty` "
+                    "is read)"
+                )
 
     def _constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
         if self._guarded:
@@ -556,7 +693,11 @@ class Recorder:
         self._plain(tensor, "a constant")
         if tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
             size = f"{tensor.numel() * tensor.element_size()} bytes"
-            self._unknown(tensor, key, f"makes a tensor of {size} from Python data (at most {MAX_CONSTANT_BYTES})")
+            self._unknown(
+                tensor,
+                key,
+                f"makes a tensor of {size} from Python data (at most {MAX_CONSTANT_BYTES})",
+            )
             return
         if tensor.dtype is torch.float32 and tensor.numel():
             self._pinned.add(key)  # float32 by default in a 16-bit run too
@@ -567,14 +708,24 @@ class Recorder:
 
     def _written(self, facts: Facts, named: dict[str, Any]) -> list[Any]:
         names = facts.writes
-        if facts.base in STATISTICS_WRITERS and (named.get("training", named.get("train", named.get("use_input_stats")))):
+        if facts.base in STATISTICS_WRITERS and (
+            named.get("training", named.get("train", named.get("use_input_stats")))
+        ):
             names = (*names, "running_mean", "running_var")
         return [t for name in names for t in tensors_in(named.get(name))]
 
     def _after(
-        self, func: Any, args: Any, kwargs: Any, out: Any, facts: Facts, named: dict[str, Any], encoded: Any, encoded_kwargs: Any,
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        facts: Facts,
+        named: dict[str, Any],
+        encoded: Any,
+        encoded_kwargs: Any,
         hole: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         name = facts.name
         outs = list(tensors_in(out))
         written = self._written(facts, named)
@@ -601,15 +752,22 @@ class Recorder:
                     self._stop("writes into memory that two of its inputs or parameters share")
                 if storage in self._replaced:
                     kept = {key: self._operand.get(key) for key in map(layout, written)}
-                    self._poison(storage, "a view of a tensor that a module handed on and that was written since")
-                    self._operand.update({key: operand for key, operand in kept.items() if operand is not None})
+                    self._poison(
+                        storage,
+                        "a view of a tensor that a module handed on and that was written since",
+                    )
+                    self._operand.update(
+                        {key: operand for key, operand in kept.items() if operand is not None}
+                    )
                 self._epoch[storage] = self._epoch.get(storage, 0) + 1
                 self._unwritten.discard(storage)
             self._notes.add("in-place")
         if facts.composite and torch.is_inference_mode_enabled():
             self._notes.add("inference")
         self._lines[len(self._operations)] = source_here()
-        self._operations.append((METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts))
+        self._operations.append(
+            (METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, facts)
+        )
         pinned = self._is_pinned(facts, named, outs)
         for j, tensor in enumerate(outs):
             if hasattr(tensor, "__tensor_flatten__"):
@@ -622,18 +780,27 @@ class Recorder:
                 if facts.base in UNINITIALISED and tensor.numel():
                     self._unwritten.add(key[0])
                 if tensor.is_contiguous():
-                    self._owners.setdefault(key[0], []).append((operand, tensor.dtype, tensor.storage_offset(), tensor.numel()))
+                    self._owners.setdefault(key[0], []).append(
+                        (operand, tensor.dtype, tensor.storage_offset(), tensor.numel())
+                    )
             if not written:
-                (self._pinned.add if pinned and tensor.is_floating_point() else self._pinned.discard)(key)
+                (
+                    self._pinned.add
+                    if pinned and tensor.is_floating_point()
+                    else self._pinned.discard
+                )(key)
             self._operand[key] = operand
-            # Above this level a view is still to get its base's version counter, and a written tensor its next version.
+            # Above this level a view is still to get its base's version counter, and a written
+            # tensor its next version.
             if written or facts.view or not fresh:
                 self._sight.pop(key, None)
             else:
                 self._see(tensor, key)
 
     def _lost(self, out: Any, outs: list[Any], written: list[Any], reason: str) -> None:
-        """An operator on something unknown, or a random one: what it makes is unknown, and what it writes from now on."""
+        """An operator on something unknown, or a random one: what it makes is unknown, and what it
+        writes from now on.
+        """
         if out is not None and not outs and not written:
             self._stop(reason)  # a number: what the code does next may rest on it
         for tensor in written:
@@ -645,9 +812,13 @@ class Recorder:
     @staticmethod
     def _size_depends_on_data(facts: Facts, named: dict[str, Any]) -> bool:
         if facts.base == "index":
-            return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices")))
+            return any(
+                t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices"))
+            )
         if facts.base == "repeat_interleave":
-            return "output_size" not in named and any(n in named and isinstance(named[n], torch.Tensor) for n in ("repeats",))
+            return "output_size" not in named and any(
+                n in named and isinstance(named[n], torch.Tensor) for n in ("repeats",)
+            )
         if facts.base == "where":
             return "other" not in named
         if facts.base == "one_hot":
@@ -669,24 +840,41 @@ class Recorder:
         return bool(pins) and (any(t.dim() for t in pins) or not any(t.dim() for t in floats))
 
     def _cast(self, facts: Facts, encoded: Any, named: dict[str, Any], outs: list[Any]) -> bool:
-        """Record a cast operator as a cast point where a 16-bit run would tell them apart; False: record it as it is."""
+        """Record a cast operator as a cast point where a 16-bit run would tell them apart; False:
+        record it as it is.
+        """
         source, result = named.get("self"), outs[0] if outs else None
-        if self._base is not torch.float32 or source is None or result is None or result.dtype is not torch.float32:
+        if (
+            self._base is not torch.float32
+            or source is None
+            or result is None
+            or result.dtype is not torch.float32
+        ):
             return False
         if layout(source) == layout(result):
-            # `to` that moved nothing (it is an operator under inference_mode only): the torch-function level tells which way it goes.
+            # `to` that moved nothing (it is an operator under inference_mode only): the
+            # torch-function level tells which way it goes.
             self._operand[layout(result)] = encoded[0]
             return True
         if source.dtype is not torch.bool:
             return False
-        # 0 and 1 are exact in any dtype, so only `.float()` asks for float32; a mask cast `.to(x.dtype)` follows the working dtype.
+        # 0 and 1 are exact in any dtype, so only `.float()` asks for float32; a mask cast
+        # `.to(x.dtype)` follows the working dtype.
         key = layout(result)
-        self._emit("whence.cast", (encoded[0], {"dtype": "float32"}, "up" if self._explicit else "back"), {}, result, key)
+        self._emit(
+            "whence.cast",
+            (encoded[0], {"dtype": "float32"}, "up" if self._explicit else "back"),
+            {},
+            result,
+            key,
+        )
         (self._pinned.add if self._explicit else self._pinned.discard)(key)
         return True
 
     def _cast_point(self, tensor: Any, way: str) -> None:
-        """A cast of float32 to float32. way: "up" (stays float32 in 16 bit), "back" (to the working dtype), "" (by turns)."""
+        """A cast of float32 to float32. way: "up" (stays float32 in 16 bit), "back" (to the working
+        dtype), "" (by turns).
+        """
         key = layout(tensor)
         pinned = key in self._pinned
         way = way or ("back" if pinned else "up")
@@ -727,7 +915,11 @@ class Recorder:
                 key, operand = undo
                 self._operand[key] = operand
                 self._pinned.discard(key)
-            if name in ("to", "float", "type", "type_as") and out is args[0] and len(self._operations) == before:
+            if (
+                name in ("to", "float", "type", "type_as")
+                and out is args[0]
+                and len(self._operations) == before
+            ):
                 self._unmoved(name, args, kwargs)
         except _Stop:
             pass
@@ -741,7 +933,11 @@ class Recorder:
             return None
         given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)]
         operand = args[0] if args else kwargs.get("input")
-        if given != [torch.float32] or not isinstance(operand, torch.Tensor) or operand.dtype is not torch.float32:
+        if (
+            given != [torch.float32]
+            or not isinstance(operand, torch.Tensor)
+            or operand.dtype is not torch.float32
+        ):
             return None
         key = layout(operand)
         if key in self._pinned:
@@ -760,31 +956,43 @@ class Recorder:
             return
         others = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, torch.Tensor)]
         if others:
-            # `h.type_as(x)` after `h = x.float()`: x is h's own tensor, and what is meant is x before it was widened.
-            self._cast_point(tensor, "up" if layout(others[0]) in self._pinned - self._raised else "back")
+            # `h.type_as(x)` after `h = x.float()`: x is h's own tensor, and what is meant is x
+            # before it was widened.
+            self._cast_point(
+                tensor, "up" if layout(others[0]) in self._pinned - self._raised else "back"
+            )
         elif any(isinstance(v, torch.dtype) for v in (*args[1:], *kwargs.values())):
             self._cast_point(tensor, _way(sys._getframe(3)))
 
     # ---- writing the program
 
     def _program(self, outputs: Sequence[tuple[str, Any]]) -> Program:
-        whole = not self._calls  # of a call between whose operators others lie, each output stands for itself
+        whole = (
+            not self._calls
+        )  # of a call between whose operators others lie, each output stands for itself
         in_place = "in-place" in self._notes
-        operands = [(slot, copy if in_place and "hole" not in operand else operand) for slot, operand, copy in self._handed]
+        operands = [
+            (slot, copy if in_place and "hole" not in operand else operand)
+            for slot, operand, copy in self._handed
+        ]
         for slot, tensor in outputs:
             if whole:
                 self._plain(tensor, slot)
             known = layout(tensor) in self._operand
             operand = self._boundary(tensor)
             if whole and "hole" in operand:
-                self._stop(operand["hole"] if known else operand["hole"].replace("reads", "returns", 1))
+                self._stop(
+                    operand["hole"] if known else operand["hole"].replace("reads", "returns", 1)
+                )
             operands.append((slot, operand))
         lost = tuple((slot, operand["hole"]) for slot, operand in operands if "hole" in operand)
         operands = [(slot, operand) for slot, operand in operands if "hole" not in operand]
         if not operands:
             self._stop(lost[0][1] if lost else "returns no tensor")
         guarded = any(op[3] is not None for op in self._operations)
-        keep = set(range(len(self._operations))) if in_place else self._live([o for _, o in operands])
+        keep = (
+            set(range(len(self._operations))) if in_place else self._live([o for _, o in operands])
+        )
         order = sorted(keep)
         number = {old: new for new, old in enumerate(order)}
         used = _Used()
@@ -796,7 +1004,9 @@ class Recorder:
             used.walk(args)
             used.walk(kwargs)
         used.walk([o for _, o in operands])
-        fixed = self._fixed_extents(any(self._takes_sizes(self._operations[old][4]) for old in keep))
+        fixed = self._fixed_extents(
+            any(self._takes_sizes(self._operations[old][4]) for old in keep)
+        )
         agreeing = self._agreements(None if whole else used.inputs)
         if whole:
             used.inputs.update(k for k, _, _ in fixed)
@@ -807,11 +1017,16 @@ class Recorder:
         constants = {old: new for new, old in enumerate(sorted(used.constants))}
         self._constants = [self._constants[old] for old in sorted(used.constants)]
         rename = functools.partial(_renumbered, number, places, constants)
-        inference = "inference" in self._notes  # composite operators choose their way by what requires grad
+        inference = (
+            "inference" in self._notes
+        )  # composite operators choose their way by what requires grad
         used_slots = {self._inputs[k] for k in used.inputs} | used.params
         program = Program(
             id="",
-            operations=tuple(Operation(name, tuple(rename(args)), rename(kwargs), guard) for name, args, kwargs, guard in written),
+            operations=tuple(
+                Operation(name, tuple(rename(args)), rename(kwargs), guard)
+                for name, args, kwargs, guard in written
+            ),
             inputs=tuple(self._inputs[k] for k in sorted(used.inputs)),
             outputs=tuple((slot, rename(operand)) for slot, operand in operands),
             params=tuple(sorted(used.params)),
@@ -819,7 +1034,9 @@ class Recorder:
             input_dtypes=tuple(self._input_dtypes[k] for k in sorted(used.inputs)),
             default_dtype=NAMES[torch.get_default_dtype()],
             fixed=tuple(sorted((places[k], axis, n) for k, axis, n in fixed)),
-            equal=tuple(sorted((places[i], axis, places[k], other) for i, axis, k, other in agreeing)),
+            equal=tuple(
+                sorted((places[i], axis, places[k], other) for i, axis, k, other in agreeing)
+            ),
             inference=inference,
             grad=tuple(sorted(self._grad & used_slots)) if inference else (),
             notes=tuple(sorted((self._notes - {"inference"}) | ({"guard"} if guarded else set()))),
@@ -827,14 +1044,19 @@ class Recorder:
             same=tuple(pair for pair in self._same if pair[1] in used_slots),
             lost=lost,
         )
-        digest = xxhash.xxh3_128(msgspec.json.encode(msgspec.structs.replace(program, lost=()), order="sorted"))
+        digest = xxhash.xxh3_128(
+            msgspec.json.encode(msgspec.structs.replace(program, lost=()), order="sorted")
+        )
         for constant in self._constants:
             digest.update(f"{constant.dtype}{tuple(constant.shape)}".encode())
             digest.update(canonical(constant).tobytes())
         # Equal code at other lines is the same program.
         lines = tuple(self._lines.get(old, "") for old in order)
         return msgspec.structs.replace(
-            program, id=digest.hexdigest(), lines=lines if any(lines) else (), call_lines=tuple(self._call_lines)
+            program,
+            id=digest.hexdigest(),
+            lines=lines if any(lines) else (),
+            call_lines=tuple(self._call_lines),
         )
 
     def _live(self, operands: list[Operand]) -> set[int]:
@@ -859,11 +1081,19 @@ class Recorder:
         return facts is not None and any(n in _SIZE_ARGUMENTS for n in facts.positional)
 
     def _known_at(self, place: int) -> set[int]:
-        """The inputs that are there when the operation at this place runs: not what calls after it are given and leave."""
+        """The inputs that are there when the operation at this place runs: not what calls after it
+        are given and leave.
+        """
         entered = {k for k, at in self._calls if at <= place}
-        return {k for k, slot in enumerate(self._inputs) if not slot[0].isdigit() or int(slot.partition(":")[0]) in entered}
+        return {
+            k
+            for k, slot in enumerate(self._inputs)
+            if not slot[0].isdigit() or int(slot.partition(":")[0]) in entered
+        }
 
-    def _sized(self, facts: Facts | None, args: Any, kwargs: Any, known: set[int]) -> tuple[Any, Any]:
+    def _sized(
+        self, facts: Facts | None, args: Any, kwargs: Any, known: set[int]
+    ) -> tuple[Any, Any]:
         if facts is None:
             return args, kwargs
 
@@ -871,18 +1101,27 @@ class Recorder:
             return self._follow(value, known) if name in _SIZE_ARGUMENTS else self._scalar(value)
 
         sized = tuple(one(name, value) for name, value in zip(facts.positional, args))
-        return (*sized, *args[len(sized) :]), {name: one(name, value) for name, value in kwargs.items()}
+        return (*sized, *args[len(sized) :]), {
+            name: one(name, value) for name, value in kwargs.items()
+        }
 
     def _follow(self, value: Any, known: set[int]) -> Any:
-        """A size as the extent of an input that is known by then, or the product of two, where only one reading is possible.
+        """A size as the extent of an input that is known by then, or the product of two, where only
+        one reading is possible.
 
-        Extents that are equal in the recording must be equal on replay (`_agreements`), so which of them is named does not matter.
+        Extents that are equal in the recording must be equal on replay (`_agreements`), so which of
+        them is named does not matter.
         """
         if isinstance(value, list):
             return [self._follow(item, known) for item in value]
         if type(value) is not int or value < 2 or value >= 1 << 40:
             return value
-        places = [(k, axis) for k, shape in enumerate(self._shapes) for axis, n in enumerate(shape) if n == value]
+        places = [
+            (k, axis)
+            for k, shape in enumerate(self._shapes)
+            for axis, n in enumerate(shape)
+            if n == value
+        ]
         pairs = [
             (k, a, b)
             for k, shape in enumerate(self._shapes)
@@ -894,16 +1133,27 @@ class Recorder:
             if early:
                 return {"dim": list(early[0])}
             products = [(k, a, b) for k, a, b in pairs if k in known and not places]
-            if len({tuple(sorted((self._shapes[k][a], self._shapes[k][b]))) for k, a, b in products}) == 1:
+            if (
+                len(
+                    {
+                        tuple(sorted((self._shapes[k][a], self._shapes[k][b])))
+                        for k, a, b in products
+                    }
+                )
+                == 1
+            ):
                 k, a, b = products[0]
                 return {"mul": [{"dim": [k, a]}, {"dim": [k, b]}]}
         self._fixed.update((k, axis, value) for k, axis in places)
         if not places:
-            self._fixed.update((k, axis, self._shapes[k][axis]) for k, a, b in pairs for axis in (a, b))
+            self._fixed.update(
+                (k, axis, self._shapes[k][axis]) for k, a, b in pairs for axis in (a, b)
+            )
         return value
 
     def _agreements(self, among: set[int] | None) -> set[tuple[int, int, int, int]]:
-        """Extents that were equal: code that cuts one input to the length of another leaves no operator where they agree already.
+        """Extents that were equal: code that cuts one input to the length of another leaves no
+        operator where they agree already.
 
         among: inputs to look at, None for all.
         """
@@ -918,14 +1168,32 @@ class Recorder:
         return found
 
     def _scalar(self, value: Any) -> Any:
-        """A plain number that equals an extent may have been taken from it (`x.sum(1) / x.shape[1]`): that extent may not change."""
+        """A plain number that equals an extent may have been taken from it (`x.sum(1) /
+        x.shape[1]`): that extent may not change.
+        """
         if type(value) in (int, float) and value >= 3:
-            self._fixed.update((k, a, n) for k, shape in enumerate(self._shapes) for a, n in enumerate(shape) if n == value)
+            self._fixed.update(
+                (k, a, n)
+                for k, shape in enumerate(self._shapes)
+                for a, n in enumerate(shape)
+                if n == value
+            )
         return value
 
     def _fixed_extents(self, sizes: bool) -> set[tuple[int, int, int]]:
-        """Extents a replay must share. An extent of 1 broadcasts, so where sizes are written down it may not grow."""
-        ones = {(k, a, 1) for k, shape in enumerate(self._shapes) for a, n in enumerate(shape) if n == 1} if sizes else set()
+        """Extents a replay must share. An extent of 1 broadcasts, so where sizes are written down
+        it may not grow.
+        """
+        ones = (
+            {
+                (k, a, 1)
+                for k, shape in enumerate(self._shapes)
+                for a, n in enumerate(shape)
+                if n == 1
+            }
+            if sizes
+            else set()
+        )
         return self._fixed | ones
 
 
@@ -958,7 +1226,9 @@ class _Used:
                     self.walk(at)
 
 
-def _renumbered(operations: dict[int, int], inputs: dict[int, int], constants: dict[int, int], value: Any) -> Any:
+def _renumbered(
+    operations: dict[int, int], inputs: dict[int, int], constants: dict[int, int], value: Any
+) -> Any:
     walk = functools.partial(_renumbered, operations, inputs, constants)
     if isinstance(value, (list, tuple)):
         return [walk(item) for item in value]
@@ -979,7 +1249,9 @@ def _renumbered(operations: dict[int, int], inputs: dict[int, int], constants: d
 
 
 def _way(frame: Any) -> str:
-    """Which way the cast goes that `frame` is making: "up" for `.to(torch.float32)`, "back" for `.to(x.dtype)`, "" when a variable says."""
+    """Which way the cast goes that `frame` is making: "up" for `.to(torch.float32)`, "back" for
+    `.to(x.dtype)`, "" when a variable says.
+    """
     return _way_at(frame.f_code, frame.f_lasti)
 
 
@@ -990,14 +1262,17 @@ def _way_at(code: CodeType, last: int) -> str:
         if instruction.offset >= last:
             break
         if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            attributes = [] if instruction.argval in ("to", "type") else [*attributes, instruction.argval]
+            attributes = (
+                [] if instruction.argval in ("to", "type") else [*attributes, instruction.argval]
+            )
     if "float32" in attributes or "float" in attributes:
         return "up"
     return "back" if "dtype" in attributes else ""
 
 
 def asks_for_listeners(module: Any) -> bool:
-    """Does the module's forward call `has_torch_function` itself (nn.MultiheadAttention does, to choose its fast path)?
+    """Does the module's forward call `has_torch_function` itself (nn.MultiheadAttention does, to
+    choose its fast path)?
 
     Such code runs differently while a torch-function mode is active; record it with `casts=False`.
     """
@@ -1014,14 +1289,21 @@ def compiled_inside(module: Any) -> str:
     forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
     reachable = getattr(forward, "__globals__", {})
     for name in _names(module):
-        for value in (reachable.get(name), module.__dict__.get(name)):  # its modules are calls of their own
-            if hasattr(value, "_torchdynamo_orig_callable") or isinstance(value, torch.jit.ScriptFunction):
+        for value in (
+            reachable.get(name),
+            module.__dict__.get(name),
+        ):  # its modules are calls of their own
+            if hasattr(value, "_torchdynamo_orig_callable") or isinstance(
+                value, torch.jit.ScriptFunction
+            ):
                 return name
     return ""
 
 
 def _names(module: Any) -> tuple[str, ...]:
-    forward: Callable[..., Any] | None = module.__dict__.get("forward") or getattr(type(module), "forward", None)
+    forward: Callable[..., Any] | None = module.__dict__.get("forward") or getattr(
+        type(module), "forward", None
+    )
     forward = getattr(forward, "__func__", forward)
     forward = getattr(forward, "__wrapped__", forward)
     code = getattr(forward, "__code__", None)
@@ -1029,25 +1311,50 @@ def _names(module: Any) -> tuple[str, ...]:
 
 
 def is_block_cache(name: str, value: Any) -> bool:
-    """Is this plain attribute of a module the memory in which an engine keeps keys and values of all requests?"""
-    parts = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, (list, tuple)) else []
-    return "cache" in name and sum(t.numel() * t.element_size() for t in parts if isinstance(t, torch.Tensor)) >= _BLOCK_CACHE_BYTES
+    """Is this plain attribute of a module the memory in which an engine keeps keys and values of
+    all requests?
+    """
+    parts = (
+        [value]
+        if isinstance(value, torch.Tensor)
+        else value
+        if isinstance(value, (list, tuple))
+        else []
+    )
+    return (
+        "cache" in name
+        and sum(t.numel() * t.element_size() for t in parts if isinstance(t, torch.Tensor))
+        >= _BLOCK_CACHE_BYTES
+    )
 
 
 def tensors_of(module: Any) -> list[tuple[str, Any]]:
-    """(slot, tensor) of everything a leaf module holds: parameters and buffers, also of children it does not call, and plain attributes.
+    """(slot, tensor) of everything a leaf module holds: parameters and buffers, also of children it
+    does not call, and plain attributes.
 
-    Slots: "param.weight", "param.out_proj.weight", "param.scale" for a plain attribute `self.scale`, "param.tables.0" in a list or dict.
-    An engine's block cache is no parameter, and as large as the memory left: it is left out.
+    Slots: "param.weight", "param.out_proj.weight", "param.scale" for a plain attribute
+    `self.scale`, "param.tables.0" in a list or dict. An engine's block cache is no parameter, and
+    as large as the memory left: it is left out.
     """
-    found = [(f"param.{name}", tensor) for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())]
+    found = [
+        (f"param.{name}", tensor)
+        for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())
+    ]
     for name, value in module.__dict__.items():
         if (name.startswith("_") and name != "_flat_weights") or is_block_cache(name, value):
             continue
         if isinstance(value, torch.Tensor):
             found.append((f"param.{name}", value))
         elif isinstance(value, dict):
-            found += [(f"param.{name}.{key}", item) for key, item in value.items() if isinstance(item, torch.Tensor)]
+            found += [
+                (f"param.{name}.{key}", item)
+                for key, item in value.items()
+                if isinstance(item, torch.Tensor)
+            ]
         elif isinstance(value, (list, tuple)):
-            found += [(f"param.{name}.{key}", item) for key, item in enumerate(value) if isinstance(item, torch.Tensor)]
+            found += [
+                (f"param.{name}.{key}", item)
+                for key, item in enumerate(value)
+                if isinstance(item, torch.Tensor)
+            ]
     return found

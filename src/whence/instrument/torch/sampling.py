@@ -1,4 +1,6 @@
-"""Which operator calls are written and keep their elements, and counts of all of them, written or not."""
+"""Which operator calls are written and keep their elements, and counts of all of them, written or
+not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class _Tally:
     __slots__ = ("arguments", "count", "held", "op", "phases", "scopes", "seconds", "tensors")
 
     def __init__(self, made: Made) -> None:
-        self.op, self.arguments, self.tensors = made.overload.name, made.arguments, [[s, *_look(t)] for s, t in made.inputs]
+        self.op, self.arguments, self.tensors = (
+            made.overload.name,
+            made.arguments,
+            [[s, *_look(t)] for s, t in made.inputs],
+        )
         self.clear()
 
     def clear(self) -> None:
@@ -36,10 +42,12 @@ class _Tally:
 
 
 class Sampling:
-    """Chooses by the options `samples` and `dedup`. The choice rests on the seed, the operator and the number of its call alone:
+    """Chooses by the options `samples` and `dedup`. The choice rests on the seed, the operator and
+    the number of its call alone:
 
-    of every operator the calls with the lowest hashes so far keep their elements, so two runs of one program keep the same ones.
-    on: is there a choice to make? counts: is every call counted and ranged, because not every one is written?
+    of every operator the calls with the lowest hashes so far keep their elements, so two runs of
+    one program keep the same ones. on: is there a choice to make? counts: is every call counted and
+    ranged, because not every one is written?
     """
 
     def __init__(self, session: Session) -> None:
@@ -68,10 +76,16 @@ class Sampling:
         return heapq.heappushpop(lowest, rank) != rank
 
     def writes(self, made: Made, chosen: bool) -> bool:
-        """Is this call written? With dedup the first of its signature, and those that were chosen among all."""
+        """Is this call written? With dedup the first of its signature, and those that were chosen
+        among all.
+        """
         if not self.counts:
             return True
-        key = (made.overload.name, tuple((s, _look(t)) for s, t in made.inputs), repr(made.arguments))
+        key = (
+            made.overload.name,
+            tuple((s, _look(t)) for s, t in made.inputs),
+            repr(made.arguments),
+        )
         first = key not in self._tallies
         if first:
             self._tallies[key] = _Tally(made)
@@ -102,11 +116,18 @@ class Sampling:
         self._told = time.monotonic()
         entries = [
             {
-                "op": t.op, "tensors": t.tensors, "arguments": t.arguments, "count": t.count, "seconds": t.seconds, "scopes": t.scopes,
-                "phases": t.phases, "ranges": _merged(t.held),
+                "op": t.op,
+                "tensors": t.tensors,
+                "arguments": t.arguments,
+                "count": t.count,
+                "seconds": t.seconds,
+                "scopes": t.scopes,
+                "phases": t.phases,
+                "ranges": _merged(t.held),
             }
-            for t in self._tallies.values() if t.count
-        ]  # fmt: skip
+            for t in self._tallies.values()
+            if t.count
+        ]
         for tally in self._tallies.values():
             tally.clear()
         if entries:
@@ -116,7 +137,11 @@ class Sampling:
 def _look(tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
     strided = tensor.layout is torch.strided and not tensor.is_nested
-    return dtype, () if tensor.is_nested else tuple(tensor.shape), tensor.stride() if strided and not tensor.is_contiguous() else ()
+    return (
+        dtype,
+        () if tensor.is_nested else tuple(tensor.shape),
+        tensor.stride() if strided and not tensor.is_contiguous() else (),
+    )
 
 
 def _merged(held: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -1,6 +1,8 @@
-"""How torch was set up when something ran: the switches that choose kernels and rounding, and how a compiled module was compiled.
+"""How torch was set up when something ran: the switches that choose kernels and rounding, and how a
+compiled module was compiled.
 
-All as plain data (bool, int, float, str, None, lists and dicts of these), to be noted in a run; what is no plain value is left out.
+All as plain data (bool, int, float, str, None, lists and dicts of these), to be noted in a run;
+what is no plain value is left out.
 """
 
 from __future__ import annotations
@@ -19,25 +21,35 @@ _OWN = {"error_on_recompile", "nested_graph_breaks"}
 
 def numerics() -> dict[str, Any]:
     """Switches of torch that choose kernels and rounding, besides those that every run notes."""
-    found: dict[str, Any] = {"mkldnn": bool(torch._C._get_mkldnn_enabled()), "interop_threads": torch.get_num_interop_threads()}
+    found: dict[str, Any] = {
+        "mkldnn": bool(torch._C._get_mkldnn_enabled()),
+        "interop_threads": torch.get_num_interop_threads(),
+    }
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     if capability is not None:
         found["cpu_capability"] = capability()
     for name, module, switch in (
-        ("cudnn", "cudnn", "enabled"), ("cudnn_deterministic", "cudnn", "deterministic"), ("cudnn_benchmark", "cudnn", "benchmark"),
-    ):  # fmt: skip
+        ("cudnn", "cudnn", "enabled"),
+        ("cudnn_deterministic", "cudnn", "deterministic"),
+        ("cudnn_benchmark", "cudnn", "benchmark"),
+    ):
         found[name] = getattr(getattr(torch.backends, module), switch)
     for name, read in (
-        ("cudnn_tf32", "_get_cudnn_allow_tf32"), ("fp16_reduction", "_get_cublas_allow_fp16_reduced_precision_reduction"),
-        ("bf16_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"), ("sdp_flash", "_get_flash_sdp_enabled"),
-        ("sdp_efficient", "_get_mem_efficient_sdp_enabled"), ("sdp_math", "_get_math_sdp_enabled"),
-    ):  # fmt: skip
+        ("cudnn_tf32", "_get_cudnn_allow_tf32"),
+        ("fp16_reduction", "_get_cublas_allow_fp16_reduced_precision_reduction"),
+        ("bf16_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
+        ("sdp_flash", "_get_flash_sdp_enabled"),
+        ("sdp_efficient", "_get_mem_efficient_sdp_enabled"),
+        ("sdp_math", "_get_math_sdp_enabled"),
+    ):
         function = getattr(torch._C, read, None)
         if function is not None:
             found[name] = function()
     if torch._C._is_any_autocast_enabled():
         found["autocast"] = {
-            kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.") for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
         }
     return {name: value for name, value in found.items() if _is_plain(value)}
 
@@ -49,7 +61,9 @@ class Compilers:
         self._told: set[tuple[str, str]] = set()
 
     def met(self, root: str, scope: str, compiled: Any) -> dict[str, Any] | None:
-        """How `compiled` (a module, or dynamo's callback) was compiled, None when that was told before. Changes nothing."""
+        """How `compiled` (a module, or dynamo's callback) was compiled, None when that was told
+        before. Changes nothing.
+        """
         if (root, scope) in self._told:
             return None
         self._told.add((root, scope))
@@ -58,15 +72,23 @@ class Compilers:
         try:
             found |= _backend(context[0] if context is not None else compiled)
             if context is not None:
-                found |= {"fullgraph": bool(getattr(context[1], "fullgraph", False)), "dynamic": getattr(context[1], "_dynamic", None)}
-            found |= {"inductor": changed("torch._inductor.config"), "dynamo": changed("torch._dynamo.config")}
+                found |= {
+                    "fullgraph": bool(getattr(context[1], "fullgraph", False)),
+                    "dynamic": getattr(context[1], "_dynamic", None),
+                }
+            found |= {
+                "inductor": changed("torch._inductor.config"),
+                "dynamo": changed("torch._dynamo.config"),
+            }
         except Exception as error:  # noqa: BLE001 - another torch keeps these elsewhere; the capture goes on without
             found["unknown"] = f"{type(error).__name__}: {error}"[:200]
         return {name: value for name, value in found.items() if _is_plain(value)}
 
 
 def changed(name: str) -> dict[str, Any]:
-    """Values of a config module of torch that are not its defaults, by dotted name; {} when it is not loaded. Only plain ones."""
+    """Values of a config module of torch that are not its defaults, by dotted name; {} when it is
+    not loaded. Only plain ones.
+    """
     config = sys.modules.get(name)
     if config is None:
         return {}
@@ -75,7 +97,12 @@ def changed(name: str) -> dict[str, Any]:
     is_default = getattr(config, "_is_default", lambda key: False)
     found = {}
     for key, entry in entries.items():
-        if getattr(entry, "alias", None) is not None or key.startswith("_") or key in _OWN or is_default(key):
+        if (
+            getattr(entry, "alias", None) is not None
+            or key.startswith("_")
+            or key in _OWN
+            or is_default(key)
+        ):
             continue
         default = defaults.get(key) if defaults is not None else entry.default
         with warnings.catch_warnings():
@@ -117,28 +144,52 @@ def _backend(callback: Any) -> dict[str, Any]:
     name = getattr(callback, "compiler_name", None) or getattr(callback, "__name__", None)
     if not isinstance(name, str):
         return {}
-    options = getattr(callback, "config", None) if name == "inductor" else (getattr(callback, "kwargs", None) or {}).get("options")
+    options = (
+        getattr(callback, "config", None)
+        if name == "inductor"
+        else (getattr(callback, "kwargs", None) or {}).get("options")
+    )
     dynamic = getattr(callback, "dynamic", None)
-    plain = {k: v for k, v in options.items() if isinstance(k, str) and _is_plain(v)} if isinstance(options, dict) else {}
+    plain = (
+        {k: v for k, v in options.items() if isinstance(k, str) and _is_plain(v)}
+        if isinstance(options, dict)
+        else {}
+    )
     return {"backend": name[:200], "options": plain, "dynamic": dynamic}
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    if value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 1000):
+    if (
+        value is None
+        or isinstance(value, (bool, int, float))
+        or (isinstance(value, str) and len(value) <= 1000)
+    ):
         return type(value) in (bool, int, float, str, type(None))
     if depth >= _DEPTH:
         return False
     if type(value) in (list, tuple):
         return all(_is_plain(item, depth + 1) for item in value)
-    return type(value) is dict and all(type(k) is str and _is_plain(v, depth + 1) for k, v in value.items())
+    return type(value) is dict and all(
+        type(k) is str and _is_plain(v, depth + 1) for k, v in value.items()
+    )
 
 
 def facts() -> dict[str, Any]:
-    """rank, world_size and backend of the default process group; {} when this process joined none. Never imports torch."""
+    """rank, world_size and backend of the default process group; {} when this process joined none.
+    Never imports torch.
+    """
     distributed: Any = sys.modules.get("torch.distributed")
     try:
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        if (
+            distributed is None
+            or not distributed.is_available()
+            or not distributed.is_initialized()
+        ):
             return {}
-        return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size(), "backend": str(distributed.get_backend())}
+        return {
+            "rank": distributed.get_rank(),
+            "world_size": distributed.get_world_size(),
+            "backend": str(distributed.get_backend()),
+        }
     except Exception:  # noqa: BLE001 - a group that is half set up must not stop the program
         return {}

@@ -1,4 +1,6 @@
-"""The line of the program that runs now: the first frame that is neither torch's, nor ours, nor the standard library's."""
+"""The line of the program that runs now: the first frame that is neither torch's, nor ours, nor the
+standard library's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _codes: dict[int, tuple[CodeType, dict[int, str] | None]] = {}
 
 
 def source_here() -> str:
-    """ "file:line" of the innermost frame of the program, "" where there is none (a thread of torch's)."""
+    """ "file:line" of the innermost frame of the program, "" where there is none (a thread of
+    torch's).
+    """
     frame: FrameType | None = sys._getframe(1)
     known = _codes
     while frame is not None:
@@ -44,4 +48,6 @@ def is_the_program(file: str) -> bool:
     """Is this file the user's?"""
     if file.startswith(_DEMO):
         return True
-    return not file.startswith(_SKIPPED) and (not file.startswith(_STANDARD) or file.startswith(_PACKAGES))
+    return not file.startswith(_SKIPPED) and (
+        not file.startswith(_STANDARD) or file.startswith(_PACKAGES)
+    )

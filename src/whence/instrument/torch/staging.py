@@ -1,8 +1,9 @@
 """Brings device tensors to the host without stopping the program: a bounded ring and one thread.
 
-A tensor is cloned on its own stream (later writes by the program cannot reach the clone), copied into a pinned host buffer
-without blocking, and an event is recorded behind the copy. The thread waits for that event before it touches the bytes, then
-hands them over in the order of submission. The ring is bounded in bytes: `submit` waits when it is full.
+A tensor is cloned on its own stream (later writes by the program cannot reach the clone), copied
+into a pinned host buffer without blocking, and an event is recorded behind the copy. The thread
+waits for that event before it touches the bytes, then hands them over in the order of submission.
+The ring is bounded in bytes: `submit` waits when it is full.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ Arrived = Callable[[Bytes, Any], None]
 class Ring:
     """Submit device tensors and things to do after them; both happen in order, on one thread.
 
-    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once, from the thread, with the
-    first exception; nothing runs after it. Safe to use from several threads, not from the ring's own.
+    limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once,
+    from the thread, with the first exception; nothing runs after it. Safe to use from several
+    threads, not from the ring's own.
     """
 
     def __init__(self, on_error: Callable[[Exception], None], limit_bytes: int = 1 << 30) -> None:
@@ -49,9 +51,11 @@ class Ring:
         return self._waiting
 
     def submit(self, tensor: Any, arrived: Arrived) -> None:
-        """Copy `tensor` to the host; `arrived` gets its canonical bytes and the copy later, on the ring's thread. Returns before that.
+        """Copy `tensor` to the host; `arrived` gets its canonical bytes and the copy later, on the
+        ring's thread. Returns before that.
 
-        tensor: strided, readable, on any device. Raises what torch raises when there is no memory for the copy.
+        tensor: strided, readable, on any device. Raises what torch raises when there is no memory
+        for the copy.
         """
         nbytes = tensor.nbytes
         with self._room:
@@ -87,7 +91,9 @@ class Ring:
                 self._room.wait()
 
     def close(self) -> None:
-        """Wait until everything has been handed over, then end the thread. Idempotent; what is submitted later is dropped."""
+        """Wait until everything has been handed over, then end the thread. Idempotent; what is
+        submitted later is dropped.
+        """
         with self._room:
             first, self._closed = not self._closed, True
             if first:
@@ -111,7 +117,8 @@ class Ring:
                 except Exception as error:  # noqa: BLE001 - anything here ends the capture, never the program
                     with self._room:
                         self._dead = True
-                        self._room.notify_all()  # who waits for room must not wait for what will never be taken
+                        # who waits for room must not wait for what will never be taken
+                        self._room.notify_all()
                     self._on_error(error)
             # The tensors of an entry go before its room is given to others.
             del item, action
@@ -122,12 +129,17 @@ class Ring:
 
 
 def _to_host(tensor: Any) -> tuple[Any, Any, Any]:
-    """(host tensor, event to wait for before reading it or None, what must stay alive until then)."""
+    """(host tensor, event to wait for before reading it or None, what must stay alive until
+    then).
+    """
     with torch.no_grad():
         clone = tensor.detach().clone(memory_format=torch.contiguous_format)
         if clone.is_cpu:
             return clone, None, None
-        pinned = torch.accelerator.is_available() and clone.device.type == torch.accelerator.current_accelerator().type
+        pinned = (
+            torch.accelerator.is_available()
+            and clone.device.type == torch.accelerator.current_accelerator().type
+        )
         copied = torch.empty(clone.shape, dtype=clone.dtype, pin_memory=pinned)
         copied.copy_(clone, non_blocking=pinned)
         event = None

@@ -1,4 +1,6 @@
-"""What a listener remembers without keeping anything of the program alive: modules, the tensors they hold, tensors seen before."""
+"""What a listener remembers without keeping anything of the program alive: modules, the tensors
+they hold, tensors seen before.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ expired = torch.UntypedStorage._expired
 
 
 UNSETTLED = -1
-"""The version of what an operator wrote or made a view of, seen inside the operator: torch counts it up behind it."""
+"""The version of what an operator wrote or made a view of, seen inside the operator: torch counts
+it up behind it.
+"""
 
 
 FULL_BYTES = 1 << 16
-"""Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this takes about 5 us."""
+"""Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this
+takes about 5 us.
+"""
 
 
 class StorageRef(msgspec.Struct, gc=False, eq=False):
@@ -41,9 +47,11 @@ def storage_ref(tensor: Any) -> StorageRef:
 class Seen(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
-    id: of the record; `Pending` while it is on its way. version: None of an inference tensor; UNSETTLED until the next look. kept: whether
-    its elements were wanted. span: bytes of memory that its elements lie in, 0 when they are not to be looked at there. memory: those, None
-    of more than `FULL_BYTES`; to be read only with a tensor at hand that lies there. probe: their hash, or of more a `sample`.
+    id: of the record; `Pending` while it is on its way. version: None of an inference tensor;
+    UNSETTLED until the next look. kept: whether its elements were wanted. span: bytes of memory
+    that its elements lie in, 0 when they are not to be looked at there. memory: those, None of more
+    than `FULL_BYTES`; to be read only with a tensor at hand that lies there. probe: their hash, or
+    of more a `sample`.
     """
 
     id: Any
@@ -56,7 +64,9 @@ class Seen(msgspec.Struct, gc=False, eq=False):
     memory: memoryview | None = None
 
     def agrees(self, version: int | None, keep: bool) -> bool:
-        """Is a tensor of this version, of which elements are wanted or not, this one as far as its bytes are equal too?"""
+        """Is a tensor of this version, of which elements are wanted or not, this one as far as its
+        bytes are equal too?
+        """
         if (keep and not self.kept) or expired(self.storage.cdata):
             return False
         if self.version == UNSETTLED:
@@ -74,12 +84,29 @@ class Pending:
 
 
 class Known:
-    """What is known of one module: where it is, and the tensors it holds with the records they were last seen as."""
+    """What is known of one module: where it is, and the tensors it holds with the records they were
+    last seen as.
+    """
 
-    __slots__ = ("branches", "deep", "entries", "held", "op_type", "programs", "ref", "root", "scope", "serial", "source")
+    __slots__ = (
+        "branches",
+        "deep",
+        "entries",
+        "held",
+        "op_type",
+        "programs",
+        "ref",
+        "root",
+        "scope",
+        "serial",
+        "source",
+    )
 
-    def __init__(self, module: Any, scope: str, root: Root, serial: int, gone: Callable[[int, int], None]) -> None:
-        # Never used twice, which id(module) is: a module made in a forward dies, and the next one lies where it lay.
+    def __init__(
+        self, module: Any, scope: str, root: Root, serial: int, gone: Callable[[int, int], None]
+    ) -> None:
+        # Never used twice, which id(module) is: a module made in a forward dies, and the next one
+        # lies where it lay.
         self.serial = serial
         self.programs = 0  # how many were recorded
         kind = type(module)
@@ -92,19 +119,34 @@ class Known:
         self.ref, self.scope, self.root = weakref.ref(module, died), scope, root
         self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         self.branches = any(child is not None for child in module._modules.values())
-        # Children that are used without being called (a fused path): their parameters are the module's own.
+        # Children that are used without being called (a fused path): their parameters are the
+        # module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[Held] | None = None
         self.held: tuple[int, int, int] = (-1, -1, -1)
 
 
 class Held:
-    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper), and as which record it was last seen.
+    """A tensor that a module holds: where (a table of the module, or None when it hangs deeper),
+    and as which record it was last seen.
 
-    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the root last made sure of its bytes.
+    It does not keep the tensor alive, and follows `module.weight = ...`. looked: which call of the
+    root last made sure of its bytes.
     """
 
-    __slots__ = ("_name", "_ref", "_table", "looked", "nbytes", "placement", "pointer", "probe", "seen", "slot", "version")
+    __slots__ = (
+        "_name",
+        "_ref",
+        "_table",
+        "looked",
+        "nbytes",
+        "placement",
+        "pointer",
+        "probe",
+        "seen",
+        "slot",
+        "version",
+    )
 
     def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
         self.slot, self._table, self._name = slot, table, name
@@ -130,7 +172,9 @@ class Held:
 
 
 class Root:
-    """What is known of one root: its modules' names, its step counters. calls: how often it began."""
+    """What is known of one root: its modules' names, its step counters. calls: how often it
+    began.
+    """
 
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
@@ -154,19 +198,29 @@ def sample(pointer: int, nbytes: int) -> bytes:
     """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
     if nbytes <= 192:
         return _read(pointer, nbytes)
-    return _read(pointer, 64) + _read(pointer + nbytes // 2 - 32, 64) + _read(pointer + nbytes - 64, 64)
+    return (
+        _read(pointer, 64)
+        + _read(pointer + nbytes // 2 - 32, 64)
+        + _read(pointer + nbytes - 64, 64)
+    )
 
 
 def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
-    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one that hangs deeper."""
+    """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one
+    that hangs deeper.
+    """
     for table in (module._parameters, module._buffers, vars(module)):
-        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):  # a scripted module's is no dict
+        if isinstance(table, dict) and isinstance(
+            table.get(name), torch.Tensor
+        ):  # a scripted module's is no dict
             return table, name
     return None, name
 
 
 def address_of(tensor: Any) -> int:
-    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in their own ways)."""
+    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in
+    their own ways).
+    """
     try:
         return tensor.data_ptr()  # type: ignore[no-any-return]
     except (RuntimeError, ValueError, NotImplementedError):

@@ -2,10 +2,10 @@
 
     $Version=1.0 / $Object.Count=1 / $Object.Length=96 / format=2 / dtype=0 / dims=2,3,4 / $Object.data=0,96 / $End=1
 
-Variants: without `$Version` (elements to the end of the file), a description without elements, statistics, and a reference
-(`data=2_1_outtensor0.bin`) to the file of another operator. The writer appends: of several tensors in a file the last one counts, unless
-one asks for all.
-"""
+Variants: without `$Version` (elements to the end of the file), a description without elements,
+statistics, and a reference (`data=2_1_outtensor0.bin`) to the file of another operator. The writer
+appends: of several tensors in a file the last one counts, unless one asks for all.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _FIGURES = ("max", "min", "mean", "l2norm")
 
 
 class Stored(NamedTuple):
-    """What a file says. start, nbytes: of the elements. data: the file they are in instead, "" for this one. why: there are no
-    elements, and the reason. records: in the file; attributes: all of its header.
+    """What a file says. start, nbytes: of the elements. data: the file they are in instead, "" for
+    this one. why: there are no elements, and the reason. records: in the file; attributes: all of
+    its header.
     """
 
     type: dtypes.Type
@@ -66,8 +67,8 @@ def read(path: Path) -> Stored:
 
 
 def tensors(path: Path) -> list[Stored]:
-    """All tensors of a file, in the order in which they were written; what is torn has `why`. Raises UnreadableRun when it does not begin
-    as such a file, OSError.
+    """All tensors of a file, in the order in which they were written; what is torn has `why`.
+    Raises UnreadableRun when it does not begin as such a file, OSError.
     """
     size = path.stat().st_size
     out: list[Stored] = []
@@ -76,13 +77,26 @@ def tensors(path: Path) -> list[Stored]:
             stored = _stored(path, size, attributes, start, nbytes, 1)
         except UnreadableRun as error:
             kind, nowhere = dtypes.acl(-1), layouts.logical(2, (), ())
-            stored = Stored(kind, (), nowhere, start, 0, "", attributes.get("whence.why") or str(error), None, 1, attributes)
+            stored = Stored(
+                kind,
+                (),
+                nowhere,
+                start,
+                0,
+                "",
+                attributes.get("whence.why") or str(error),
+                None,
+                1,
+                attributes,
+            )
         out.append(stored)
     return out
 
 
 def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
-    """(attributes, where the elements begin, their bytes) of every tensor of a file; at least one."""
+    """(attributes, where the elements begin, their bytes) of every tensor of a file; at least
+    one.
+    """
     place = count = 0
     with path.open("rb") as file:
         while place < size:
@@ -110,17 +124,23 @@ def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
 
 
 def elements(path: Path, stored: Stored) -> Array:
-    """The tensor, memory-mapped where it lies plain. Raises ElementsMissing with the reason when there are none."""
+    """The tensor, memory-mapped where it lies plain. Raises ElementsMissing with the reason when
+    there are none.
+    """
     if stored.why:
         raise ElementsMissing(stored.why)
     size = path.stat().st_size
     nbytes = max(min(stored.nbytes, size - stored.start), 0)
-    data: Array = np.memmap(path, np.uint8, "r", stored.start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
+    data: Array = (
+        np.memmap(path, np.uint8, "r", stored.start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
+    )
     return stored.layout.apply(dtypes.decoded(stored.type, data, stored.dims))
 
 
 def _lines(head: bytes) -> tuple[dict[str, str], int] | None:
-    """(attributes, bytes of the header), split at the first `=` of every line; None when it does not end here."""
+    """(attributes, bytes of the header), split at the first `=` of every line; None when it does
+    not end here.
+    """
     out: dict[str, str] = {}
     place = 0
     while True:
@@ -135,14 +155,21 @@ def _lines(head: bytes) -> tuple[dict[str, str], int] | None:
         out[name] = value
 
 
-def _stored(path: Path, size: int, attributes: dict[str, str], start: int, nbytes: int, records: int) -> Stored:
+def _stored(
+    path: Path, size: int, attributes: dict[str, str], start: int, nbytes: int, records: int
+) -> Stored:
     own = attributes.get("whence.dtype")  # of a label, where the code has no word for it
     kind = dtypes.named(own) if own else dtypes.acl(_number(attributes.get("dtype", "-1"), path))
-    dims = limits.extents([_number(d, path) for d in attributes.get("dims", "").split(",") if d.strip()], path.name)
+    dims = limits.extents(
+        [_number(d, path) for d in attributes.get("dims", "").split(",") if d.strip()], path.name
+    )
     layout = layouts.logical(_number(attributes.get("format", "2"), path), dims, ())
     offset, _, length = attributes.get("$Object.data", "").partition(",")
     if length:  # relative to where the elements begin
-        start, nbytes = start + _number(offset, path), min(_number(length, path), max(nbytes - _number(offset, path), 0))
+        start, nbytes = (
+            start + _number(offset, path),
+            min(_number(length, path), max(nbytes - _number(offset, path), 0)),
+        )
     need = dtypes.nbytes(kind, limits.count(dims))
     there = max(min(nbytes, size - start), 0)
     statistics = _statistics(attributes, limits.count(dims))
@@ -159,7 +186,18 @@ def _stored(path: Path, size: int, attributes: dict[str, str], start: int, nbyte
         why = "the dump holds its description only"
     elif there < need:
         why = f"{path.name} has {there} of {need} bytes: the file was cut short"
-    return Stored(kind, dims, layout, start, nbytes, attributes.get("data", ""), why, statistics, records, attributes)
+    return Stored(
+        kind,
+        dims,
+        layout,
+        start,
+        nbytes,
+        attributes.get("data", ""),
+        why,
+        statistics,
+        records,
+        attributes,
+    )
 
 
 def _statistics(attributes: dict[str, str], count: int) -> Statistics | None:

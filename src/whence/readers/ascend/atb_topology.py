@@ -1,4 +1,6 @@
-"""The topology files of ATB: which operators a model or a layer is made of, and which tensors go between them."""
+"""The topology files of ATB: which operators a model or a layer is made of, and which tensors go
+between them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _LAST_NUMBER = re.compile(r"_(\d{1,9})$")
 
 
 class Operation(NamedTuple):
-    """A node. name: opName. param: its settings. inputs, outputs: names of tensors. nodes: what it is made of."""
+    """A node. name: opName. param: its settings. inputs, outputs: names of tensors. nodes: what it
+    is made of.
+    """
 
     name: str
     type: str
@@ -32,7 +36,9 @@ class Model(NamedTuple):
     first: int
 
     def at(self, path: tuple[tuple[int, str], ...]) -> Operation | None:
-        """The node that a path of folders names ((3, "BloomLayer"), (0, "LayerNormOperation")); None when there is none of that type."""
+        """The node that a path of folders names ((3, "BloomLayer"), (0, "LayerNormOperation"));
+        None when there is none of that type.
+        """
         nodes, first = self.nodes, self.first
         found: Operation | None = None
         for index, kind in path:
@@ -70,10 +76,13 @@ def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
             below = node.get("nodes")
             param = node.get("param")
             yield Operation(
-                str(node.get("opName", "")), str(node.get("opType", "")), param if isinstance(param, dict) else {},
-                _names(node.get("inTensors")), _names(node.get("outTensors")),
+                str(node.get("opName", "")),
+                str(node.get("opType", "")),
+                param if isinstance(param, dict) else {},
+                _names(node.get("inTensors")),
+                _names(node.get("outTensors")),
                 tuple(_operations(below, depth + 1)) if isinstance(below, list) else (),
-            )  # fmt: skip
+            )
 
 
 def _names(found: Any) -> tuple[str, ...]:

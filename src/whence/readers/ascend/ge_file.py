@@ -1,7 +1,9 @@
-"""One file of a GE dump: a header that describes tensors, then their bytes. Also the "nano" variant of small chips.
+"""One file of a GE dump: a header that describes tensors, then their bytes. Also the "nano" variant
+of small chips.
 
-Layout: uint64 length of the header; toolkit.dumpdata.DumpData in protobuf; payloads of all inputs, outputs, buffers and workspaces
-without gaps. Nano: the header begins with 0x5A5A5A5A and is a list of (tag, length, value).
+Layout: uint64 length of the header; toolkit.dumpdata.DumpData in protobuf; payloads of all inputs,
+outputs, buffers and workspaces without gaps. Nano: the header begins with 0x5A5A5A5A and is a list
+of (tag, length, value).
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _OLD_WORKSPACE = 7  # the number of attributes today: told apart by what is in t
 class Held(NamedTuple):
     """A tensor of a dump file.
 
-    slot: "input.0" or "output.1". type: as stored. layout: how it lies. start: of its bytes in the file; nbytes: how many are said to
-    be there. origin: name of the original operator whose output it is, "" when not said.
+    slot: "input.0" or "output.1". type: as stored. layout: how it lies. start: of its bytes in the
+    file; nbytes: how many are said to be there. origin: name of the original operator whose output
+    it is, "" when not said.
     """
 
     slot: str
@@ -46,8 +49,8 @@ class Held(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """What one file says. op_name: of the operator, "" when not said. time_us: when it was written, 0 when not said. left: what is
-    in the file and is not read, in words.
+    """What one file says. op_name: of the operator, "" when not said. time_us: when it was written,
+    0 when not said. left: what is in the file and is not read, in words.
     """
 
     op_name: str
@@ -86,7 +89,9 @@ def read(path: Path) -> Dumped:
             raise UnreadableRun(f"{path.name} has {size} bytes, too few for a dump")
         (length,) = struct.unpack("<Q", head)
         if length > size - 8:
-            raise UnreadableRun(f"{path.name} says its header has {length} bytes; {size - 8} are there")
+            raise UnreadableRun(
+                f"{path.name} says its header has {length} bytes; {size - 8} are there"
+            )
         header = file.read(length)
     try:
         return _nano(header, 8 + length) if header[:4] == _NANO else _dump_data(header, 8 + length)
@@ -95,7 +100,9 @@ def read(path: Path) -> Dumped:
 
 
 def elements(path: Path, held: Held) -> Array:
-    """The logical tensor, memory-mapped where it lies plain. Raises ElementsMissing when bytes are missing."""
+    """The logical tensor, memory-mapped where it lies plain. Raises ElementsMissing when bytes are
+    missing.
+    """
     size = path.stat().st_size
     nbytes = max(min(held.nbytes, size - held.start), 0)
     if nbytes == 0:
@@ -128,7 +135,11 @@ def _dump_data(header: bytes, start: int) -> Dumped:
     for slot in ("input", "output", "buffer", "workspace"):
         for k, one in enumerate(said[slot]):
             inside = one.inside is not None
-            at, nbytes = (8 + one.inside[0], one.inside[1]) if one.inside is not None else (place, one.nbytes)
+            at, nbytes = (
+                (8 + one.inside[0], one.inside[1])
+                if one.inside is not None
+                else (place, one.nbytes)
+            )
             place += 0 if inside else one.nbytes
             if slot in ("buffer", "workspace"):
                 left.append(f"{slot} {k} of {nbytes} bytes")
@@ -138,7 +149,9 @@ def _dump_data(header: bytes, start: int) -> Dumped:
 
 
 class _Said(NamedTuple):
-    """What a header says of one tensor. inside: (place in the header, bytes) when its bytes are in the header itself."""
+    """What a header says of one tensor. inside: (place in the header, bytes) when its bytes are in
+    the header itself.
+    """
 
     type: dtypes.Type
     format: int
@@ -151,7 +164,9 @@ class _Said(NamedTuple):
 
 
 def _tensor(slot: str, message: Any, base: int) -> _Said:
-    """OpOutput, OpInput, OpBuffer or Workspace: the numbers of their fields agree but for those of an output's origin."""
+    """OpOutput, OpInput, OpBuffer or Workspace: the numbers of their fields agree but for those of
+    an output's origin.
+    """
     later = 1 if slot == "output" else 0
     plain = slot in ("buffer", "workspace")
     data_number, size_number = (2, 3) if plain else (4 + later, 5 + later)
@@ -165,7 +180,10 @@ def _tensor(slot: str, message: Any, base: int) -> _Said:
             nbytes = value
         elif number == data_number and kind == protobuf.BYTES:
             if len(value):
-                inside = np.frombuffer(value, np.uint8).__array_interface__["data"][0] - base, len(value)
+                inside = (
+                    np.frombuffer(value, np.uint8).__array_interface__["data"][0] - base,
+                    len(value),
+                )
         elif plain:
             continue
         elif number == 1 and kind == protobuf.VARINT:
@@ -179,7 +197,14 @@ def _tensor(slot: str, message: Any, base: int) -> _Said:
         elif number == 7 + later and kind == protobuf.VARINT:
             groups = protobuf.signed(value)
         elif later and number == 4 and kind == protobuf.BYTES:
-            origin = next((protobuf.text(v) for n, k, v in protobuf.fields(value) if n == 1 and k == protobuf.BYTES), "")
+            origin = next(
+                (
+                    protobuf.text(v)
+                    for n, k, v in protobuf.fields(value)
+                    if n == 1 and k == protobuf.BYTES
+                ),
+                "",
+            )
     return _Said(dtypes.ge(type_code), format_code, shape, original, nbytes, groups, origin, inside)
 
 
@@ -194,9 +219,14 @@ def _shape(message: Any) -> tuple[int, ...]:
 
 
 def _is_workspace(message: Any) -> bool:
-    """Field 7 is an attribute (name, value: both text) or, in one older schema, a workspace (type: a number)."""
+    """Field 7 is an attribute (name, value: both text) or, in one older schema, a workspace (type:
+    a number).
+    """
     try:
-        return any(number in (1, 3) and kind == protobuf.VARINT for number, kind, _ in protobuf.fields(message))
+        return any(
+            number in (1, 3) and kind == protobuf.VARINT
+            for number, kind, _ in protobuf.fields(message)
+        )
     except ValueError:
         return False
 
@@ -220,14 +250,21 @@ def _nano(header: bytes, start: int) -> Dumped:
         place = 4
         for k in range(min(count, _TENSORS)):
             code, layout = struct.unpack_from("<2I", value, place)
-            # type, format, kind of address[, index, original type, original format], address, offset, size, bytes of what follows
+            # type, format, kind of address[, index, original type, original format], address,
+            # offset, size, bytes of what follows
             fixed = 12 + (12 if slot == "output" else 0)
             _, _, nbytes, more = struct.unpack_from("<3QI", value, place + fixed)
             place += fixed + 28
-            shapes = {t: tuple(v[: len(v) // 8 * 8].cast("Q")) for t, v in _records(value[place : place + more], 0) if t in (0, 1)}
+            shapes = {
+                t: tuple(v[: len(v) // 8 * 8].cast("Q"))
+                for t, v in _records(value[place : place + more], 0)
+                if t in (0, 1)
+            }
             place += more
             found = {t: limits.extents(tuple(map(int, s)), "a tensor") for t, s in shapes.items()}
-            said = _Said(dtypes.acl(code), layout, found.get(0, ()), found.get(1, ()), nbytes, 1, "", None)
+            said = _Said(
+                dtypes.acl(code), layout, found.get(0, ()), found.get(1, ()), nbytes, 1, "", None
+            )
             tensors.append((f"{slot}.{k}", (), said))
     tensors.sort(key=lambda t: t[0].startswith("output"))
     held, place = [], start
@@ -250,7 +287,9 @@ def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memory
 
 
 def missing(held: Held, path: Path) -> str:
-    """Why a tensor's elements cannot be had, "" when they can. Reads nothing but the file's size."""
+    """Why a tensor's elements cannot be had, "" when they can. Reads nothing but the file's
+    size.
+    """
     if not held.type.dtype:
         return f"elements of {held.type.name} are not read"
     need = dtypes.nbytes(held.type, limits.count(held.stored))

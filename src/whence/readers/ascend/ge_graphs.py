@@ -1,4 +1,6 @@
-"""What the graph texts beside a GE dump say of its operators: which operators of the original program each one carries out."""
+"""What the graph texts beside a GE dump say of its operators: which operators of the original
+program each one carries out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from whence.records.fused_names import segments
 
 _DYNAMO = re.compile(r"dynamo_(original|optimized)_graph_(\d+)_rank_(\d+)_")
 _NAMED = re.compile(r"(dynamo_\w+|ge_proto_\w+)\.(txt|pbtxt)$")
-# Operators that only move elements or change their dtype: what they hand on bears the name of who made it.
+# Operators that only move elements or change their dtype: what they hand on bears the name of who
+# made it.
 MOVES = frozenset({"TransData", "Cast", "Transpose", "TransposeD", "Identity", "Reshape"})
 
 
@@ -30,8 +33,8 @@ def plain(name: str) -> str:
 class Origins:
     """Origins of the operators of one dumped graph.
 
-    before: its graphs before optimisation; after: behind it. Names of FX nodes where the graphs are stamped with them, else names of
-    the original operators.
+    before: its graphs before optimisation; after: behind it. Names of FX nodes where the graphs are
+    stamped with them, else names of the original operators.
     """
 
     def __init__(self, before: Iterable[Graph], after: Iterable[Graph]) -> None:
@@ -40,9 +43,15 @@ class Origins:
         self.of = functools.lru_cache(maxsize=1 << 17)(self._of)
 
     def _of(self, name: str, op_type: str, said: tuple[str, ...]) -> tuple[str, ...]:
-        """The origins of one operator, in order; () when it has none that are known. said: names in the dump itself."""
+        """The origins of one operator, in order; () when it has none that are known. said: names in
+        the dump itself.
+        """
         wanted = plain(name)
-        found = [(graph, node) for graph in self._all if (node := _plain_names(graph).get(wanted)) is not None]
+        found = [
+            (graph, node)
+            for graph in self._all
+            if (node := _plain_names(graph).get(wanted)) is not None
+        ]
         members = self._members(wanted, found)
         if members is None:
             members = tuple(dict.fromkeys(said)) if op_type not in MOVES else ()
@@ -60,7 +69,11 @@ class Origins:
             return (found[0][1].name,)
         for graph in (*self._before, *self._after):
             names = _plain_names(graph)
-            parts = segments(name, names, lambda a, b, g=graph, n=names: g.feeds(n[a].name, n[b].name))  # type: ignore[misc]
+            parts = segments(
+                name,
+                names,
+                lambda a, b, g=graph, n=names: g.feeds(n[a].name, n[b].name),  # type: ignore[misc]
+            )
             if parts:
                 return tuple(names[part].name for part in parts)
         return None
@@ -102,4 +115,7 @@ class Texts:
 
         fitting = [one for one in self._read if fits(one)]
         of_rank = [one for one in fitting if one[2] in (rank, -1)] or fitting
-        return Origins((g for w, _, _, g in of_rank if w == "original"), (g for w, _, _, g in of_rank if w != "original"))
+        return Origins(
+            (g for w, _, _, g in of_rank if w == "original"),
+            (g for w, _, _, g in of_rank if w != "original"),
+        )

@@ -1,4 +1,5 @@
-"""Graphs of GE as people can read them: protobuf text (`dynamo_*.txt`, `ge_proto_*.txt`) and the JSON of an offline model.
+"""Graphs of GE as people can read them: protobuf text (`dynamo_*.txt`, `ge_proto_*.txt`) and the
+JSON of an offline model.
 
 Source of the text form: https://protobuf.dev/reference/protobuf/textformat-spec/.
 """
@@ -28,7 +29,8 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v":
 
 
 def parsed(text: str, what: str) -> Message:
-    """A message in protobuf text form: every field a list of its values, messages as dicts, all else as strings.
+    """A message in protobuf text form: every field a list of its values, messages as dicts, all
+    else as strings.
 
     what: names it in errors. Raises UnreadableRun where the text is no such message.
     """
@@ -44,7 +46,9 @@ def parsed(text: str, what: str) -> Message:
         glued = False
         if word in "{<" and kind == "mark":
             if not field or len(stack) > _DEPTH:
-                raise UnreadableRun(f"{what}: a message at character {place} has no name, or lies {_DEPTH} deep")
+                raise UnreadableRun(
+                    f"{what}: a message at character {place} has no name, or lies {_DEPTH} deep"
+                )
             inner: Message = defaultdict(list)
             message[field].append(inner)
             stack.append((inner, "}" if word == "{" else ">"))
@@ -81,7 +85,9 @@ def _tokens(text: str, what: str) -> Iterator[tuple[str, str, int]]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if found is None:
-            raise UnreadableRun(f"{what}: {text[place : place + 20]!r} at character {place} is no protobuf text")
+            raise UnreadableRun(
+                f"{what}: {text[place : place + 20]!r} at character {place} is no protobuf text"
+            )
         if found.lastgroup != "space":
             yield str(found.lastgroup), found.group(), place
         place = found.end()
@@ -108,8 +114,9 @@ def _unescaped(quoted: str) -> str:
 class Node(NamedTuple):
     """One operator of a graph.
 
-    inputs: (producer, its output) of every input that is data, in order; ("", 0) for one that is left out. fx: name of the FX node
-    that each stamped output stands for. origins: operators of the original program that were fused into it; None when not said.
+    inputs: (producer, its output) of every input that is data, in order; ("", 0) for one that is
+    left out. fx: name of the FX node that each stamped output stands for. origins: operators of the
+    original program that were fused into it; None when not said.
     """
 
     name: str
@@ -128,8 +135,9 @@ class Graph:
 
     @cached_property
     def fx_names(self) -> Mapping[str, str]:
-        """FX node of every operator: its own stamp; without one, that of all who read it, since only the last operator that an FX
-        node became bears its name. Operators that several FX nodes read, and inputs of the graph, have none.
+        """FX node of every operator: its own stamp; without one, that of all who read it, since
+        only the last operator that an FX node became bears its name. Operators that several FX
+        nodes read, and inputs of the graph, have none.
         """
         readers: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes.values():
@@ -147,7 +155,10 @@ class Graph:
 
     def in_order(self) -> list[Node]:
         """Producers before readers; what lies in a circle comes last."""
-        waiting = {name: len({p for p, _ in node.inputs if p in self.nodes and p != name}) for name, node in self.nodes.items()}
+        waiting = {
+            name: len({p for p, _ in node.inputs if p in self.nodes and p != name})
+            for name, node in self.nodes.items()
+        }
         readers: dict[str, set[str]] = defaultdict(set)
         for name, node in self.nodes.items():
             for producer, _ in node.inputs:
@@ -170,11 +181,25 @@ class Graph:
         return node is not None and any(producer == name for producer, _ in node.inputs)
 
 
-_SOURCES = frozenset({"Data", "RefData", "AnyData", "Const", "Constant", "ConstPlaceHolder", "Variable", "PlaceHolder", "FileConstant"})
+_SOURCES = frozenset(
+    {
+        "Data",
+        "RefData",
+        "AnyData",
+        "Const",
+        "Constant",
+        "ConstPlaceHolder",
+        "Variable",
+        "PlaceHolder",
+        "FileConstant",
+    }
+)
 
 
 def graphs(path: Path) -> list[Graph]:
-    """The graphs in a file of protobuf text or JSON. Raises UnreadableRun saying what is wrong with it."""
+    """The graphs in a file of protobuf text or JSON. Raises UnreadableRun saying what is wrong with
+    it.
+    """
     return [Graph(name, map(node, operators), path.name) for name, operators in messages(path)]
 
 
@@ -182,7 +207,9 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
     """(name, operators as they stand in the file) of every graph in it. Raises UnreadableRun."""
     try:
         if path.stat().st_size > _BYTES:
-            raise UnreadableRun(f"{path.name} has more than {_BYTES} bytes; a graph that large is not read")
+            raise UnreadableRun(
+                f"{path.name} has more than {_BYTES} bytes; a graph that large is not read"
+            )
         text = path.read_text("utf-8", "backslashreplace")
     except OSError as error:
         raise UnreadableRun(f"cannot read {path.name}: {error.strerror or error}") from error
@@ -196,7 +223,10 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
     if not isinstance(message, dict):
         raise UnreadableRun(f"{path.name} is not the graph of a model")
     wrapped = [g for g in many(message, "graph") if isinstance(g, dict)]
-    found = [(text_of(one(g, "name")), [op for op in many(g, "op") if isinstance(op, dict)]) for g in (wrapped or [message])]
+    found = [
+        (text_of(one(g, "name")), [op for op in many(g, "op") if isinstance(op, dict)])
+        for g in (wrapped or [message])
+    ]
     return [(name, operators) for name, operators in found if operators]
 
 
@@ -205,12 +235,24 @@ def node(op: Mapping[str, Any]) -> Node:
     attributes = attributes_of(op)
     inputs = [_input(text_of(given)) for given in many(op, "input")]
     outputs = [o for o in many(op, "output_desc") if isinstance(o, dict)]
-    stamps = (text_of(one(value, "s")) for o in outputs if (value := attributes_of(o).get("_fx_tensor_name")) is not None)
+    stamps = (
+        text_of(one(value, "s"))
+        for o in outputs
+        if (value := attributes_of(o).get("_fx_tensor_name")) is not None
+    )
     names = attributes.get("_datadump_original_op_names")
-    origins = None if names is None else tuple(text_of(s) for given in many(names, "list") for s in many(given, "s"))
+    origins = (
+        None
+        if names is None
+        else tuple(text_of(s) for given in many(names, "list") for s in many(given, "s"))
+    )
     return Node(
-        text_of(one(op, "name")), text_of(one(op, "type")), tuple(i for i in inputs if i is not None), tuple(filter(None, stamps)), origins
-    )  # fmt: skip
+        text_of(one(op, "name")),
+        text_of(one(op, "type")),
+        tuple(i for i in inputs if i is not None),
+        tuple(filter(None, stamps)),
+        origins,
+    )
 
 
 def _input(text: str) -> tuple[str, int] | None:
@@ -222,7 +264,9 @@ def _input(text: str) -> tuple[str, int] | None:
 
 
 def attributes_of(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Attributes of an operator or tensor by key, each a message with one of s, i, f, b, list, t."""
+    """Attributes of an operator or tensor by key, each a message with one of s, i, f, b, list,
+    t.
+    """
     out: dict[str, Mapping[str, Any]] = {}
     for attribute in many(of, "attr"):
         value = one(attribute, "value") if isinstance(attribute, dict) else None

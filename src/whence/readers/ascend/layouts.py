@@ -9,21 +9,40 @@ from whence.dtypes import Array
 from whence.readers.encodings import limits
 
 FORMATS = {
-    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 5: "NC1C0HWPAD", 6: "NHWC1C0", 7: "FSR_NCHW", 8: "FRACTAL_DECONV",
-    9: "C1HWNC0", 10: "FRACTAL_DECONV_TRANSPOSE", 11: "FRACTAL_DECONV_SP_STRIDE_TRANS", 12: "NC1HWC0_C04", 13: "FRACTAL_Z_C04",
-    14: "CHWN", 15: "FRACTAL_DECONV_SP_STRIDE8_TRANS", 16: "HWCN", 17: "NC1KHKWHWC0", 18: "BN_WEIGHT", 19: "FILTER_HWCK",
-    25: "C1HWNCoC0", 26: "MD", 27: "NDHWC", 28: "FRACTAL_ZZ", 29: "FRACTAL_NZ", 30: "NCDHW", 31: "DHWCN", 32: "NDC1HWC0",
-    33: "FRACTAL_Z_3D", 34: "CN", 35: "NC", 36: "DHWNC", 37: "FRACTAL_Z_3D_TRANSPOSE", 38: "FRACTAL_ZN_LSTM", 39: "FRACTAL_Z_G",
-    40: "RESERVED", 41: "ALL", 42: "NULL", 43: "ND_RNN_BIAS", 44: "FRACTAL_ZN_RNN", 45: "YUV", 46: "YUV_A", 47: "NCL",
-    48: "FRACTAL_Z_WINO", 49: "C1HWC0",
+    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 5: "NC1C0HWPAD", 6: "NHWC1C0",
+    7: "FSR_NCHW", 8: "FRACTAL_DECONV", 9: "C1HWNC0", 10: "FRACTAL_DECONV_TRANSPOSE",
+    11: "FRACTAL_DECONV_SP_STRIDE_TRANS", 12: "NC1HWC0_C04", 13: "FRACTAL_Z_C04", 14: "CHWN",
+    15: "FRACTAL_DECONV_SP_STRIDE8_TRANS", 16: "HWCN", 17: "NC1KHKWHWC0", 18: "BN_WEIGHT",
+    19: "FILTER_HWCK", 25: "C1HWNCoC0", 26: "MD", 27: "NDHWC", 28: "FRACTAL_ZZ", 29: "FRACTAL_NZ",
+    30: "NCDHW", 31: "DHWCN", 32: "NDC1HWC0", 33: "FRACTAL_Z_3D", 34: "CN", 35: "NC", 36: "DHWNC",
+    37: "FRACTAL_Z_3D_TRANSPOSE", 38: "FRACTAL_ZN_LSTM", 39: "FRACTAL_Z_G", 40: "RESERVED",
+    41: "ALL", 42: "NULL", 43: "ND_RNN_BIAS", 44: "FRACTAL_ZN_RNN", 45: "YUV", 46: "YUV_A",
+    47: "NCL", 48: "FRACTAL_Z_WINO", 49: "C1HWC0",
 }  # fmt: skip
 # Axes in an order of their own, but whole: what lies so is a plain tensor.
-_PLAIN = frozenset({"NCHW", "NHWC", "ND", "CHWN", "HWCN", "MD", "NDHWC", "NCDHW", "DHWCN", "CN", "NC", "DHWNC", "ALL", "NCL"})
+_PLAIN = frozenset(
+    {
+        "NCHW",
+        "NHWC",
+        "ND",
+        "CHWN",
+        "HWCN",
+        "MD",
+        "NDHWC",
+        "NCDHW",
+        "DHWCN",
+        "CN",
+        "NC",
+        "DHWNC",
+        "ALL",
+        "NCL",
+    }
+)
 
 
 class Layout(NamedTuple):
-    """How a tensor lies. shape: logical. apply: stored array -> logical array. why: when it stays as it is stored though the logical
-    shape is another one, the reason; else "".
+    """How a tensor lies. shape: logical. apply: stored array -> logical array. why: when it stays
+    as it is stored though the logical shape is another one, the reason; else "".
     """
 
     shape: tuple[int, ...]
@@ -31,11 +50,13 @@ class Layout(NamedTuple):
     why: str = ""
 
 
-def logical(code: int, stored: tuple[int, ...], original: tuple[int, ...], groups: int = 1) -> Layout:
+def logical(
+    code: int, stored: tuple[int, ...], original: tuple[int, ...], groups: int = 1
+) -> Layout:
     """The logical tensor of one that lies in this format.
 
-    code: aclFormat or GE format. stored: shape on the device. original: logical shape, () when the dump does not say; the blocks are
-    put together then and the padding stays.
+    code: aclFormat or GE format. stored: shape on the device. original: logical shape, () when the
+    dump does not say; the blocks are put together then and the padding stays.
     """
     name = FORMATS.get(code, f"format {code}")
     if name in _PLAIN or code < 0 or limits.count(stored) == 0:
@@ -44,7 +65,11 @@ def logical(code: int, stored: tuple[int, ...], original: tuple[int, ...], group
         return Layout(stored, _same, f"{name} of {groups} groups is kept as it lies on the device")
     found = _WAYS[name](stored, original) if name in _WAYS else None
     if found is None:
-        return Layout(stored, _same, f"{name} {list(stored)} of logical {list(original)} is kept as it lies on the device")
+        return Layout(
+            stored,
+            _same,
+            f"{name} {list(stored)} of logical {list(original)} is kept as it lies on the device",
+        )
     return found
 
 
@@ -52,7 +77,13 @@ def _same(array: Array) -> Array:
     return array
 
 
-def _moved(stored: tuple[int, ...], split: tuple[int, ...], axes: tuple[int, ...], whole: tuple[int, ...], cut: tuple[int, ...]) -> Layout:
+def _moved(
+    stored: tuple[int, ...],
+    split: tuple[int, ...],
+    axes: tuple[int, ...],
+    whole: tuple[int, ...],
+    cut: tuple[int, ...],
+) -> Layout:
     """Split into blocks, reordered, put together to `whole`, cut to `cut`."""
 
     def apply(array: Array) -> Array:
@@ -64,7 +95,9 @@ def _moved(stored: tuple[int, ...], split: tuple[int, ...], axes: tuple[int, ...
 
 def _fits(cut: tuple[int, ...], whole: tuple[int, ...], free: tuple[int, ...]) -> bool:
     """Is `cut` what is left of `whole` when its `free` axes lose their padding?"""
-    return len(cut) == len(whole) and all(c <= w if axis in free else c == w for axis, (c, w) in enumerate(zip(cut, whole)))
+    return len(cut) == len(whole) and all(
+        c <= w if axis in free else c == w for axis, (c, w) in enumerate(zip(cut, whole))
+    )
 
 
 def _fractal_nz(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | None:
@@ -98,9 +131,17 @@ def _channel_blocks(stored: tuple[int, ...], original: tuple[int, ...]) -> Layou
     first = (n, c1 * c0, *deep, h, w)
     last = (n, *deep, h, w, c1 * c0)
     if not original or _fits(original, first, (1,)):
-        return _moved(stored, stored, (0, 1 + d, 4 + d, *range(1, 1 + d), 2 + d, 3 + d), first, original or first)
+        return _moved(
+            stored,
+            stored,
+            (0, 1 + d, 4 + d, *range(1, 1 + d), 2 + d, 3 + d),
+            first,
+            original or first,
+        )
     if _fits(original, last, (3 + d,)):
-        return _moved(stored, stored, (0, *range(1, 1 + d), 2 + d, 3 + d, 1 + d, 4 + d), last, original)
+        return _moved(
+            stored, stored, (0, *range(1, 1 + d), 2 + d, 3 + d, 1 + d, 4 + d), last, original
+        )
     return None
 
 
@@ -112,16 +153,30 @@ def _fractal_z(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | N
     d = len(original) - 4
     for channels_first in (True, False):
         n, c = original[:2] if channels_first else (original[-1], original[-2])
-        deep, (h, w) = (original[2 : 2 + d], original[2 + d :]) if channels_first else (original[:d], original[d : d + 2])
+        deep, (h, w) = (
+            (original[2 : 2 + d], original[2 + d :])
+            if channels_first
+            else (original[:d], original[d : d + 2])
+        )
         blocks = rows // (limits.count(deep) * h * w)
         whole_n, whole_c = n1 * n0, blocks * c0
-        if blocks * limits.count(deep) * h * w != rows or n > whole_n or c > whole_c or whole_c - c >= c0 or whole_n - n >= n0:
+        if (
+            blocks * limits.count(deep) * h * w != rows
+            or n > whole_n
+            or c > whole_c
+            or whole_c - c >= c0
+            or whole_n - n >= n0
+        ):
             continue
         split = (*deep, blocks, h, w, n1, n0, c0)
         deeps, (b, y, x, i, j, k) = tuple(range(d)), range(d, d + 6)
         if channels_first:
-            return _moved(stored, split, (i, j, b, k, *deeps, y, x), (whole_n, whole_c, *deep, h, w), original)
-        return _moved(stored, split, (*deeps, y, x, b, k, i, j), (*deep, h, w, whole_c, whole_n), original)
+            return _moved(
+                stored, split, (i, j, b, k, *deeps, y, x), (whole_n, whole_c, *deep, h, w), original
+            )
+        return _moved(
+            stored, split, (*deeps, y, x, b, k, i, j), (*deep, h, w, whole_c, whole_n), original
+        )
     return None
 
 

@@ -1,4 +1,6 @@
-"""Folders that Ascend's dumps name after a device and a process: `npu0_1234`, `cpu_77`, `1234_5678`."""
+"""Folders that Ascend's dumps name after a device and a process: `npu0_1234`, `cpu_77`,
+`1234_5678`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ PROCESS = re.compile(r"([a-z]*)(\d{0,9})_(\d{1,10})$")
 
 
 def ranks(processes: Iterable[str]) -> dict[str, int]:
-    """Ranks by folder: the numbers of the devices where every process has one of its own, else the processes in order."""
+    """Ranks by folder: the numbers of the devices where every process has one of its own, else the
+    processes in order.
+    """
     names = sorted(set(processes))
     devices = {p: int(m[2]) for p in names if (m := PROCESS.match(p)) and m[1] and m[2]}
     if len(names) > 1 and len(set(devices.values())) == len(names):

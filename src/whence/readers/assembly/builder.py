@@ -1,4 +1,6 @@
-"""Puts a foreign dump together as a Run: a reader names tensors and calls, this gives them their places."""
+"""Puts a foreign dump together as a Run: a reader names tensors and calls, this gives them their
+places.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,31 @@ Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
 LOGGED = "some of what a kernel held, logged while it ran"
-"""The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it stands before what the kernel wrote."""
+"""The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it
+stands before what the kernel wrote.
+"""
 
 
 class Building:
     """A run in the making.
 
-    path, kind: as `Run.path` and `RunInfo.kind` will say. Tensors and calls are added in the order of execution; a call may be added
-    before its children and get its tensors later (`fill`). Nothing is read until someone asks for elements.
+    path, kind: as `Run.path` and `RunInfo.kind` will say. Tensors and calls are added in the order
+    of execution; a call may be added before its children and get its tensors later (`fill`).
+    Nothing is read until someone asks for elements.
     """
 
-    def __init__(self, path: object, kind: str, *, versions: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None):
-        self.path, self.info = str(path), RunInfo(kind=kind, versions=dict(versions or {}), settings=dict(settings or {}))
+    def __init__(
+        self,
+        path: object,
+        kind: str,
+        *,
+        versions: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ):
+        self.path, self.info = (
+            str(path),
+            RunInfo(kind=kind, versions=dict(versions or {}), settings=dict(settings or {})),
+        )
         self.ended = ""
         self.programs: dict[str, Program] = {}
         self._records: list[Record] = []
@@ -41,16 +56,29 @@ class Building:
         self._notes: list[Note] = []
 
     def tensor(
-        self, dtype: str, shape: tuple[int, ...], load: Load | None = None, *, why: str = "", statistics: Statistics | None = None,
-        digest: str = "", quantum: float = 0.0, whole: tuple[int, ...] = (), device: str = "cpu", columns: Mapping[str, float | None] = {},
-        stride: tuple[int, ...] = (), file: str = "",
-    ) -> int:  # fmt: skip
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        load: Load | None = None,
+        *,
+        why: str = "",
+        statistics: Statistics | None = None,
+        digest: str = "",
+        quantum: float = 0.0,
+        whole: tuple[int, ...] = (),
+        device: str = "cpu",
+        columns: Mapping[str, float | None] = {},
+        stride: tuple[int, ...] = (),
+        file: str = "",
+    ) -> int:
         """Add a tensor; returns its record.
 
-        dtype: whence's name; one that whence does not know is kept as it stands and has no elements. shape: logical.
-        load: gives the elements, of that dtype and shape, each time it is called; it may raise ElementsMissing (gone), and what else
-        it raises becomes that. Without it `why` says why there are none. digest: the dump's own, prefixed ("md5:...").
-        quantum, whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out. file: as `Dumped` says.
+        dtype: whence's name; one that whence does not know is kept as it stands and has no
+        elements. shape: logical. load: gives the elements, of that dtype and shape, each time it is
+        called; it may raise ElementsMissing (gone), and what else it raises becomes that. Without
+        it `why` says why there are none. digest: the dump's own, prefixed ("md5:..."). quantum,
+        whole: as `Record` says; whole is (-1,) where a text does not tell how much it leaves out.
+        file: as `Dumped` says.
         """
         number = len(self._records)
         if load is not None and dtype not in dtypes.DTYPES:
@@ -58,10 +86,19 @@ class Building:
         if load is None and not why:
             raise ValueError(f"record {number}: neither elements nor a reason")
         record = Record(
-            number, dtype, tuple(shape), hash=digest, statistics=statistics, quantum=quantum, whole=whole, device=device,
-            columns=dict(columns), stride=stride, why=why,
+            number,
+            dtype,
+            tuple(shape),
+            hash=digest,
+            statistics=statistics,
+            quantum=quantum,
+            whole=whole,
+            device=device,
+            columns=dict(columns),
+            stride=stride,
+            why=why,
             elements=Dumped(file) if load is not None or file else None,
-        )  # fmt: skip
+        )
         self._records.append(record)
         if load is not None:
             self._loads[number] = load
@@ -72,54 +109,114 @@ class Building:
         return self.tensor(dtypes.of(array).name, tuple(array.shape), lambda: array, **given)
 
     def call(
-        self, scope: str, *, op_type: str = "", op: str = "", inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {},
-        kind: str = "operator", root: str = "model", step: int = 0, rank: int = 0, micro: int = 0, phase: str = "forward",
-        parent: int = -1, source: str = "", arguments: Mapping[str, Any] = {}, origins: Iterable[str] = (), notes: Iterable[str] = (),
+        self,
+        scope: str,
+        *,
+        op_type: str = "",
+        op: str = "",
+        inputs: Slots = (),
+        outputs: Slots = (),
+        params: Mapping[str, int] = {},
+        kind: str = "operator",
+        root: str = "model",
+        step: int = 0,
+        rank: int = 0,
+        micro: int = 0,
+        phase: str = "forward",
+        parent: int = -1,
+        source: str = "",
+        arguments: Mapping[str, Any] = {},
+        origins: Iterable[str] = (),
+        notes: Iterable[str] = (),
         training: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Add a call that begins now; returns a handle for `parent` and `fill`.
 
-        inputs, outputs: {name: record}, or records that are named by their places ("input.0"); params: {name: record}.
-        parent: handle of the call it is part of. The n-th call of a name in a step has occurrence n.
+        inputs, outputs: {name: record}, or records that are named by their places ("input.0");
+        params: {name: record}. parent: handle of the call it is part of. The n-th call of a name in
+        a step has occurrence n.
         """
         seen = (rank, root, step, micro, phase, scope, op)
         if phase == "backward":  # what the forward pass kept for it is in no dump
             notes = (*notes, UNTOLD)
         added = Call(
-            len(self._calls), scope, root, step, len(self._calls), rank=rank, micro=micro, phase=phase, op=op,
-            occurrence=self._seen[seen], kind=kind, op_type=op_type, source=source, parent=parent, arguments=dict(arguments),
-            no_program=_NO_PROGRAM, origins=tuple(origins), notes=tuple(notes), training=training,
-        )  # fmt: skip
+            len(self._calls),
+            scope,
+            root,
+            step,
+            len(self._calls),
+            rank=rank,
+            micro=micro,
+            phase=phase,
+            op=op,
+            occurrence=self._seen[seen],
+            kind=kind,
+            op_type=op_type,
+            source=source,
+            parent=parent,
+            arguments=dict(arguments),
+            no_program=_NO_PROGRAM,
+            origins=tuple(origins),
+            notes=tuple(notes),
+            training=training,
+        )
         self._calls.append(added)
         self._seen[seen] += 1
         self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
     def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
-        """Add a call that begins now, as a card of whence's tells of it (`whence.cards`). tensors: (slot, record). Returns its handle."""
+        """Add a call that begins now, as a card of whence's tells of it (`whence.cards`). tensors:
+        (slot, record). Returns its handle.
+        """
         refs = tuple(Ref(slot, record) for slot, record in tensors)
         place = len(self._calls)
-        self._calls.append(msgspec.structs.replace(card, id=place, order=place, parent=parent, refs=refs, no_program=_NO_PROGRAM))
+        self._calls.append(
+            msgspec.structs.replace(
+                card, id=place, order=place, parent=parent, refs=refs, no_program=_NO_PROGRAM
+            )
+        )
         return place
 
     def fill(
-        self, call: int, *, inputs: Slots = (), outputs: Slots = (), params: Mapping[str, int] = {}, mutated: Mapping[str, int] = {}
-    ) -> None:  # fmt: skip
-        """Give a call more of its tensors, as `call` takes them; places go on counting. mutated: {input it changed: record after}."""
+        self,
+        call: int,
+        *,
+        inputs: Slots = (),
+        outputs: Slots = (),
+        params: Mapping[str, int] = {},
+        mutated: Mapping[str, int] = {},
+    ) -> None:
+        """Give a call more of its tensors, as `call` takes them; places go on counting. mutated:
+        {input it changed: record after}.
+        """
         old = self._calls[call]
         refs = list(old.refs)
-        for kind, slots in (("input", inputs), ("param", params), ("output", outputs), ("mutated", mutated)):
+        for kind, slots in (
+            ("input", inputs),
+            ("param", params),
+            ("output", outputs),
+            ("mutated", mutated),
+        ):
             start = len(old.slots(kind))
-            named = slots.items() if isinstance(slots, Mapping) else ((str(start + i), record) for i, record in enumerate(slots))
+            named = (
+                slots.items()
+                if isinstance(slots, Mapping)
+                else ((str(start + i), record) for i, record in enumerate(slots))
+            )
             refs += [Ref(f"{kind}.{name}", record) for name, record in named]
         self._calls[call] = msgspec.structs.replace(old, refs=tuple(refs))
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
-        """Something a reader of the answer must know; kind "error" and "budget" are shown with every comparison."""
+        """Something a reader of the answer must know; kind "error" and "budget" are shown with
+        every comparison.
+        """
         self._notes.append(Note(kind, text, scope, step))
 
     def run(self) -> Run:
-        """The finished run. Calls without a parent are put under one root for every process, model and step, where there is none."""
+        """The finished run. Calls without a parent are put under one root for every process, model
+        and step, where there is none.
+        """
         calls = self._rooted()
         below: dict[int, list[int]] = {}
         for place, call in enumerate(calls):
@@ -142,20 +239,33 @@ class Building:
                 todo.append((place, True))
                 todo += [(kid, False) for kid in reversed(kids)]
         if len(ends) != len(calls):
-            raise UnreadableRun(f"{len(calls) - len(ends)} calls are part of each other in a circle")
+            raise UnreadableRun(
+                f"{len(calls) - len(ends)} calls are part of each other in a circle"
+            )
         position = {place: i for i, place in enumerate(ends)}
 
         def placed(place: int, end: int) -> Call:
             call = calls[place]
             parent = position.get(call.parent, -1)
-            return msgspec.structs.replace(call, id=end, order=place, parent=parent, number=numbers[place], leaf=place not in below)
+            return msgspec.structs.replace(
+                call,
+                id=end,
+                order=place,
+                parent=parent,
+                number=numbers[place],
+                leaf=place not in below,
+            )
 
         finished = [placed(place, end) for end, place in enumerate(ends)]
         steps = dict.fromkeys((c.root, c.step, c.rank) for c in finished)
-        return _Built(self, finished, [Step(root, step, 0, True, rank) for root, step, rank in sorted(steps)])
+        return _Built(
+            self, finished, [Step(root, step, 0, True, rank) for root, step, rank in sorted(steps)]
+        )
 
     def _rooted(self) -> list[Call]:
-        """The calls, in the order in which they began, those without a parent below one root; places are new."""
+        """The calls, in the order in which they began, those without a parent below one root;
+        places are new.
+        """
         loose: dict[_Whole, list[int]] = {}
         for place, call in enumerate(self._calls):
             if call.parent == -1:
@@ -164,7 +274,8 @@ class Building:
         missing = {
             key: tops
             for key, tops in loose.items()
-            if all(self._calls[top].scope for top in tops) and not (len(tops) == 1 and tops[0] in parents)
+            if all(self._calls[top].scope for top in tops)
+            and not (len(tops) == 1 and tops[0] in parents)
         }
         first = {tops[0]: key for key, tops in missing.items()}
         out: list[Call] = []
@@ -175,11 +286,22 @@ class Building:
             if place in first:
                 whole[key] = len(out)
                 last = self._calls[missing[key][-1]]
-                refs = [Ref(r.slot, r.record) for r in call.slots("input")] + [Ref(r.slot, r.record) for r in last.slots("output")]
+                refs = [Ref(r.slot, r.record) for r in call.slots("input")] + [
+                    Ref(r.slot, r.record) for r in last.slots("output")
+                ]
                 gathered = Call(
-                    len(out), "", call.root, call.step, len(out), rank=call.rank, micro=call.micro, phase=call.phase,
-                    no_program=_NO_PROGRAM, refs=tuple(refs), notes=(GATHERED,),
-                )  # fmt: skip
+                    len(out),
+                    "",
+                    call.root,
+                    call.step,
+                    len(out),
+                    rank=call.rank,
+                    micro=call.micro,
+                    phase=call.phase,
+                    no_program=_NO_PROGRAM,
+                    refs=tuple(refs),
+                    notes=(GATHERED,),
+                )
                 out.append(gathered)
             moved[place] = len(out)
             parent = moved[call.parent] if call.parent != -1 else whole.get(key, -1)
@@ -214,10 +336,15 @@ class _Built:
                 found = load()
         except ElementsMissing:
             raise
-        except Exception as error:  # whatever a damaged file does to a parser: this tensor is lost, and says why
+        except (
+            Exception
+        ) as error:  # whatever a damaged file does to a parser: this tensor is lost, and says why
             raise ElementsMissing(f"cannot be read: {type(error).__name__}: {error}") from error
         if tuple(found.shape) != known.shape or dtypes.of(found).name != known.dtype:
-            raise ElementsMissing(f"is {found.dtype} {tuple(found.shape)}, not {known.dtype} {known.shape} as the dump says")
+            raise ElementsMissing(
+                f"is {found.dtype} {tuple(found.shape)}, not {known.dtype} {known.shape} as the "
+                "dump says"
+            )
         view = np.asarray(found).view()
         view.flags.writeable = False
         return view

@@ -1,7 +1,8 @@
 """Tensors that have a name and nothing else: what a name says, and how such tensors become calls.
 
-A name may say that a tensor is a weight, which tensor of which module it is, the step and the rank. Weights are parameters of modules;
-everything else is something that was recorded on the way, a label.
+A name may say that a tensor is a weight, which tensor of which module it is, the step and the rank.
+Weights are parameters of modules; everything else is something that was recorded on the way, a
+label.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor` takes them.
+    """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor`
+    takes them.
 
-    at: when its file was written. ordered: its place among the others is that in which it was made. said: its scope, "input" or "output",
-    and slot, where the dump tells them. arguments: of its call. file: it lies in, relative to the dump.
+    at: when its file was written. ordered: its place among the others is that in which it was made.
+    said: its scope, "input" or "output", and slot, where the dump tells them. arguments: of its
+    call. file: it lies in, relative to the dump.
     """
 
     name: str
@@ -59,30 +62,54 @@ class Named:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, building: Building) -> int:
-        return building.tensor(self.dtype, self.shape, self.load, why=self.why, stride=self.stride, file=self.file)
+        return building.tensor(
+            self.dtype, self.shape, self.load, why=self.why, stride=self.stride, file=self.file
+        )
 
 
 Items = Callable[[Building, File, str], Iterable[Named]]
 
 
 def of_torch(name: str, tensor: TorchTensor | Unknown, **given: Any) -> Named:
-    """A tensor of a file as one with a name; one that is not read says so. given: what else `Named` takes."""
+    """A tensor of a file as one with a name; one that is not read says so. given: what else `Named`
+    takes.
+    """
     if isinstance(tensor, TorchTensor):
-        return Named(name, tensor.dtype, tensor.shape, tensor.array, stride=() if tensor.is_contiguous else tensor.stride, **given)
-    return Named(name, tensor.name.rpartition(".")[2], (), None, f"{tensor.name} is not read; save it as a plain tensor", **given)
+        return Named(
+            name,
+            tensor.dtype,
+            tensor.shape,
+            tensor.array,
+            stride=() if tensor.is_contiguous else tensor.stride,
+            **given,
+        )
+    return Named(
+        name,
+        tensor.name.rpartition(".")[2],
+        (),
+        None,
+        f"{tensor.name} is not read; save it as a plain tensor",
+        **given,
+    )
 
 
 def natural(name: str) -> tuple[Any, ...]:
     """What to sort a name by: numbers in it by size."""
     parts = re.split(r"(\d+)", name)
-    return tuple((len(p.lstrip("0")), p.lstrip("0")) if i % 2 else (0, p) for i, p in enumerate(parts))
+    return tuple(
+        (len(p.lstrip("0")), p.lstrip("0")) if i % 2 else (0, p) for i, p in enumerate(parts)
+    )
 
 
-def of_files(building: Building, place: Place, is_ours: Callable[[str], bool], items: Items) -> list[Named]:
-    """The tensors of a file, or of every file of a folder that is one of ours by its name; in the order of the dump, as far as it has one.
+def of_files(
+    building: Building, place: Place, is_ours: Callable[[str], bool], items: Items
+) -> list[Named]:
+    """The tensors of a file, or of every file of a folder that is one of ours by its name; in the
+    order of the dump, as far as it has one.
 
-    items: gives those of one file, by the name that theirs begin with. A file that cannot be read is noted, and so are files of other
-    formats beside them. Raises UnreadableRun when a single file cannot be read.
+    items: gives those of one file, by the name that theirs begin with. A file that cannot be read
+    is noted, and so are files of other formats beside them. Raises UnreadableRun when a single file
+    cannot be read.
     """
     if not place.is_folder:
         return list(items(building, File(place.path), ""))
@@ -92,19 +119,28 @@ def of_files(building: Building, place: Place, is_ours: Callable[[str], bool], i
         own, step, rank = placed(name, alone=len(chosen) == 1)
         try:
             file = File(place.inside(name))
-            found += (replace(item, step=step, rank=rank, at=file.written, file=name) for item in items(building, file, own))
+            found += (
+                replace(item, step=step, rank=rank, at=file.written, file=name)
+                for item in items(building, file, own)
+            )
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
     others = [name for name in place.files if not is_ours(name) and name.lower().endswith(TENSORS)]
     if others:
-        building.note("error", f"{len(others)} files of other formats are not read: {', '.join(others[:3])}{' ...' if others[3:] else ''}")
+        building.note(
+            "error",
+            f"{len(others)} files of other formats are not read: "
+            f"{', '.join(others[:3])}{' ...' if others[3:] else ''}",
+        )
     return found
 
 
 def placed(path: str, *, alone: bool = False) -> tuple[str, int, int]:
-    """(dotted name, step, rank) of a file in a tree: folders and files called step3 or rank0 are not part of the name.
+    """(dotted name, step, rank) of a file in a tree: folders and files called step3 or rank0 are
+    not part of the name.
 
-    path: relative, with forward slashes. alone: the only file there is, and parts of one checkpoint (model-00001-of-00002), have no name.
+    path: relative, with forward slashes. alone: the only file there is, and parts of one checkpoint
+    (model-00001-of-00002), have no name.
     """
     step, rank, kept = 0, 0, []
     pure = PurePosixPath(path)
@@ -125,8 +161,13 @@ def below(name: str, inner: str) -> str:
 
 
 def add(building: Building, items: Sequence[Named]) -> None:
-    """Add the tensors of one dump as calls. Gradients are often kept under the names of their weights; the dump's name tells."""
-    if is_checkpoint(item.name for item in items) and "grad" not in PurePosixPath(building.path).name.lower():
+    """Add the tensors of one dump as calls. Gradients are often kept under the names of their
+    weights; the dump's name tells.
+    """
+    if (
+        is_checkpoint(item.name for item in items)
+        and "grad" not in PurePosixPath(building.path).name.lower()
+    ):
         add_weights(building, items)
     else:
         add_labels(building, *in_order(items))
@@ -141,14 +182,21 @@ def is_checkpoint(names: Iterable[str]) -> bool:
 def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
     """Tensors in the order in which they were made, and whether anything says that it is that.
 
-    The number that all names begin with ("003_attn"), which is then no part of the name; else the order within the file, where files hold
-    several; else the times at which the files were written, where these differ and agree with the numbers in the names; else the names,
-    numbers by size, which says something only where names differ in numbers alone.
+    The number that all names begin with ("003_attn"), which is then no part of the name; else the
+    order within the file, where files hold several; else the times at which the files were written,
+    where these differ and agree with the numbers in the names; else the names, numbers by size,
+    which says something only where names differ in numbers alone.
     """
     numbers = [_ORDERED.match(item.name) for item in items]
     if items and all(numbers):
-        counted = [(item.step, item.rank, int(found[1]), i) for i, (found, item) in enumerate(zip(numbers, items)) if found]
-        return [replace(items[i], name=_ORDERED.sub("", items[i].name)) for *_, i in sorted(counted)], True
+        counted = [
+            (item.step, item.rank, int(found[1]), i)
+            for i, (found, item) in enumerate(zip(numbers, items))
+            if found
+        ]
+        return [
+            replace(items[i], name=_ORDERED.sub("", items[i].name)) for *_, i in sorted(counted)
+        ], True
     if items and all(item.ordered for item in items):
         return list(items), True
     by_name = sorted(items, key=lambda item: (item.step, item.rank, natural(item.name)))
@@ -159,7 +207,9 @@ def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
 
 
 def _told_by_time(items: Sequence[Named]) -> bool:
-    """Were these written one after the other, layer 0 before layer 1? A copy of a folder is written in any order."""
+    """Were these written one after the other, layer 0 before layer 1? A copy of a folder is written
+    in any order.
+    """
     last: dict[Any, tuple[Any, ...]] = {}
     moments: set[tuple[int, int, int]] = set()
     for item in items:
@@ -177,15 +227,19 @@ def _family(name: str) -> str:
 
 
 def slot_of(name: str) -> tuple[str, str, str]:
-    """(scope, "input" or "output", slot) that a name says: "layers.0.mlp.input.1" is input 1 of layers.0.mlp; all "" when it says none."""
+    """(scope, "input" or "output", slot) that a name says: "layers.0.mlp.input.1" is input 1 of
+    layers.0.mlp; all "" when it says none.
+    """
     found = _SLOT.search(name, max(0, len(name) - 20))
     return (name[: found.start()], found["kind"], found["slot"] or "0") if found else ("", "", "")
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:
-    """Each name a call with that output; where names say which are inputs and outputs of a module, these are one call and nest.
+    """Each name a call with that output; where names say which are inputs and outputs of a module,
+    these are one call and nest.
 
-    BERT has modules called output: names are taken apart only where some say "input", or all say something.
+    BERT has modules called output: names are taken apart only where some say "input", or all say
+    something.
     """
     said = [item.said or slot_of(item.name) for item in items]
     tells = any(kind == "input" for _, kind, _ in said) or all(kind for _, kind, _ in said)
@@ -196,24 +250,49 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             scope, kind, slot = item.name, "output", "0"
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
-        if group is None or slot in group.slots[kind] or (kind == "input" and group.slots["output"]):
+        if (
+            group is None
+            or slot in group.slots[kind]
+            or (kind == "input" and group.slots["output"])
+        ):
             group = open_[item.step, item.rank, scope] = _Group(item.step, item.rank, scope)
             calls.append(group)
         group.slots[kind][slot] = item
         group.arguments.update(item.arguments)
     handles: dict[tuple[int, int, str], int] = {}
-    if not has_order and all(group.scope for group in calls):  # which of them the whole was given and returned is not known either
+    if not has_order and all(
+        group.scope for group in calls
+    ):  # which of them the whole was given and returned is not known either
         for step, rank in dict.fromkeys((group.step, group.rank) for group in calls):
-            handles[step, rank, ""] = building.call("", kind="module", step=step, rank=rank, notes=(UNORDERED,))
+            handles[step, rank, ""] = building.call(
+                "", kind="module", step=step, rank=rank, notes=(UNORDERED,)
+            )
     for group in _nested(calls):
         moment = (group.step, group.rank)
-        parent = next((handles[*moment, above] for above in _above(group.scope) if (*moment, above) in handles), -1)
-        inputs, outputs = ({slot: item.record(building) for slot, item in group.slots[kind].items()} for kind in ("input", "output"))
+        parent = next(
+            (
+                handles[*moment, above]
+                for above in _above(group.scope)
+                if (*moment, above) in handles
+            ),
+            -1,
+        )
+        inputs, outputs = (
+            {slot: item.record(building) for slot, item in group.slots[kind].items()}
+            for kind in ("input", "output")
+        )
         kind = "label" if group.scope or len(calls) == 1 else "module"
         handle = building.call(
-            group.scope, kind=kind, step=group.step, rank=group.rank, parent=parent, inputs=inputs, outputs=outputs,
-            arguments=group.arguments, notes=() if has_order else (UNORDERED,),
-        )  # fmt: skip
+            group.scope,
+            kind=kind,
+            step=group.step,
+            rank=group.rank,
+            parent=parent,
+            inputs=inputs,
+            outputs=outputs,
+            arguments=group.arguments,
+            notes=() if has_order else (UNORDERED,),
+        )
         if group.holds_others:
             handles[*moment, group.scope] = handle
 
@@ -230,7 +309,9 @@ class _Group:
 
     @property
     def holds_others(self) -> bool:
-        """May calls be part of it? Of a module without inputs nothing says when it began; then it stands where its output was made."""
+        """May calls be part of it? Of a module without inputs nothing says when it began; then it
+        stands where its output was made.
+        """
         return bool(self.slots["input"]) or not self.scope
 
 
@@ -265,10 +346,14 @@ def add_weights(building: Building, items: Sequence[Named]) -> None:
     roots: dict[tuple[int, int], int] = {}
     for step, rank in dict.fromkeys((step, rank) for step, rank, _ in modules):
         roots[step, rank] = building.call("", kind="module", step=step, rank=rank)
-    for (step, rank, scope), found in sorted(modules.items(), key=lambda m: (m[0][:2], natural(m[0][2]))):
+    for (step, rank, scope), found in sorted(
+        modules.items(), key=lambda m: (m[0][:2], natural(m[0][2]))
+    ):
         params = {name: item.record(building) for name, item in found.items()}
         if scope:
-            building.call(scope, kind="module", step=step, rank=rank, parent=roots[step, rank], params=params)
+            building.call(
+                scope, kind="module", step=step, rank=rank, parent=roots[step, rank], params=params
+            )
         else:
             building.fill(roots[step, rank], params=params)
 

@@ -13,7 +13,9 @@ from whence.readers.source import Place
 
 
 def add(building: Building, place: Place, name: str, **given: Any) -> int:
-    """Add the tensor in the file `name` of a dump; a damaged one has no elements and says why. given: as `Building.tensor` takes it."""
+    """Add the tensor in the file `name` of a dump; a damaged one has no elements and says why.
+    given: as `Building.tensor` takes it.
+    """
     path = place.inside(name)
     try:
         found = header(path)
@@ -25,7 +27,9 @@ def add(building: Building, place: Place, name: str, **given: Any) -> int:
         file = File(path, path.name)
         return numpy_file.array(found, file.part(0, file.size), path.name)
 
-    return building.tensor(found.dtype, found.shape, None if why else load, why=why, file=name, **given)
+    return building.tensor(
+        found.dtype, found.shape, None if why else load, why=why, file=name, **given
+    )
 
 
 def header(path: Path) -> numpy_file.Header:

@@ -1,4 +1,5 @@
-"""The safetensors format: eight bytes with the length of a JSON header, the header ({name: dtype, shape, data_offsets}), the elements.
+"""The safetensors format: eight bytes with the length of a JSON header, the header ({name: dtype,
+shape, data_offsets}), the elements.
 
 Little endian. Source: https://github.com/huggingface/safetensors#format.
 """
@@ -21,11 +22,15 @@ from whence.readers.encodings import limits
 from whence.readers.encodings.archive import File, words
 
 HEADER_BYTES = 100_000_000  # what the format allows
-_DTYPES = {d.safetensors: d for d in reversed(dtypes.DTYPES.values())}  # F64 is float64; complex128 has no code of its own
+_DTYPES = {
+    d.safetensors: d for d in reversed(dtypes.DTYPES.values())
+}  # F64 is float64; complex128 has no code of its own
 
 
 def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
-    """The tensors of a file, in the order of their elements. Raises UnreadableRun when its header cannot be read."""
+    """The tensors of a file, in the order of their elements. Raises UnreadableRun when its header
+    cannot be read.
+    """
     header, start = _header(file)
     for inner, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
         own = named_tensors.below(name, inner)
@@ -34,19 +39,25 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
             begin, end = limits.extents(entry["data_offsets"], inner)
             code = str(entry["dtype"])
         except (KeyError, TypeError, ValueError, UnreadableRun):
-            building.note("error", f"{own} is not read: its entry in the header of {file.name} makes no sense")
+            building.note(
+                "error", f"{own} is not read: its entry in the header of {file.name} makes no sense"
+            )
             continue
         kind = _DTYPES.get(code)
         if kind is None:
             yield Named(own, code, shape, None, f"dtype {code} is not known to whence")
             continue
-        yield Named(own, kind.name, shape, partial(_load, file, kind, shape, start + begin, start + end))
+        yield Named(
+            own, kind.name, shape, partial(_load, file, kind, shape, start + begin, start + end)
+        )
 
 
 def _load(file: File, kind: dtypes.DType, shape: tuple[int, ...], begin: int, end: int) -> Array:
     nbytes = limits.count(shape) * kind.itemsize
     if nbytes != end - begin:
-        raise ElementsMissing(f"{kind.name} {shape} needs {nbytes} bytes, its offsets hold {end - begin}")
+        raise ElementsMissing(
+            f"{kind.name} {shape} needs {nbytes} bytes, its offsets hold {end - begin}"
+        )
     return words(file.part(begin, nbytes), kind.numpy).reshape(shape)
 
 
@@ -54,7 +65,9 @@ def _header(file: File) -> tuple[dict[str, Any], int]:
     """(entries by name, where the elements start)."""
     length = int.from_bytes(file.head(8), "little")
     if not 2 <= length <= min(HEADER_BYTES, file.size - 8):
-        raise UnreadableRun(f"{file.name} says that its header has {length} bytes; the file has {file.size}")
+        raise UnreadableRun(
+            f"{file.name} says that its header has {length} bytes; the file has {file.size}"
+        )
     try:
         header = orjson.loads(bytes(file.part(8, length)))
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,6 @@
-"""Calls of a dump that whence wrote in another tool's format: its cards say which call each tensor is of (`whence.cards`)."""
+"""Calls of a dump that whence wrote in another tool's format: its cards say which call each tensor
+is of (`whence.cards`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from whence.records import Call, sidecar
 
 
 class Told:
-    """What the cards beside the tensors of one step tell. of: how many tensors have one that is whole."""
+    """What the cards beside the tensors of one step tell. of: how many tensors have one that is
+    whole.
+    """
 
     def __init__(self) -> None:
         self.of = 0
@@ -20,11 +24,21 @@ class Told:
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Take the mark of a tensor, also as text: {"slot", "call"}, the first of a call with its "card", some with cards of calls
-        without tensors ("also"). What is none is passed over."""
+        """Take the mark of a tensor, also as text: {"slot", "call"}, the first of a call with its
+        "card", some with cards of calls without tensors ("also"). What is none is passed over."""
         try:
-            found = msgspec.convert(mark, _Mark) if isinstance(mark, dict) else msgspec.json.decode(mark, type=_Mark)
-        except (TypeError, msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            found = (
+                msgspec.convert(mark, _Mark)
+                if isinstance(mark, dict)
+                else msgspec.json.decode(mark, type=_Mark)
+            )
+        except (
+            TypeError,
+            msgspec.ValidationError,
+            msgspec.DecodeError,
+            UnicodeEncodeError,
+            RecursionError,
+        ):
             return
         for also in found.also:
             if (bare := sidecar.read(also)) is not None:
@@ -36,8 +50,13 @@ class Told:
             self.of += 1
 
     def build(self, building: Building, **moment: int) -> None:
-        """Add the calls. moment: rank and step, where the dump has them itself; they hold where it was changed."""
-        calls = [msgspec.structs.replace(card, id=number, **moment) for number, card in self._calls.items()]
+        """Add the calls. moment: rank and step, where the dump has them itself; they hold where it
+        was changed.
+        """
+        calls = [
+            msgspec.structs.replace(card, id=number, **moment)
+            for number, card in self._calls.items()
+        ]
         add(building, calls, self._slots)
 
 
@@ -52,4 +71,6 @@ def add(building: Building, calls: Iterable[Call], slots: dict[int, list[tuple[s
     """Add calls in the order in which they began, below each other. slots: id -> (slot, record)."""
     handles: dict[int, int] = {}
     for call in sorted(calls, key=lambda call: (call.rank, call.order)):
-        handles[call.id] = building.again(call, slots.get(call.id, []), handles.get(call.parent, -1))
+        handles[call.id] = building.again(
+            call, slots.get(call.id, []), handles.get(call.parent, -1)
+        )

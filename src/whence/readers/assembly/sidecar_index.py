@@ -1,4 +1,6 @@
-"""`whence.jsonl`, which whence writes beside tensors that have a name and nothing else: the calls and records that they are of."""
+"""`whence.jsonl`, which whence writes beside tensors that have a name and nothing else: the calls
+and records that they are of.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,21 @@ def open_run(place: Place, kind: str, find: Find) -> Run:
     """The run that the index of a folder tells of. Raises UnreadableRun when it is damaged."""
     about, *lines = _lines(place)
     if not isinstance(about, _About) or about.version != 1:
-        raise UnreadableRun(f"{NAME} is not one that this version can read; update whence, or remove it to read the tensors by their names")
+        raise UnreadableRun(
+            f"{NAME} is not one that this version can read; update whence, or remove it to read "
+            "the tensors by their names"
+        )
     building = Building(place.path, kind, versions=about.versions, settings=about.settings)
     building.ended = about.ended
-    building.info = msgspec.structs.replace(building.info, seed=about.seed, deterministic=about.deterministic)
+    building.info = msgspec.structs.replace(
+        building.info, seed=about.seed, deterministic=about.deterministic
+    )
     records = [line for line in lines if isinstance(line, Record)]
     for number, record in enumerate(records):
         if record.id != number:
-            raise UnreadableRun(f"{NAME}: record {record.id} stands where {number} should; it is damaged")
+            raise UnreadableRun(
+                f"{NAME}: record {record.id} stands where {number} should; it is damaged"
+            )
         _add(building, record, find)
     calls = [line for line in lines if isinstance(line, Call)]
     if any(not 0 <= ref.record < len(records) for call in calls for ref in call.refs):
@@ -58,7 +67,9 @@ def open_run(place: Place, kind: str, find: Find) -> Run:
             building.programs[line.id] = line
         elif isinstance(line, Note):
             building.note(line.kind, line.text, line.scope, line.step)
-    sidecar.add(building, calls, {call.id: [(ref.slot, ref.record) for ref in call.refs] for call in calls})
+    sidecar.add(
+        building, calls, {call.id: [(ref.slot, ref.record) for ref in call.refs] for call in calls}
+    )
     return building.run()
 
 
@@ -66,14 +77,17 @@ def _lines(place: Place) -> list[object]:
     path = place.inside(NAME)
     try:
         if path.stat().st_size > limits.JSON_BYTES:
-            raise UnreadableRun(f"{NAME} has {path.stat().st_size} bytes, more than {limits.JSON_BYTES}")
+            raise UnreadableRun(
+                f"{NAME} has {path.stat().st_size} bytes, more than {limits.JSON_BYTES}"
+            )
         with path.open("rb") as file:
             return [_decode(line) for line in file] or [None]
     except OSError as error:
         raise UnreadableRun(f"cannot read {NAME}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRun(
-            f"{NAME} is damaged: {str(error)[:120]}; convert again, or remove it to read the tensors by their names"
+            f"{NAME} is damaged: {str(error)[:120]}; convert again, or remove it to read the "
+            "tensors by their names"
         ) from error
 
 
@@ -105,7 +119,13 @@ def _as(load: Load, dtype: str, shape: tuple[int, ...]) -> Load:
     def loaded() -> Array:
         found, want = load(), dtypes.named(dtype)
         if found.dtype != want.numpy and found.nbytes == limits.count(shape) * want.itemsize:
-            return np.ascontiguousarray(found).reshape(-1).view(np.uint8).view(want.numpy).reshape(shape)
+            return (
+                np.ascontiguousarray(found)
+                .reshape(-1)
+                .view(np.uint8)
+                .view(want.numpy)
+                .reshape(shape)
+            )
         return found
 
     return loaded

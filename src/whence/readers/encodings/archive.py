@@ -1,4 +1,6 @@
-"""Bytes in files and in zip archives: memory-mapped where they lie as they are, unpacked within bounds where they do not."""
+"""Bytes in files and in zip archives: memory-mapped where they lie as they are, unpacked within
+bounds where they do not.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ def words(data: Bytes, word: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
 
 
 class File:
-    """A file, or bytes, of which parts are asked for. name: to call it in errors. Raises UnreadableRun when there is no such file.
+    """A file, or bytes, of which parts are asked for. name: to call it in errors. Raises
+    UnreadableRun when there is no such file.
 
     written: when it was, in nanoseconds.
     """
 
     def __init__(self, source: Path | bytes, name: str = "") -> None:
-        self.source, self.name = source, name or (str(source) if isinstance(source, Path) else "the data")
+        self.source, self.name = (
+            source,
+            name or (str(source) if isinstance(source, Path) else "the data"),
+        )
         try:
             if isinstance(source, bytes):
                 self.size, self.written = len(source), 0
@@ -40,7 +46,9 @@ class File:
     def part(self, start: int, nbytes: int) -> Bytes:
         """Bytes of the file, memory-mapped. Raises ElementsMissing when there are not as many."""
         if start < 0 or nbytes < 0 or start + nbytes > self.size:
-            raise ElementsMissing(f"{self.name} has {self.size} bytes; {nbytes} from byte {start} on are wanted")
+            raise ElementsMissing(
+                f"{self.name} has {self.size} bytes; {nbytes} from byte {start} on are wanted"
+            )
         if not nbytes:
             return np.empty(0, np.uint8)
         if isinstance(self.source, bytes):
@@ -63,14 +71,19 @@ class File:
             raise UnreadableRun(f"{self.name} is a damaged zip archive: {error}") from error
 
     def entry(self, info: zipfile.ZipInfo, nbytes: int | None = None) -> Bytes:
-        """The bytes of one entry, or its first `nbytes`: in place where it is stored, else unpacked. Raises ElementsMissing."""
+        """The bytes of one entry, or its first `nbytes`: in place where it is stored, else
+        unpacked. Raises ElementsMissing.
+        """
         what = f"{self.name}: {info.filename}"
         if info.flag_bits & 1:
             raise ElementsMissing(f"{what} is encrypted")
         if info.compress_type == zipfile.ZIP_STORED:
             if info.compress_size != info.file_size:
                 raise ElementsMissing(f"{what} is stored with two sizes")
-            return self.part(self._start(info, what), info.file_size if nbytes is None else min(nbytes, info.file_size))
+            return self.part(
+                self._start(info, what),
+                info.file_size if nbytes is None else min(nbytes, info.file_size),
+            )
         try:
             if nbytes is None:
                 limits.unpacked(info.file_size, min(info.compress_size, self.size), what)
@@ -78,7 +91,9 @@ class File:
                 file.seek(self._start(info, what))
                 # zipfile.ZipFile would read the whole directory again for each of its entries.
                 with zipfile.ZipExtFile(file, "r", info) as packed:
-                    return np.frombuffer(packed.read(info.file_size if nbytes is None else nbytes), np.uint8)
+                    return np.frombuffer(
+                        packed.read(info.file_size if nbytes is None else nbytes), np.uint8
+                    )
         except Exception as error:  # a damaged entry costs what is in it
             raise ElementsMissing(f"{what} cannot be unpacked: {error}") from error
 
@@ -87,7 +102,12 @@ class File:
         head = bytes(self.part(info.header_offset, 30))
         if head[:4] != b"PK\x03\x04":
             raise ElementsMissing(f"{what} does not lie where the archive says")
-        return info.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+        return (
+            info.header_offset
+            + 30
+            + int.from_bytes(head[26:28], "little")
+            + int.from_bytes(head[28:30], "little")
+        )
 
     def _open(self) -> IO[bytes]:
         return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")

@@ -1,7 +1,9 @@
-"""HDF5 files, read by a process of their own: libhdf5 ends the process on some damaged files, and takes gigabytes for others.
+"""HDF5 files, read by a process of their own: libhdf5 ends the process on some damaged files, and
+takes gigabytes for others.
 
-`hdf5_worker` is that process; it starts with the first file of a reader, and ends with it. Its memory and its CPU time are bounded, and
-it may die: then the object it was at is left out and a new one goes on behind it.
+`hdf5_worker` is that process; it starts with the first file of a reader, and ends with it. Its
+memory and its CPU time are bounded, and it may die: then the object it was at is left out and a new
+one goes on behind it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _FAREWELL_S = 5.0
 
 
 class Worker:
-    """One process for the files of one dump. Raises MissingDependency without h5py. Safe with threads."""
+    """One process for the files of one dump. Raises MissingDependency without h5py. Safe with
+    threads.
+    """
 
     def __init__(self) -> None:
         if importlib.util.find_spec("h5py") is None:
@@ -45,7 +49,9 @@ class Worker:
         self._lock = threading.Lock()
 
     def index(self, file: Path) -> list[dict[str, Any]]:
-        """What the file holds: the messages of `hdf5_worker`. An object that libhdf5 dies of is "damaged". Raises UnreadableRun."""
+        """What the file holds: the messages of `hdf5_worker`. An object that libhdf5 dies of is
+        "damaged". Raises UnreadableRun.
+        """
         deadly: dict[str, str] = {}
         while True:
             messages: list[dict[str, Any]] = []
@@ -61,8 +67,12 @@ class Worker:
                     raise UnreadableRun(f"{death}{f', at {place}' if place else ''}") from death
                 deadly[place] = str(death)
                 continue
-            return [{**message, "why": deadly.get(message["damaged"], message["why"])} if "damaged" in message else message
-                    for message in messages]  # fmt: skip
+            return [
+                {**message, "why": deadly.get(message["damaged"], message["why"])}
+                if "damaged" in message
+                else message
+                for message in messages
+            ]
 
     def read(self, file: Path, name: str, nbytes: int) -> Bytes:
         """The elements of a dataset as `nbytes` bytes in C order. Raises ElementsMissing."""
@@ -78,7 +88,9 @@ class Worker:
         return data
 
     def _ask(self, request: dict[str, Any], data: Bytes | None = None) -> Iterator[dict[str, Any]]:
-        """The JSON frames of the answer; elements go into `data`. Raises _Died, UnreadableRun for an error in words."""
+        """The JSON frames of the answer; elements go into `data`. Raises _Died, UnreadableRun for
+        an error in words.
+        """
         with self._lock:
             process = self._started()
             whole = False
@@ -101,14 +113,27 @@ class Worker:
         if self._process is not None and self._pid == os.getpid():
             return self._process
         if not sys.executable:
-            raise UnreadableRun("HDF5 files are read by a Python process, and sys.executable does not name one")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HDF5_"))}
+            raise UnreadableRun(
+                "HDF5 files are read by a Python process, and sys.executable does not name one"
+            )
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "HDF5_"))
+        }
         # Neither plug-ins of the file's choice nor threads that reserve memory.
-        environment |= {"HDF5_PLUGIN_PRELOAD": "::", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment |= {
+            "HDF5_PLUGIN_PRELOAD": "::",
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", hdf5_worker.__file__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
         self._process, self._pid = process, os.getpid()
         self._end = weakref.finalize(self, _ended, process, self._pid)
         assert process.stdin is not None and process.stdout is not None
@@ -128,13 +153,19 @@ class Worker:
 
 
 class _Died(Exception):
-    """The process ended in the middle of an answer. is_final: trying again would take as long again."""
+    """The process ended in the middle of an answer. is_final: trying again would take as long
+    again.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         _ended(process, os.getpid(), kill=False)
         code = process.returncode
         self.is_final = code == -signal.SIGXCPU
-        super().__init__("libhdf5 does not come to an end with it" if self.is_final else f"libhdf5 ended with {_name(code)}")
+        super().__init__(
+            "libhdf5 does not come to an end with it"
+            if self.is_final
+            else f"libhdf5 ended with {_name(code)}"
+        )
 
 
 def _name(code: int) -> str:
@@ -170,7 +201,9 @@ def _frames(process: subprocess.Popen[bytes], data: memoryview) -> Iterator[dict
             raise _Died(process)
         letter, nbytes = struct.unpack("<cQ", head)
         if letter == b"D":
-            if filled + nbytes > len(data) or stream.readinto(data[filled : filled + nbytes]) != nbytes:  # type: ignore[attr-defined]
+            if filled + nbytes > len(data):
+                raise _Died(process)
+            if stream.readinto(data[filled : filled + nbytes]) != nbytes:  # type: ignore[attr-defined]
                 raise _Died(process)
             filled += nbytes
             yield {"nbytes": nbytes}

@@ -1,12 +1,14 @@
-"""The process in which libhdf5 runs. A damaged file may end it, or take its memory or its time; whoever asked goes on.
+"""The process in which libhdf5 runs. A damaged file may end it, or take its memory or its time;
+whoever asked goes on.
 
-This file runs as a script and imports nothing of whence. It reads one JSON object a line from stdin and answers on stdout in frames:
-one letter, eight bytes of length, the payload. J: JSON. D: elements. E: an error in words. F: the end of an answer.
+This file runs as a script and imports nothing of whence. It reads one JSON object a line from stdin
+and answers on stdout in frames: one letter, eight bytes of length, the payload. J: JSON. D:
+elements. E: an error in words. F: the end of an answer.
 
     {"path": [...]}                                    the first line: where modules are looked for
     {"do": "index", "file": F, "skip": [...]}          J for every dataset, note and step; `skip` are objects that ended a process before
     {"do": "read", "file": F, "name": N}               D, in pieces
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,9 +28,22 @@ _SPARE_S = 20
 _INDEX_BYTES_PER_S = 500_000  # slower than the slowest file system here: 100 datasets a second
 _READ_BYTES_PER_S = 2_000_000
 _LEVELS = 3  # of groups below a step: modules
-_ATTRIBUTES = {"dtype": 256, "whence": 1 << 20}  # those that are read, and how many bytes they may have
+_ATTRIBUTES = {
+    "dtype": 256,
+    "whence": 1 << 20,
+}  # those that are read, and how many bytes they may have
 # What h5py raises for a damaged file.
-_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, NotImplementedError, MemoryError, AttributeError, OverflowError)
+_DAMAGE = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    TypeError,
+    NotImplementedError,
+    MemoryError,
+    AttributeError,
+    OverflowError,
+)
 
 
 class Pipe:
@@ -69,9 +84,14 @@ def main() -> None:
 
             found = os.stat(request["file"])  # noqa: PTH116 - pathlib would cost the start of every worker
             asked = (request["file"], found.st_size, found.st_mtime_ns)
-            _allow(min(_SPARE_BYTES + found.st_size // 2, _MOST_BYTES), found.st_size / _INDEX_BYTES_PER_S)
+            _allow(
+                min(_SPARE_BYTES + found.st_size // 2, _MOST_BYTES),
+                found.st_size / _INDEX_BYTES_PER_S,
+            )
             if opened != asked:  # opening takes longer than most tensors
-                if file is not None:  # a file that was written anew in its place would be given for it
+                if (
+                    file is not None
+                ):  # a file that was written anew in its place would be given for it
                     file.close()
                     file = opened = None
                 file, opened = h5py.File(request["file"], "r", locking=False), asked
@@ -101,7 +121,9 @@ def _allow(nbytes: int, seconds: float) -> None:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     wanted = int(used + _SPARE_S + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
 
 
 # ---- what a file holds
@@ -113,7 +135,11 @@ def _index(pipe: Pipe, file: Any, skip: list[str]) -> None:
 
     steps = []
     for key in _members(file):
-        if key.isdigit() and len(key) < 10 and isinstance(file.get(key, getlink=True), h5py.HardLink):
+        if (
+            key.isdigit()
+            and len(key) < 10
+            and isinstance(file.get(key, getlink=True), h5py.HardLink)
+        ):
             pipe.say(at=f"/{key}")
             if f"/{key}" not in skip and isinstance(file[key], h5py.Group):
                 steps.append(key)
@@ -133,7 +159,9 @@ def _group(pipe: Pipe, group: Any, skip: Container[str], *, whole: bool = False)
 
 
 def _members(group: Any) -> list[str]:
-    """Names in a group in the order in which they were made; by where they lie in the file where it does not keep that order."""
+    """Names in a group in the order in which they were made; by where they lie in the file where it
+    does not keep that order.
+    """
     from h5py import h5, h5p
 
     names: list[bytes] = []
@@ -142,7 +170,12 @@ def _members(group: Any) -> list[str]:
         return [_text(name) for name in names]
     links = group.id.links
     links.iterate(names.append)
-    return [_text(name) for name in sorted(names, key=lambda name: (links.get_info(name).type, links.get_info(name).u))]
+    return [
+        _text(name)
+        for name in sorted(
+            names, key=lambda name: (links.get_info(name).type, links.get_info(name).u)
+        )
+    ]
 
 
 def _text(name: bytes) -> str:
@@ -150,9 +183,17 @@ def _text(name: bytes) -> str:
 
 
 def _datasets(
-    pipe: Pipe, group: Any, skip: Container[str], above: tuple[str, ...] = (), seen: set[int] | None = None, *, whole: bool = False
+    pipe: Pipe,
+    group: Any,
+    skip: Container[str],
+    above: tuple[str, ...] = (),
+    seen: set[int] | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[tuple[str, str, Any]]:
-    """(shown name, path, dataset) below a group, in order. What leads outside the file, or back, is not followed, and said."""
+    """(shown name, path, dataset) below a group, in order. What leads outside the file, or back, is
+    not followed, and said.
+    """
     import h5py
 
     seen = set() if seen is None else seen
@@ -173,27 +214,53 @@ def _datasets(
             item = group[name]
             if isinstance(item, h5py.Dataset):
                 yield ".".join((*above, name)), item.name or path, item
-            elif isinstance(item, h5py.Group) and len(above) < _LEVELS and h5py.h5o.get_info(item.id).addr not in seen:
+            elif (
+                isinstance(item, h5py.Group)
+                and len(above) < _LEVELS
+                and h5py.h5o.get_info(item.id).addr not in seen
+            ):
                 yield from _datasets(pipe, item, skip, above=(*above, name), seen=seen)
             elif isinstance(item, h5py.Group):
-                pipe.say(note=f"{path} is nested too deep, or was read under another name; what is in it is left out")
+                pipe.say(
+                    note=f"{path} is nested too deep, or was read under another name; what is in "
+                    "it is left out"
+                )
         except _DAMAGE as error:
             pipe.say(note=f"{path} cannot be opened: {short(error)}")
 
 
 def _tensor(dataset: Any) -> dict[str, Any]:
-    """What is to be known of a dataset before its elements are asked for; nothing of its elements is read."""
+    """What is to be known of a dataset before its elements are asked for; nothing of its elements
+    is read.
+    """
     from h5py import h5d
 
-    told: dict[str, Any] = {"shape": dataset.shape, **{name: _attribute(dataset, name, most) for name, most in _ATTRIBUTES.items()}}
+    told: dict[str, Any] = {
+        "shape": dataset.shape,
+        **{name: _attribute(dataset, name, most) for name, most in _ATTRIBUTES.items()},
+    }
     stored = dataset.dtype
-    told |= {"type": stored.name if stored.isbuiltin == 2 else stored.str, "words": str(stored)[:200], "itemsize": stored.itemsize}
-    told["kind"] = "O" if stored.hasobject or stored.subdtype is not None else "V" if stored.names is not None else stored.kind
+    told |= {
+        "type": stored.name if stored.isbuiltin == 2 else stored.str,
+        "words": str(stored)[:200],
+        "itemsize": stored.itemsize,
+    }
+    told["kind"] = (
+        "O"
+        if stored.hasobject or stored.subdtype is not None
+        else "V"
+        if stored.names is not None
+        else stored.kind
+    )
     if dataset.shape is None:
         return told
     plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
-    told["layout"] = {h5d.CONTIGUOUS: "contiguous", h5d.CHUNKED: "chunked", h5d.COMPACT: "compact"}.get(layout, "virtual")
+    told["layout"] = {
+        h5d.CONTIGUOUS: "contiguous",
+        h5d.CHUNKED: "chunked",
+        h5d.COMPACT: "compact",
+    }.get(layout, "virtual")
     told["external"] = _text(plan.get_external(0)[0]) if plan.get_external_count() else ""
     filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
     told["filters"] = [(code, _text(name)) for code, _, _, name in filters]
@@ -201,25 +268,33 @@ def _tensor(dataset: Any) -> dict[str, Any]:
     told["storage"] = dataset.id.get_storage_size()
     told["at"] = dataset.id.get_offset()
     told["plain"] = _is_plain(dataset)
-    told["width"] = dataset.id.get_type().get_size()  # of an element in the file; numpy may have to take a wider one
+    told["width"] = (
+        dataset.id.get_type().get_size()
+    )  # of an element in the file; numpy may have to take a wider one
     if not told["storage"] and dataset.size and told["kind"] in "biufcV":
         told["fill"] = _fill(dataset, plan)
     return told
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Do the bytes in the file mean what the same bytes mean to numpy? HDF5 knows other floats, and integers with padding."""
+    """Do the bytes in the file mean what the same bytes mean to numpy? HDF5 knows other floats, and
+    integers with padding.
+    """
     from h5py import h5t
 
     try:
-        same: bool = dataset.dtype.names is None and h5t.py_create(dataset.dtype, logical=True).equal(dataset.id.get_type())
+        same: bool = dataset.dtype.names is None and h5t.py_create(
+            dataset.dtype, logical=True
+        ).equal(dataset.id.get_type())
     except _DAMAGE:
         return False
     return same
 
 
 def _fill(dataset: Any, plan: Any) -> str | None:
-    """The bytes, in hex, that an element has which nobody wrote; None when the file does not define them."""
+    """The bytes, in hex, that an element has which nobody wrote; None when the file does not define
+    them.
+    """
     import numpy as np
     from h5py import h5d
 
@@ -231,7 +306,9 @@ def _fill(dataset: Any, plan: Any) -> str | None:
 
 
 def _attribute(dataset: Any, name: str, most: int) -> str:
-    """A text attribute of one element, "" when there is none or it is something else. Its size is looked at before it is read."""
+    """A text attribute of one element, "" when there is none or it is something else. Its size is
+    looked at before it is read.
+    """
     from h5py import h5a, h5t
 
     try:

@@ -1,4 +1,6 @@
-"""How much a dump may ask for. A dump is untrusted: what it declares is checked against what is there before anything is allocated."""
+"""How much a dump may ask for. A dump is untrusted: what it declares is checked against what is
+there before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ HEAD_BYTES = 1 << 16  # of a file, to recognise it by
 FILES = 2_000_000  # in one folder with all that is below
 DEPTH = 16  # of folders
 JSON_BYTES = 4 << 30
-ZIP_RATIO = 100  # unpacked against packed; float data packs to a few per cent at best, a bomb to a thousandth
+# unpacked against packed; float data packs to a few per cent at best, a bomb to a thousandth
+ZIP_RATIO = 100
 ZIP_FLOOR = 256 << 20  # bytes that may always be unpacked
 RANK = 64  # dimensions of a tensor
 
@@ -16,11 +19,16 @@ RANK = 64  # dimensions of a tensor
 def unpacked(nbytes: int, packed: int, what: str) -> None:
     """Refuse what unpacks to far more than it is. Raises UnreadableRun."""
     if nbytes > max(ZIP_FLOOR, ZIP_RATIO * packed):
-        raise UnreadableRun(f"{what} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, so it is not unpacked")
+        raise UnreadableRun(
+            f"{what} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, "
+            "so it is not unpacked"
+        )
 
 
 def extents(shape: object, what: str) -> tuple[int, ...]:
-    """A shape out of a file: a sequence of whole numbers, none negative, at most 64. Raises UnreadableRun."""
+    """A shape out of a file: a sequence of whole numbers, none negative, at most 64. Raises
+    UnreadableRun.
+    """
     if not isinstance(shape, (list, tuple)) or len(shape) > RANK:
         raise UnreadableRun(f"{what}: {str(shape)[:60]} is not a shape")
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in shape):

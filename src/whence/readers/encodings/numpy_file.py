@@ -1,4 +1,5 @@
-"""The .npy format, of files and of what other formats hold: header first, elements where they lie. No pickle is ever loaded.
+"""The .npy format, of files and of what other formats hold: header first, elements where they lie.
+No pickle is ever loaded.
 
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -26,7 +27,9 @@ _UNNAMED = {"V2": ml_dtypes.bfloat16, "f1": ml_dtypes.float8_e5m2}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a .npy header says. dtype: whence's name, or numpy's with `why` it has no elements here. start: of the elements, in bytes."""
+    """What a .npy header says. dtype: whence's name, or numpy's with `why` it has no elements here.
+    start: of the elements, in bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,16 +40,26 @@ class Header:
 
 
 def header(head: bytes, what: str) -> Header:
-    """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises UnreadableRun."""
+    """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises
+    UnreadableRun.
+    """
     if head[:6] != MAGIC or len(head) < 12:
         raise UnreadableRun(f"{what} is no .npy file")
     wide = head[6] > 1
-    length, start = (int.from_bytes(head[8:12], "little"), 12) if wide else (int.from_bytes(head[8:10], "little"), 10)
+    length, start = (
+        (int.from_bytes(head[8:12], "little"), 12)
+        if wide
+        else (int.from_bytes(head[8:10], "little"), 10)
+    )
     if head[6] not in (1, 2, 3) or start + length > len(head):
-        raise UnreadableRun(f"{what}: a .npy header of version {head[6]} with {length} bytes cannot be read")
+        raise UnreadableRun(
+            f"{what}: a .npy header of version {head[6]} with {length} bytes cannot be read"
+        )
     try:
         # Python 2 wrote (3L, 4L).
-        found = ast.literal_eval(re.sub(r"(\d)L\b", r"\1", head[start : start + length].decode("latin1")).strip())
+        found = ast.literal_eval(
+            re.sub(r"(\d)L\b", r"\1", head[start : start + length].decode("latin1")).strip()
+        )
         descr, fortran, shape = found["descr"], found["fortran_order"], found["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise UnreadableRun(f"{what}: its .npy header cannot be read") from error
@@ -57,20 +70,29 @@ def header(head: bytes, what: str) -> Header:
 
 
 def array(found: Header, data: Bytes, what: str) -> Array:
-    """The array. data: the bytes from the start of the file on. Raises ElementsMissing when there are too few."""
+    """The array. data: the bytes from the start of the file on. Raises ElementsMissing when there
+    are too few.
+    """
     if found.word is None:
         raise ElementsMissing(f"{what} {found.why}")
     nbytes = limits.count(found.shape) * found.word.itemsize
     if found.start + nbytes > data.size:
-        raise ElementsMissing(f"{what}: {found.dtype} {found.shape} needs {nbytes} bytes, {max(data.size - found.start, 0)} are there")
+        raise ElementsMissing(
+            f"{what}: {found.dtype} {found.shape} needs {nbytes} bytes, "
+            f"{max(data.size - found.start, 0)} are there"
+        )
     if not nbytes:
         return np.empty(found.shape, dtypes.named(found.dtype).numpy)
     flat = words(data[found.start : found.start + nbytes], found.word)
-    return flat.reshape(found.shape, order="F" if found.fortran else "C").astype(dtypes.named(found.dtype).numpy, copy=False)
+    return flat.reshape(found.shape, order="F" if found.fortran else "C").astype(
+        dtypes.named(found.dtype).numpy, copy=False
+    )
 
 
 def bits(found: Header, data: Bytes, what: str) -> Array:
-    """The array, or its elements as whole numbers where numpy has no name for their type and they have 8 bits."""
+    """The array, or its elements as whole numbers where numpy has no name for their type and they
+    have 8 bits.
+    """
     if found.word is None and found.dtype.endswith("V1"):
         found = replace(found, dtype="uint8", word=np.dtype(np.uint8))
     return array(found, data, what)

@@ -1,6 +1,8 @@
-"""TensorProto, the tensor of ONNX files: header first, elements when asked for; inline, packed into number fields, or in a file beside.
+"""TensorProto, the tensor of ONNX files: header first, elements when asked for; inline, packed into
+number fields, or in a file beside.
 
-Source: onnx/onnx.proto3 and onnx/external_data_helper.py of onnx 1.19; field numbers are part of the format.
+Source: onnx/onnx.proto3 and onnx/external_data_helper.py of onnx 1.19; field numbers are part of
+the format.
 """
 
 from __future__ import annotations
@@ -20,19 +22,32 @@ from whence.readers.encodings import limits, protobuf
 from whence.readers.encodings.archive import File, words
 
 _NAMES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn",
-    18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1", 24: "float8_e8m0fnu",
-    25: "uint2", 26: "int2",
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    8: "string", 9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64",
+    14: "complex64", 15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
+    19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1",
+    24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
 }  # fmt: skip
-# Types of less than a byte, several to one: (bits, the narrowest type of whence that holds their values).
-_PACKED = {"uint4": (4, "uint8"), "int4": (4, "int8"), "float4_e2m1": (4, "float8_e5m2"), "uint2": (2, "uint8"), "int2": (2, "int8")}
-_NUMBERS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}  # float_data, double_data; the others are varints
+# Types of less than a byte, several to one: (bits, the narrowest type of whence that holds their
+# values).
+_PACKED = {
+    "uint4": (4, "uint8"),
+    "int4": (4, "int8"),
+    "float4_e2m1": (4, "float8_e5m2"),
+    "uint2": (2, "uint8"),
+    "int2": (2, "int8"),
+}
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    4: np.dtype("<f4"),
+    10: np.dtype("<f8"),
+}  # float_data, double_data; the others are varints
 
 
 @dataclass(slots=True)
 class OnnxTensor:
-    """A TensorProto. dtype: whence's name; of types of less than a byte, that of the type which holds them."""
+    """A TensorProto. dtype: whence's name; of types of less than a byte, that of the type which
+    holds them.
+    """
 
     name: str = ""
     shape: tuple[int, ...] = ()
@@ -65,38 +80,61 @@ class OnnxTensor:
             return np.empty(self.shape, kind.numpy)
         data = self._bytes(nbytes, inside)
         if data.size != nbytes:
-            raise ElementsMissing(f"{self.stored} {self.shape} needs {nbytes} bytes, {data.size} are there")
+            raise ElementsMissing(
+                f"{self.stored} {self.shape} needs {nbytes} bytes, {data.size} are there"
+            )
         if self.stored in _PACKED:
             return _unpacked(data, self.stored, count).reshape(self.shape)
         return words(data, kind.numpy).reshape(self.shape)
 
-    def _bytes(self, nbytes: int, inside: Callable[[str], Path]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _bytes(
+        self, nbytes: int, inside: Callable[[str], Path]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         if self.external:
             try:
-                start, length = (int(self.external.get(key, default)) for key, default in (("offset", "0"), ("length", str(nbytes))))
+                start, length = (
+                    int(self.external.get(key, default))
+                    for key, default in (("offset", "0"), ("length", str(nbytes)))
+                )
             except ValueError as error:
-                raise ElementsMissing(f"its external data is described by {str(self.external)[:80]}") from error
+                raise ElementsMissing(
+                    f"its external data is described by {str(self.external)[:80]}"
+                ) from error
             path = inside(self.external.get("location", ""))
             if not path.is_file():
                 raise ElementsMissing(f"its elements lie in {path.name}, which is not there")
             return File(path).part(start, length)
         if self.raw is not None:
             return np.frombuffer(self.raw, np.uint8)
-        if sum(len(v) if kind == protobuf.BYTES else 8 for _, kind, v in self.typed) < min(nbytes, limits.count(self.shape)) // 8:
-            raise ElementsMissing(f"{self.stored} {self.shape} needs {nbytes} bytes; far fewer are there")
+        if (
+            sum(len(v) if kind == protobuf.BYTES else 8 for _, kind, v in self.typed)
+            < min(nbytes, limits.count(self.shape)) // 8
+        ):
+            raise ElementsMissing(
+                f"{self.stored} {self.shape} needs {nbytes} bytes; far fewer are there"
+            )
         return self._of_numbers()
 
     def _of_numbers(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """float_data, int32_data, int64_data, double_data or uint64_data as the bytes of the tensor."""
+        """float_data, int32_data, int64_data, double_data or uint64_data as the bytes of the
+        tensor.
+        """
         parts: list[Any] = []
         for number, kind, value in self.typed:
             if number in _NUMBERS:
                 parts.append(words(np.frombuffer(value, np.uint8), _NUMBERS[number]))
             else:
-                parts.append(np.array([n & 0xFFFF_FFFF_FFFF_FFFF for n in protobuf.packed(kind, value)], np.uint64))
-        flat: np.ndarray[Any, np.dtype[Any]] = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+                parts.append(
+                    np.array(
+                        [n & 0xFFFF_FFFF_FFFF_FFFF for n in protobuf.packed(kind, value)], np.uint64
+                    )
+                )
+        flat: np.ndarray[Any, np.dtype[Any]] = (
+            np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        )
         if flat.dtype == np.uint64:
-            # A number stands for the bits of one element; of types below a byte, for a byte of them.
+            # A number stands for the bits of one element; of types below a byte, for a byte of
+            # them.
             size = 1 if self.stored in _PACKED else dtypes.named(self.dtype).itemsize
             flat = flat.astype(np.dtype(f"<u{size}"))
         return np.ascontiguousarray(flat).view(np.uint8)
@@ -106,7 +144,9 @@ def _unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], stored: str, count: int
     """One element a byte; the first lies in the lowest bits."""
     bits, dtype = _PACKED[stored]
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes: np.ndarray[Any, np.dtype[Any]] = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    codes: np.ndarray[Any, np.dtype[Any]] = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(
+        -1
+    )[:count]
     if stored.startswith("int"):
         codes = ((codes.astype(np.int16) ^ (1 << (bits - 1))) - (1 << (bits - 1))).astype(np.int8)
     elif stored.startswith("float"):
@@ -129,7 +169,9 @@ def parse(message: protobuf.Buffer) -> OnnxTensor:
         elif number == 9 and kind == protobuf.BYTES:
             tensor.raw = value
         elif number == 13 and kind == protobuf.BYTES:
-            pair = {n: protobuf.text(v) for n, k, v in protobuf.fields(value) if k == protobuf.BYTES}
+            pair = {
+                n: protobuf.text(v) for n, k, v in protobuf.fields(value) if k == protobuf.BYTES
+            }
             tensor.external[pair.get(1, "")] = pair.get(2, "")
         elif number not in (3, 6, 12, 14, 16):
             raise ValueError(f"field {number} is none of a tensor")

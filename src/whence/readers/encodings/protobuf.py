@@ -1,6 +1,7 @@
 """The protobuf wire format, read without a schema: fields by number.
 
-Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing is allocated that is not there.
+Source: https://protobuf.dev/programming-guides/encoding/. A message is untrusted: nothing is
+allocated that is not there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ Buffer = bytes | memoryview
 def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
     """(field number, wire type, value) of every field, in order of the file.
 
-    Value: an unsigned int for VARINT (two's complement of 64 bits for negative ones: `signed`), 8 or 4 raw bytes for FIXED64 and
-    FIXED32, a memoryview for BYTES (a string, a message, packed numbers). Raises ValueError for what is no message.
+    Value: an unsigned int for VARINT (two's complement of 64 bits for negative ones: `signed`), 8
+    or 4 raw bytes for FIXED64 and FIXED32, a memoryview for BYTES (a string, a message, packed
+    numbers). Raises ValueError for what is no message.
     """
     data = memoryview(message)
     place, end = 0, len(data)
@@ -37,13 +39,17 @@ def fields(message: Buffer) -> Iterator[tuple[int, int, Any]]:
         else:
             raise ValueError(f"wire type {kind} at byte {place}")
         if length > end - place:
-            raise ValueError(f"field {number} at byte {place} says it has {length} bytes, {end - place} are left")
+            raise ValueError(
+                f"field {number} at byte {place} says it has {length} bytes, {end - place} are left"
+            )
         yield number, kind, data[place : place + length]
         place += length
 
 
 def varint(data: Buffer, place: int) -> tuple[int, int]:
-    """(value, place after it). Raises ValueError when it does not end within ten bytes or the data."""
+    """(value, place after it). Raises ValueError when it does not end within ten bytes or the
+    data.
+    """
     value = 0
     for i in range(10):
         if place + i >= len(data):

@@ -1,9 +1,10 @@
 """`.pt` and `.pth` files as torch.save writes them, read without torch and without unpickling.
 
-The pickle inside is walked by a small machine that builds containers and tensors and knows no other object: every global that is not in
-its table becomes an `Unknown` that bears its name; none is imported, none is called. Formats: the zip archive (torch >= 1.6), the
-sequence of pickles before it, and a plain pickle (numpy arrays, paddle's parameters). Source: torch/serialization.py, torch/_utils.py,
-the documentation of pickletools.
+The pickle inside is walked by a small machine that builds containers and tensors and knows no other
+object: every global that is not in its table becomes an `Unknown` that bears its name; none is
+imported, none is called. Formats: the zip archive (torch >= 1.6), the sequence of pickles before
+it, and a plain pickle (numpy arrays, paddle's parameters). Source: torch/serialization.py,
+torch/_utils.py, the documentation of pickletools.
 """
 
 from __future__ import annotations
@@ -25,16 +26,25 @@ from whence.readers.encodings import limits
 from whence.readers.encodings.archive import Bytes, File
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-# The magic number as a pickle of its own, with the protocols 2 and 3, and with a frame around it (4 and 5).
-_LEGACY = re.compile(rb"\x80(?:[\x02\x03]|[\x04\x05]\x95.{8})\x8a\x0a" + re.escape(_MAGIC.to_bytes(10, "little")) + rb"\.", re.DOTALL)
+# The magic number as a pickle of its own, with the protocols 2 and 3, and with a frame around it (4
+# and 5).
+_LEGACY = re.compile(
+    rb"\x80(?:[\x02\x03]|[\x04\x05]\x95.{8})\x8a\x0a"
+    + re.escape(_MAGIC.to_bytes(10, "little"))
+    + rb"\.",
+    re.DOTALL,
+)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _LINE_BYTES = 1 << 16  # of a name in a pickle
-_VISITS = 300_000  # nodes of one tree; containers may share parts, so that a small file holds an endless tree
+# nodes of one tree; containers may share parts, so that a small file holds an endless tree
+_VISITS = 300_000
 _STORAGES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Short": "int16",
-    "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8",
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8",
 }  # fmt: skip
-# Those of quantised tensors, which are no tensors here: (what they are called, bytes of an element in the file).
+# Those of quantised tensors, which are no tensors here: (what they are called, bytes of an element
+# in the file).
 _QUANTISED = {
     "QInt8": ("qint8", 1),
     "QUInt8": ("quint8", 1),
@@ -57,7 +67,8 @@ class Global:
 class Unknown:
     """An object of a class that is not known here, with what the file says about it.
 
-    name: of the class or function. args: what it was called with. state: what it was given afterwards. items: of a container.
+    name: of the class or function. args: what it was called with. state: what it was given
+    afterwards. items: of a container.
     """
 
     name: str
@@ -68,7 +79,9 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """The bytes that tensors lie in. key: its name in the file. read: gives them; raises ElementsMissing. big: big endian."""
+    """The bytes that tensors lie in. key: its name in the file. read: gives them; raises
+    ElementsMissing. big: big endian.
+    """
 
     key: str
     dtype: str
@@ -80,7 +93,8 @@ class Storage:
 class TorchTensor:
     """A tensor of a file; its elements are read when asked for.
 
-    dtype: whence's name (or torch's, where whence has none). shape: logical. stride, offset: in elements of the storage.
+    dtype: whence's name (or torch's, where whence has none). shape: logical. stride, offset: in
+    elements of the storage.
     """
 
     dtype: str
@@ -96,24 +110,35 @@ class TorchTensor:
         return self.stride == _dense(self.shape) or limits.count(self.shape) < 2
 
     def array(self) -> Array:
-        """The logical tensor, memory-mapped where the file allows. Raises ElementsMissing when it does not lie within its storage."""
+        """The logical tensor, memory-mapped where the file allows. Raises ElementsMissing when it
+        does not lie within its storage.
+        """
         if self.dtype not in dtypes.DTYPES:
             raise ElementsMissing(f"dtype {self.dtype} is not known to whence")
         kind, data = dtypes.named(self.dtype), self.storage.read()
         if not limits.count(self.shape):
             return np.empty(self.shape, kind.numpy)
         size = kind.itemsize
-        last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        last = self.offset + sum(
+            (n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)
+        )
         if (last + 1) * size > data.size:
             raise ElementsMissing(
-                f"shape {self.shape} with strides {self.stride} from element {self.offset} needs {(last + 1) * size} bytes; "
+                f"shape {self.shape} with strides {self.stride} from element {self.offset} needs "
+                f"{(last + 1) * size} bytes; "
                 f"storage {self.storage.key!r} has {data.size}"
             )
         try:
             limits.unpacked(limits.count(self.shape) * size, data.size, "an expanded tensor")
         except UnreadableRun as error:
             raise ElementsMissing(str(error)) from error
-        word = kind.numpy if not self.storage.big else kind.numpy.newbyteorder(">") if kind.numpy.isbuiltin == 1 else np.dtype(f">u{size}")
+        word = (
+            kind.numpy
+            if not self.storage.big
+            else kind.numpy.newbyteorder(">")
+            if kind.numpy.isbuiltin == 1
+            else np.dtype(f">u{size}")
+        )
         strides = tuple(step * size for step in self.stride)
         found: npt.NDArray[Any] = np.ndarray(self.shape, word, data, self.offset * size, strides)
         if self.storage.big:
@@ -125,19 +150,26 @@ class TorchTensor:
 
 def recognised(head: bytes) -> bool:
     """Do these first bytes (a few hundred) start a file of torch.save?"""
-    return bool(_LEGACY.match(head)) or (head.startswith(b"PK\x03\x04") and b"data.pkl" in head[:4096]) or _is_tar(head)
+    return (
+        bool(_LEGACY.match(head))
+        or (head.startswith(b"PK\x03\x04") and b"data.pkl" in head[:4096])
+        or _is_tar(head)
+    )
 
 
 def is_pickle(head: bytes) -> bool:
-    """Do these first bytes start a pickle of protocol 2 or later? Many things are pickles: only a name tells that this one is ours."""
+    """Do these first bytes start a pickle of protocol 2 or later? Many things are pickles: only a
+    name tells that this one is ours.
+    """
     return bool(_PICKLE.match(head))
 
 
 def load(source: Path | bytes, name: str = "") -> Any:
-    """What torch.save was given: dicts, lists, tuples and scalars as they are, tensors as `TorchTensor`, other objects as `Unknown`.
+    """What torch.save was given: dicts, lists, tuples and scalars as they are, tensors as
+    `TorchTensor`, other objects as `Unknown`.
 
-    source: a file, or its bytes. name: to call it in errors. Raises UnreadableRun when it is no such file, or is damaged where the
-    damage is not that of one tensor.
+    source: a file, or its bytes. name: to call it in errors. Raises UnreadableRun when it is no
+    such file, or is damaged where the damage is not that of one tensor.
     """
     file = File(source, name)
     head = file.head(4096)
@@ -148,24 +180,30 @@ def load(source: Path | bytes, name: str = "") -> Any:
             return _from_sequence(file)
         if _is_tar(head):
             raise UnreadableRun(
-                f"{file.name} is a tar archive of torch < 0.1.10; load it with torch and save it again:"
+                f"{file.name} is a tar archive of torch < 0.1.10; load it with torch and save it "
+                "again:"
                 ' python -c "import torch; torch.save(torch.load(OLD), NEW)"'
             )
         tree = _Machine(file, "", lambda pid: _refused(file.name, pid)).run(0)[0]
-        return _from_sequence(file) if tree == _MAGIC else tree  # the magic number is pickled too, with any protocol
+        return (
+            _from_sequence(file) if tree == _MAGIC else tree
+        )  # the magic number is pickled too, with any protocol
     except (UnreadableRun, ElementsMissing):
         raise
     except RecursionError as error:
         raise UnreadableRun(f"{file.name} is nested too deeply") from error
     except Exception as error:  # whatever a damaged file does to a parser
-        raise UnreadableRun(f"{file.name} is damaged: {type(error).__name__}: {str(error)[:200]}") from error
+        raise UnreadableRun(
+            f"{file.name} is damaged: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
 
 
 def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
-    """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, or the `Unknown` of a tensor that is not read (quantised).
+    """(name, tensor) of every tensor in a tree, in its order: `TorchTensor`, or the `Unknown` of a
+    tensor that is not read (quantised).
 
-    Names are keys and positions joined by dots, "" for the tree itself; what nn.Module keeps its parts in has no name of its own.
-    Raises UnreadableRun beyond 300 000 nodes.
+    Names are keys and positions joined by dots, "" for the tree itself; what nn.Module keeps its
+    parts in has no name of its own. Raises UnreadableRun beyond 300 000 nodes.
     """
     visits = 0
     todo: list[tuple[str, Any, frozenset[int]]] = [("", tree, frozenset())]
@@ -180,7 +218,9 @@ def tensors(tree: Any) -> Iterator[tuple[str, TorchTensor | Unknown]]:
         below = _parts(node)
         if id(node) in above or len(above) > limits.RANK:
             continue
-        if isinstance(node, Unknown) and (node.name == "numpy.ndarray" or any(isinstance(arg, Storage) for arg in node.args)):
+        if isinstance(node, Unknown) and (
+            node.name == "numpy.ndarray" or any(isinstance(arg, Storage) for arg in node.args)
+        ):
             yield name, node
         inner = above | {id(node)}
         for key, part in reversed(below):
@@ -200,7 +240,11 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, (list, tuple)):
         return list(enumerate(node))
     if isinstance(node, Unknown):
-        state = [(None, part) for part in node.state] if isinstance(node.state, tuple) else _parts(node.state)
+        state = (
+            [(None, part) for part in node.state]
+            if isinstance(node.state, tuple)
+            else _parts(node.state)
+        )
         return [*enumerate(node.args), *node.items, *state]
     return []
 
@@ -210,10 +254,19 @@ def _parts(node: Any) -> list[tuple[Any, Any]]:
 
 def _from_zip(file: File) -> Any:
     entries = file.entries()
-    prefix = next((name[: -len("data.pkl")] for name in entries if name in ("data.pkl", f"{name.split('/')[0]}/data.pkl")), None)
+    prefix = next(
+        (
+            name[: -len("data.pkl")]
+            for name in entries
+            if name in ("data.pkl", f"{name.split('/')[0]}/data.pkl")
+        ),
+        None,
+    )
     if prefix is None:
         raise UnreadableRun(f"{file.name} is a zip archive without data.pkl, not one of torch.save")
-    order = file.entry(entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
+    order = (
+        file.entry(entries[f"{prefix}byteorder"]) if f"{prefix}byteorder" in entries else b"little"
+    )
     pickled = file.entry(entries[f"{prefix}data.pkl"])
     is_big = bytes(order).strip() == b"big"
 
@@ -234,7 +287,9 @@ def _from_zip(file: File) -> Any:
 
 
 def _from_sequence(file: File) -> Any:
-    """Magic, protocol, system, object, keys of storages, then each of them: a count of elements and the elements, little endian."""
+    """Magic, protocol, system, object, keys of storages, then each of them: a count of elements and
+    the elements, little endian.
+    """
     sizes: dict[str, int] = {}
     starts: dict[str, tuple[int, int]] = {}
 
@@ -265,7 +320,9 @@ def _from_sequence(file: File) -> Any:
     if not isinstance(keys, list):
         raise UnreadableRun(f"{file.name} has no list of storages")
     for key in map(_name, keys):
-        if not sizes.get(key) or place + 8 > file.size:  # where the next one begins is not known then
+        if (
+            not sizes.get(key) or place + 8 > file.size
+        ):  # where the next one begins is not known then
             break
         nbytes = int.from_bytes(bytes(file.part(place, 8)), "little") * sizes[key]
         starts[key] = (place + 8, nbytes)
@@ -274,15 +331,24 @@ def _from_sequence(file: File) -> Any:
 
 
 def _refused(name: str, pid: Any) -> Storage:
-    raise UnreadableRun(f"{name} is a pickle that keeps objects elsewhere, which torch.save does not write")
+    raise UnreadableRun(
+        f"{name} is a pickle that keeps objects elsewhere, which torch.save does not write"
+    )
 
 
 def _is_tar(head: bytes) -> bool:
-    return head[257:262] == b"ustar" and head.split(b"\0", 1)[0] in (b"sys_info", b"pickle", b"storages", b"tensors")
+    return head[257:262] == b"ustar" and head.split(b"\0", 1)[0] in (
+        b"sys_info",
+        b"pickle",
+        b"storages",
+        b"tensors",
+    )
 
 
 def _storage_dtype(kind: Any) -> tuple[str, int]:
-    """(dtype of a storage, bytes of an element). One that is not known is called what the file calls it, and has 0 bytes."""
+    """(dtype of a storage, bytes of an element). One that is not known is called what the file
+    calls it, and has 0 bytes.
+    """
     name = kind.name if isinstance(kind, Global) else "an object"
     place, _, last = name.rpartition(".")
     word = last.removesuffix("Storage")
@@ -318,15 +384,27 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, start: int) -> tuple[Any, int]:
-        """(the object of the pickle that begins at this byte, the place after it). Raises UnreadableRun."""
+        """(the object of the pickle that begins at this byte, the place after it). Raises
+        UnreadableRun.
+        """
         stream = _Stream(self.file, start)
         try:
             for opcode, arg, _ in pickletools.genops(stream):  # type: ignore[arg-type]
                 if opcode.name == "STOP":
                     return self.stack.pop(), stream.place
                 self.step(opcode.name, arg)
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise UnreadableRun(f"{self.name}: its pickle cannot be followed at byte {stream.place}: {str(error)[:120]}") from error
+        except (
+            ValueError,
+            IndexError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+        ) as error:
+            raise UnreadableRun(
+                f"{self.name}: its pickle cannot be followed at byte {stream.place}: "
+                f"{str(error)[:120]}"
+            ) from error
         raise UnreadableRun(f"{self.name}: its pickle does not end")
 
     def step(self, op: str, arg: Any) -> None:
@@ -417,10 +495,16 @@ class _Machine:
 _IGNORED = ("PROTO", "FRAME", "READONLY_BUFFER")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = {
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
 }  # fmt: skip
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,
+}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -466,7 +550,9 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 def _key(value: Any) -> Hashable:
     """A key as it stands where it is plain; a nested one would cost without bound to hash."""
-    if isinstance(value, _FLAT) or (isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _FLAT) for v in value)):
+    if isinstance(value, _FLAT) or (
+        isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _FLAT) for v in value)
+    ):
         return value
     return value.name if isinstance(value, Global) else f"<{type(value).__name__}>"
 
@@ -513,16 +599,29 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> T
     return _made(storage, storage.dtype, offset, shape, stride, bits)
 
 
-def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> TorchTensor:
+def _tensor_v3(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    grad: Any,
+    hooks: Any,
+    dtype: Any,
+    *rest: Any,
+) -> TorchTensor:
     bits = rest[0] if rest and isinstance(rest[0], dict) else {}
     return _made(storage, _dtype_name(dtype), offset, shape, stride, bits)
 
 
-def _made(storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, bits: dict[Any, Any]) -> TorchTensor:
+def _made(
+    storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, bits: dict[Any, Any]
+) -> TorchTensor:
     extents, steps, (start,) = _extents(shape), _extents(stride), _extents((offset,))
     if not isinstance(storage, Storage) or len(extents) != len(steps):
         raise ValueError("no tensor")
-    return TorchTensor(dtype, extents, steps, start, storage, bits.get("conj") is True, bits.get("neg") is True)
+    return TorchTensor(
+        dtype, extents, steps, start, storage, bits.get("conj") is True, bits.get("neg") is True
+    )
 
 
 def _without_storage(dtype: Any, shape: Any, stride: Any, *rest: Any) -> TorchTensor:
@@ -562,7 +661,11 @@ def _size(items: Any = ()) -> tuple[int, ...]:
 
 def _extents(value: Any) -> tuple[int, ...]:
     """A shape; what is none is not written out."""
-    if not isinstance(value, (list, tuple)) or len(value) > limits.RANK or not all(isinstance(n, int) for n in value):
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > limits.RANK
+        or not all(isinstance(n, int) for n in value)
+    ):
         raise ValueError("no shape")
     return limits.extents(value, "a tensor")
 
@@ -590,7 +693,8 @@ def _dtype_name(value: Any) -> str:
     return str(name.removeprefix("torch."))
 
 
-# numpy: an array is made empty and given (version, shape, dtype, is Fortran, bytes) afterwards; a scalar at once.
+# numpy: an array is made empty and given (version, shape, dtype, is Fortran, bytes) afterwards; a
+# scalar at once.
 
 
 class _NumpyDType:
@@ -634,7 +738,9 @@ def _numpy_tensor(data: Any, dtype: Any, shape: Any, fortran: bool) -> TorchTens
     raw = np.frombuffer(data if isinstance(data, (bytes, bytearray)) else _encoded(data), np.uint8)
     name = dtypes.of(np.empty(0, kind)).name
     stride = tuple(reversed(_dense(tuple(reversed(extents))))) if fortran else _dense(extents)
-    return TorchTensor(name, extents, stride, 0, Storage("numpy", name, lambda: raw, kind.str.startswith(">")))
+    return TorchTensor(
+        name, extents, stride, 0, Storage("numpy", name, lambda: raw, kind.str.startswith(">"))
+    )
 
 
 def _built(target: Any, state: Any) -> Any:
@@ -654,12 +760,20 @@ def _built(target: Any, state: Any) -> Any:
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "dict": _ordered, "list": _sequence, "tuple": _sequence, "set": _sequence, "frozenset": _sequence, "complex": complex,
-    "bytes": _empty_bytes, "bytearray": _empty_bytes,
-}  # fmt: skip
+    "dict": _ordered,
+    "list": _sequence,
+    "tuple": _sequence,
+    "set": _sequence,
+    "frozenset": _sequence,
+    "complex": complex,
+    "bytes": _empty_bytes,
+    "bytearray": _empty_bytes,
+}
 _NUMPY: dict[str, Callable[..., Any]] = {
-    "multiarray._reconstruct": _numpy_array, "multiarray.scalar": _numpy_scalar, "numeric._frombuffer": _numpy_buffer,
-}  # fmt: skip
+    "multiarray._reconstruct": _numpy_array,
+    "multiarray.scalar": _numpy_scalar,
+    "numeric._frombuffer": _numpy_buffer,
+}
 _MAKERS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
@@ -679,7 +793,15 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "collections.Counter": _ordered,
     "collections.deque": _sequence,
     "_codecs.encode": _encoded,
-    **{f"{module}.{name}": maker for module in ("builtins", "__builtin__") for name, maker in _PLAIN.items()},
+    **{
+        f"{module}.{name}": maker
+        for module in ("builtins", "__builtin__")
+        for name, maker in _PLAIN.items()
+    },
     "numpy.dtype": _NumpyDType,
-    **{f"numpy.{core}.{name}": maker for core in ("core", "_core") for name, maker in _NUMPY.items()},
-}  # fmt: skip
+    **{
+        f"numpy.{core}.{name}": maker
+        for core in ("core", "_core")
+        for name, maker in _NUMPY.items()
+    },
+}

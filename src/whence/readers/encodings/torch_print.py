@@ -1,4 +1,6 @@
-"""Tensors as torch prints them: nested brackets of numbers, with dots where elements were left out."""
+"""Tensors as torch prints them: nested brackets of numbers, with dots where elements were left
+out.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from whence.dtypes import Array
 from whence.errors import UnreadableRun
 from whence.readers.encodings import limits
 
-_TOKEN = re.compile(r"[\[\]]|\.\.\.|[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)j?|True|False|[A-Za-z_]\w*=?")
+_TOKEN = re.compile(
+    r"[\[\]]|\.\.\.|[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)j?|True|False|[A-Za-z_]\w*=?"
+)
 _DIGITS = re.compile(r"\d+(?:\.(\d*))?(?:[eE]([-+]?\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a print shows. array: of these elements only. quantum: step of the last digit of the largest. is_part: were some left out?"""
+    """What a print shows. array: of these elements only. quantum: step of the last digit of the
+    largest. is_part: were some left out?
+    """
 
     array: Array
     quantum: float
@@ -64,16 +70,24 @@ def parse(text: str, dtype: str) -> Printed:
     if kind.kind == "complex":
         raise UnreadableRun("complex numbers are not read from prints")
     if kind.kind == "bool":
-        return Printed(np.array([token == "True" for token in numbers], np.bool_).reshape(shape), 0.0, is_part)
+        return Printed(
+            np.array([token == "True" for token in numbers], np.bool_).reshape(shape), 0.0, is_part
+        )
     if kind.kind in ("int", "uint"):
-        return Printed(np.array([int(token) for token in numbers], kind.numpy).reshape(shape), 0.0, is_part)
+        return Printed(
+            np.array([int(token) for token in numbers], kind.numpy).reshape(shape), 0.0, is_part
+        )
     values = np.array([float(token) for token in numbers], np.float64)
     with np.errstate(over="ignore"):
-        return Printed(values.astype(kind.numpy).reshape(shape), max(map(step, numbers), default=0.0), is_part)
+        return Printed(
+            values.astype(kind.numpy).reshape(shape), max(map(step, numbers), default=0.0), is_part
+        )
 
 
 def step(number: str) -> float:
-    """The step of the last digit of a printed number: 1e-5 for 1.2345e-01; 0 for whole numbers, which torch prints as they are."""
+    """The step of the last digit of a printed number: 1e-5 for 1.2345e-01; 0 for whole numbers,
+    which torch prints as they are.
+    """
     found = _DIGITS.search(number)
     if found is None or not found[1]:
         return 0.0

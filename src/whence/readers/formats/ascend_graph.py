@@ -1,6 +1,8 @@
-"""Graphs of Ascend without dumps, as programs: GE's texts, models as JSON (OM), topologies of ATB, trees of modules.
+"""Graphs of Ascend without dumps, as programs: GE's texts, models as JSON (OM), topologies of ATB,
+trees of modules.
 
-Operators, attributes and data flow; no values. Beside a dump these files are read by its own reader, for what they say of it.
+Operators, attributes and data flow; no values. Beside a dump these files are read by its own
+reader, for what they say of it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from whence.readers.encodings import limits
 from whence.readers.source import Place
 from whence.records import Run
 
-LOOKS_LIKE = "a graph such as ge_proto_00000001_Build.txt, an OM model as JSON, a topology of ATB, or a folder of them"
+LOOKS_LIKE = (
+    "a graph such as ge_proto_00000001_Build.txt, an OM model as JSON, a topology of "
+    "ATB, or a folder of them"
+)
 ORDER = 50
 KIND = "ascend program"
 _NO_VALUES = "a graph has no values"
@@ -28,15 +33,28 @@ _DEPTH = 32
 _DIGITS = 40  # of a number
 _DTYPES = {"float": "float32", "double": "float64", "bf16": "bfloat16"}
 # Set by each build anew, or where the operator lies in memory.
-_BOOKKEEPING = frozenset({"OwnerGraphIsUnknown", "OUTPUT_IS_VAR", "INPUT_IS_VAR", "NodeSqeNum", "LxFusionOptimized", "op_para_size"})
+_BOOKKEEPING = frozenset(
+    {
+        "OwnerGraphIsUnknown",
+        "OUTPUT_IS_VAR",
+        "INPUT_IS_VAR",
+        "NodeSqeNum",
+        "LxFusionOptimized",
+        "op_para_size",
+    }
+)
 
 
 def sniff(place: Place) -> bool:
-    """The first words of a graph, in the file or in one of the folder's; and no other kind of file beside them."""
+    """The first words of a graph, in the file or in one of the folder's; and no other kind of file
+    beside them.
+    """
     if not place.is_folder:
         return _is_graph(place.path.name, place.head)
     files = [name for name in place.names if name.endswith((".txt", ".pbtxt", ".json"))]
-    return 0 < len(files) == len(place.names) <= _FILES and any(map(place_is_graph, map(place.within, files)))
+    return 0 < len(files) == len(place.names) <= _FILES and any(
+        map(place_is_graph, map(place.within, files))
+    )
 
 
 def place_is_graph(place: Place) -> bool:
@@ -47,11 +65,19 @@ def place_is_graph(place: Place) -> bool:
 def _is_graph(name: str, head: bytes) -> bool:
     words = b"".join(head.split())
     if name.endswith(".json"):
-        topology = b'"nodes":[' in words and (b'"modelName"' in words or b'"opName"' in words or b'"inTensors"' in words)
+        topology = b'"nodes":[' in words and (
+            b'"modelName"' in words or b'"opName"' in words or b'"inTensors"' in words
+        )
         model = words[:1] == b"{" and b'{"key":' in words[:_SAMPLE] and (b'"value":' in words)
-        tree = words[:_SAMPLE].startswith(b'{"name":"') and b'"type":"' in words[:_SAMPLE] and b'"children":[' in words[:_SAMPLE]
+        tree = (
+            words[:_SAMPLE].startswith(b'{"name":"')
+            and b'"type":"' in words[:_SAMPLE]
+            and b'"children":[' in words[:_SAMPLE]
+        )
         return topology or model or tree
-    return name.endswith((".txt", ".pbtxt")) and words.startswith((b"graph{name:", b"graph{op{", b"op{name:"))
+    return name.endswith((".txt", ".pbtxt")) and words.startswith(
+        (b"graph{name:", b"graph{op{", b"op{name:")
+    )
 
 
 def open_run(place: Place) -> Run:
@@ -73,7 +99,9 @@ def open_run(place: Place) -> Run:
 def _add(building: Building, path: Path) -> None:
     if path.suffix == ".json":
         if path.stat().st_size > limits.JSON_BYTES // 16:
-            raise UnreadableRun(f"it has {path.stat().st_size} bytes; a graph stays below {limits.JSON_BYTES // 16}")
+            raise UnreadableRun(
+                f"it has {path.stat().st_size} bytes; a graph stays below {limits.JSON_BYTES // 16}"
+            )
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise UnreadableRun("it is not the graph of a model")
@@ -102,7 +130,9 @@ def _graph(building: Building, root: str, operators: Sequence[Mapping[str, Any]]
         key = (producer, output)
         if key not in records:
             described = graph_text.many(by_name.get(producer), "output_desc")
-            records[key] = _described(building, described[output] if output < len(described) else None)
+            records[key] = _described(
+                building, described[output] if output < len(described) else None
+            )
         return records[key]
 
     graph = graph_text.Graph(root, map(graph_text.node, operators))
@@ -111,19 +141,30 @@ def _graph(building: Building, root: str, operators: Sequence[Mapping[str, Any]]
         outputs = [tensor(node.name, i) for i in range(len(graph_text.many(op, "output_desc")))]
         inputs = {str(i): tensor(*given) for i, given in enumerate(node.inputs) if given[0]}
         building.call(
-            node.name, op_type=node.type, inputs=inputs, outputs=outputs, root=root, arguments=_attributes(op), origins=node.origins or ()
+            node.name,
+            op_type=node.type,
+            inputs=inputs,
+            outputs=outputs,
+            root=root,
+            arguments=_attributes(op),
+            origins=node.origins or (),
         )
 
 
 def _described(building: Building, tensor: Any) -> int:
     name = str(graph_text.one(tensor, "dtype") or "undefined").lower().removeprefix("dt_")
-    extents = (_number(n, int) for n in graph_text.many(graph_text.one(tensor, "shape"), "dim")[: limits.RANK])
+    extents = (
+        _number(n, int)
+        for n in graph_text.many(graph_text.one(tensor, "shape"), "dim")[: limits.RANK]
+    )
     shape = tuple(n if isinstance(n, int) and 0 <= n < 1 << 62 else -1 for n in extents)
     return building.tensor(_DTYPES.get(name, name), shape, why=_NO_VALUES)
 
 
 def _attributes(op: Any) -> dict[str, Any]:
-    """What an operator was told to do; not what builds leave there (names with a _ in front, of kernels, of memory)."""
+    """What an operator was told to do; not what builds leave there (names with a _ in front, of
+    kernels, of memory).
+    """
     name = graph_text.text_of(graph_text.one(op, "name"))
     kept = {
         key: value
@@ -139,12 +180,21 @@ def _plain(value: Any, depth: int) -> Any:
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)[:200]
     for field in ("s", "dt", "i", "f"):
         if field in value:
-            return _number(graph_text.one(value, field), float if field == "f" else int) if field in "if" else graph_text.one(value, field)
+            return (
+                _number(graph_text.one(value, field), float if field == "f" else int)
+                if field in "if"
+                else graph_text.one(value, field)
+            )
     if "b" in value:
         return str(graph_text.one(value, "b")).lower() == "true"
     items = graph_text.one(value, "list")
     if isinstance(items, Mapping):
-        return [_plain({field: v}, depth + 1) for field in items if field != "val_type" for v in graph_text.many(items, field)]
+        return [
+            _plain({field: v}, depth + 1)
+            for field in items
+            if field != "val_type"
+            for v in graph_text.many(items, field)
+        ]
     return json.dumps(value, sort_keys=True, default=str)[:500]
 
 
@@ -160,8 +210,13 @@ def _number(value: Any, kind: type[int] | type[float]) -> Any:
 
 
 def _operations(
-    building: Building, nodes: Iterable[Operation], root: str, scope: str, parent: int, records: dict[str, int]
-) -> None:  # fmt: skip
+    building: Building,
+    nodes: Iterable[Operation],
+    root: str,
+    scope: str,
+    parent: int,
+    records: dict[str, int],
+) -> None:
     def tensor(name: str) -> int:
         if name not in records:
             records[name] = building.tensor("undefined", (), why=_NO_VALUES)
@@ -170,17 +225,26 @@ def _operations(
     for place, node in enumerate(nodes):
         name = ".".join(part for part in (scope, node.name or f"{place}_{node.type}") if part)
         call = building.call(
-            name, op_type=node.type, inputs=[tensor(n) for n in node.inputs], outputs=[tensor(n) for n in node.outputs], root=root,
-            parent=parent, arguments=node.param,
-        )  # fmt: skip
+            name,
+            op_type=node.type,
+            inputs=[tensor(n) for n in node.inputs],
+            outputs=[tensor(n) for n in node.outputs],
+            root=root,
+            parent=parent,
+            arguments=node.param,
+        )
         _operations(building, node.nodes, root, name, call, {} if node.nodes else records)
 
 
-def _module(building: Building, found: Mapping[str, Any], root: str, parent: int, depth: int) -> None:
+def _module(
+    building: Building, found: Mapping[str, Any], root: str, parent: int, depth: int
+) -> None:
     if depth > _DEPTH:
         raise UnreadableRun(f"modules nest deeper than {_DEPTH}")
     name = str(found.get("name", "")).removeprefix("root").removeprefix(".")
-    call = building.call(name, op_type=str(found.get("type", "")), kind="module", root=root, parent=parent)
+    call = building.call(
+        name, op_type=str(found.get("type", "")), kind="module", root=root, parent=parent
+    )
     children = found.get("children")
     for child in children if isinstance(children, list) else ():
         if isinstance(child, dict):

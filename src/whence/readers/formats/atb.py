@@ -1,11 +1,13 @@
-"""ATB dumps (acltransformer of Ascend, `msit llm dump`): a folder for every operator, in it the tensors before and after it ran.
+"""ATB dumps (acltransformer of Ascend, `msit llm dump`): a folder for every operator, in it the
+tensors before and after it ran.
 
     msit_dump_20250101_000000/tensors/npu0_1234/0/3_BloomLayer/0_LayerNormOperation/after/outtensor0.bin
                                process / token / operators, each with its place in the one around it
     msit_dump_.../layer|model/1234/*.json              which weights an operator reads, its settings (topology)
 
-Older folders are called `ait_dump` and `atb_temp`, newer ones `atb_dump_data/data`. One tensor file by itself is read too.
-"""
+Older folders are called `ait_dump` and `atb_temp`, newer ones `atb_dump_data/data`. One tensor file
+by itself is read too.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from whence.readers.assembly.builder import Building
 from whence.readers.source import Place
 from whence.records import Run
 
-LOOKS_LIKE = "a folder with tensor files of ATB such as 0_LinearOperation/after/outtensor0.bin, or one of them"
+LOOKS_LIKE = (
+    "a folder with tensor files of ATB such as 0_LinearOperation/after/outtensor0.bin, "
+    "or one of them"
+)
 ORDER = 30
 
 _FILE = re.compile(r"(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.IGNORECASE)
@@ -31,7 +36,8 @@ _LINK = re.compile(r"((?:\d{1,9}_)+)(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.I
 _WEIGHT_NAME = re.compile(r"_(weight_\d+)$")
 _TOPOLOGY = re.compile(r"(?:^|/)(?:model|layer)/(?:[^/]+/)?[^/]+\.json$")
 _LINKS = 16  # from file to file
-# Which inputs of an operator are weights, where no topology says so and they are the same in all tokens.
+# Which inputs of an operator are weights, where no topology says so and they are the same in all
+# tokens.
 _WEIGHTS = {
     "LinearOperation": {1: "weight", 2: "bias"},
     "LinearParallelOperation": {1: "weight", 2: "bias"},
@@ -39,7 +45,8 @@ _WEIGHTS = {
     "LayerNormOperation": {1: "weight", 2: "bias"},
     "GatherOperation": {0: "weight"},
 }
-_LOOK_BYTES = 4096  # of each end of a tensor: what stands for its content where only sameness over tokens is asked
+# of each end of a tensor: what stands for its content where only sameness over tokens is asked
+_LOOK_BYTES = 4096
 _TRIED = 8
 
 
@@ -65,7 +72,9 @@ def _is_tensor(path: Path) -> bool:
 
 
 class _Where(NamedTuple):
-    """An operator run. path: (place, type) of it and of what is around it; type "" and place 0 for folders of other names."""
+    """An operator run. path: (place, type) of it and of what is around it; type "" and place 0 for
+    folders of other names.
+    """
 
     process: str
     token: str
@@ -95,9 +104,15 @@ def open_run(place: Place) -> Run:
             where = _where(tuple(folders[:-1] if when else folders))
             operators[where].append(_Tensor(found[1].lower(), int(found[2]), when, name))
         elif last.endswith(".bin") and _is_tensor(place.inside(name)):
-            operators[_Where("", "0", ((-1, re.sub(r"\W", "_", name.removesuffix(".bin"))),))].append(_Tensor("out", 0, "", name))
+            operators[
+                _Where("", "0", ((-1, re.sub(r"\W", "_", name.removesuffix(".bin"))),))
+            ].append(_Tensor("out", 0, "", name))
         elif last.endswith(".bin"):
-            building.note("error", f"{name} is not read: its name is not that of a tensor (intensor0.bin, outtensor0.bin)")
+            building.note(
+                "error",
+                f"{name} is not read: its name is not that of a tensor (intensor0.bin, "
+                "outtensor0.bin)",
+            )
     models = _models(place)
     steps = _steps(operators, models, building)
     known = ranks(where.process for where in operators)
@@ -109,17 +124,26 @@ def open_run(place: Place) -> Run:
 
 
 def _step(
-    building: Building, files: _Files, operators: dict[_Where, list[_Tensor]], wanted: list[_Where], step: int, rank: int,
+    building: Building,
+    files: _Files,
+    operators: dict[_Where, list[_Tensor]],
+    wanted: list[_Where],
+    step: int,
+    rank: int,
     models: list[atb_topology.Model],
-) -> None:  # fmt: skip
+) -> None:
     """The operators of one token, what is around one before it."""
     handles: dict[tuple[tuple[int, str], ...], int] = {}
     for where in sorted(wanted, key=lambda w: w.path):
         for depth in range(1, len(where.path)):
             if where.path[:depth] not in handles:
-                handles[where.path[:depth]] = _call(building, where.path[:depth], handles, step, rank, models)
+                handles[where.path[:depth]] = _call(
+                    building, where.path[:depth], handles, step, rank, models
+                )
         path = where.path
-        handles[path] = handles[path] if path in handles else _call(building, path, handles, step, rank, models)
+        handles[path] = (
+            handles[path] if path in handles else _call(building, path, handles, step, rank, models)
+        )
         node = _node(models, path)
         inputs: dict[str, int] = {}
         params: dict[str, int] = {}
@@ -130,7 +154,9 @@ def _step(
             weight = files.weight(where, tensor, node) if tensor.kind == "in" else ""
             slot, record = str(tensor.number), files.record(tensor.file)
             if tensor.kind == "out":
-                if slot not in outputs or tensor.when != "before":  # before it ran, there is nothing in it
+                if (
+                    slot not in outputs or tensor.when != "before"
+                ):  # before it ran, there is nothing in it
                     outputs[slot] = record
             elif weight:
                 params.setdefault(weight, record)
@@ -142,30 +168,47 @@ def _step(
 
 
 def _call(
-    building: Building, path: tuple[tuple[int, str], ...], handles: dict[tuple[tuple[int, str], ...], int], step: int, rank: int,
+    building: Building,
+    path: tuple[tuple[int, str], ...],
+    handles: dict[tuple[tuple[int, str], ...], int],
+    step: int,
+    rank: int,
     models: list[atb_topology.Model],
-) -> int:  # fmt: skip
+) -> int:
     node = _node(models, path)
     scope = ".".join(f"{kind}.{index}" if index >= 0 else kind for index, kind in path)
     return building.call(
-        scope, op_type=path[-1][1] if path and path[-1][0] >= 0 else "", step=step, rank=rank, parent=handles.get(path[:-1], -1),
-        arguments=node.param if node is not None else {}, source=node.name if node is not None else "",
-    )  # fmt: skip
+        scope,
+        op_type=path[-1][1] if path and path[-1][0] >= 0 else "",
+        step=step,
+        rank=rank,
+        parent=handles.get(path[:-1], -1),
+        arguments=node.param if node is not None else {},
+        source=node.name if node is not None else "",
+    )
 
 
-def _node(models: list[atb_topology.Model], path: tuple[tuple[int, str], ...]) -> atb_topology.Operation | None:
+def _node(
+    models: list[atb_topology.Model], path: tuple[tuple[int, str], ...]
+) -> atb_topology.Operation | None:
     return next((node for model in models if (node := model.at(path)) is not None), None)
 
 
 def _where(folders: tuple[str, ...]) -> _Where:
-    """The folders above a tensor: what is no operator any more is the token, and above it the process."""
+    """The folders above a tensor: what is no operator any more is the token, and above it the
+    process.
+    """
     at = len(folders)
     while at > 0 and _OPERATION.match(folders[at - 1]):
         at -= 1
     path = tuple((int(m[1]), m[2]) for f in folders[at:] if (m := _OPERATION.match(f)))
     if not path and folders:  # a folder of another name, as people make them by hand
         return _Where("", "0", ((-1, re.sub(r"\W", "_", folders[-1])),))
-    token = folders[at - 1] if at and (folders[at - 1].isdecimal() or folders[at - 1] == "start") else ""
+    token = (
+        folders[at - 1]
+        if at and (folders[at - 1].isdecimal() or folders[at - 1] == "start")
+        else ""
+    )
     process = folders[at - 2] if token and at > 1 else folders[at - 1] if at and not token else ""
     return _Where(process if PROCESS.match(process) else "", token[:9] or "0", path)
 
@@ -177,11 +220,13 @@ def _models(place: Place) -> list[atb_topology.Model]:
     return sorted(found, key=lambda m: (m.first, -len(m.nodes)))
 
 
-def _steps(operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Model], building: Building) -> dict[_Where, int]:
+def _steps(
+    operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Model], building: Building
+) -> dict[_Where, int]:
     """The step of every operator run, from 0.
 
-    Prefill and decoding build two graphs, and each counts its own runs: with two models, folder 0 is the warm-up, the next
-    ("start") holds tokens 0 and 1 and the further ones a token each.
+    Prefill and decoding build two graphs, and each counts its own runs: with two models, folder 0
+    is the warm-up, the next ("start") holds tokens 0 and 1 and the further ones a token each.
     """
     tokens = {int(w.token) for w in operators if w.token.isdecimal()}
     named = any(w.token == "start" for w in operators)
@@ -200,9 +245,13 @@ def _steps(operators: dict[_Where, list[_Tensor]], models: list[atb_topology.Mod
         elif not named and int(where.token) < start:
             continue
         else:
-            out[where] = 2 + later.index(int(where.token)) if named else int(where.token) - start + 1
+            out[where] = (
+                2 + later.index(int(where.token)) if named else int(where.token) - start + 1
+            )
     if len(out) < len(operators):
-        building.note("budget", f"folder 0 of {building.path} is the warm-up of two graphs and is left out")
+        building.note(
+            "budget", f"folder 0 of {building.path} is the warm-up of two graphs and is left out"
+        )
     return out
 
 
@@ -224,7 +273,9 @@ def _id(path: tuple[tuple[int, str], ...]) -> str:
 class _Files:
     """The tensor files of a dump as records; a file that refers to another is the same record."""
 
-    def __init__(self, place: Place, building: Building, operators: dict[_Where, list[_Tensor]] | None = None) -> None:
+    def __init__(
+        self, place: Place, building: Building, operators: dict[_Where, list[_Tensor]] | None = None
+    ) -> None:
         self.place, self.building = place, building
         self._known: dict[str, int] = {}
         self._stored: dict[int, tuple[Path, atb_file.Stored]] = {}
@@ -235,7 +286,9 @@ class _Files:
         self._tokens = sorted({where.token for where in operators or {}})
         self._outputs: dict[tuple[str, str], set[Hashable]] = {}
         self._looks: dict[str, Hashable | None] = {}
-        self._owner = {t.file: where for where, tensors in (operators or {}).items() for t in tensors}
+        self._owner = {
+            t.file: where for where, tensors in (operators or {}).items() for t in tensors
+        }
 
     def record(self, name: str, depth: int = 0) -> int:
         """The record of a file's tensor."""
@@ -249,7 +302,11 @@ class _Files:
             self.building.note("error", f"{name}: {error}")
             return self._known[name]
         if stored.records > 1:
-            self.building.note("twice", f"{name} holds {stored.records} records, one for every run into the same folder; the last is read")
+            self.building.note(
+                "twice",
+                f"{name} holds {stored.records} records, one for every run into the same folder; "
+                "the last is read",
+            )
         if stored.layout.why:
             self.building.note("layout", f"{name}: {stored.layout.why}")
         other = self._linked(name, stored.data)
@@ -260,9 +317,14 @@ class _Files:
             self._known[name] = self.record(other, depth + 1)
             return self._known[name]
         number = self.building.tensor(
-            stored.type.dtype or stored.type.name, stored.shape, None if why else lambda: atb_file.elements(path, stored), why=why,
-            statistics=stored.statistics, device="npu", file=name,
-        )  # fmt: skip
+            stored.type.dtype or stored.type.name,
+            stored.shape,
+            None if why else lambda: atb_file.elements(path, stored),
+            why=why,
+            statistics=stored.statistics,
+            device="npu",
+            file=name,
+        )
         self._known[name] = number
         self._stored[number] = path, stored
         return number
@@ -273,7 +335,9 @@ class _Files:
         where = self._owner.get(name)
         if not found or where is None:
             return ""
-        return self._by_id.get((where.process, where.token, found[1].rstrip("_"), found[2].lower(), int(found[3])), "")
+        return self._by_id.get(
+            (where.process, where.token, found[1].rstrip("_"), found[2].lower(), int(found[3])), ""
+        )
 
     def weight(self, where: _Where, tensor: _Tensor, node: atb_topology.Operation | None) -> str:
         """The name of the weight that an input is; "" for one that is none."""
@@ -286,7 +350,12 @@ class _Files:
         again = {
             self._look(file)
             for token in self._tokens
-            if (file := self._by_id.get((where.process, token, _id(where.path), "in", tensor.number))) is not None
+            if (
+                file := self._by_id.get(
+                    (where.process, token, _id(where.path), "in", tensor.number)
+                )
+            )
+            is not None
         }
         return usual if len(again) == 1 and None not in again else ""
 
@@ -294,7 +363,11 @@ class _Files:
         """What the operators of a token made."""
         key = where.process, where.token
         if key not in self._outputs:
-            files = [f for (p, t, _, kind, _), f in self._by_id.items() if (p, t) == key and kind == "out"]
+            files = [
+                f
+                for (p, t, _, kind, _), f in self._by_id.items()
+                if (p, t) == key and kind == "out"
+            ]
             self._outputs[key] = {self._look(f) for f in files}
         return self._outputs[key]
 
@@ -309,7 +382,12 @@ class _Files:
                     file.seek(stored.start)
                     head = file.read(min(stored.nbytes, _LOOK_BYTES))
                     file.seek(stored.start + max(stored.nbytes - _LOOK_BYTES, 0))
-                    self._looks[name] = stored.type.name, stored.dims, head, file.read(min(stored.nbytes, _LOOK_BYTES))
+                    self._looks[name] = (
+                        stored.type.name,
+                        stored.dims,
+                        head,
+                        file.read(min(stored.nbytes, _LOOK_BYTES)),
+                    )
         return self._looks[name]
 
     def differ(self, one: int, other: int) -> bool:

@@ -1,12 +1,14 @@
-"""FX dumps of torchair: npy files named after the nodes of the FX graph, which was run eagerly, in the layouts of four ages.
+"""FX dumps of torchair: npy files named after the nodes of the FX graph, which was run eagerly, in
+the layouts of four ages.
 
     msit_fx_dump/worldsize1_global_rank0/graph_1/0/mm-aten.mm.default.INPUT.0.20251017071211190258.npy     steps from 0
     msit_fx_dump/data_dump/1/gm_20240125031118787351_dump/...                                              steps from 1
     data_dump/1/gm_20240125031118787351_dump/...                                                           steps from 1
     gm_20240125031118787351_dump/1/...                                                                     steps from 1
 
-Steps of a run count from 0 here. The dump does not say in which order the nodes ran; what their tensors hold does.
-"""
+Steps of a run count from 0 here. The dump does not say in which order the nodes ran; what their
+tensors hold does.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,22 +31,30 @@ from whence.records.marks import WIDER
 LOOKS_LIKE = "a folder with npy files such as mm-aten.mm.default.INPUT.0.20251017071211190258.npy"
 ORDER = 25
 
-_FILE = re.compile(r"(?P<node>[^-]+)-(?P<target>.+)\.(?P<kind>INPUT|OUTPUT)\.(?P<place>\d{1,9}(?:\.\d{1,9})*)(?:\.(?P<time>\d{20}))?\.npy$")
+_FILE = re.compile(
+    r"(?P<node>[^-]+)-(?P<target>.+)\.(?P<kind>INPUT|OUTPUT)\.(?P<place>\d{1,9}(?:\.\d{1,9})*)(?:\.(?P<time>\d{20}))?\.npy$"
+)
 _GM = re.compile(r"gm_(\d+)_dump$")
 _GRAPH = re.compile(r"graph_(\d+)$")
 _RANK = re.compile(r"worldsize\d+_global_rank(\d+)$")
 _ABOVE = 4
-_LOOK_BYTES = 4096  # of each end of a tensor: what stands for its content where only the order is asked
+_LOOK_BYTES = (
+    4096  # of each end of a tensor: what stands for its content where only the order is asked
+)
 _NUMBERS = frozenset({"int64", "float64", "bool"})  # what torch makes of numbers of Python
 
 
 def sniff(place: Place) -> bool:
     """One file whose name says node, operator, INPUT or OUTPUT."""
-    return place.is_folder and any(_FILE.match(name.rpartition("/")[2]) for name in place.files if name.endswith(".npy"))
+    return place.is_folder and any(
+        _FILE.match(name.rpartition("/")[2]) for name in place.files if name.endswith(".npy")
+    )
 
 
 class _Where(NamedTuple):
-    """What the folders say. graph: "graph_1" or the time of a gm folder, "" when nothing says. step: as written. base: of the first."""
+    """What the folders say. graph: "graph_1" or the time of a gm folder, "" when nothing says.
+    step: as written. base: of the first.
+    """
 
     rank: int
     graph: str
@@ -63,7 +73,9 @@ class _File(NamedTuple):
 
 
 def open_run(place: Place) -> Run:
-    """Names and headers of all files now, elements when asked for; a few kilobytes of each where the order has to be found."""
+    """Names and headers of all files now, elements when asked for; a few kilobytes of each where
+    the order has to be found.
+    """
     building = Building(place.path, "fx")
     above = place.path.absolute().parts[-_ABOVE:]
     files: list[_File] = []
@@ -72,16 +84,30 @@ def open_run(place: Place) -> Run:
         found = _FILE.match(last)
         if found is None:
             if last.endswith(".npy"):
-                building.note("error", f"{name} is not read: its name says neither INPUT nor OUTPUT of a node")
+                building.note(
+                    "error", f"{name} is not read: its name says neither INPUT nor OUTPUT of a node"
+                )
             continue
         where = _where((*above, *filter(None, folder.split("/"))))
         digits = tuple(int(k) for k in found["place"].split("."))
-        files.append(_File(where, name, found["node"], found["target"], found["kind"], digits, found["time"] or ""))
+        files.append(
+            _File(
+                where,
+                name,
+                found["node"],
+                found["target"],
+                found["kind"],
+                digits,
+                found["time"] or "",
+            )
+        )
     if not files:
         raise UnreadableRun("no file in it is named after a node of an FX graph")
     roots = _roots({f.where: set() for f in files}, files)
     steps = {f.where.step for f in files}
-    nodes: dict[tuple[int, int, str], dict[str, list[_File]]] = defaultdict(lambda: defaultdict(list))
+    nodes: dict[tuple[int, int, str], dict[str, list[_File]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for file in files:
         # A dump that has a step 0 counts from 0, whatever its age.
         step = file.where.step - (file.where.base if 0 not in steps else 0)
@@ -96,7 +122,9 @@ def open_run(place: Place) -> Run:
     return building.run()
 
 
-def _call(place: Place, building: Building, files: list[_File], step: int, rank: int, root: str) -> None:
+def _call(
+    place: Place, building: Building, files: list[_File], step: int, rank: int, root: str
+) -> None:
     slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
     arguments: dict[str, Any] = {}
     for file in sorted(files, key=lambda f: f.place):
@@ -107,21 +135,33 @@ def _call(place: Place, building: Building, files: list[_File], step: int, rank:
         if not isinstance(given, str):
             slots[file.kind.lower()][slot] = npy_tensors.add(building, place, file.name)
     building.call(
-        files[0].node, op_type=files[0].target, inputs=slots["input"], outputs=slots["output"], arguments=arguments, root=root, step=step,
-        rank=rank, notes=(WIDER,),  # bfloat16 is written as float32
-    )  # fmt: skip
+        files[0].node,
+        op_type=files[0].target,
+        inputs=slots["input"],
+        outputs=slots["output"],
+        arguments=arguments,
+        root=root,
+        step=step,
+        rank=rank,
+        notes=(WIDER,),  # bfloat16 is written as float32
+    )
 
 
 def _argument(place: Place, file: _File) -> Any:
     """The value of an argument that is no tensor; None for a tensor.
 
-    A number of Python is saved as an array without axes, as a tensor without axes is: it is compared like one, too. All else is text.
+    A number of Python is saved as an array without axes, as a tensor without axes is: it is
+    compared like one, too. All else is text.
     """
     path = place.inside(file.name)
     try:
         found = npy_tensors.header(path)
         if found.word is None:
-            return f"not a tensor: {found.dtype}" if found.dtype.lstrip("<>|=")[:1] in ("S", "U") else None
+            return (
+                f"not a tensor: {found.dtype}"
+                if found.dtype.lstrip("<>|=")[:1] in ("S", "U")
+                else None
+            )
         if found.shape or found.dtype not in _NUMBERS:
             return None
         return _array(place, file.name, found).item()
@@ -153,8 +193,9 @@ def _counts(part: str) -> bool:
 
 
 def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where, str]:
-    """The graph each folder belongs to, by name. Older dumps name graphs by times, and one graph may have another in every step: folders
-    of different steps that hold the same nodes are one graph.
+    """The graph each folder belongs to, by name. Older dumps name graphs by times, and one graph
+    may have another in every step: folders of different steps that hold the same nodes are one
+    graph.
     """
     for file in files:
         nodes[file.where].add(file.node)
@@ -165,7 +206,15 @@ def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where
             out[where] = where.graph or "model"
             continue
         held = frozenset(nodes[where])
-        same = next((k for k in known if k[0] == where.rank and (k[3] == where.graph or (k[1] == held and where.step not in k[2]))), None)
+        same = next(
+            (
+                k
+                for k in known
+                if k[0] == where.rank
+                and (k[3] == where.graph or (k[1] == held and where.step not in k[2]))
+            ),
+            None,
+        )
         if same is None:
             same = (where.rank, held, set(), where.graph)
             known.append(same)
@@ -176,12 +225,17 @@ def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where
 
 
 def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
-    """The nodes in the order in which they ran: by the times of the files; where these are equal, by what the tensors hold."""
+    """The nodes in the order in which they ran: by the times of the files; where these are equal,
+    by what the tensors hold.
+    """
     first = sorted(nodes, key=lambda node: (min(f.time for f in nodes[node]), _natural(node)))
     times = [min(f.time for f in nodes[node]) for node in first]
     if len(set(times)) == len(times):
         return first
-    held: dict[str, dict[str, list[Hashable]]] = {"INPUT": defaultdict(list), "OUTPUT": defaultdict(list)}
+    held: dict[str, dict[str, list[Hashable]]] = {
+        "INPUT": defaultdict(list),
+        "OUTPUT": defaultdict(list),
+    }
     for node, files in nodes.items():
         for file in files:
             content = _look(place, file)
@@ -207,4 +261,8 @@ def _look(place: Place, file: _File) -> Hashable | None:
 
 
 def _natural(text: str) -> list[Any]:
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", text) if part]
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d{1,18})", text)
+        if part
+    ]

@@ -1,10 +1,12 @@
-"""GE dumps of Ascend graph mode: one file for every operator run, `Type.name.task.stream.time`, as CANN and torchair write them.
+"""GE dumps of Ascend graph mode: one file for every operator run, `Type.name.task.stream.time`, as
+CANN and torchair write them.
 
     [worldsize1_global_rank0/]20251010083826/0/graph_1_0/1/0/MatMulV2.MatMul.45.6.1706596912161951
                               time / device / graph / model / token
 
-Also the nano variant, files with numbers for names (`mapping.csv`), files converted to npy, statistics as csv, and a single file. The
-graph texts beside the dump say which operators of the original program each one stands for (`Call.origins`).
+Also the nano variant, files with numbers for names (`mapping.csv`), files converted to npy,
+statistics as csv, and a single file. The graph texts beside the dump say which operators of the
+original program each one stands for (`Call.origins`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Name(NamedTuple):
 def named(name: str) -> Name | None:
     """The parts of a file's name; None when it is no such name.
 
-    The name of the operator may hold dots; behind the time there may be more fields; the oldest writers leave out the stream.
+    The name of the operator may hold dots; behind the time there may be more fields; the oldest
+    writers leave out the stream.
     """
     fields = name.split(".")
     at = next((i for i in range(len(fields) - 1, 2, -1) if _TIME.match(fields[i])), len(fields) - 1)
@@ -60,7 +63,9 @@ def named(name: str) -> Name | None:
     if len(fields[at]) < 9 or (len(fields[at]) != 16 and not stream):
         return None
     task = before[-2] if stream else before[-1]
-    return Name(before[0], ".".join(before[1 : -2 if stream else -1]), int(task[:18]), int(fields[at][:18]))
+    return Name(
+        before[0], ".".join(before[1 : -2 if stream else -1]), int(task[:18]), int(fields[at][:18])
+    )
 
 
 def sniff(place: Place) -> bool:
@@ -107,7 +112,10 @@ class _Found(NamedTuple):
 def open_run(place: Place) -> Run:
     """Headers of all files now, elements when asked for."""
     building = Building(place.path, "ge")
-    found = sorted(_found(place, building), key=lambda f: (f.where.step, f.where.rank, f.name.time, f.name.task, f.file))
+    found = sorted(
+        _found(place, building),
+        key=lambda f: (f.where.step, f.where.rank, f.name.time, f.name.task, f.file),
+    )
     texts = Texts(_texts(place))
     for wrong in texts.wrong:
         building.note("error", wrong)
@@ -142,21 +150,36 @@ def _call(place: Place, building: Building, one: _Found, origins: Origins) -> No
         if dumped.left:
             building.note("not-read", f"{one.file}: {', '.join(dumped.left)}", name, one.where.step)
     building.call(
-        name, op_type=one.name.op_type, inputs=slots["input"], outputs=slots["output"], root=one.where.root, step=one.where.step,
-        rank=one.where.rank, origins=origins.of(name, one.name.op_type, said),
-    )  # fmt: skip
+        name,
+        op_type=one.name.op_type,
+        inputs=slots["input"],
+        outputs=slots["output"],
+        root=one.where.root,
+        step=one.where.step,
+        rank=one.where.rank,
+        origins=origins.of(name, one.name.op_type, said),
+    )
 
 
 def _tensor(place: Place, building: Building, one: _Found, held: ge_file.Held) -> int:
     path = place.inside(one.file)
     if held.layout.why:
-        building.note("layout", f"{one.file}: {held.slot}: {held.layout.why}", one.name.op_name, one.where.step)
+        building.note(
+            "layout",
+            f"{one.file}: {held.slot}: {held.layout.why}",
+            one.name.op_name,
+            one.where.step,
+        )
     kind, _, k = held.slot.partition(".")
     why = ge_file.missing(held, path)
     return building.tensor(
-        held.type.dtype or held.type.name, held.shape, None if why else lambda: ge_file.elements(path, held), why=why, device="npu",
+        held.type.dtype or held.type.name,
+        held.shape,
+        None if why else lambda: ge_file.elements(path, held),
+        why=why,
+        device="npu",
         file=f"{one.file},{kind}s,{k}",
-    )  # fmt: skip
+    )
 
 
 def _found(place: Place, building: Building) -> Iterator[_Found]:
@@ -180,7 +203,10 @@ def _found(place: Place, building: Building) -> Iterator[_Found]:
                 mapped[folder] = _mapping(place, folder, building)
             name = named(mapped[folder].get(last, ""))
             if name is None:
-                building.note("error", f"{file} is in no mapping.csv beside it, so nobody knows which operator it is")
+                building.note(
+                    "error",
+                    f"{file} is in no mapping.csv beside it, so nobody knows which operator it is",
+                )
                 name = Name("", last, 0, int(last[:16]))
         if name is not None:
             yield _Found(_where((*above, *filter(None, folder.split("/")))), name, file, {})
@@ -191,15 +217,23 @@ def _found(place: Place, building: Building) -> Iterator[_Found]:
 
 
 def _where(parts: tuple[str, ...]) -> _Where:
-    """What the folders above a file say. Where none says the rank, it is the number of the device."""
+    """What the folders above a file say. Where none says the rank, it is the number of the
+    device.
+    """
     rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), -1)
     at = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
     inner = parts[at + 1 :] if at >= 0 else ()
     graph = next((m for p in reversed(parts) if (m := _GRAPH.match(p))), None)
     if rank < 0:
         rank = int(inner[0]) if len(inner) > 1 and inner[0].isdecimal() and len(inner[0]) < 6 else 0
-    step = int(parts[-1]) if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 and (at < 0 or len(inner) > 1) else 0
-    return _Where(rank, f"graph_{graph[1]}" if graph else "model", int(graph[1]) if graph else -1, step)
+    step = (
+        int(parts[-1])
+        if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 and (at < 0 or len(inner) > 1)
+        else 0
+    )
+    return _Where(
+        rank, f"graph_{graph[1]}" if graph else "model", int(graph[1]) if graph else -1, step
+    )
 
 
 def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
@@ -216,7 +250,9 @@ def _mapping(place: Place, folder: str, building: Building) -> dict[str, str]:
 
 
 def _texts(place: Place) -> Iterator[Path]:
-    """Graph texts in the dump; where there are none, those in the folders above that torchair writes them to."""
+    """Graph texts in the dump; where there are none, those in the folders above that torchair
+    writes them to.
+    """
     inside = [place.inside(file) for file in place.files if is_graph(file.rpartition("/")[2])]
     yield from inside
     if any(path.suffix != ".json" for path in inside):

@@ -1,7 +1,8 @@
-"""The model debugger of Hugging Face transformers: a tree of module calls, with tensors printed into it or in safetensors files beside.
+"""The model debugger of Hugging Face transformers: a tree of module calls, with tensors printed
+into it or in safetensors files beside.
 
-Files MODEL_debug_tree_FULL_TENSORS.json and MODEL_debug_tree_SUMMARY.json, as `model_addition_debugger_context` writes them.
-Source: transformers 5.23, model_debugging_utils.py.
+Files MODEL_debug_tree_FULL_TENSORS.json and MODEL_debug_tree_SUMMARY.json, as
+`model_addition_debugger_context` writes them. Source: transformers 5.23, model_debugging_utils.py.
 """
 
 from __future__ import annotations
@@ -35,26 +36,40 @@ _STATISTICS = "the summary keeps statistics only"
 def sniff(place: Place) -> bool:
     if place.is_folder:
         return any(name.endswith((_FULL, _SUMMARY)) for name in place.names)
-    return place.path.name.endswith((_FULL, _SUMMARY)) or (place.suffix == ".json" and b'"module_path"' in place.head[:1000])
+    return place.path.name.endswith((_FULL, _SUMMARY)) or (
+        place.suffix == ".json" and b'"module_path"' in place.head[:1000]
+    )
 
 
 def open_run(place: Place) -> Run:
-    """Modules with their inputs; leaves have their outputs too. Printed tensors are exact to half their last digit."""
+    """Modules with their inputs; leaves have their outputs too. Printed tensors are exact to half
+    their last digit.
+    """
     building = Building(place.path, "hf-debugger")
     if place.is_folder:
-        names = [n for n in place.names if n.endswith(_FULL)] or [n for n in place.names if n.endswith(_SUMMARY)]
+        names = [n for n in place.names if n.endswith(_FULL)] or [
+            n for n in place.names if n.endswith(_SUMMARY)
+        ]
     else:
         names = [place.path.name]
     for name in names:
         tree = _loaded(place, name)
-        _Tree(building, place, tree, root=PurePosixPath(str(tree.get("module_path", "model")).split(" ")[0]).name).add()
+        _Tree(
+            building,
+            place,
+            tree,
+            root=PurePosixPath(str(tree.get("module_path", "model")).split(" ")[0]).name,
+        ).add()
     return building.run()
 
 
 def _loaded(place: Place, name: str) -> dict[str, Any]:
     path = place.inside(name)
     if path.stat().st_size > limits.JSON_BYTES:
-        raise UnreadableRun(f"{name} has {path.stat().st_size} bytes; dump with use_repr=False, which keeps tensors beside the tree")
+        raise UnreadableRun(
+            f"{name} has {path.stat().st_size} bytes; dump with use_repr=False, which keeps "
+            "tensors beside the tree"
+        )
     try:
         tree = orjson.loads(path.read_bytes())
     except (orjson.JSONDecodeError, OSError) as error:
@@ -77,20 +92,34 @@ class _Tree:
         while todo:
             node, parent = todo.pop()
             if not isinstance(node, dict):
-                self.building.note("error", f"{type(node).__name__} stands where a call is expected; it is not read")
+                self.building.note(
+                    "error",
+                    f"{type(node).__name__} stands where a call is expected; it is not read",
+                )
                 continue
             path = str(node.get("module_path", "")).split(" ")[0]
             scope = "" if parent == -1 else path.removeprefix(f"{self.root}.")
             given = node.get("inputs") or {}
-            args, kwargs = (given.get("args", []), given.get("kwargs", {})) if isinstance(given, dict) else (given, {})
-            inputs = {**dict(self._records(args)), **(dict(self._records(kwargs)) if isinstance(kwargs, dict) else {})}
+            args, kwargs = (
+                (given.get("args", []), given.get("kwargs", {}))
+                if isinstance(given, dict)
+                else (given, {})
+            )
+            inputs = {
+                **dict(self._records(args)),
+                **(dict(self._records(kwargs)) if isinstance(kwargs, dict) else {}),
+            }
             outputs = dict(self._records(_listed(node.get("outputs"))))
-            call = self.building.call(scope, kind="module", parent=parent, inputs=inputs, outputs=outputs)
+            call = self.building.call(
+                scope, kind="module", parent=parent, inputs=inputs, outputs=outputs
+            )
             kids = node.get("children") or []
             todo += [(kid, call) for kid in reversed(kids)] if isinstance(kids, list) else []
 
     def _records(self, value: Any) -> Iterator[tuple[str, int]]:
-        """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken apart."""
+        """(slot, record) of every tensor in inputs or outputs, nested lists and dicts taken
+        apart.
+        """
         for slot, tensor in _tensors(value, ""):
             yield slot, self._record(tensor)
 
@@ -101,31 +130,60 @@ class _Tree:
         value, figures = tensor.get("value"), _figures(tensor, limits.count(shape))
         if isinstance(value, str):
             return self._beside(value, dtype, shape)
-        if isinstance(value, list) and all(isinstance(line, str) for line in value) and dtype in dtypes.DTYPES:
+        if (
+            isinstance(value, list)
+            and all(isinstance(line, str) for line in value)
+            and dtype in dtypes.DTYPES
+        ):
             return self._printed("\n".join(value), dtype, shape, figures)
         statistics, quantum = figures
-        return self.building.tensor(dtype, shape, why=_STATISTICS, statistics=statistics, quantum=quantum)
+        return self.building.tensor(
+            dtype, shape, why=_STATISTICS, statistics=statistics, quantum=quantum
+        )
 
-    def _printed(self, text: str, dtype: str, shape: tuple[int, ...], figures: tuple[Statistics | None, float]) -> int:
+    def _printed(
+        self,
+        text: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        figures: tuple[Statistics | None, float],
+    ) -> int:
         try:
             printed = torch_print.parse(text, dtype)
         except (UnreadableRun, ValueError, OverflowError) as error:
-            return self.building.tensor(dtype, shape, why=f"its print cannot be read: {error}", statistics=figures[0], quantum=figures[1])
+            return self.building.tensor(
+                dtype,
+                shape,
+                why=f"its print cannot be read: {error}",
+                statistics=figures[0],
+                quantum=figures[1],
+            )
         if printed.array.shape == shape:
             return self.building.array(printed.array, quantum=printed.quantum)
         if not printed.is_part:
-            return self.building.tensor(dtype, shape, why=f"its print shows {printed.array.shape}, its shape is {shape}")
+            return self.building.tensor(
+                dtype, shape, why=f"its print shows {printed.array.shape}, its shape is {shape}"
+            )
         return self.building.array(printed.array, quantum=printed.quantum, whole=shape)
 
     def _beside(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
         self.left[name] -= 1
         if self.left[name] > 0:
-            return self.building.tensor(dtype, shape, why=f"a later call of this module has written over {name}")
+            return self.building.tensor(
+                dtype, shape, why=f"a later call of this module has written over {name}"
+            )
         try:
             path = self.place.inside(name)
             if not path.is_file():
                 return self.building.tensor(dtype, shape, why=f"{name} is not there")
-            item = next((item for item in safetensors_file.tensors_of(self.building, File(path), "") if item.name == "data"), None)
+            item = next(
+                (
+                    item
+                    for item in safetensors_file.tensors_of(self.building, File(path), "")
+                    if item.name == "data"
+                ),
+                None,
+            )
         except WhenceError as error:
             return self.building.tensor(dtype, shape, why=str(error))
         if item is None:
@@ -139,7 +197,11 @@ def _listed(value: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("shape"), str)
+        and isinstance(value.get("dtype"), str)
+    )
 
 
 def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -149,7 +211,13 @@ def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if _is_tensor(item):
             yield at or "0", item
             continue
-        parts = list(item.items()) if isinstance(item, dict) else list(enumerate(item)) if isinstance(item, list) else []
+        parts = (
+            list(item.items())
+            if isinstance(item, dict)
+            else list(enumerate(item))
+            if isinstance(item, list)
+            else []
+        )
         todo += [(named_tensors.below(at, str(key)), part) for key, part in reversed(parts)]
 
 
@@ -169,7 +237,9 @@ def _paths(tree: Any) -> Iterator[str]:
 
 
 def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, float]:
-    """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1, whence by n."""
+    """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1,
+    whence by n.
+    """
     found: dict[str, float] = {}
     quantum = 0.0
     for key in ("min", "max", "mean", "std"):

@@ -1,4 +1,5 @@
-"""What llama.cpp prints with `llama-eval-callback`: a line for every node of the graph, then some of its values.
+"""What llama.cpp prints with `llama-eval-callback`: a line for every node of the graph, then some
+of its values.
 
     ggml_debug:   norm-0 = (f32)   RMS_NORM(inp_embd{2048, 4, 1, 1}, }) = {2048, 4, 1, 1}
                                      [
@@ -7,9 +8,9 @@
     ...
                                      sum = 12.345678
 
-Of each axis the first and the last three are printed, of older versions the first three, with four digits behind the point; extents are
-written fastest first. Weights are named and not printed.
-"""
+Of each axis the first and the last three are printed, of older versions the first three, with four
+digits behind the point; extents are written fastest first. Weights are named and not printed.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ LOOKS_LIKE = "a text with lines as llama-eval-callback prints them (ggml_debug: 
 ORDER = 15
 
 _NODE = re.compile(
-    r"\s*(?:\S+\s+)?(?:ggml_debug|common_debug_cb_eval|cb_eval): +(?P<name>\S.*?) = \((?P<type>\w+)\) +(?P<op>\w+)\((?P<of>.*)\) = "
+    r"\s*(?:\S+\s+)?(?:ggml_debug|common_debug_cb_eval|cb_eval): +(?P<name>\S.*?) = "
+    r"\((?P<type>\w+)\) +(?P<op>\w+)\((?P<of>.*)\) = "
     r"\{(?P<ne>[\d, ]+)\}\s*"
 )
 _SOURCE = re.compile(r"([^{},\s][^{},]*)\{([\d, ]+)\}")
@@ -70,11 +72,19 @@ def open_run(place: Place) -> Run:
         record = _record(building, node)
         inputs = {str(i): known[name] for i, name in enumerate(sources) if name in known}
         building.call(
-            node.name, op_type=node.op, step=step,
-            inputs=inputs, outputs=[record], origins=(),
+            node.name,
+            op_type=node.op,
+            step=step,
+            inputs=inputs,
+            outputs=[record],
+            origins=(),
             notes=() if inputs else (UNTOLD,),  # a cache, which nodes before have written
-            arguments={f"input.{i}": f"{name} {shapes[i]}" for i, name in enumerate(sources) if name not in known},
-        )  # fmt: skip
+            arguments={
+                f"input.{i}": f"{name} {shapes[i]}"
+                for i, name in enumerate(sources)
+                if name not in known
+            },
+        )
         known[node.name] = record
     return building.run()
 
@@ -94,11 +104,22 @@ def _nodes(place: Place) -> Iterator[_Node]:
     node: _Node | None = None
     with place.path.open(encoding="utf-8", errors="replace", newline=None) as file:
         while line := file.readline(1 << 16):
-            found = _NODE.fullmatch(line.rstrip("\n")) if len(line) <= _LINE and ") = {" in line else None
+            found = (
+                _NODE.fullmatch(line.rstrip("\n"))
+                if len(line) <= _LINE and ") = {" in line
+                else None
+            )
             if found is not None:
                 if node is not None:
                     yield node
-                node = _Node(found["name"].strip(), found["type"], found["op"], _SOURCE.findall(found["of"]), found["ne"], [])
+                node = _Node(
+                    found["name"].strip(),
+                    found["type"],
+                    found["op"],
+                    _SOURCE.findall(found["of"]),
+                    found["ne"],
+                    [],
+                )
             elif node is not None and (text := line.strip())[:1] in ("[", "]", ".", "s"):
                 node.lines.append(text)
     if node is not None:
@@ -121,7 +142,11 @@ def _shape(extents: str) -> tuple[int, ...]:
 def _record(building: Building, node: _Node) -> int:
     dtype = _TYPES.get(node.dtype.lower(), node.dtype.lower())
     whole = limits.extents(_shape(node.extents), node.name)
-    sums = [float(found[0]) for text in node.lines if text.startswith("sum") and (found := _NUMBER.findall(text[3:]))]
+    sums = [
+        float(found[0])
+        for text in node.lines
+        if text.startswith("sum") and (found := _NUMBER.findall(text[3:]))
+    ]
     columns = {"sum": sums[-1]} if sums else {}
     rows = [text for text in node.lines if not text.startswith("sum")]
     if dtype not in dtypes.DTYPES or not rows:
@@ -134,7 +159,12 @@ def _record(building: Building, node: _Node) -> int:
     if shown.ndim > axes and limits.count(shown.shape[: shown.ndim - axes]) == 1:
         shown = shown.reshape(shown.shape[shown.ndim - axes :])
     if shown.ndim != axes or any(a > b for a, b in zip(shown.shape, whole)):
-        return building.tensor(dtype, whole, why=f"prints {list(shown.shape)} values of a tensor of {list(whole)}", columns=columns)
+        return building.tensor(
+            dtype,
+            whole,
+            why=f"prints {list(shown.shape)} values of a tensor of {list(whole)}",
+            columns=columns,
+        )
     is_whole = shown.shape == whole
     with np.errstate(over="ignore", invalid="ignore"):
         array: Array = shown.astype(dtypes.named(dtype).numpy)
@@ -143,7 +173,9 @@ def _record(building: Building, node: _Node) -> int:
 
 
 def _values(lines: list[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], int] | str:
-    """(what is printed, as (blocks, planes, rows, columns); digits behind the point), or why it cannot be read."""
+    """(what is printed, as (blocks, planes, rows, columns); digits behind the point), or why it
+    cannot be read.
+    """
     rows: list[list[float]] = []
     planes: list[int] = []  # rows in each
     blocks: list[int] = []  # planes in each

@@ -1,12 +1,14 @@
-"""Dumps of PyTorch modules by `msit llm dump` (formerly ait): a folder for every module, in it its inputs and outputs as .pth files.
+"""Dumps of PyTorch modules by `msit llm dump` (formerly ait): a folder for every module, in it its
+inputs and outputs as .pth files.
 
     msit_dump_20250101_000000/torch_tensors/npu0_1234/model_tree.json
     .../npu0_1234/0/root.model.layers.0.mlp/input_0.pth, output.pth        token / module [. function [. how often]]
     .../npu0_1234/weights/root.lm_head.weight.pth
     .../npu0_1234/statistics.csv
 
-Older ones lie in `{cuda0|cpu}_{process}/{token}` alone, and may hold the logits only. Files are read without torch, and not unpickled.
-"""
+Older ones lie in `{cuda0|cpu}_{process}/{token}` alone, and may hold the logits only. Files are
+read without torch, and not unpickled.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,9 +34,21 @@ ORDER = 30
 
 _FILE = re.compile(r"(?:^|/)(root(?:\.[^/]+)?)/(input|output)((?:_\d{1,6})*)\.pth$")
 _WEIGHT = re.compile(r"(?:^|/)weights/(root\.[^/]+)\.pth$")
-_HEADER = ["NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm"]
+_HEADER = [
+    "NodeName",
+    "NodeType",
+    "InputOutput",
+    "Index",
+    "DataType",
+    "Shape",
+    "Max",
+    "Min",
+    "Mean",
+    "L2Norm",
+]
 _TREE_DEPTH = 200
-_LOOK = 1024  # elements of each end of a tensor: what stands for its content where only the order is asked
+# elements of each end of a tensor: what stands for its content where only the order is asked
+_LOOK = 1024
 
 
 def sniff(place: Place) -> bool:
@@ -52,7 +66,9 @@ def sniff(place: Place) -> bool:
 
 
 class _Tensor(NamedTuple):
-    """slot: "input.0". file: where it is; or what a row of statistics says: (dtype, shape, figures)."""
+    """slot: "input.0". file: where it is; or what a row of statistics says: (dtype, shape,
+    figures).
+    """
 
     slot: str
     file: str
@@ -82,15 +98,22 @@ def open_run(place: Place) -> Run:
         elif folders[-1] == "statistics.csv":
             _statistics(place, name, folders, held, building)
         elif name.endswith(".pth"):
-            building.note("error", f"{name} is not read: it is neither an input or output of a module nor a weight")
+            building.note(
+                "error",
+                f"{name} is not read: it is neither an input or output of a module nor a weight",
+            )
     for process in weights:
         if not any(p == process for p, _ in held):
             held[process, 0] = defaultdict(list)
     known = ranks([process for process, _ in held])
     orders: dict[tuple[str, frozenset[str]], list[str]] = {}
-    for (process, token), modules in sorted(held.items(), key=lambda item: (item[0][1], item[0][0])):
+    for (process, token), modules in sorted(
+        held.items(), key=lambda item: (item[0][1], item[0][0])
+    ):
         tree = trees.get(process, {})
-        step = _Step(place, building, modules, tree, weights.get(process, {}), token, known[process])
+        step = _Step(
+            place, building, modules, tree, weights.get(process, {}), token, known[process]
+        )
         key = process, frozenset(step.names)
         if key not in orders:
             orders[key] = step.order()
@@ -102,9 +125,15 @@ class _Step:
     """The modules of one token of one process."""
 
     def __init__(
-        self, place: Place, building: Building, modules: Mapping[str, list[_Tensor]], tree: Mapping[str, str],
-        weights: Mapping[str, str], token: int, rank: int,
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        building: Building,
+        modules: Mapping[str, list[_Tensor]],
+        tree: Mapping[str, str],
+        weights: Mapping[str, str],
+        token: int,
+        rank: int,
+    ) -> None:
         self.place, self.building, self.modules, self.tree = place, building, modules, tree
         self.token, self.rank = token, rank
         self.params: dict[str, dict[str, str]] = defaultdict(dict)
@@ -116,9 +145,13 @@ class _Step:
         self._weights: dict[str, int] = {}
 
     def order(self) -> list[str]:
-        """All names, each before what is part of it; siblings as the tree has them, and none before what it reads is made."""
+        """All names, each before what is part of it; siblings as the tree has them, and none before
+        what it reads is made.
+        """
         parts: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(self.names, key=lambda n: (self._order.get(n, len(self._order)), _natural(n))):
+        for name in sorted(
+            self.names, key=lambda n: (self._order.get(n, len(self._order)), _natural(n))
+        ):
             parts[self._above(name)].append(name)
         out: list[str] = []
         todo = list(reversed(self._siblings(parts[""])))
@@ -159,13 +192,22 @@ class _Step:
             params = {last: self._weight(file) for last, file in self.params.get(name, {}).items()}
             scope = module.removeprefix("root").removeprefix(".")
             handles[name] = self.building.call(
-                scope, op=function, op_type=function or self.tree.get(module, ""), inputs=slots["input"], outputs=slots["output"],
-                params=params, kind="operator" if function else "module", step=self.token, rank=self.rank,
+                scope,
+                op=function,
+                op_type=function or self.tree.get(module, ""),
+                inputs=slots["input"],
+                outputs=slots["output"],
+                params=params,
+                kind="operator" if function else "module",
+                step=self.token,
+                rank=self.rank,
                 parent=handles.get(self._above(name), -1),
-            )  # fmt: skip
+            )
 
     def _parts(self, name: str) -> tuple[str, str]:
-        """(module, function called in it): the longest module of the tree that the name begins with."""
+        """(module, function called in it): the longest module of the tree that the name begins
+        with.
+        """
         if not self.tree or name in self.tree:
             return name, ""
         module = name.rpartition(".")[0]
@@ -181,8 +223,18 @@ class _Step:
         if tensor.said is not None:
             dtype, shape, figures = tensor.said
             why = "the dump holds its statistics only"
-            return [(tensor.slot, self.building.tensor(dtype, shape, why=why, statistics=figures, file=tensor.file))]
-        return [(tensor.slot + inner, record) for inner, record in _tensors(self.place, self.building, tensor.file)]
+            return [
+                (
+                    tensor.slot,
+                    self.building.tensor(
+                        dtype, shape, why=why, statistics=figures, file=tensor.file
+                    ),
+                )
+            ]
+        return [
+            (tensor.slot + inner, record)
+            for inner, record in _tensors(self.place, self.building, tensor.file)
+        ]
 
     def _weight(self, file: str) -> int:
         """A weight is one record in all steps."""
@@ -204,12 +256,26 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
         if isinstance(one, torch_file.TorchTensor):
             out.append((slot, building.tensor(one.dtype, one.shape, one.array, file=name)))
         else:
-            out.append((slot, building.tensor("float32", (), why=f"{path.name} holds a {one.name}, not a tensor that is read", file=name)))
-    return out or [("", building.tensor("float32", (), why=f"{path.name} holds no tensor", file=name))]
+            out.append(
+                (
+                    slot,
+                    building.tensor(
+                        "float32",
+                        (),
+                        why=f"{path.name} holds a {one.name}, not a tensor that is read",
+                        file=name,
+                    ),
+                )
+            )
+    return out or [
+        ("", building.tensor("float32", (), why=f"{path.name} holds no tensor", file=name))
+    ]
 
 
 def _slot(kind: str, places: str) -> str:
-    """ "output" of a module that returns one tensor is its place 0; nested ones keep all their places."""
+    """ "output" of a module that returns one tensor is its place 0; nested ones keep all their
+    places.
+    """
     return f"{kind}.{places[1:].replace('_', '.') or '0'}"
 
 
@@ -223,12 +289,18 @@ def _moment(folders: tuple[str, ...]) -> _Moment:
 
 
 def _tree(path: Path, building: Building) -> dict[str, str]:
-    """Modules with their classes, in the order of the tree: the order in which they were made, mostly that in which they run."""
+    """Modules with their classes, in the order of the tree: the order in which they were made,
+    mostly that in which they run.
+    """
     try:
         limit = path.stat().st_size
         top = json.loads(path.read_bytes()) if limit < limits.JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        building.note("error", f"{path.name} cannot be read ({error}); classes and the order of modules are not known from it")
+        building.note(
+            "error",
+            f"{path.name} cannot be read ({error}); classes and the order of modules are not "
+            "known from it",
+        )
         return {}
     out: dict[str, str] = {}
     todo = [(top, 0)]
@@ -242,7 +314,9 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
     return out
 
 
-def _statistics(place: Place, name: str, folders: tuple[str, ...], held: _Held, building: Building) -> None:
+def _statistics(
+    place: Place, name: str, folders: tuple[str, ...], held: _Held, building: Building
+) -> None:
     """Rows of statistics; a tensor that is told of again belongs to the next token."""
     process, first = _moment(folders[:-1])
     again: dict[tuple[str, str], int] = defaultdict(int)
@@ -257,7 +331,9 @@ def _statistics(place: Place, name: str, folders: tuple[str, ...], held: _Held, 
                 if kind.lower() not in ("input", "output") or not node.startswith("root"):
                     raise ValueError(f"{kind} of {node}")
                 slot = f"{kind.lower()}.{index.replace('_', '.') or '0'}"
-                extents = limits.extents([int(n) for n in re.findall(r"\d{1,18}", shape)], f"row {number}")
+                extents = limits.extents(
+                    [int(n) for n in re.findall(r"\d{1,18}", shape)], f"row {number}"
+                )
                 high, low, mean, norm = (float(f) for f in figures)
             except (ValueError, UnreadableRun) as error:
                 building.note("error", f"{name}: row {number} is not read: {error}")
@@ -267,9 +343,21 @@ def _statistics(place: Place, name: str, folders: tuple[str, ...], held: _Held, 
             again[node, slot] += 1
             if any(t.slot == slot for t in held[process, step][node]):
                 continue  # the tensor itself is there
-            said = (plain if plain in dtypes.DTYPES else "float32", extents, Statistics(
-                limits.count(extents), low, high, mean, None, norm, 0, 0, 0,
-            ))  # fmt: skip
+            said = (
+                plain if plain in dtypes.DTYPES else "float32",
+                extents,
+                Statistics(
+                    limits.count(extents),
+                    low,
+                    high,
+                    mean,
+                    None,
+                    norm,
+                    0,
+                    0,
+                    0,
+                ),
+            )
             held[process, step][node].append(_Tensor(slot, name, said))
 
 
@@ -280,7 +368,11 @@ def _look(place: Place, tensor: _Tensor) -> Hashable | None:
         return (tensor.said[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))
     try:
         found = torch_file.load(place.inside(tensor.file), tensor.file)
-        if not isinstance(found, torch_file.TorchTensor) or limits.count(found.shape) < 2 or not found.is_contiguous:
+        if (
+            not isinstance(found, torch_file.TorchTensor)
+            or limits.count(found.shape) < 2
+            or not found.is_contiguous
+        ):
             return None
         flat = found.array().reshape(-1)
     except (UnreadableRun, ElementsMissing, OSError):
@@ -289,4 +381,8 @@ def _look(place: Place, tensor: _Tensor) -> Hashable | None:
 
 
 def _natural(text: str) -> list[Any]:
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", text) if part]
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d{1,18})", text)
+        if part
+    ]

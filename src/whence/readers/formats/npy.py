@@ -1,5 +1,5 @@
-"""Arrays of numpy: a .npy or .npz file, or a folder tree of them. The name of a tensor is its path, folders such as step0 or rank1 aside;
-what whence wrote has an index that says which call it is of.
+"""Arrays of numpy: a .npy or .npz file, or a folder tree of them. The name of a tensor is its path,
+folders such as step0 or rank1 aside; what whence wrote has an index that says which call it is of.
 
 Format: numpy.lib.format; a .npz is a zip archive of .npy files.
 """
@@ -26,11 +26,15 @@ ORDER = 80
 def sniff(place: Place) -> bool:
     if place.is_folder:
         return any(map(_is_ours, place.files))
-    return place.head.startswith(numpy_file.MAGIC) or (place.suffix == ".npz" and place.head.startswith(b"PK"))
+    return place.head.startswith(numpy_file.MAGIC) or (
+        place.suffix == ".npz" and place.head.startswith(b"PK")
+    )
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: headers now, elements memory-mapped when asked for. Object, text and structured arrays have no elements, and say why."""
+    """Lazy: headers now, elements memory-mapped when asked for. Object, text and structured arrays
+    have no elements, and say why.
+    """
     if sidecar_index.NAME in place.names:
         return sidecar_index.open_run(place, "npy", partial(_elements, place))
     building = Building(place.path, "npy")
@@ -43,12 +47,22 @@ def _is_ours(name: str) -> bool:
 
 
 def _items(building: Building, file: File, name: str) -> Iterator[Named]:
-    """The arrays of a file. name: of its only one, what the names of those in an archive begin with."""
+    """The arrays of a file. name: of its only one, what the names of those in an archive begin
+    with.
+    """
     if file.head(2) != b"PK":
-        yield _item(numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name), name, lambda: file.part(0, file.size), file.name)
+        yield _item(
+            numpy_file.header(file.head(numpy_file.HEAD_BYTES), file.name),
+            name,
+            lambda: file.part(0, file.size),
+            file.name,
+        )
         return
     for entry, info in file.entries().items():
-        own, what = named_tensors.below(name, entry.removesuffix(".npy").replace("/", ".")), f"{file.name}: {entry}"
+        own, what = (
+            named_tensors.below(name, entry.removesuffix(".npy").replace("/", ".")),
+            f"{file.name}: {entry}",
+        )
         try:
             header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), what)
         except (UnreadableRun, ElementsMissing) as error:
@@ -57,11 +71,20 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
         yield _item(header, own, partial(file.entry, info), what, ordered=True)
 
 
-def _item(header: numpy_file.Header, name: str, read: Callable[[], Bytes], what: str, *, ordered: bool = False) -> Named:
+def _item(
+    header: numpy_file.Header,
+    name: str,
+    read: Callable[[], Bytes],
+    what: str,
+    *,
+    ordered: bool = False,
+) -> Named:
     def load() -> Array:
         return numpy_file.array(header, read(), what)
 
-    return Named(name, header.dtype, header.shape, None if header.why else load, header.why, ordered=ordered)
+    return Named(
+        name, header.dtype, header.shape, None if header.why else load, header.why, ordered=ordered
+    )
 
 
 def _elements(place: Place, name: str) -> Callable[[], Array]:
@@ -70,6 +93,8 @@ def _elements(place: Place, name: str) -> Callable[[], Array]:
     def load() -> Array:
         path = place.inside(name)
         file = File(path, path.name)
-        return numpy_file.bits(numpy_file.header(file.head(numpy_file.HEAD_BYTES), name), file.part(0, file.size), name)
+        return numpy_file.bits(
+            numpy_file.header(file.head(numpy_file.HEAD_BYTES), name), file.part(0, file.size), name
+        )
 
     return load

@@ -1,7 +1,8 @@
-"""ONNX tensors: a TensorProto (input_0.pb), a test_data_set folder of them, or the initializers of a model.
+"""ONNX tensors: a TensorProto (input_0.pb), a test_data_set folder of them, or the initializers of
+a model.
 
-Pure Python, nothing of onnx is imported. Layouts: onnx/onnx.proto3; test_data_set_N/{input,output}_K.pb as the ONNX model zoo and its
-backend tests have them.
+Pure Python, nothing of onnx is imported. Layouts: onnx/onnx.proto3;
+test_data_set_N/{input,output}_K.pb as the ONNX model zoo and its backend tests have them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from whence.records import Run
 
 LOOKS_LIKE = "an ONNX tensor (input_0.pb), a test_data_set folder, or an .onnx model"
 ORDER = 60
-_SET = re.compile(r"(?:^|/)(?:test_data_set_(?P<set>\d{1,6})/)?(?P<kind>input|output)_(?P<slot>\d{1,6})\.pb$")
+_SET = re.compile(
+    r"(?:^|/)(?:test_data_set_(?P<set>\d{1,6})/)?(?P<kind>input|output)_(?P<slot>\d{1,6})\.pb$"
+)
 _DATA_SET = re.compile(r"test_data_set_\d{1,6}")
 
 
@@ -36,12 +39,20 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """A data set is one call of the whole, a step each; other tensors are labels, initializers parameters."""
+    """A data set is one call of the whole, a step each; other tensors are labels, initializers
+    parameters.
+    """
     building = Building(place.path, "onnx")
     if place.is_folder:
         _data_sets(building, place)
     elif place.suffix == ".onnx":
-        named_tensors.add_weights(building, [_named(place, t, t.name or f"initializer_{i}") for i, t in enumerate(_initializers(place))])
+        named_tensors.add_weights(
+            building,
+            [
+                _named(place, t, t.name or f"initializer_{i}")
+                for i, t in enumerate(_initializers(place))
+            ],
+        )
     else:
         tensor = _tensor(place, place.path.name)
         found = _SET.search(place.path.name)
@@ -75,7 +86,9 @@ def _data_sets(building: Building, place: Place) -> None:
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
             continue
-        slots = calls.setdefault((str(PurePosixPath(name).parent), int(found["set"] or 0)), {"input": {}, "output": {}})
+        slots = calls.setdefault(
+            (str(PurePosixPath(name).parent), int(found["set"] or 0)), {"input": {}, "output": {}}
+        )
         slots[found["kind"]][found["slot"]] = record
     for (_, step), slots in calls.items():
         building.call("", kind="label", step=step, inputs=slots["input"], outputs=slots["output"])
@@ -84,7 +97,12 @@ def _data_sets(building: Building, place: Place) -> None:
 def _named(place: Place, tensor: OnnxTensor, name: str) -> Named:
     why = tensor.why()
     return Named(
-        name, tensor.dtype, tensor.shape, None if why else partial(tensor.array, place.inside), why, file=name if place.is_folder else ""
+        name,
+        tensor.dtype,
+        tensor.shape,
+        None if why else partial(tensor.array, place.inside),
+        why,
+        file=name if place.is_folder else "",
     )
 
 
@@ -97,12 +115,18 @@ def _tensor(place: Place, name: str) -> OnnxTensor:
 
 
 def _initializers(place: Place) -> list[OnnxTensor]:
-    """Of the graph of a model; those of graphs inside its operators are not looked for. Raises UnreadableRun."""
+    """Of the graph of a model; those of graphs inside its operators are not looked for. Raises
+    UnreadableRun.
+    """
     file, found = File(place.path), []
     try:
         for number, kind, graph in protobuf.fields(_view(file)):
             if number == 7 and kind == protobuf.BYTES:
-                found += [onnx_tensor.parse(value) for n, k, value in protobuf.fields(graph) if n == 5 and k == protobuf.BYTES]
+                found += [
+                    onnx_tensor.parse(value)
+                    for n, k, value in protobuf.fields(graph)
+                    if n == 5 and k == protobuf.BYTES
+                ]
     except ValueError as error:
         raise UnreadableRun(f"{file.name} is no ONNX model: {error}") from error
     return found

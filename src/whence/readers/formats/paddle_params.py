@@ -1,7 +1,9 @@
-"""Paddle's weights, `.pdiparams`: tensors one after the other in the order of their names, which stand in the program beside it.
+"""Paddle's weights, `.pdiparams`: tensors one after the other in the order of their names, which
+stand in the program beside it.
 
-Each: u32 version 0, u64 levels of detail with their bytes, u32 version 0, i32 n, n bytes of TensorDesc (protobuf), the elements in little
-endian. Read without Paddle; a `.pdparams` is a pickle and is not read.
+Each: u32 version 0, u64 levels of detail with their bytes, u32 version 0, i32 n, n bytes of
+TensorDesc (protobuf), the elements in little endian. Read without Paddle; a `.pdparams` is a pickle
+and is not read.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Bytes:
 
 
 def _streams(data: Bytes, size: int) -> Iterator[Stream]:
-    """The tensors of a file, without their elements. Raises UnreadableRun where the next one makes no sense."""
+    """The tensors of a file, without their elements. Raises UnreadableRun where the next one makes
+    no sense.
+    """
     place = 0
     while place < size:
         found = _stream(data, place)
@@ -72,30 +76,43 @@ def _stream(data: Bytes, place: int) -> Stream:
         version, levels = struct.unpack("<IQ", data.part(place, 12))
         place += 12
         if version or levels > _LEVELS:
-            raise UnreadableRun(f"no tensor begins at byte {began}: version {version}, {levels} levels of detail")
+            raise UnreadableRun(
+                f"no tensor begins at byte {began}: version {version}, {levels} levels of detail"
+            )
         for _ in range(levels):
             (nbytes,) = struct.unpack("<Q", data.part(place, 8))
             place += 8 + nbytes
         version, length = struct.unpack("<Ii", data.part(place, 8))
         place += 8
         if version or not 0 < length <= _DESCRIPTION_BYTES:
-            raise UnreadableRun(f"no tensor begins at byte {began}: version {version}, a description of {length} bytes")
+            raise UnreadableRun(
+                f"no tensor begins at byte {began}: version {version}, a description of {length} "
+                "bytes"
+            )
         dtype, shape = description(data.part(place, length))
     except (struct.error, ValueError) as error:
         raise UnreadableRun(f"no tensor begins at byte {began}: {error}") from error
     if dtype not in dtypes.DTYPES:
-        raise UnreadableRun(f"the tensor at byte {began} has a dtype that is not known: {dtype or 'none'}")
+        raise UnreadableRun(
+            f"the tensor at byte {began} has a dtype that is not known: {dtype or 'none'}"
+        )
     extents = limits.extents(shape, f"the tensor at byte {began}")
-    return Stream(dtype, extents, place + length, limits.count(extents) * dtypes.named(dtype).itemsize)
+    return Stream(
+        dtype, extents, place + length, limits.count(extents) * dtypes.named(dtype).itemsize
+    )
 
 
 def open_run(place: Place) -> Run:
-    """Parameters of the layers they belong to, memory-mapped; what follows a damaged tensor is lost and listed."""
+    """Parameters of the layers they belong to, memory-mapped; what follows a damaged tensor is lost
+    and listed.
+    """
     mapped = np.memmap(place.path, np.uint8, "r")
     building = Building(place.path, "paddle params")
     found: list[Stream] = []
     try:
-        found.extend(_streams(Bytes(mapped), place.size))  # keeps what came before the first that is damaged
+        found.extend(
+            _streams(Bytes(mapped), place.size)
+        )  # keeps what came before the first that is damaged
     except UnreadableRun as error:
         if not found:
             raise
@@ -128,22 +145,35 @@ def places(place: Place, program: Place) -> dict[str, Stream]:
 def _fitting(parameters: Mapping[str, Variable], found: list[Stream]) -> list[str] | None:
     """The names of tensors in the order in which they lie, None when these are other parameters."""
     names = sorted(parameters)
-    fits = len(names) == len(found) and all((parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape) for n, s in zip(names, found))
+    fits = len(names) == len(found) and all(
+        (parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape)
+        for n, s in zip(names, found)
+    )
     return names if fits else None
 
 
-def _tensor(building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: Stream) -> int:
+def _tensor(
+    building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: Stream
+) -> int:
     if stream.start + stream.nbytes > size:
         left = max(size - stream.start, 0)
         return building.tensor(
-            stream.dtype, stream.shape, why=f"{stream.dtype} {stream.shape} needs {stream.nbytes} bytes, {left} are left"
+            stream.dtype,
+            stream.shape,
+            why=f"{stream.dtype} {stream.shape} needs {stream.nbytes} bytes, {left} are left",
         )
 
     def load() -> Array:
         data = mapped[stream.start : stream.start + stream.nbytes]
         if data.size != stream.nbytes:
-            raise ElementsMissing(f"the file has become shorter: {data.size} of {stream.nbytes} bytes")
-        return np.frombuffer(data, dtypes.named(stream.dtype).numpy).reshape(stream.shape) if stream.nbytes else _empty(stream)
+            raise ElementsMissing(
+                f"the file has become shorter: {data.size} of {stream.nbytes} bytes"
+            )
+        return (
+            np.frombuffer(data, dtypes.named(stream.dtype).numpy).reshape(stream.shape)
+            if stream.nbytes
+            else _empty(stream)
+        )
 
     return building.tensor(stream.dtype, stream.shape, load)
 
@@ -153,7 +183,9 @@ def _empty(stream: Stream) -> Array:
 
 
 def _names(building: Building, place: Place, found: list[Stream]) -> list[str]:
-    """The names that the program beside gives them; numbers where there is none, or one of other tensors."""
+    """The names that the program beside gives them; numbers where there is none, or one of other
+    tensors.
+    """
     plain = [f"tensor.{i}" for i in range(len(found))]
     for suffix in _PROGRAMS:
         beside = f"{place.path.stem}{suffix}"
@@ -162,7 +194,11 @@ def _names(building: Building, place: Place, found: list[Stream]) -> list[str]:
         try:
             parameters = paddle_program.described(place.within(beside)).parameters
         except Exception as error:  # noqa: BLE001 - whatever a damaged program does to its parser
-            building.note("error", f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have numbers for names")
+            building.note(
+                "error",
+                f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have "
+                "numbers for names",
+            )
             continue
         names = _fitting(parameters, found)
         if names is not None:

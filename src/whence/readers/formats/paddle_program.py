@@ -1,4 +1,6 @@
-"""Paddle programs as a run: `.pdmodel` (ProgramDesc) and PIR `.json`. Operators, attributes and data flow; no values."""
+"""Paddle programs as a run: `.pdmodel` (ProgramDesc) and PIR `.json`. Operators, attributes and
+data flow; no values.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,23 @@ def _is_block(head: bytes) -> bool:
 def described(place: Place) -> Described:
     """The program of a file. Raises UnreadableRun, ValueError."""
     if place.size > limits.JSON_BYTES:
-        raise UnreadableRun(f"it has {place.size} bytes; programs have no weights in them and stay below {limits.JSON_BYTES}")
+        raise UnreadableRun(
+            f"it has {place.size} bytes; programs have no weights in them and stay below "
+            f"{limits.JSON_BYTES}"
+        )
     data = place.path.read_bytes()
     return program_file.pir(data) if data[:64].lstrip()[:1] == b"{" else program_file.legacy(data)
 
 
 def open_run(place: Place) -> Run:
-    """Calls in the order of execution, named by the variable they write; of PIR, which has no names, by layer, operator and place."""
+    """Calls in the order of execution, named by the variable they write; of PIR, which has no
+    names, by layer, operator and place.
+    """
     program = described(place)
     building = Building(place.path, KIND)
-    parameters = {name: _tensor(building, variable) for name, variable in program.parameters.items()}
+    parameters = {
+        name: _tensor(building, variable) for name, variable in program.parameters.items()
+    }
     _calls(building, program.operators, parameters, {}, Counter(), -1)
     return building.run()
 
@@ -58,7 +67,12 @@ def _tensor(building: Building, variable: Variable) -> int:
 
 
 def _calls(
-    building: Building, operators: list[Operator], parameters: dict[str, int], records: dict[str, int], seen: Counter[str], parent: int
+    building: Building,
+    operators: list[Operator],
+    parameters: dict[str, int],
+    records: dict[str, int],
+    seen: Counter[str],
+    parent: int,
 ) -> None:
     for operator in operators:
         params, inputs = {}, {}
@@ -76,13 +90,29 @@ def _calls(
             records[variable.name] = outputs[slot] = _tensor(building, variable)
         first = operator.outputs[0][1].name if operator.outputs else ""
         if not first or first.startswith("%"):
-            first = ".".join(part for part in (operator.scope, f"{operator.op_type}_{seen[operator.op_type]}") if part)
+            first = ".".join(
+                part
+                for part in (operator.scope, f"{operator.op_type}_{seen[operator.op_type]}")
+                if part
+            )
         seen[operator.op_type] += 1
-        names = [variable.name for _, variable in operator.outputs if not variable.name.startswith("%")]
+        names = [
+            variable.name for _, variable in operator.outputs if not variable.name.startswith("%")
+        ]
         call = building.call(
-            first, op_type=operator.op_type, inputs=inputs, outputs=outputs, params=params, parent=parent, source=operator.source,
+            first,
+            op_type=operator.op_type,
+            inputs=inputs,
+            outputs=outputs,
+            params=params,
+            parent=parent,
+            source=operator.source,
             arguments=operator.attributes,
-            notes=(*(f"writes {name}" for name in names[1:]), *taken, *((ONEDNN,) if operator.onednn else ())),
-        )  # fmt: skip
+            notes=(
+                *(f"writes {name}" for name in names[1:]),
+                *taken,
+                *((ONEDNN,) if operator.onednn else ()),
+            ),
+        )
         if operator.inside:
             _calls(building, operator.inside, parameters, records, seen, call)

@@ -1,7 +1,9 @@
-"""Polygraphy: outputs or inputs of its runners, as `polygraphy run --save-outputs` and `--save-inputs` write them.
+"""Polygraphy: outputs or inputs of its runners, as `polygraphy run --save-outputs` and
+`--save-inputs` write them.
 
-A JSON file with all iterations, or a folder with one file for each. Arrays are .npy or torch.save files in base64; the older markers and
-the older encoding of bytes as latin-1 text are read too. Source: polygraphy 0.53.6, polygraphy/json/serde.py, comparator/struct.py.
+A JSON file with all iterations, or a folder with one file for each. Arrays are .npy or torch.save
+files in base64; the older markers and the older encoding of bytes as latin-1 text are read too.
+Source: polygraphy 0.53.6, polygraphy/json/serde.py, comparator/struct.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ LOOKS_LIKE = "JSON with polygraphy_class in it, or a folder of 0000000000.json"
 ORDER = 20
 _MARKS = (b"polygraphy_class", b"__polygraphy_encoded_")
 _ITERATION = re.compile(r"\d{10}\.json")
-_STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")  # when a runner was made: never the same twice
+_STAMP = re.compile(
+    r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$"
+)  # when a runner was made: never the same twice
 _HEAD_CHARS = 4 * (numpy_file.HEAD_BYTES // 3 + 1)
 
 
@@ -36,11 +40,15 @@ def sniff(place: Place) -> bool:
     if place.is_folder:
         first = next((name for name in place.names if _ITERATION.fullmatch(name)), None)
         return first is not None and sniff(place.within(first))
-    return place.head.lstrip()[:1] in (b"{", b"[") and any(mark in place.head or mark in _tail(place) for mark in _MARKS)
+    return place.head.lstrip()[:1] in (b"{", b"[") and any(
+        mark in place.head or mark in _tail(place) for mark in _MARKS
+    )
 
 
 def open_run(place: Place) -> Run:
-    """Outputs are labels by runner and iteration; inputs are what the whole was given. Raises UnreadableRun when it is neither."""
+    """Outputs are labels by runner and iteration; inputs are what the whole was given. Raises
+    UnreadableRun when it is neither.
+    """
     building = Building(place.path, "polygraphy")
     if place.is_folder:
         names = [name for name in place.names if _ITERATION.fullmatch(name)]
@@ -77,26 +85,43 @@ def _tail(place: Place) -> bytes:
 
 def _loaded(place: Place) -> Any:
     if place.size > limits.JSON_BYTES:
-        raise UnreadableRun(f"{place.path} has {place.size} bytes; save a folder of iterations instead (a path without a suffix)")
+        raise UnreadableRun(
+            f"{place.path} has {place.size} bytes; save a folder of iterations instead (a path "
+            "without a suffix)"
+        )
     try:
         return orjson.loads(place.path.read_bytes())
     except (orjson.JSONDecodeError, OSError) as error:
         raise UnreadableRun(f"{place.path} is no JSON: {error}") from error
 
 
-def _iterations(data: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], bool, Mapping[str, Any]]]:
+def _iterations(
+    data: Any, name: str
+) -> Iterator[tuple[str, Mapping[str, Any], bool, Mapping[str, Any]]]:
     """(runner, {tensor: encoded}, are they inputs, marks of whence's) of what a file holds."""
     kind = _kind(data)
-    if kind == "RunResults" or (isinstance(data, dict) and "lst" in data and not kind.startswith("Accuracy")):
+    if kind == "RunResults" or (
+        isinstance(data, dict) and "lst" in data and not kind.startswith("Accuracy")
+    ):
         runners = data["lst"]
         if isinstance(runners, str):  # as TensorRT 7 wrote it
-            raise UnreadableRun(f"{name} is of a Polygraphy that packed all results into one text; save them again with a newer one")
+            raise UnreadableRun(
+                f"{name} is of a Polygraphy that packed all results into one text; save them "
+                "again with a newer one"
+            )
         for runner, iterations in runners:
             for iteration in iterations:
                 marks = iteration.get("whence") if isinstance(iteration, dict) else None
-                yield _STAMP.sub("", str(runner)), _tensors(iteration, name), False, marks if isinstance(marks, dict) else {}
+                yield (
+                    _STAMP.sub("", str(runner)),
+                    _tensors(iteration, name),
+                    False,
+                    marks if isinstance(marks, dict) else {},
+                )
     elif kind.startswith("Accuracy"):
-        raise UnreadableRun(f"{name} holds the verdicts of a comparison, no tensors; give what --save-outputs wrote")
+        raise UnreadableRun(
+            f"{name} holds the verdicts of a comparison, no tensors; give what --save-outputs wrote"
+        )
     elif kind == "IterationResult":
         yield _STAMP.sub("", str(data.get("runner_name", ""))), _tensors(data, name), False, {}
     elif isinstance(data, list):
@@ -107,7 +132,9 @@ def _iterations(data: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any], 
 
 
 def _tensors(iteration: Any, name: str) -> Mapping[str, Any]:
-    return _mapping(iteration.get("outputs", iteration) if isinstance(iteration, dict) else iteration, name)
+    return _mapping(
+        iteration.get("outputs", iteration) if isinstance(iteration, dict) else iteration, name
+    )
 
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:
@@ -123,7 +150,14 @@ def _kind(value: Any) -> str:
     found = value.get("polygraphy_class")
     if isinstance(found, str):
         return found
-    return next((key.removeprefix("__polygraphy_encoded_") for key in value if key.startswith("__polygraphy_encoded_")), "")
+    return next(
+        (
+            key.removeprefix("__polygraphy_encoded_")
+            for key in value
+            if key.startswith("__polygraphy_encoded_")
+        ),
+        "",
+    )
 
 
 def _record(building: Building, name: str, value: Mapping[str, Any]) -> int:
@@ -133,10 +167,16 @@ def _record(building: Building, name: str, value: Mapping[str, Any]) -> int:
         if not isinstance(inner, dict):
             break
         value = inner
-    text = next((value[key] for key in ("array", "tensor", "arr") if isinstance(value.get(key), str)), None)
+    text = next(
+        (value[key] for key in ("array", "tensor", "arr") if isinstance(value.get(key), str)), None
+    )
     if text is None:
         where = next((v for v in value.values() if isinstance(v, str) and v.endswith(".json")), "")
-        why = f"it was swapped out to {where}, which is gone" if where else "it holds neither an array nor a tensor"
+        why = (
+            f"it was swapped out to {where}, which is gone"
+            if where
+            else "it holds neither an array nor a tensor"
+        )
         return building.tensor("unknown", (), why=why)
     try:
         if "tensor" in value:
@@ -160,7 +200,9 @@ def _torch_record(building: Building, name: str, text: str) -> int:
 
 
 def _bytes(text: str, chars: int | None = None) -> bytes:
-    """Bytes of a text in base64, or in latin-1 as older versions wrote them; of its first characters only. Raises ElementsMissing."""
+    """Bytes of a text in base64, or in latin-1 as older versions wrote them; of its first
+    characters only. Raises ElementsMissing.
+    """
     part = text if chars is None else text[:chars]
     try:
         if part.startswith(("\x93", "PK\x03")):

@@ -1,7 +1,7 @@
 """safetensors: one file, a folder of them, or a checkpoint in parts with its index.
 
-The order in which tensors were made is lost: the format's own library sorts them by dtype and name. What whence wrote has an index that
-knows it.
+The order in which tensors were made is lost: the format's own library sorts them by dtype and name.
+What whence wrote has an index that knows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def sniff(place: Place) -> bool:
     if place.is_folder:
         return any(map(_is_ours, place.files))
     length = int.from_bytes(place.head[:8], "little")
-    return place.head[8:9] == b"{" and 2 <= length <= min(safetensors_file.HEADER_BYTES, place.size - 8)
+    return place.head[8:9] == b"{" and 2 <= length <= min(
+        safetensors_file.HEADER_BYTES, place.size - 8
+    )
 
 
 def open_run(place: Place) -> Run:
@@ -36,7 +38,9 @@ def open_run(place: Place) -> Run:
     if sidecar_index.NAME in place.names:
         return sidecar_index.open_run(place, "safetensors", _Elements(place).at)
     building = Building(place.path, "safetensors")
-    named_tensors.add(building, named_tensors.of_files(building, place, _is_ours, safetensors_file.tensors_of))
+    named_tensors.add(
+        building, named_tensors.of_files(building, place, _is_ours, safetensors_file.tensors_of)
+    )
     for name in place.files:
         if name.endswith(_INDEX):
             _check_index(building, place, name)
@@ -57,7 +61,9 @@ def _check_index(building: Building, place: Place, name: str) -> None:
     at = PurePosixPath(name).parent
     for file, count in wanted.items():
         if str(at / str(file)) not in place.files:
-            building.note("error", f"{count} tensors that {name} names lie in {file}, which is not there")
+            building.note(
+                "error", f"{count} tensors that {name} names lie in {file}, which is not there"
+            )
 
 
 class _Elements:
@@ -70,9 +76,13 @@ class _Elements:
         """Elements of "file,name". Raises ElementsMissing, UnreadableRun."""
         file, _, tensor = name.partition(",")
         if file not in self._files:
-            items = safetensors_file.tensors_of(Building(self._place.path, "safetensors"), File(self._place.inside(file)), "")
+            items = safetensors_file.tensors_of(
+                Building(self._place.path, "safetensors"), File(self._place.inside(file)), ""
+            )
             self._files[file] = {item.name: item for item in items}
         found = self._files[file].get(tensor)
         if found is None or found.load is None:
-            raise ElementsMissing(found.why if found is not None else f"{file} has no tensor {tensor[:200]!r}")
+            raise ElementsMissing(
+                found.why if found is not None else f"{file} has no tensor {tensor[:200]!r}"
+            )
         return found.load

@@ -1,8 +1,9 @@
 """sglang: tensors of its dumper, and of its forward hook (--debug-tensor-dump-output-folder).
 
-Dumper: files NAME=VALUE___NAME=VALUE.pt with step, rank, dump_index and name in them, each {"value": tensor, "meta": {...}}.
-Forward hook: folders TP0_PP0_Rank0_pid123 with Pass00000.pt, a dict of outputs by module for every forward.
-Source: sglang 0.5.23, sglang/srt/debug_utils/dumper.py and tensor_dump_forward_hook.py.
+Dumper: files NAME=VALUE___NAME=VALUE.pt with step, rank, dump_index and name in them, each
+{"value": tensor, "meta": {...}}. Forward hook: folders TP0_PP0_Rank0_pid123 with Pass00000.pt, a
+dict of outputs by module for every forward. Source: sglang 0.5.23, sglang/srt/debug_utils/dumper.py
+and tensor_dump_forward_hook.py.
 """
 
 from __future__ import annotations
@@ -39,14 +40,23 @@ def sniff(place: Place) -> bool:
 
 
 def open_run(place: Place) -> Run:
-    """Lazy: names and shapes now, elements memory-mapped when asked for. A file that cannot be read costs its tensors."""
+    """Lazy: names and shapes now, elements memory-mapped when asked for. A file that cannot be read
+    costs its tensors.
+    """
     building = Building(place.path, "sglang")
-    passes = [name for name in place.files if _PASS.search(name) or (_is_process(place) and _OWN_PASS.fullmatch(name))]
+    passes = [
+        name
+        for name in place.files
+        if _PASS.search(name) or (_is_process(place) and _OWN_PASS.fullmatch(name))
+    ]
     if passes:
         items = [item for name in passes for item in _of_pass(building, place, name)]
         named_tensors.add_labels(building, sorted(items, key=lambda item: (item.step, item.rank)))
         return building.run()
-    found = sorted((item for name in place.files for item in _of_dumper(building, place, name)), key=lambda item: item[0])
+    found = sorted(
+        (item for name in place.files for item in _of_dumper(building, place, name)),
+        key=lambda item: item[0],
+    )
     weights = [item for _, item, kind in found if kind == "param"]
     others = [item for _, item, kind in found if kind != "param"]
     if weights:
@@ -57,7 +67,9 @@ def open_run(place: Place) -> Run:
 
 
 def _is_process(place: Place) -> bool:
-    return bool(_OWN_RANK.fullmatch(place.path.resolve().name)) and any(map(_OWN_PASS.fullmatch, place.names))
+    return bool(_OWN_RANK.fullmatch(place.path.resolve().name)) and any(
+        map(_OWN_PASS.fullmatch, place.names)
+    )
 
 
 def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
@@ -69,16 +81,23 @@ def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
         rank, step = int(own[1]) if own else 0, int(number[1]) if number else 0
     tensors = _tensors(building, place, name)
     names = [inner for inner, _, _ in tensors]
-    # The hook of the outer model writes the file before it adds its own output: that, and what ran after it, open the next file.
+    # The hook of the outer model writes the file before it adds its own output: that, and what ran
+    # after it, open the next file.
     late = 0
     if step and names and any(inner.startswith(f"{names[0]}.") for inner in names):
         late = next(i for i, inner in enumerate(names) if inner.startswith(f"{names[0]}."))
     for i, (inner, tensor, _) in enumerate(tensors):
-        yield named_tensors.of_torch(inner, tensor, ordered=True, step=step - (i < late), rank=rank, file=name)
+        yield named_tensors.of_torch(
+            inner, tensor, ordered=True, step=step - (i < late), rank=rank, file=name
+        )
 
 
-def _of_dumper(building: Building, place: Place, name: str) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
-    """((step, rank, index), tensor, "param", "grad" or "") of a file; values that are no tensors have none."""
+def _of_dumper(
+    building: Building, place: Place, name: str
+) -> Iterator[tuple[tuple[int, int, int], Named, str]]:
+    """((step, rank, index), tensor, "param", "grad" or "") of a file; values that are no tensors
+    have none.
+    """
     match = _TAGS.search(name)
     if match is None:
         return
@@ -97,24 +116,43 @@ def _of_dumper(building: Building, place: Place, name: str) -> Iterator[tuple[tu
         place_in_call = (module[1] or "", "input" if module[2] else "output", slot or "0")
     elif kind != "param":
         said = named_tensors.below(f"layers.{layer}" if layer else "", said)
-        said += "".join(f".{key}={value}" for key, value in tags.items() if key not in _USUAL and not key.endswith("_rank"))
+        said += "".join(
+            f".{key}={value}"
+            for key, value in tags.items()
+            if key not in _USUAL and not key.endswith("_rank")
+        )
     if kind == "grad":
         said, place_in_call = f"{said}.grad", None
     for inner, tensor, dims in _tensors(building, place, name):
         if inner == "value" or inner.startswith("value."):
-            yield (step, rank, index), named_tensors.of_torch(
-                named_tensors.below(said, inner[6:]), tensor, ordered=True, step=step, rank=rank, said=place_in_call,
-                arguments={"dims": dims} if dims else {}, file=name,
-            ), kind  # fmt: skip
+            yield (
+                (step, rank, index),
+                named_tensors.of_torch(
+                    named_tensors.below(said, inner[6:]),
+                    tensor,
+                    ordered=True,
+                    step=step,
+                    rank=rank,
+                    said=place_in_call,
+                    arguments={"dims": dims} if dims else {},
+                    file=name,
+                ),
+                kind,
+            )
 
 
-def _tensors(building: Building, place: Place, name: str) -> list[tuple[str, TorchTensor | torch_file.Unknown, str]]:
+def _tensors(
+    building: Building, place: Place, name: str
+) -> list[tuple[str, TorchTensor | torch_file.Unknown, str]]:
     """(name, tensor, what its axes are if that is said) of a file."""
     try:
         tree = torch_file.load(place.inside(name))
         meta = tree.get("meta") if isinstance(tree, dict) else None
         dims = meta.get("dims") if isinstance(meta, dict) else None
-        return [(inner, tensor, dims if isinstance(dims, str) else "") for inner, tensor in torch_file.tensors(tree)]
+        return [
+            (inner, tensor, dims if isinstance(dims, str) else "")
+            for inner, tensor in torch_file.tensors(tree)
+        ]
     except UnreadableRun as error:
         building.note("error", f"{name} is not read: {error}")
         return []

@@ -1,4 +1,5 @@
-"""Files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder tree of such files.
+"""Files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder tree
+of such files.
 
 Read without torch, and nothing in them is executed: see `parts.torch_file`.
 """
@@ -23,8 +24,12 @@ ORDER = 82
 def sniff(place: Place) -> bool:
     if place.is_folder:  # checkpoints are often kept in both formats
         ours = [name for name in place.files if _is_ours(name)]
-        return any(not name.endswith(".bin") for name in ours) or (bool(ours) and not any(n.endswith(".safetensors") for n in place.files))
-    return torch_file.recognised(place.head) or (_is_ours(place.path.name) and torch_file.is_pickle(place.head))
+        return any(not name.endswith(".bin") for name in ours) or (
+            bool(ours) and not any(n.endswith(".safetensors") for n in place.files)
+        )
+    return torch_file.recognised(place.head) or (
+        _is_ours(place.path.name) and torch_file.is_pickle(place.head)
+    )
 
 
 def open_run(place: Place) -> Run:
@@ -36,10 +41,14 @@ def open_run(place: Place) -> Run:
 
 def _is_ours(name: str) -> bool:
     name = name.lower()
-    return name.endswith((".pt", ".pth", ".ckpt")) or (name.endswith(".bin") and "pytorch_model" in name)
+    return name.endswith((".pt", ".pth", ".ckpt")) or (
+        name.endswith(".bin") and "pytorch_model" in name
+    )
 
 
 def _items(building: Building, file: File, name: str) -> Iterator[Named]:
-    """The tensors of a file. name: of its only one, what the names of those in a container begin with."""
+    """The tensors of a file. name: of its only one, what the names of those in a container begin
+    with.
+    """
     for inner, tensor in torch_file.tensors(torch_file.load(Path(file.name))):
         yield named_tensors.of_torch(named_tensors.below(name, inner), tensor, ordered=bool(inner))

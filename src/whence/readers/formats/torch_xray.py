@@ -1,8 +1,11 @@
-"""torch_xray dumps: one HDF5 file for every rank, a group for every step, a dataset for every tensor of a leaf module.
+"""torch_xray dumps: one HDF5 file for every rank, a group for every step, a dataset for every
+tensor of a leaf module.
 
-`globalrank-<g>_localrank-<l>.h5`: `/<step>/<module path>.<Class>[.<n>].forward_{params.<name>|input.<i>|output.<i>}`, in the order in
-which the groups were filled; attribute `dtype` says what the tensor was where HDF5 has no such type. Other HDF5 files open too: what has no
-such name is an output of its own. Nothing outside the file is read: external links, external storage and virtual datasets are refused.
+`globalrank-<g>_localrank-<l>.h5`: `/<step>/<module
+path>.<Class>[.<n>].forward_{params.<name>|input.<i>|output.<i>}`, in the order in which the groups
+were filled; attribute `dtype` says what the tensor was where HDF5 has no such type. Other HDF5
+files open too: what has no such name is an output of its own. Nothing outside the file is read:
+external links, external storage and virtual datasets are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +38,14 @@ _KEY = re.compile(
 )
 _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
 _NAME = 4096
-_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}  # those that HDF5 and h5py bring along
+_FILTERS = {
+    1: "gzip",
+    2: "shuffle",
+    3: "fletcher32",
+    5: "nbit",
+    6: "scaleoffset",
+    32000: "lzf",
+}  # those that HDF5 and h5py bring along
 
 
 def sniff(place: Place) -> bool:
@@ -48,13 +58,20 @@ def open_run(place: Place) -> Run:
     """The index now, elements when asked. Needs h5py."""
     worker = hdf5.Worker()
     building = Building(place.path, "torch_xray")
-    files = [name for name in place.names if _FILE.search(name)] if place.is_folder else [place.path.name]
+    files = (
+        [name for name in place.names if _FILE.search(name)]
+        if place.is_folder
+        else [place.path.name]
+    )
     ranks: dict[int, str] = {}
     for name in files:
         found = _FILE.search(name)
         rank = int(found[1]) if found else 0
         if rank in ranks:
-            raise UnreadableRun(f"{ranks[rank]} and {name} are both rank {rank}; give one of the files, or keep each run in its own folder")
+            raise UnreadableRun(
+                f"{ranks[rank]} and {name} are both rank {rank}; give one of the files, or keep "
+                "each run in its own folder"
+            )
         ranks[rank] = name
     for rank, name in sorted(ranks.items()):
         try:
@@ -76,7 +93,9 @@ class _Call(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A dataset: where it lies, what its name says, and what the file says of it (None when it is damaged, and why)."""
+    """A dataset: where it lies, what its name says, and what the file says of it (None when it is
+    damaged, and why).
+    """
 
     path: str
     call: _Call
@@ -96,9 +115,13 @@ def _add(building: Building, worker: hdf5.Worker, path: Path, name: str, rank: i
         elif "step" in message:
             step = message["step"]
         elif "damaged" in message:
-            steps.setdefault(step, []).append(_named(message["damaged"], message["shown"], None, message["why"]))
+            steps.setdefault(step, []).append(
+                _named(message["damaged"], message["shown"], None, message["why"])
+            )
         else:
-            steps.setdefault(step, []).append(_named(message["path"], message["shown"], message["tensor"]))
+            steps.setdefault(step, []).append(
+                _named(message["path"], message["shown"], message["tensor"])
+            )
     first = 0 if 0 in steps else 1  # the tool counts from 1
     file = _File(worker, path, name, path.stat().st_size)
     for number, tensors in steps.items():
@@ -115,7 +138,9 @@ class _File(NamedTuple):
 
 
 def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, step: int) -> None:
-    """One group. Tensors with one prefix are a call; calls stand in the order in which they ended."""
+    """One group. Tensors with one prefix are a call; calls stand in the order in which they
+    ended.
+    """
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
     unsaid: set[_Call] = set()
     told = sidecar.Told()
@@ -123,7 +148,9 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         try:
             record = _record(building, file, tensor)
         except UnreadableRun as error:
-            record = building.tensor("unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name)
+            record = building.tensor(
+                "unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name
+            )
         if tensor.told is not None:
             if not tensor.told["dtype"] and tensor.told["kind"] == "f":
                 unsaid.add(tensor.call)
@@ -139,11 +166,18 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
         for place in call_order.begun(parent):
             call, slots = ended[place], calls[ended[place]]
             handles[place] = building.call(
-                call.scope, op_type=call.cls, rank=rank, step=step, phase=phase, parent=handles.get(parent[place], -1),
+                call.scope,
+                op_type=call.cls,
+                rank=rank,
+                step=step,
+                phase=phase,
+                parent=handles.get(parent[place], -1),
                 kind="module" if "input" in slots else "operator" if call.cls else "label",
-                notes=(WIDER,) if call in unsaid else (), inputs=slots.get("input", {}), outputs=slots.get("output", {}),
+                notes=(WIDER,) if call in unsaid else (),
+                inputs=slots.get("input", {}),
+                outputs=slots.get("output", {}),
                 params=slots.get("param", {}),
-            )  # fmt: skip
+            )
 
 
 def _named(path: str, shown: str, told: dict[str, Any] | None, why: str = "") -> _Tensor:
@@ -154,17 +188,28 @@ def _named(path: str, shown: str, told: dict[str, Any] | None, why: str = "") ->
     scope, cls, number = found["path"] or "", found["cls"], found["n"] or ""
     if cls.islower():  # a name without the class
         scope, cls, number = ".".join(part for part in (scope, cls, number) if part), "", ""
-    return _Tensor(path, _Call(scope, cls, number, found["phase"]), _SLOTS[found["kind"]], found["slot"] or "0", told, why)
+    return _Tensor(
+        path,
+        _Call(scope, cls, number, found["phase"]),
+        _SLOTS[found["kind"]],
+        found["slot"] or "0",
+        told,
+        why,
+    )
 
 
 def _record(building: Building, file: _File, tensor: _Tensor) -> int:
-    """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises UnreadableRun."""
+    """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises
+    UnreadableRun.
+    """
     told, where = tensor.told, f"{file.name},{tensor.path}"
     if told is None:
         raise UnreadableRun(tensor.why)
     said = told["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
     if told["shape"] is None:
-        return building.tensor(said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where)
+        return building.tensor(
+            said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where
+        )
     stored = _stored(told)
     dtype, why = _dtype(stored, said, told["words"])
     shape = limits.extents(told["shape"], tensor.path)
@@ -172,11 +217,15 @@ def _record(building: Building, file: _File, tensor: _Tensor) -> int:
     why = why or _unsafe(told, nbytes, file.size)
     if why or stored is None:
         return building.tensor(dtype, shape, why=why, file=where)
-    return building.tensor(dtype, shape, _load(told, stored, shape, file, tensor.path, dtype), file=where)
+    return building.tensor(
+        dtype, shape, _load(told, stored, shape, file, tensor.path, dtype), file=where
+    )
 
 
 def _stored(told: dict[str, Any]) -> np.dtype[Any] | None:
-    """What numpy calls the stored elements, structures as raw bytes; None where they are no numbers."""
+    """What numpy calls the stored elements, structures as raw bytes; None where they are no
+    numbers.
+    """
     if told["kind"] == "O":
         return None
     if told["kind"] == "V":
@@ -186,14 +235,30 @@ def _stored(told: dict[str, Any]) -> np.dtype[Any] | None:
 
 
 def _dtype(stored: np.dtype[Any] | None, said: str, words: str) -> tuple[str, str]:
-    """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the file calls the stored dtype."""
+    """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the
+    file calls the stored dtype.
+    """
     plain = dtypes.DTYPES.get(said)
-    held = "" if stored is None else next((d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), "")
+    held = (
+        ""
+        if stored is None
+        else next(
+            (d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), ""
+        )
+    )
     if plain is None and said:
         return said, f"dtype {said} is not known to whence"
     if plain is None:
-        return (held, "") if held else (words, f"stored as {words} without an attribute that says which dtype this is")
-    if held == said or (held == "float32" and plain.is_floating and plain.bits < 32) or (held == "float64" and plain.is_floating):
+        return (
+            (held, "")
+            if held
+            else (words, f"stored as {words} without an attribute that says which dtype this is")
+        )
+    if (
+        held == said
+        or (held == "float32" and plain.is_floating and plain.bits < 32)
+        or (held == "float64" and plain.is_floating)
+    ):
         return said, ""
     if stored is not None and stored.itemsize == plain.itemsize and stored.kind in "uiV":
         return said, ""  # the bits themselves
@@ -201,7 +266,9 @@ def _dtype(stored: np.dtype[Any] | None, said: str, words: str) -> tuple[str, st
 
 
 def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
-    """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the file."""
+    """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the
+    file.
+    """
     if told["external"]:
         return f"its elements lie in another file ({told['external']!r}), which is not read"
     if told["layout"] == "virtual":
@@ -211,7 +278,10 @@ def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
         return f"it says that it takes {there} bytes of a file of {size}"
     unknown = [f"{code} {name}".strip() for code, name in told["filters"] if code not in _FILTERS]
     if unknown:
-        return f"it is packed with HDF5 filter {', '.join(unknown)}, a plug-in that whence does not load; write it without, or with gzip"
+        return (
+            f"it is packed with HDF5 filter {', '.join(unknown)}, a plug-in that whence does "
+            "not load; write it without, or with gzip"
+        )
     if nbytes and not there and told.get("fill") is None:
         return "it was never written, and the file does not say what stands in its place"
     stored = nbytes // told["itemsize"] * told["width"] if nbytes else 0
@@ -227,9 +297,16 @@ def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
 
 
 def _load(
-    told: dict[str, Any], stored: np.dtype[Any], shape: tuple[int, ...], file: _File, name: str, dtype: str
-) -> Callable[[], Array]:  # fmt: skip
-    """Elements of a dataset: mapped where they lie as they are, else unpacked; of one that was never written, its fill value."""
+    told: dict[str, Any],
+    stored: np.dtype[Any],
+    shape: tuple[int, ...],
+    file: _File,
+    name: str,
+    dtype: str,
+) -> Callable[[], Array]:
+    """Elements of a dataset: mapped where they lie as they are, else unpacked; of one that was
+    never written, its fill value.
+    """
     count = limits.count(shape)
 
     def filled() -> Array:
@@ -238,7 +315,9 @@ def _load(
 
     def mapped() -> Array:
         kind = stored if stored.kind != "b" else np.dtype(np.uint8)
-        return _as(np.asarray(np.memmap(file.path, kind, "r", offset=told["at"], shape=shape)), dtype)
+        return _as(
+            np.asarray(np.memmap(file.path, kind, "r", offset=told["at"], shape=shape)), dtype
+        )
 
     def unpacked() -> Array:
         data = file.worker.read(file.path, name, count * stored.itemsize)
@@ -250,7 +329,9 @@ def _load(
 
 
 def _as(array: Array, dtype: str) -> Array:
-    """Stored elements in the dtype that the tensor had. Raises ElementsMissing when that would change them."""
+    """Stored elements in the dtype that the tensor had. Raises ElementsMissing when that would
+    change them.
+    """
     want = dtypes.named(dtype).numpy
     if array.dtype == want:
         return array
@@ -260,7 +341,10 @@ def _as(array: Array, dtype: str) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(want)
         if not np.array_equal(cast.astype(array.dtype), array, equal_nan=True):
-            raise ElementsMissing(f"stored as {array.dtype}, with numbers that are no {dtype}, which its attribute says it is")
+            raise ElementsMissing(
+                f"stored as {array.dtype}, with numbers that are no {dtype}, which its attribute "
+                "says it is"
+            )
         return cast
     bits = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "ui" else array
     return np.ascontiguousarray(bits).view(want).reshape(array.shape)

@@ -10,7 +10,9 @@ _FOLDED = re.compile(r"(constant_folding@)_\d+")
 
 
 def plain_name(name: str) -> str:
-    """A variable's name: `0x55f5…_inner_var_21` of the PIR executor is `inner_var.21`, a place in a list; others stand as they are."""
+    """A variable's name: `0x55f5…_inner_var_21` of the PIR executor is `inner_var.21`, a place in a
+    list; others stand as they are.
+    """
     if "block_arg_" in name:
         found = _ARGUMENT.fullmatch(name)
         return found[1] if found is not None else name
@@ -21,7 +23,8 @@ def plain_name(name: str) -> str:
 
 
 def plain_type(op: str) -> str:
-    """An operator's type: `pd_op.matmul:7` and `onednn_op.matmul:7` are matmul, `pd_op.reshape_:8` (in place) is reshape.
+    """An operator's type: `pd_op.matmul:7` and `onednn_op.matmul:7` are matmul, `pd_op.reshape_:8`
+    (in place) is reshape.
 
     `while_instruction:9` is while.
     """

@@ -1,7 +1,8 @@
 """How Paddle prints a tensor: where its text begins and ends, what it says of itself, its elements.
 
-`Tensor(shape=[2], dtype=float32, place=Place(cpu), stop_gradient=True,\\n       [1.50000000, 2.        ])`; precision, threshold and
-notation are the user's (`paddle.set_printoptions`) and are read off the digits. Layout as printed by Paddle 2.4 to 3.3.
+`Tensor(shape=[2], dtype=float32, place=Place(cpu), stop_gradient=True,\\n       [1.50000000, 2.
+])`; precision, threshold and notation are the user's (`paddle.set_printoptions`) and are read off
+the digits. Layout as printed by Paddle 2.4 to 3.3.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
 
 HEADER = re.compile(
-    rb"Tensor\(shape=\[([\d, ]{0,1500})\], dtype=(?:paddle\.|VarType\.)?(\w{1,40}), place=(?:Custom)?Place\(([^)\n]{0,60})\), "
+    rb"Tensor\(shape=\[([\d, ]{0,1500})\], dtype=(?:paddle\.|VarType\.)?(\w{1,40}), place=(?:Custom)?Place\(([^)\n]{0,60})\), "  # noqa: E501
     rb"stop_gradient=(?:True|False),[ \t]*\r?\n?"
 )
 GLOG = re.compile(rb"[IWEF](?:\d{4}|\d{8}) \d\d:\d\d:\d\d\.\d+ +\d+ [^\s\]]+:\d+\] ?")
 _END = re.compile(rb"\)(?=[ \t]*(?:\r?\n|\Z)|[IWEF](?:\d{4}|\d{8}) \d\d:)")
-_LINE = re.compile(rb"(?:\x1b\[[\d;]{0,10}m)*[IWEF](?:\d{4}|\d{8}) \d\d:\d\d:\d\d\.\d+ +\d+ [^\n]*(?:\n|\Z)")
+_LINE = re.compile(
+    rb"(?:\x1b\[[\d;]{0,10}m)*[IWEF](?:\d{4}|\d{8}) \d\d:\d\d:\d\d\.\d+ +\d+ [^\n]*(?:\n|\Z)"
+)
 _BLOCK = re.compile(rb"(===>:[^\n]*\n)[^\n]*(?:\n|\Z)")
 _FRACTION = re.compile(rb"\.(\d+)")
 _POWER = re.compile(rb"\.(\d+)e([-+]\d+)")
@@ -36,8 +39,9 @@ _ENDS = 8  # places that may be the end of one print and are not: ends of log li
 class Printed(NamedTuple):
     """A tensor as its print describes it.
 
-    shape: of the elements that are printed. whole: of the tensor, () when all are. quantum: step of the last digit, 0 when the
-    text is exact for this dtype. start, end: bytes of the elements' text. why: why there are no elements, "".
+    shape: of the elements that are printed. whole: of the tensor, () when all are. quantum: step of
+    the last digit, 0 when the text is exact for this dtype. start, end: bytes of the elements'
+    text. why: why there are no elements, "".
     """
 
     dtype: str
@@ -52,11 +56,15 @@ class Printed(NamedTuple):
 
 
 def read(text: Any, header: re.Match[bytes], limit: int) -> Printed:
-    """The print whose header was found; its elements end before `limit`. Looks at each byte a few times and makes no number."""
+    """The print whose header was found; its elements end before `limit`. Looks at each byte a few
+    times and makes no number.
+    """
     dtype, device = header[2].decode(), header[3].decode("utf-8", "replace")
     start, first = header.end(), -1
     try:
-        shape = limits.extents([int(n) for n in header[1].split(b",") if n.strip()][: limits.RANK + 1], "its print")
+        shape = limits.extents(
+            [int(n) for n in header[1].split(b",") if n.strip()][: limits.RANK + 1], "its print"
+        )
     except (UnreadableRun, ValueError) as error:
         return Printed(dtype, (), (), 0.0, device, start, start, False, str(error))
     count, end = limits.count(shape), start
@@ -75,24 +83,59 @@ def read(text: Any, header: re.Match[bytes], limit: int) -> Printed:
         if values == count if not dots else values <= count:
             shown = _shown(shape, values) if dots else shape
             if shown is not None:
-                return Printed(dtype, shown, shape if dots else (), _quantum(body, dtype), device, start, end, clean, "")
+                return Printed(
+                    dtype,
+                    shown,
+                    shape if dots else (),
+                    _quantum(body, dtype),
+                    device,
+                    start,
+                    end,
+                    clean,
+                    "",
+                )
     if first < 0:
         return Printed(dtype, shape, (), 0.0, device, start, limit, False, "the print breaks off")
     body = text[start : end - 1]
     if body.lstrip()[:7] in (b"indices", b"crows=["):
-        return Printed(dtype, shape, (), 0.0, device, start, end, False, "a sparse tensor; its print is not read")
+        return Printed(
+            dtype,
+            shape,
+            (),
+            0.0,
+            device,
+            start,
+            end,
+            False,
+            "a sparse tensor; its print is not read",
+        )
     if dtype in ("complex64", "complex128"):
         values, dots = _values(body)
         shown = _shown(shape, values) if dots else shape if values == count else None
         if shown is not None:
-            return Printed(dtype, shown, shape if dots else (), _quantum(body, dtype), device, start, end, False, "")
+            return Printed(
+                dtype,
+                shown,
+                shape if dots else (),
+                _quantum(body, dtype),
+                device,
+                start,
+                end,
+                False,
+                "",
+            )
     values, dots = _values(without_log(text[start : first - 1]))
-    said = f"its print has {values} elements{' and dots' if dots else ''} where shape {list(shape)} needs {count}"
+    said = (
+        f"its print has {values} elements{' and dots' if dots else ''} where shape "
+        f"{list(shape)} needs {count}"
+    )
     return Printed(dtype, shape, (), 0.0, device, start, first, False, said)
 
 
 def elements(text: bytes, printed: Printed) -> Array:
-    """The elements of a print: of its dtype and shape. text: the bytes it says. Raises ElementsMissing."""
+    """The elements of a print: of its dtype and shape. text: the bytes it says. Raises
+    ElementsMissing.
+    """
     body = text[: -1 if text.endswith(b")") else None] if printed.clean else without_log(text[:-1])
     kind = dtypes.named(printed.dtype)
     count = limits.count(printed.shape)
@@ -105,12 +148,15 @@ def elements(text: bytes, printed: Printed) -> Array:
             return _cast(values, kind, printed.shape)
     fields = [field for field in _fields(body) if field != b"..."]
     if len(fields) != count:
-        raise ElementsMissing(f"its print has {len(fields)} elements where shape {list(printed.shape)} needs {count}")
+        raise ElementsMissing(
+            f"its print has {len(fields)} elements where shape {list(printed.shape)} needs {count}"
+        )
     return _cast(_slow(fields, kind.kind), kind, printed.shape)
 
 
 def numbers(text: bytes) -> tuple[Array, float] | None:
-    """(values, step of the last of 8 significant digits) of a row such as `0.125, -3, nan, `; None when it is none.
+    """(values, step of the last of 8 significant digits) of a row such as `0.125, -3, nan, `; None
+    when it is none.
 
     values: float64, or int64 when none has a fraction.
     """
@@ -121,7 +167,9 @@ def numbers(text: bytes) -> tuple[Array, float] | None:
     try:
         if all(re.fullmatch(rb"-?\d{1,18}", field) for field in fields):
             return np.array([int(field) for field in fields], np.int64), 0.0
-        values = np.array([float(field) for field in fields if _NUMBER.fullmatch(field)], np.float64)
+        values = np.array(
+            [float(field) for field in fields if _NUMBER.fullmatch(field)], np.float64
+        )
     except ValueError:
         return None
     if values.size != len(fields):
@@ -155,7 +203,9 @@ def _values(body: bytes) -> tuple[int, int]:
 
 
 def _shown(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
-    """The shape of the elements that a summary of so many shows: axes longer than twice the edge keep both edges; None if no edge fits."""
+    """The shape of the elements that a summary of so many shows: axes longer than twice the edge
+    keep both edges; None if no edge fits.
+    """
     low, high = 1, max(min(max(shape, default=0), _EDGES), 1)
     while low < high:
         edge = (low + high) // 2
@@ -168,13 +218,17 @@ def _shown(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
 
 
 def _quantum(body: bytes, dtype: str) -> float:
-    """The step of the last digit, the largest where it differs by element; 0 where the dtype's numbers lie further apart."""
+    """The step of the last digit, the largest where it differs by element; 0 where the dtype's
+    numbers lie further apart.
+    """
     known = dtypes.DTYPES.get(dtype)
     if known is None or not known.is_floating:
         return 0.0
     if b"e" in body:
         powers = [(len(found[1]), int(found[2][:6])) for found in _POWER.finditer(body)]
-        return max((10.0 ** max(min(power - digits, 300), -320) for digits, power in powers), default=0.0)
+        return max(
+            (10.0 ** max(min(power - digits, 300), -320) for digits, power in powers), default=0.0
+        )
     found = _FRACTION.search(body)
     if found is None:
         return 0.0  # whole numbers are printed to the last digit
@@ -182,14 +236,20 @@ def _quantum(body: bytes, dtype: str) -> float:
     return 0.0 if dtype in _FINEST and step < _FINEST[dtype] else step
 
 
-_FINEST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}  # no two numbers of these are closer
+_FINEST = {
+    "float16": 2.0**-24,
+    "float8_e4m3fn": 2.0**-9,
+    "float8_e5m2": 2.0**-16,
+}  # no two numbers of these are closer
 
 
 def _fast(text: bytes, kind: type) -> Array | None:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # numpy's way to say that it stopped at something
+        warnings.simplefilter(
+            "error", DeprecationWarning
+        )  # numpy's way to say that it stopped at something
         try:
             return np.fromstring(text, dtype=kind, sep=" ")
         except (DeprecationWarning, ValueError, OverflowError):
@@ -197,7 +257,9 @@ def _fast(text: bytes, kind: type) -> Array | None:
 
 
 def _fields(body: bytes) -> list[bytes]:
-    """The texts between commas, each its last word: what stands before is a line's number or the mark of a diff."""
+    """The texts between commas, each its last word: what stands before is a line's number or the
+    mark of a diff.
+    """
     fields = []
     for field in body.replace(b"[", b" ").replace(b"]", b" ").split(b","):
         words = field.split()
@@ -211,7 +273,9 @@ def _slow(fields: list[bytes], kind: str) -> Array:
         if kind == "bool":
             return np.array([_BOOL[field] for field in fields], np.bool_)
         if kind == "complex":
-            return np.array([complex(field.strip(b"()").decode()) for field in fields], np.complex128)
+            return np.array(
+                [complex(field.strip(b"()").decode()) for field in fields], np.complex128
+            )
         if kind in ("int", "uint"):
             return np.array([int(field) for field in fields if len(field) <= 21], np.int64)
         return np.array([float(field) for field in fields], np.float64)
@@ -224,8 +288,15 @@ _BOOL = {b"True": True, b"False": False, b"1": True, b"0": False}
 
 def _cast(values: Array, kind: dtypes.DType, shape: tuple[int, ...]) -> Array:
     if values.size != limits.count(shape):
-        raise ElementsMissing(f"its print has {values.size} elements where shape {list(shape)} needs {limits.count(shape)}")
-    if kind.kind in ("int", "uint") and kind.bits < 64 and not np.array_equal(values.astype(kind.numpy), values):
+        raise ElementsMissing(
+            f"its print has {values.size} elements where shape {list(shape)} needs "
+            f"{limits.count(shape)}"
+        )
+    if (
+        kind.kind in ("int", "uint")
+        and kind.bits < 64
+        and not np.array_equal(values.astype(kind.numpy), values)
+    ):
         raise ElementsMissing(f"its print holds numbers that {kind.name} has not")
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(kind.numpy).reshape(shape)

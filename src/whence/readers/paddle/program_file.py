@@ -1,6 +1,8 @@
-"""Paddle's two program formats, read without Paddle: ProgramDesc protobuf (`.pdmodel`) and PIR JSON (`.json`).
+"""Paddle's two program formats, read without Paddle: ProgramDesc protobuf (`.pdmodel`) and PIR JSON
+(`.json`).
 
-Both become one list of operators in the order of execution. Field numbers: paddle/fluid/framework/framework.proto; PIR JSON version 4.
+Both become one list of operators in the order of execution. Field numbers:
+paddle/fluid/framework/framework.proto; PIR JSON version 4.
 """
 
 from __future__ import annotations
@@ -18,17 +20,32 @@ from whence.readers.encodings import protobuf
 from whence.readers.encodings.protobuf import packed, signed, text
 
 DTYPES = {
-    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8", 22: "bfloat16",
-    23: "complex64", 24: "complex128", 32: "float8_e4m3fn", 33: "float8_e5m2",
+    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64",
+    20: "uint8", 21: "int8", 22: "bfloat16", 23: "complex64", 24: "complex128", 32: "float8_e4m3fn",
+    33: "float8_e5m2",
 }  # fmt: skip
 _PIR_DTYPES = {
-    "t_bool": "bool", "t_i8": "int8", "t_ui8": "uint8", "t_i16": "int16", "t_i32": "int32", "t_i64": "int64", "t_f16": "float16",
-    "t_bf16": "bfloat16", "t_f32": "float32", "t_f64": "float64", "t_c64": "complex64", "t_c128": "complex128",
-    "t_f8e4m3": "float8_e4m3fn", "t_f8e4m3fn": "float8_e4m3fn", "t_f8e5m2": "float8_e5m2", "t_index": "int64",
+    "t_bool": "bool", "t_i8": "int8", "t_ui8": "uint8", "t_i16": "int16", "t_i32": "int32",
+    "t_i64": "int64", "t_f16": "float16", "t_bf16": "bfloat16", "t_f32": "float32",
+    "t_f64": "float64", "t_c64": "complex64", "t_c128": "complex128", "t_f8e4m3": "float8_e4m3fn",
+    "t_f8e4m3fn": "float8_e4m3fn", "t_f8e5m2": "float8_e5m2", "t_index": "int64",
 }  # fmt: skip
 _STACK = "op_callstack"
-_UNTOLD = frozenset({"op_role", "op_role_var", "op_namescope", "op_device", "with_quant_attr", _STACK, "struct_name", "stop_gradient",
-                     "use_mkldnn", "mkldnn_data_type", "onednn_data_type"})  # fmt: skip
+_UNTOLD = frozenset(
+    {
+        "op_role",
+        "op_role_var",
+        "op_namescope",
+        "op_device",
+        "with_quant_attr",
+        _STACK,
+        "struct_name",
+        "stop_gradient",
+        "use_mkldnn",
+        "mkldnn_data_type",
+        "onednn_data_type",
+    }
+)
 _ONEDNN = "onednn_op."
 _DEPTH = 64  # of blocks in blocks
 _TEXT = 200  # characters of one attribute's text that are kept
@@ -46,10 +63,11 @@ class Variable:
 
 @dataclass(slots=True)
 class Operator:
-    """One operator. inputs, outputs: (slot, variable). attributes: without bookkeeping. inside: operators of its blocks.
+    """One operator. inputs, outputs: (slot, variable). attributes: without bookkeeping. inside:
+    operators of its blocks.
 
-    scope: of PIR the layer it was written in. constants: of PIR, inputs that are numbers written into the program.
-    onednn: does a pass give it to a kernel of oneDNN?
+    scope: of PIR the layer it was written in. constants: of PIR, inputs that are numbers written
+    into the program. onednn: does a pass give it to a kernel of oneDNN?
     """
 
     op_type: str
@@ -64,7 +82,9 @@ class Operator:
 
 @dataclass(slots=True)
 class Described:
-    """A program: its operators, feeds and fetches left out, and its parameters by name. fetched: of PIR, variable by fetch name."""
+    """A program: its operators, feeds and fetches left out, and its parameters by name. fetched: of
+    PIR, variable by fetch name.
+    """
 
     operators: list[Operator]
     parameters: dict[str, Variable]
@@ -76,7 +96,11 @@ class Described:
 
 def legacy(message: bytes) -> Described:
     """Read a ProgramDesc. Raises ValueError or UnreadableRun for what is none."""
-    blocks = [_Block(value) for number, kind, value in protobuf.fields(message) if number == 1 and kind == protobuf.BYTES]
+    blocks = [
+        _Block(value)
+        for number, kind, value in protobuf.fields(message)
+        if number == 1 and kind == protobuf.BYTES
+    ]
     if not blocks:
         raise UnreadableRun("it has no block of operators")
     parameters = {v.name: v for block in blocks for v in block.variables.values() if v.persistable}
@@ -112,7 +136,9 @@ def _tensor(message: memoryview) -> tuple[str, tuple[int, ...]]:
     """(dtype, shape) of a VarType that is a tensor, ("", ()) of others (feed lists, scopes)."""
     for number, kind, value in protobuf.fields(message):
         if number == 3 and kind == protobuf.BYTES:
-            inner = next((v for n, k, v in protobuf.fields(value) if n == 1 and k == protobuf.BYTES), None)
+            inner = next(
+                (v for n, k, v in protobuf.fields(value) if n == 1 and k == protobuf.BYTES), None
+            )
             return description(inner) if inner is not None else ("", ())
     return "", ()
 
@@ -130,7 +156,9 @@ def description(message: bytes | memoryview) -> tuple[str, tuple[int, ...]]:
 
 
 def _operators(blocks: list[_Block], path: tuple[int, ...], taken: set[int]) -> Iterator[Operator]:
-    """The operators of the block at the end of a path from the outermost. taken: blocks that some operator runs; each is one's."""
+    """The operators of the block at the end of a path from the outermost. taken: blocks that some
+    operator runs; each is one's.
+    """
     variables: dict[str, Variable] = {}
     for above in path:
         variables |= blocks[above].variables
@@ -142,7 +170,9 @@ def _operators(blocks: list[_Block], path: tuple[int, ...], taken: set[int]) -> 
                 slot, names = _slot(value)
                 many = len(names) > 1
                 refs = [
-                    (f"{slot}.{i}" if many else slot, variables.get(name) or Variable(name, "", ())) for i, name in enumerate(names) if name
+                    (f"{slot}.{i}" if many else slot, variables.get(name) or Variable(name, "", ()))
+                    for i, name in enumerate(names)
+                    if name
                 ]
                 (made.inputs if number == 1 else made.outputs).extend(refs)
             elif number == 3 and kind == protobuf.BYTES:
@@ -214,7 +244,15 @@ def _attribute(message: memoryview) -> tuple[str, Any, list[int]]:
     return name, many if listed else value, blocks
 
 
-_LISTS = {3, 4, 5, 7, 11, 12, 14}  # INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
+_LISTS = {
+    3,
+    4,
+    5,
+    7,
+    11,
+    12,
+    14,
+}  # INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
 
 
 def _short(value: float) -> float:
@@ -223,7 +261,9 @@ def _short(value: float) -> float:
 
 
 def _place(stack: list[Any]) -> str:
-    """The line of a Python call stack that wrote an operator: the innermost outside of Paddle, the file's name only."""
+    """The line of a Python call stack that wrote an operator: the innermost outside of Paddle, the
+    file's name only.
+    """
     found = ""
     for line in stack:
         parts = str(line).strip().split('"')
@@ -265,10 +305,16 @@ def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
 
 
 def _pir_block(
-    block: Any, values: dict[int, Variable], constants: dict[int, Any], parameters: dict[str, Variable], lists: dict[int, list[int]],
+    block: Any,
+    values: dict[int, Variable],
+    constants: dict[int, Any],
+    parameters: dict[str, Variable],
+    lists: dict[int, list[int]],
     depth: int,
-) -> list[Operator]:  # fmt: skip
-    """The operators of a block. lists: values that are lists of tensors, which `combine` makes and `split` and `slice` take apart."""
+) -> list[Operator]:
+    """The operators of a block. lists: values that are lists of tensors, which `combine` makes and
+    `split` and `slice` take apart.
+    """
     out: list[Operator] = []
     makers: dict[int, tuple[Operator, str]] = {}
     for i, given in enumerate(block.get("args") or []):
@@ -280,10 +326,13 @@ def _pir_block(
         made = made if isinstance(made, list) else [made] if made else []
         if name == "p":
             if next(iter(op.get("OA") or ()), 1) == 0:
-                continue  # it is not saved: scratch of an operator, of which nobody knows what is in it
+                # it is not saved: scratch of an operator, of which nobody knows what is in it
+                continue
             said = [a for a in op.get("A", ()) if isinstance(a, str)]
             for value in made:
-                found = _pir_value(value, said[0] if said else f"parameter {value['%']}", persistable=True)
+                found = _pir_value(
+                    value, said[0] if said else f"parameter {value['%']}", persistable=True
+                )
                 values[value["%"]] = parameters[found.name] = found
             continue
         op_type, attributes, scope = _pir_type(name), _pir_attributes(op.get("A", ())), ""
@@ -293,7 +342,11 @@ def _pir_block(
         if name in ("0.combine", "builtin.combine") and len(made) == 1:
             lists[made[0]["%"]] = [key for key in keys if key is not None]
             continue
-        if name in ("0.split", "builtin.split", "0.slice", "builtin.slice") and keys and keys[0] in makers:
+        if (
+            name in ("0.split", "builtin.split", "0.slice", "builtin.slice")
+            and keys
+            and keys[0] in makers
+        ):
             maker, own = makers[keys[0]]
             first = attributes.get("index", 0) if name.endswith("slice") else 0
             for i, value in enumerate(made):
@@ -305,7 +358,10 @@ def _pir_block(
             constants[made[0]["%"]] = attributes.get("value")
             continue
         if op_type in ("data", "feed"):
-            values.update((v["%"], _pir_value(v, str(attributes.get("name", attributes.get("col", "input"))))) for v in made)
+            values.update(
+                (v["%"], _pir_value(v, str(attributes.get("name", attributes.get("col", "input")))))
+                for v in made
+            )
             continue
         if op_type in ("fetch", "shadow_output"):
             continue
@@ -315,8 +371,16 @@ def _pir_block(
             if key in constants:
                 operator.attributes[f"input.{slot}"] = constants[key]
             elif key in lists:
-                operator.inputs += [(f"{slot}.{i}", values[one]) for i, one in enumerate(lists[key]) if one in values]
-                operator.attributes |= {f"input.{slot}.{i}": constants[one] for i, one in enumerate(lists[key]) if one in constants}
+                operator.inputs += [
+                    (f"{slot}.{i}", values[one])
+                    for i, one in enumerate(lists[key])
+                    if one in values
+                ]
+                operator.attributes |= {
+                    f"input.{slot}.{i}": constants[one]
+                    for i, one in enumerate(lists[key])
+                    if one in constants
+                }
             elif key in values:
                 operator.inputs.append((str(slot), values[key]))
         for slot, value in enumerate(made):
@@ -328,13 +392,17 @@ def _pir_block(
         for region in op.get("regions", ()):
             for inner in region.get("blocks", ()):
                 if depth < _DEPTH:
-                    operator.inside += _pir_block(inner, values, constants, parameters, lists, depth + 1)
+                    operator.inside += _pir_block(
+                        inner, values, constants, parameters, lists, depth + 1
+                    )
         out.append(operator)
     return out
 
 
 def _pir_type(name: str) -> str:
-    """`1.matmul` is pd_op's matmul, `onednn_op.matmul` too; other dialects that have no number are spelt out."""
+    """`1.matmul` is pd_op's matmul, `onednn_op.matmul` too; other dialects that have no number are
+    spelt out.
+    """
     name = name.removeprefix(_ONEDNN)
     dialect, _, rest = name.partition(".")
     return (rest if dialect in ("0", "1", "pd_op") else name).removesuffix("_") or name
@@ -343,10 +411,18 @@ def _pir_type(name: str) -> str:
 def _pir_value(value: Any, name: str, persistable: bool = False) -> Variable:
     tensor = (value.get("TT") or {}) if isinstance(value, dict) else {}
     described = tensor.get("D") or []
-    if "dtensor" not in str(tensor.get("#", "")) or len(described) < 2 or not isinstance(described[0], dict):
+    if (
+        "dtensor" not in str(tensor.get("#", ""))
+        or len(described) < 2
+        or not isinstance(described[0], dict)
+    ):
         return Variable(name, str(tensor.get("#", "")).partition(".")[2], (), persistable)
     code = str(described[0].get("#", "")).partition(".")[2]
-    shape = tuple(n for n in described[1] if isinstance(n, int)) if isinstance(described[1], list) else ()
+    shape = (
+        tuple(n for n in described[1] if isinstance(n, int))
+        if isinstance(described[1], list)
+        else ()
+    )
     return Variable(name, _PIR_DTYPES.get(code, code), shape, persistable)
 
 

@@ -1,4 +1,6 @@
-"""Which operator of a trace is at fault: each is run alone the way the target ran it, and judged against float64."""
+"""Which operator of a trace is at fault: each is run alone the way the target ran it, and judged
+against float64.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,21 @@ from whence.replay.allowed_operators import words
 from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
 
-_LONGEST = 3  # runs of consecutive operators that are tried at every place; longer ones are bisected
+_LONGEST = (
+    3  # runs of consecutive operators that are tried at every place; longer ones are bisected
+)
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_,.+-]{0,59}")
 # Names that say where something lies or what is started: never taken from a run.
 _PLACES = words("""
-    arch cache cmd command cutlass cxx debug dir dump file home hook hooks lib library libs log logs march metadata package path repro
-    root save trace upload url worker
+    arch cache cmd command cutlass cxx debug dir dump file home hook hooks lib library libs log logs
+    march metadata package path repro root save trace upload url worker
 """)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a run executes operators. backend: of torch.compile, "" for eager. inductor, dynamo: settings by dotted name.
+    """How a run executes operators. backend: of torch.compile, "" for eager. inductor, dynamo:
+    settings by dotted name.
 
     dynamic: as torch.compile takes it. device: where. settings: what the capture noted of torch.
     """
@@ -50,7 +55,8 @@ class Way:
 def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(values that a script may set, names of the others) of a config module of torch.
 
-    A run is data: only names that exist, only numbers, switches and single words, and nothing that names a place or a program.
+    A run is data: only names that exist, only numbers, switches and single words, and nothing that
+    names a place or a program.
     """
     import importlib
 
@@ -59,7 +65,11 @@ def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     left = []
     for name, value in values.items():
         there = re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) is not None and name in config._config
-        plain = value is None or type(value) in (bool, int, float) or (type(value) is str and _WORD.fullmatch(value) is not None)
+        plain = (
+            value is None
+            or type(value) in (bool, int, float)
+            or (type(value) is str and _WORD.fullmatch(value) is not None)
+        )
         if there and plain and _PLACES.isdisjoint(re.split(r"[._]", name)):
             fine[name] = value
         else:
@@ -76,7 +86,9 @@ def is_backend(name: str) -> bool:
 
 
 def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
-    """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each with inputs of its own."""
+    """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each
+    with inputs of its own.
+    """
     given = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
     with getattr(torch, way.mode)():
         if not way.backend:
@@ -97,7 +109,10 @@ def configured(way: Way) -> Iterator[None]:
     import torch._dynamo.config
     import torch._inductor.config
 
-    with torch._inductor.config.patch(dict(way.inductor)), torch._dynamo.config.patch(dict(way.dynamo)):
+    with (
+        torch._inductor.config.patch(dict(way.inductor)),
+        torch._dynamo.config.patch(dict(way.dynamo)),
+    ):
         yield
 
 
@@ -110,7 +125,10 @@ def compile_together(way: Way, pieces: Sequence[Piece]) -> Any:
 def as_graph(pieces: Sequence[Piece]) -> Any:
     """An fx.GraphModule of pieces side by side."""
     graph = torch.fx.Graph()
-    inputs = [[graph.placeholder(f"in{i}_{k}") for k in range(len(p.inputs))] for i, p in enumerate(pieces)]
+    inputs = [
+        [graph.placeholder(f"in{i}_{k}") for k in range(len(p.inputs))]
+        for i, p in enumerate(pieces)
+    ]
     results = []
     for p, nodes in zip(pieces, inputs):
         env: dict[int, Any] = dict(zip(p.inputs, nodes))
@@ -122,7 +140,11 @@ def as_graph(pieces: Sequence[Piece]) -> Any:
 
         for step in p.steps:
             func = overload(step.name)
-            node = graph.call_function(func, tuple(decode(a) for a in step.args), {k: decode(v) for k, v in step.kwargs.items()})
+            node = graph.call_function(
+                func,
+                tuple(decode(a) for a in step.args),
+                {k: decode(v) for k, v in step.kwargs.items()},
+            )
             returns = func._schema.returns
             if len(returns) == 1 and not str(returns[0].type).startswith("List"):
                 made = [node]
@@ -154,13 +176,17 @@ def terms(steps: Sequence[Step]) -> int:
                 return given[value.number]
             return [shown(item) for item in value] if isinstance(value, list) else value
 
-        named = dict(zip((a.name for a in func._schema.arguments), map(shown, step.args))) | {k: shown(v) for k, v in step.kwargs.items()}
+        named = dict(zip((a.name for a in func._schema.arguments), map(shown, step.args))) | {
+            k: shown(v) for k, v in step.kwargs.items()
+        }
         most = max(most, stepwise.reduction_length(step.name.split(".")[1], named))
     return most
 
 
 def judged(p: Piece, made: Sequence[Any]) -> float:
-    """How far results of a piece are from float64, over what rounding explains; the worst of them."""
+    """How far results of a piece are from float64, over what rounding explains; the worst of
+    them.
+    """
     given = {f"t{n}": t for n, t in p.inputs.items()}
 
     def run(**inputs: Any) -> list[Any]:
@@ -179,7 +205,9 @@ def judged(p: Piece, made: Sequence[Any]) -> float:
 
 @dataclass
 class Drilled:
-    """What was found: operators [begin, end) of the trace, score of the piece; why nothing smaller. tried: pieces that were run."""
+    """What was found: operators [begin, end) of the trace, score of the piece; why nothing smaller.
+    tried: pieces that were run.
+    """
 
     begin: int
     end: int
@@ -189,12 +217,16 @@ class Drilled:
 
 
 class Drill:
-    """Looks for the fewest consecutive operators of a trace that are wrong when they are run a given way.
+    """Looks for the fewest consecutive operators of a trace that are wrong when they are run a
+    given way.
 
-    results: numbers of what is judged of the whole. seconds: after so long no further piece is tried.
+    results: numbers of what is judged of the whole. seconds: after so long no further piece is
+    tried.
     """
 
-    def __init__(self, trace: Trace, results: Sequence[int], way: Way, *, seconds: float = 60.0) -> None:
+    def __init__(
+        self, trace: Trace, results: Sequence[int], way: Way, *, seconds: float = 60.0
+    ) -> None:
         self.trace, self.results, self.way = trace, tuple(results), way
         self._until = time.monotonic() + seconds
         self.tried = 0
@@ -204,9 +236,15 @@ class Drill:
         """None when the whole is right as well."""
         count = len(self.trace.steps)
         for length in range(1, min(_LONGEST, count) + 1):
-            found = self._first([(i, i + length) for i in range(count - length + 1) if self._worth(i, i + length)])
+            found = self._first(
+                [(i, i + length) for i in range(count - length + 1) if self._worth(i, i + length)]
+            )
             if found is not None:
-                what = "alone" if length == 1 else f"with the {length - 1} before it; no operator alone is wrong"
+                what = (
+                    "alone"
+                    if length == 1
+                    else f"with the {length - 1} before it; no operator alone is wrong"
+                )
                 return Drilled(*found, self.tried, what)
             if time.monotonic() > self._until:
                 break
@@ -215,14 +253,24 @@ class Drill:
             return None
         begin, end = self._bisected(count)
         score = self._score(begin, end) or whole
-        return Drilled(begin, end, score, self.tried, f"{end - begin} operators together; no {_LONGEST} of them in a row are wrong alone")
+        return Drilled(
+            begin,
+            end,
+            score,
+            self.tried,
+            f"{end - begin} operators together; no {_LONGEST} of them in a row are wrong alone",
+        )
 
     def _worth(self, begin: int, end: int) -> bool:
-        """Does the last operator of this run compute anything? What only moves elements is no fault by itself."""
+        """Does the last operator of this run compute anything? What only moves elements is no fault
+        by itself.
+        """
         return _computes(self.trace.steps[end - 1])
 
     def _first(self, windows: Sequence[tuple[int, int]]) -> tuple[int, int, float] | None:
-        """The first window that is wrong. Those that are alike are compiled once, and run on the inputs of each."""
+        """The first window that is wrong. Those that are alike are compiled once, and run on the
+        inputs of each.
+        """
         pieces = {w: self._piece(*w) for w in windows}
         groups: dict[Any, list[tuple[int, int]]] = {}
         for w in windows:
@@ -257,7 +305,12 @@ class Drill:
         return self._scores([self._piece(begin, end)])[0]
 
     def _piece(self, begin: int, end: int) -> Piece:
-        return piece(self.trace, begin, end, self.results if end == len(self.trace.steps) and begin == 0 else ())
+        return piece(
+            self.trace,
+            begin,
+            end,
+            self.results if end == len(self.trace.steps) and begin == 0 else (),
+        )
 
     def _bisected(self, count: int) -> tuple[int, int]:
         """The shortest beginning that is wrong, then the shortest end of it."""
@@ -269,20 +322,34 @@ class Drill:
         low, high = 0, end - 1  # low is wrong
         while low < high and time.monotonic() < self._until:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if (self._score(middle, end) or 0.0) > 1 else (low, middle - 1)
+            low, high = (
+                (middle, high) if (self._score(middle, end) or 0.0) > 1 else (low, middle - 1)
+            )
         return low, end
 
 
 def signature(p: Piece) -> Any:
-    """What two pieces have in common that compile to the same code: operators, wiring, other arguments, forms of the inputs."""
-    order = {n: i for i, n in enumerate(dict.fromkeys([*p.inputs, *(r for s in p.steps for r in s.results)]))}
+    """What two pieces have in common that compile to the same code: operators, wiring, other
+    arguments, forms of the inputs.
+    """
+    order = {
+        n: i
+        for i, n in enumerate(dict.fromkeys([*p.inputs, *(r for s in p.steps for r in s.results)]))
+    }
 
     def plain(value: Any) -> Any:
         if isinstance(value, Value):
             return ("value", order[value.number])
-        return tuple(plain(v) for v in value) if isinstance(value, (list, tuple)) else (type(value).__name__, repr(value))
+        return (
+            tuple(plain(v) for v in value)
+            if isinstance(value, (list, tuple))
+            else (type(value).__name__, repr(value))
+        )
 
-    steps = tuple((s.name, plain(s.args), tuple((k, plain(v)) for k, v in sorted(s.kwargs.items()))) for s in p.steps)
+    steps = tuple(
+        (s.name, plain(s.args), tuple((k, plain(v)) for k, v in sorted(s.kwargs.items())))
+        for s in p.steps
+    )
     forms = tuple((str(t.dtype), tuple(t.shape), tuple(t.stride())) for t in p.inputs.values())
     return steps, forms, tuple(order[n] for n in p.results)
 
@@ -291,11 +358,17 @@ def signature(p: Piece) -> Any:
 
 
 def parting(
-    good: Trace, bad: Trace, good_results: Sequence[int], bad_results: Sequence[int], same: Callable[[Any, Any], bool]
+    good: Trace,
+    bad: Trace,
+    good_results: Sequence[int],
+    bad_results: Sequence[int],
+    same: Callable[[Any, Any], bool],
 ) -> tuple[Piece, Piece, dict[int, int]]:
-    """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is left without equal begin and end.
+    """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is
+    left without equal begin and end.
 
-    Operators are equal when they have one name, equal arguments, and read what is equal. same: are two tensors one?
+    Operators are equal when they have one name, equal arguments, and read what is equal. same: are
+    two tensors one?
     """
     equal: dict[int, int] = {}  # bad -> good
     inputs = set(good.slots.values())
@@ -304,7 +377,11 @@ def parting(
         if m is not None and same(good.tensors[m], bad.tensors[n]):
             equal[n] = m
     for n in bad.slots.values():  # under another name
-        if n not in equal and (m := next((m for m in inputs if same(good.tensors[m], bad.tensors[n])), None)) is not None:
+        if (
+            n not in equal
+            and (m := next((m for m in inputs if same(good.tensors[m], bad.tensors[n])), None))
+            is not None
+        ):
             equal[n] = m
     one, two = good.steps, bad.steps
     begin = 0
@@ -316,14 +393,20 @@ def parting(
     while len(ends) <= min(len(one), len(two)) - begin:
         a, b, now = one[len(one) - len(ends)], two[len(two) - len(ends)], ends[-1]
         wired, read = dict(zip(b.results, a.results)), dict(zip(_order(b), _order(a)))
-        if a.name != b.name or _plain(a) != _plain(b) or any(now.get(n, m) != m for n, m in (wired | read).items()):
+        if (
+            a.name != b.name
+            or _plain(a) != _plain(b)
+            or any(now.get(n, m) != m for n, m in (wired | read).items())
+        ):
             break
         made = {r for s in two[: len(two) - len(ends)] for r in s.results}
         if any(equal.get(n) != m and (n not in made or n in equal) for n, m in read.items()):
             break  # it reads something from outside that differs
         ends.append({n: m for n, m in (now | read).items() if n not in wired and equal.get(n) != m})
     tail = len(ends) - 1
-    while tail and not any(map(_computes, (*one[begin : len(one) - tail], *two[begin : len(two) - tail]))):
+    while tail and not any(
+        map(_computes, (*one[begin : len(one) - tail], *two[begin : len(two) - tail]))
+    ):
         tail -= 1  # to move elements is no fault: with the next that computes
     facing = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
     if not facing:
@@ -361,4 +444,8 @@ def _plain(step: Step) -> Any:
 
 
 def _alike(a: Step, b: Step, equal: Mapping[int, int]) -> bool:
-    return a.name == b.name and _plain(a) == _plain(b) and [equal.get(n) for n in _order(b)] == _order(a)
+    return (
+        a.name == b.name
+        and _plain(a) == _plain(b)
+        and [equal.get(n) for n in _order(b)] == _order(a)
+    )

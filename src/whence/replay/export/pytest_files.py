@@ -1,8 +1,9 @@
 """Writes a run's operators, or its leaf modules, as pytest files that need pytest and torch only.
 
-A test names what is called on what; the elements lie beside it in one safetensors file; `torch_support`, copied as
-`operator_support.py`, does the work. Names and texts of a run are untrusted: they get into the files as identifiers of letters and
-digits, as literals by `repr`, and in comments without line breaks.
+A test names what is called on what; the elements lie beside it in one safetensors file;
+`torch_support`, copied as `operator_support.py`, does the work. Names and texts of a run are
+untrusted: they get into the files as identifiers of letters and digits, as literals by `repr`, and
+in comments without line breaks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. left_out: reason -> names, each once; what is in none of the tests is here. nbytes: of the elements."""
+    """What was written. left_out: reason -> names, each once; what is in none of the tests is here.
+    nbytes: of the elements.
+    """
 
     folder: str
     tests: int
@@ -73,7 +76,9 @@ class Folder:
         return len(self._texts.get(file, ()))
 
     def element(self, record: int) -> str:
-        """The name in the data file of a record's elements, "" when they were not kept. Equal tensors are stored once."""
+        """The name in the data file of a record's elements, "" when they were not kept. Equal
+        tensors are stored once.
+        """
         if record not in self._elements:
             found = self.run.records[record]
             try:
@@ -89,24 +94,45 @@ class Folder:
         """Write everything into a new folder. Raises OutputExists unless it may be replaced."""
         if path.exists():
             if not force:
-                raise OutputExists(f"{path} exists; --force replaces tests that were written before")
+                raise OutputExists(
+                    f"{path} exists; --force replaces tests that were written before"
+                )
             if not (path / SUPPORT).exists() and (not path.is_dir() or any(path.iterdir())):
-                raise OutputExists(f"{path} holds something else than tests written by whence; choose another folder")
+                raise OutputExists(
+                    f"{path} holds something else than tests written by whence; choose another "
+                    "folder"
+                )
             if path.is_dir():
                 shutil.rmtree(path)
         path.mkdir(parents=True)
         for file, texts in self._texts.items():
-            imports = ("import pytest\n" if any("pytest." in t for t in texts) else "") + ("import torch\n" if _uses_torch(texts) else "")
-            head = f'"""{self._titles[file]}"""\n\n{imports}\nfrom {SUPPORT[:-3]} import tensor\n'.replace('"""\n\n\n', '"""\n\n')
+            imports = ("import pytest\n" if any("pytest." in t for t in texts) else "") + (
+                "import torch\n" if _uses_torch(texts) else ""
+            )
+            head = f'"""{self._titles[file]}"""\n\n{imports}\nfrom {SUPPORT[:-3]} import tensor\n'.replace(
+                '"""\n\n\n', '"""\n\n'
+            )
             (path / f"{file}.py").write_text("\n\n".join([head, *texts]), encoding="utf-8")
         shutil.copyfile(str(support.__file__), path / SUPPORT)
-        versions = ", ".join(f"{k} {v}" for k, v in self.run.info.versions.items() if k in ("torch", "whence", "python"))
+        versions = ", ".join(
+            f"{k} {v}"
+            for k, v in self.run.info.versions.items()
+            if k in ("torch", "whence", "python")
+        )
         (path / "conftest.py").write_text(
-            _CONFTEST.format(versions=_comment(versions), factory=factory, cpu_init=cpu_init), encoding="utf-8"
+            _CONFTEST.format(versions=_comment(versions), factory=factory, cpu_init=cpu_init),
+            encoding="utf-8",
         )
         nbytes = self._write_data(path / "data.safetensors")
         left = {reason: tuple(names) for reason, names in self.left_out.items()}
-        return Written(str(path), self.tests, len(self._texts), sum(map(len, self._texts.values())), nbytes, left)
+        return Written(
+            str(path),
+            self.tests,
+            len(self._texts),
+            sum(map(len, self._texts.values())),
+            nbytes,
+            left,
+        )
 
     def _write_data(self, path: Path) -> int:
         header: dict[str, Any] = {}
@@ -115,7 +141,11 @@ class Folder:
             found, kind = self.run.records[record], dtypes.named(self.run.records[record].dtype)
             size = found.count * kind.itemsize
             shape = [*found.shape, 2] if kind.name == "complex128" else list(found.shape)
-            header[name] = {"dtype": kind.safetensors, "shape": shape, "data_offsets": [at, at + size]}
+            header[name] = {
+                "dtype": kind.safetensors,
+                "shape": shape,
+                "data_offsets": [at, at + size],
+            }
             at += size
         head = json.dumps(header).encode()
         head += b" " * (-len(head) % 8)
@@ -161,8 +191,12 @@ def check(request):
 # ---- operators
 
 
-def write_operators(run: Run, groups: Sequence[Any], folder: Folder, *, keep_trivial: bool = False) -> None:
-    """A test of each signature. groups: of `api.operators.signatures`. keep_trivial: random, creation and view operators too."""
+def write_operators(
+    run: Run, groups: Sequence[Any], folder: Folder, *, keep_trivial: bool = False
+) -> None:
+    """A test of each signature. groups: of `api.operators.signatures`. keep_trivial: random,
+    creation and view operators too.
+    """
     backward: dict[tuple[int, int], list[Call]] = {}
     for call in run.calls:
         if call.kind == "operator" and call.forward >= 0:
@@ -176,7 +210,14 @@ def write_operators(run: Run, groups: Sequence[Any], folder: Folder, *, keep_tri
             _write_operator(run, group, folder, backward, keep_trivial=keep_trivial)
 
 
-def _write_operator(run: Run, group: Any, folder: Folder, backward: Mapping[tuple[int, int], list[Call]], *, keep_trivial: bool) -> None:
+def _write_operator(
+    run: Run,
+    group: Any,
+    folder: Folder,
+    backward: Mapping[tuple[int, int], list[Call]],
+    *,
+    keep_trivial: bool,
+) -> None:
     schema: Any = None
     func: Any = None
     try:
@@ -198,7 +239,11 @@ def _write_operator(run: Run, group: Any, folder: Folder, backward: Mapping[tupl
     except ReplayRefused as reason:
         folder.leave_out(str(reason), group.op)
         return
-    sort = support.PLAIN if func is None else support.kind(func, dict(calls[0].arguments) | dict.fromkeys(arguments.tensors, True))
+    sort = (
+        support.PLAIN
+        if func is None
+        else support.kind(func, dict(calls[0].arguments) | dict.fromkeys(arguments.tensors, True))
+    )
     makes = (
         schema is None
         or any("Tensor" in str(r.type) for r in schema.returns)
@@ -219,27 +264,61 @@ def _write_operator(run: Run, group: Any, folder: Folder, backward: Mapping[tupl
     states = {} if sort != support.RANDOM else arguments.states()
     body = [_argument(name, value) for name, value in {**states, **named}.items()]
     note = _where(group.count, group.scopes, group.source)
-    folder.add(file, title, _function(f"{file}_{count}", note, "check", [repr(group.op)], body, samples), max(1, len(samples)))
+    folder.add(
+        file,
+        title,
+        _function(f"{file}_{count}", note, "check", [repr(group.op)], body, samples),
+        max(1, len(samples)),
+    )
     grads = [backward[c.rank, c.order] for c in calls if (c.rank, c.order) in backward]
     if grads and func is not None and sort == support.PLAIN:
         incoming = _incoming(run, calls, backward)
         shown = ", ".join(f"{k}: {arguments.tensor(refs)}" for k, refs in incoming.items())
         body = [_argument(name, value) for name, value in named.items()]
-        text = _function(f"{file}_{count}_backward", note, "check.gradient", [repr(group.op)], body, samples, extra="{" + shown + "}")
-        folder.add(f"{file}_backward", f"{group.op} and its backward, by autograd.", text, max(1, len(samples)))
+        text = _function(
+            f"{file}_{count}_backward",
+            note,
+            "check.gradient",
+            [repr(group.op)],
+            body,
+            samples,
+            extra="{" + shown + "}",
+        )
+        folder.add(
+            f"{file}_backward",
+            f"{group.op} and its backward, by autograd.",
+            text,
+            max(1, len(samples)),
+        )
 
 
-def _incoming(run: Run, calls: Sequence[Call], backward: Mapping[tuple[int, int], list[Call]]) -> dict[int, dict[int, int]]:
-    """Output number -> {call: record of the gradient that came into it}: the first tensor of its form that its backward reads."""
+def _incoming(
+    run: Run, calls: Sequence[Call], backward: Mapping[tuple[int, int], list[Call]]
+) -> dict[int, dict[int, int]]:
+    """Output number -> {call: record of the gradient that came into it}: the first tensor of its
+    form that its backward reads.
+    """
     found: dict[int, dict[int, int]] = {}
     for call in calls:
         own = {r.record for r in call.refs}
-        outputs = [r for r in call.refs if re.fullmatch(r"output\.\d+", r.slot) or r.slot.startswith("mutated.")]
+        outputs = [
+            r
+            for r in call.refs
+            if re.fullmatch(r"output\.\d+", r.slot) or r.slot.startswith("mutated.")
+        ]
         for k, out in enumerate(outputs):
             form = run.records[out.record]
             for later in sorted(backward.get((call.rank, call.order), ()), key=lambda c: c.order):
-                reads = [r.record for r in later.refs if r.slot.startswith("input.") and r.record not in own]
-                like = [r for r in reads if (run.records[r].shape, run.records[r].dtype) == (form.shape, form.dtype)]
+                reads = [
+                    r.record
+                    for r in later.refs
+                    if r.slot.startswith("input.") and r.record not in own
+                ]
+                like = [
+                    r
+                    for r in reads
+                    if (run.records[r].shape, run.records[r].dtype) == (form.shape, form.dtype)
+                ]
                 if like:
                     found.setdefault(k, {})[call.id] = like[0]
                     break
@@ -253,7 +332,9 @@ class _Arguments:
 
     def __init__(self, run: Run, calls: Sequence[Call], group: Any, folder: Folder) -> None:
         self.run, self.calls, self.folder = run, calls, folder
-        self.ranges = {slot: (r.min, r.max) for slot, r in (group.ranges if group is not None else {}).items()}
+        self.ranges = {
+            slot: (r.min, r.max) for slot, r in (group.ranges if group is not None else {}).items()
+        }
         self.storages = _storages(calls[0].aliases)
         self.tensors: list[str] = []
 
@@ -265,8 +346,13 @@ class _Arguments:
         given = {r.slot for r in first.refs}
         for ref in first.refs:
             kind, _, name = ref.slot.partition(".")
-            if kind == "mutated" and f"input.{name}" not in given:  # out=: what it held before does not matter
-                texts[name] = self.tensor({c.id: r.record for c in self.calls for r in c.refs if r.slot == ref.slot}, blank=True)
+            if (
+                kind == "mutated" and f"input.{name}" not in given
+            ):  # out=: what it held before does not matter
+                texts[name] = self.tensor(
+                    {c.id: r.record for c in self.calls for r in c.refs if r.slot == ref.slot},
+                    blank=True,
+                )
             if kind != "input":
                 continue
             text = self.slot(ref.slot)
@@ -286,16 +372,22 @@ class _Arguments:
         for name in ("pin_memory", "generator"):
             texts.pop(name, None)
         if unknown := [n for n in texts if order and n not in order]:
-            raise ReplayRefused(f"arguments that torch {torch.__version__} does not have: {', '.join(unknown)}")
+            raise ReplayRefused(
+                f"arguments that torch {torch.__version__} does not have: {', '.join(unknown)}"
+            )
         return {n: texts[n] for n in (order or texts) if n in texts}
 
     def states(self) -> dict[str, str]:
         """Generator states before the call, by name."""
-        return {r.slot: self.slot(r.slot) for r in self.calls[0].refs if r.slot.startswith("state.")}
+        return {
+            r.slot: self.slot(r.slot) for r in self.calls[0].refs if r.slot.startswith("state.")
+        }
 
     def slot(self, slot: str) -> str:
         """A tensor by its slot."""
-        return self.tensor({c.id: r.record for c in self.calls for r in c.refs if r.slot == slot}, slot=slot)
+        return self.tensor(
+            {c.id: r.record for c in self.calls for r in c.refs if r.slot == slot}, slot=slot
+        )
 
     def tensor(self, records: Mapping[int, int], *, slot: str = "", blank: bool = False) -> str:
         """A tensor as `tensor(...)`. records: by call. blank: its elements do not matter."""
@@ -329,7 +421,11 @@ class _Arguments:
 
     def _range(self, records: Mapping[int, int]) -> tuple[float | None, float | None]:
         known = [
-            s for r in records.values() if (s := self.run.records[r].statistics) is not None and s.min is not None and s.max is not None
+            s
+            for r in records.values()
+            if (s := self.run.records[r].statistics) is not None
+            and s.min is not None
+            and s.max is not None
         ]
         return min((s.min for s in known if s.min is not None), default=None), max(
             (s.max for s in known if s.max is not None), default=None
@@ -352,7 +448,9 @@ class _Arguments:
 
 
 def _has_slots(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(item is None or (isinstance(item, dict) and "slot" in item) for item in value)
+    return isinstance(value, (list, tuple)) and any(
+        item is None or (isinstance(item, dict) and "slot" in item) for item in value
+    )
 
 
 def _tagged(name: str, at: Any) -> str:
@@ -386,7 +484,10 @@ def _storages(aliases: Sequence[tuple[str, str]]) -> dict[str, str]:
     pairs = [(a, b) for a, b in aliases if a.startswith("input.") and b.startswith("input.")]
     for a, b in pairs:
         owner[root(b)] = root(a)
-    names = {r: f"memory {k}" for k, r in enumerate(dict.fromkeys(root(s) for pair in pairs for s in pair))}
+    names = {
+        r: f"memory {k}"
+        for k, r in enumerate(dict.fromkeys(root(s) for pair in pairs for s in pair))
+    }
     return {slot: names[root(slot)] for pair in pairs for slot in pair}
 
 
@@ -400,9 +501,16 @@ def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
         if call.error:
             folder.leave_out("it raised", call.scope or call.root)
         elif not call.program or call.program not in run.programs:
-            folder.leave_out(f"no program: {_comment(call.no_program) or 'none was recorded'}", call.scope or call.root)
+            folder.leave_out(
+                f"no program: {_comment(call.no_program) or 'none was recorded'}",
+                call.scope or call.root,
+            )
         else:
-            forms = tuple((r.slot, *_form(run, r.record)) for r in call.refs if r.slot.startswith(("input", "param")))
+            forms = tuple(
+                (r.slot, *_form(run, r.record))
+                for r in call.refs
+                if r.slot.startswith(("input", "param"))
+            )
             groups.setdefault((call.op_type, call.program, forms), []).append(call)
     for members in groups.values():
         first = members[0]
@@ -437,7 +545,11 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
     for k, record in enumerate(program.constants):
         tensors[f"const_{k}"] = arguments.tensor(dict.fromkeys(ids, record))
     body = _run_source(program, names, tensors)
-    samples = [i for i in ids if all(folder.element(r.record) for r in run.calls[i].refs if r.slot in names.slots)]
+    samples = [
+        i
+        for i in ids
+        if all(folder.element(r.record) for r in run.calls[i].refs if r.slot in names.slots)
+    ]
     base = re.sub(r"\W", "_", members[0].op_type, flags=re.ASCII) or "module"
     file = f"test_{base}"
     scopes: dict[str, int] = {}
@@ -446,8 +558,12 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
     note = _where(len(members), scopes, members[0].source)
     given = [f"{name}={text}," for name, text in tensors.items()]
     head = [repr(_plain(members[0].scope or members[0].root)), "run"]
-    text = _function(f"{file}_{folder.taken(file)}", note, "check.module", head, given, samples, inner=body)
-    folder.add(file, f"{_comment(members[0].op_type)} as the run called it.", text, max(1, len(samples)))
+    text = _function(
+        f"{file}_{folder.taken(file)}", note, "check.module", head, given, samples, inner=body
+    )
+    folder.add(
+        file, f"{_comment(members[0].op_type)} as the run called it.", text, max(1, len(samples))
+    )
 
 
 class _Names:
@@ -507,9 +623,15 @@ def _run_source(program: Program, names: _Names, tensors: Mapping[str, str]) -> 
         except LookupError as reason:
             raise ReplayRefused(str(reason)) from None
         single.append(len(returns) == 1 and str(returns[0].type) == "Tensor")
-        args += [f"{name}={value(v)}" for name, v in operation.kwargs.items() if name != "pin_memory"]
+        args += [
+            f"{name}={value(v)}" for name, v in operation.kwargs.items() if name != "pin_memory"
+        ]
         text = f"ops.{operation.name}({', '.join(args)})"
-        lines.append(f"    v{k} = ops.guard({text}, {operation.guard!r})" if operation.guard is not None else f"    v{k} = {text}")
+        lines.append(
+            f"    v{k} = ops.guard({text}, {operation.guard!r})"
+            if operation.guard is not None
+            else f"    v{k} = {text}"
+        )
     outputs = ", ".join(f"{_plain(slot)!r}: {value(operand)}" for slot, operand in program.outputs)
     return [*lines, f"    return {{{outputs}}}"]
 
@@ -533,12 +655,22 @@ def _function(
     lines.append(f"    # {note}")
     lines += [f"    {line}" for line in inner] + ([""] if inner else [])
     first = [*head, "sample" if samples else "None", *([extra] if extra else [])]
-    lines += [f"    {call}(", f"        {', '.join(first)},", *(f"        {line}" for line in body), "    )", ""]
+    lines += [
+        f"    {call}(",
+        f"        {', '.join(first)},",
+        *(f"        {line}" for line in body),
+        "    )",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def _argument(name: str, text: str) -> str:
-    return f"{name}={text}," if name.isidentifier() and not keyword.iskeyword(name) else f"**{{{name!r}: {text}}},"
+    return (
+        f"{name}={text},"
+        if name.isidentifier() and not keyword.iskeyword(name)
+        else f"**{{{name!r}: {text}}},"
+    )
 
 
 def _where(count: int, scopes: Mapping[str, int], source: str) -> str:
@@ -564,17 +696,28 @@ def _number(value: float, *, exact: bool) -> str:
 
 
 def _readable(low: float, high: float) -> tuple[float, float]:
-    """A range with six significant digits that lies in the one given: -0.99999999 must not become a -1 whose log1p is infinite."""
+    """A range with six significant digits that lies in the one given: -0.99999999 must not become a
+    -1 whose log1p is infinite.
+    """
     least, most = _six(low, ROUND_CEILING), _six(high, ROUND_FLOOR)
     return (least, most) if least <= most else (low, high)
 
 
 def _six(value: float, rounding: str) -> float:
-    return float(Context(prec=6, rounding=rounding).create_decimal(value)) if isfinite(value) else value
+    return (
+        float(Context(prec=6, rounding=rounding).create_decimal(value))
+        if isfinite(value)
+        else value
+    )
 
 
 def _uses_torch(texts: Sequence[str]) -> bool:
-    return any("torch." in line for text in texts for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return any(
+        "torch." in line
+        for text in texts
+        for line in text.splitlines()
+        if not line.lstrip().startswith("#")
+    )
 
 
 def _spread(ids: Sequence[int], count: int) -> list[int]:

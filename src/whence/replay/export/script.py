@@ -1,8 +1,9 @@
-"""A piece of a run as one file that shows its fault: operators in plain torch, their tensors beside it, and the three-way check.
+"""A piece of a run as one file that shows its fault: operators in plain torch, their tensors beside
+it, and the three-way check.
 
-What comes from a run gets into the text in three forms only: names of operators that passed the list of `operators` and exist in
-torch, literals written by `literal`, and words in the docstring, of which nothing can leave it. The text is parsed again before it is
-returned.
+What comes from a run gets into the text in three forms only: names of operators that passed the
+list of `operators` and exist in torch, literals written by `literal`, and words in the docstring,
+of which nothing can leave it. The text is parsed again before it is returned.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _WIDTH = 110
 _SIMPLE = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TAKEN = ("aten", "torch", "recorded", "memory")
 _STORED = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
-    "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "complex64": "C64", "complex128": "C128",
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
+    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16",
+    "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "complex64": "C64", "complex128": "C128",
 }  # fmt: skip
 
 
@@ -82,30 +84,46 @@ class _Writer:
             good = bad = "operator"
         else:
             good, bad = "reference", "target"
-            functions = [self.function(good, case.good, {}), self.function(bad, case.bad, case.equal)]
+            functions = [
+                self.function(good, case.good, {}),
+                self.function(bad, case.bad, case.equal),
+            ]
         for at, tensor in case.recorded.items():
             self.tensors[f"recorded.{at}"] = tensor
         sides = ["target", "reference"] + (["recorded"] if case.recorded else [])
         self.docstring = self._docstring(sides)
         dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in self.tensors.values())
         table = ", ".join(f'"{_stored(d)}": torch.{d}' for d in dtypes)
-        runs = [self.runner("target", bad, case.way), self.runner("reference", good, case.reference)]
+        runs = [
+            self.runner("target", bad, case.way),
+            self.runner("reference", good, case.reference),
+        ]
         code = "\n\n\n".join(
             [
-                *functions, *runs, _CHECK.format(
-                    good=good, terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]), default=case.default,
+                *functions,
+                *runs,
+                _CHECK.format(
+                    good=good,
+                    terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]),
+                    default=case.default,
                     sides=", ".join(f'"{s}"' for s in sides),
                     made=_MADE[bool(case.recorded)],
-                    exact=_EXACT.format(bad=bad, differs=literal(case.differs[:1000])) if case.bad is not None else "",
+                    exact=_EXACT.format(bad=bad, differs=literal(case.differs[:1000]))
+                    if case.bad is not None
+                    else "",
                 ),
-                *(_source(s) for s in three_way.SOURCES), _MAIN,
+                *(_source(s) for s in three_way.SOURCES),
+                _MAIN,
             ]
-        )  # fmt: skip
+        )
         config = ""
         if case.way.backend or case.reference.backend:
             config = "import torch._dynamo.config\nimport torch._inductor.config\n"
         head = f'"""{_quoted(self.docstring)}"""\n\n' + _IMPORTS.format(config=config)
-        return f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}\nRHO, RHO_16, Z, Z_16 = {_limits()}\n\n\n{code}"
+        return (
+            f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}\nRHO, RHO_16, Z, Z_16 = "
+            f"{_limits()}\n\n\n{code}"
+        )
 
     # ---- operators
 
@@ -119,7 +137,11 @@ class _Writer:
                 env[n] = self.names[equal[n]]
                 continue
             base = wanted.get(n, "x") if name != "target" else f"target_{wanted.get(n, 'x')}"
-            free = base if base not in taken else next(f"{base}{k}" for k in range(2, 100_000) if f"{base}{k}" not in taken)
+            free = (
+                base
+                if base not in taken
+                else next(f"{base}{k}" for k in range(2, 100_000) if f"{base}{k}" not in taken)
+            )
             env[n] = free
             taken.add(free)
             self.tensors[free] = tensor
@@ -148,7 +170,9 @@ class _Writer:
         lines.append(f"    return [{', '.join(env[n] for n in p.results)}]")
         return "\n".join(lines)
 
-    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Mapping[int, str]) -> str:
+    def call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Mapping[int, str]
+    ) -> str:
         """One call of an operator, as code."""
         namespace, base, over = allowed_operators.split(name, (f"{name.split('.')[0]}::",))
         overload(name)  # it exists
@@ -157,7 +181,11 @@ class _Writer:
         for key, value in kwargs.items():
             if key not in known or not key.isidentifier():
                 raise ReplayRefused(f"{name} has no argument {key!r}")
-            parts.append(f"{key}={self.value(value, env)}" if not keyword.iskeyword(key) else f"**{{{key!r}: {self.value(value, env)}}}")
+            parts.append(
+                f"{key}={self.value(value, env)}"
+                if not keyword.iskeyword(key)
+                else f"**{{{key!r}: {self.value(value, env)}}}"
+            )
         where = "aten" if namespace == "aten" else f"torch.ops.{namespace}"
         return f"{where}.{base}.{over}({', '.join(parts)})"
 
@@ -178,7 +206,10 @@ class _Writer:
         lines = [f"def as_{side}(tensors):", f'    """The operators {words}: {_how(way)}."""']
         lines += [f"    {line}" for line in _set_up(way)]
         if way.device != "cpu":
-            lines.append(f"    tensors = {{name: tensor.to({way.device!r}) for name, tensor in tensors.items()}}")
+            lines.append(
+                f"    tensors = {{name: tensor.to({way.device!r}) for name, tensor in "
+                f"tensors.items()}}"
+            )
         run = f"{function}(**tensors)"
         with_ = [f"torch.{way.mode}()"]
         if way.device != "cpu":
@@ -190,7 +221,10 @@ class _Writer:
                     lines.append(f"    {module[1:]} = {{{shown}}}  # what was not at its default")
                     with_.append(f"torch.{module}.config.patch({module[1:]})")
             dynamic = "" if way.dynamic is None else f", dynamic={way.dynamic}"
-            lines.append(f"    compiled = torch.compile({function}, backend={way.backend!r}, fullgraph=True{dynamic})")
+            lines.append(
+                f"    compiled = torch.compile({function}, backend={way.backend!r}, "
+                f"fullgraph=True{dynamic})"
+            )
             run = "compiled(**tensors)"
         lines += [f"    with {', '.join(with_)}:", f"        return {run}"]
         return "\n".join(lines)
@@ -199,20 +233,38 @@ class _Writer:
         case = self.case
         first = case.default
         others = [s for s in sides if s != first]
-        fails = {"target": "as the target ran", "reference": "as the reference ran", "recorded": "what the target recorded"}
+        fails = {
+            "target": "as the target ran",
+            "reference": "as the reference ran",
+            "recorded": "what the target recorded",
+        }
         width = max(len(s) for s in others) + 28
         usage = [f"    {'python repro.py':<{width}}{fails[first]}: fails"]
-        here = "not run, for want of it on the machine that wrote this" if case.missing else "passes on the machine that wrote this"
+        here = (
+            "not run, for want of it on the machine that wrote this"
+            if case.missing
+            else "passes on the machine that wrote this"
+        )
         for other in others:
             ends = "passes" if other == "reference" else here if other == "target" else "fails"
             usage.append(f"    {'python repro.py --side ' + other:<{width}}{fails[other]}: {ends}")
-        usage.append(f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the environment for the other side")
+        usage.append(
+            f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the "
+            "environment for the other side"
+        )
         lines = [
-            *_folded(case.title), "", *(line for text in case.story[:1] for line in _folded(text)), "", *usage, "",
-            "It needs torch alone, and repro.safetensors beside it. What is wrong is more than rounding: the result is held",
-            "against the same operators in float64, in units of what they round in their own dtype.", "",
+            *_folded(case.title),
+            "",
+            *(line for text in case.story[:1] for line in _folded(text)),
+            "",
+            *usage,
+            "",
+            "It needs torch alone, and repro.safetensors beside it. What is wrong is more than "
+            "rounding: the result is held",
+            "against the same operators in float64, in units of what they round in their own dtype.",
+            "",
             *(line for text in case.story[1:] for line in _folded(text, " " * 11)),
-        ]  # fmt: skip
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -240,8 +292,8 @@ def literal(value: Any) -> str:
 
 
 def save(tensors: Mapping[str, Any]) -> bytes:
-    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout beside; those that share memory
-    share it.
+    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout
+    beside; those that share memory share it.
     """
     held: dict[str, Any] = {}
     layouts: dict[str, Any] = {}
@@ -250,7 +302,9 @@ def save(tensors: Mapping[str, Any]) -> bytes:
         t = tensor.detach().cpu()
         t = t.resolve_conj() if t.is_complex() else t
         shares = sum(
-            o.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() and o.dtype == tensor.dtype for o in tensors.values()
+            o.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            and o.dtype == tensor.dtype
+            for o in tensors.values()
         )
         if t.is_contiguous() and (shares == 1 or not t.numel()):
             held[name] = t
@@ -260,15 +314,27 @@ def save(tensors: Mapping[str, Any]) -> bytes:
     for memory, names in memories.values():
         views = [tensors[n].detach().cpu() for n in names]
         first = min(v.storage_offset() for v in views) // 64 * 64
-        reach = max(v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1 for v in views)
-        whole = torch.empty(0, dtype=views[0].dtype).set_(views[0].untyped_storage(), first, (reach - first,), (1,))
+        reach = max(
+            v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1
+            for v in views
+        )
+        whole = torch.empty(0, dtype=views[0].dtype).set_(
+            views[0].untyped_storage(), first, (reach - first,), (1,)
+        )
         held[memory] = whole
-        layouts |= {n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first] for n, v in zip(names, views)}
+        layouts |= {
+            n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first]
+            for n, v in zip(names, views)
+        }
     header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
     chunks, at = [], 0
     for name, tensor in held.items():
         raw = _bytes(tensor)
-        header[name] = {"dtype": _stored(str(tensor.dtype)[6:]), "shape": list(tensor.shape), "data_offsets": [at, at + len(raw)]}
+        header[name] = {
+            "dtype": _stored(str(tensor.dtype)[6:]),
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(raw)],
+        }
         chunks.append(raw)
         at += len(raw)
     text = json.dumps(header).encode()
@@ -289,7 +355,11 @@ def _stored(dtype: str) -> str:
 def _argument_names(p: Piece) -> dict[int, str]:
     """A name for every input: of a parameter its own, else that of the first argument it is."""
     own = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
-    names = {n: name for n, name in own.items() if _SIMPLE.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN}
+    names = {
+        n: name
+        for n, name in own.items()
+        if _SIMPLE.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN
+    }
     for step in p.steps:
         arguments = [a.name for a in overload(step.name)._schema.arguments]
         for name, value in [*zip(arguments, step.args), *step.kwargs.items()]:
@@ -298,12 +368,18 @@ def _argument_names(p: Piece) -> dict[int, str]:
                 if isinstance(item, Value):
                     clear = {"self": "x", "input": "x"}.get(name, name)
                     clear = f"{clear}{k}" if several else clear
-                    names.setdefault(item.number, clear if clear.isidentifier() and not keyword.iskeyword(clear) else "x")
+                    names.setdefault(
+                        item.number,
+                        clear if clear.isidentifier() and not keyword.iskeyword(clear) else "x",
+                    )
     return names
 
 
 def _how(way: Way) -> str:
-    parts = [f"torch.compile, backend {_plain(way.backend)}" if way.backend else "eagerly", f"on {_plain(way.device)}"]
+    parts = [
+        f"torch.compile, backend {_plain(way.backend)}" if way.backend else "eagerly",
+        f"on {_plain(way.device)}",
+    ]
     return " ".join(parts)
 
 
@@ -322,10 +398,11 @@ def _set_up(way: Way) -> list[str]:
         lines.append("torch.use_deterministic_algorithms(True)")
     if way.device != "cpu":
         for name, default, statement in (
-            ("cudnn", True, "torch.backends.cudnn.enabled"), ("cudnn_benchmark", False, "torch.backends.cudnn.benchmark"),
+            ("cudnn", True, "torch.backends.cudnn.enabled"),
+            ("cudnn_benchmark", False, "torch.backends.cudnn.benchmark"),
             ("cudnn_deterministic", False, "torch.backends.cudnn.deterministic"),
             ("cudnn_tf32", True, "torch.backends.cudnn.allow_tf32"),
-        ):  # fmt: skip
+        ):
             if type(s.get(name)) is bool and s[name] is not default:
                 lines.append(f"{statement} = {s[name]}")
     return lines
@@ -346,7 +423,13 @@ def _plain(text: str) -> str:
 
 
 def _folded(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(_plain(text), _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        _plain(text),
+        _WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _quoted(text: str) -> str:
@@ -358,7 +441,9 @@ def _wrapped(line: str) -> list[str]:
         return [line]
     head, _, rest = line.partition("(")
     indent = " " * (len(head) - len(head.lstrip()) + 4)
-    body = textwrap.wrap(rest[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    body = textwrap.wrap(
+        rest[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
+    )
     # A string literal may hold blanks where the line was broken.
     if '"' in rest or "'" in rest:
         return [line]

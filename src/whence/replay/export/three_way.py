@@ -1,7 +1,8 @@
-"""The three-way check of one operator: as it was run, as plain eager code, and in float64 on the CPU.
+"""The three-way check of one operator: as it was run, as plain eager code, and in float64 on the
+CPU.
 
-Written so that a script can hold a copy: each function and class here needs torch and the standard library only, and `SOURCES` says
-which of them go together. The limits are those of `judge.limits`.
+Written so that a script can hold a copy: each function and class here needs torch and the standard
+library only, and `SOURCES` says which of them go together. The limits are those of `judge.limits`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def load(path, dtypes):  # type: ignore[no-untyped-def]
         flat = torch.frombuffer(bytearray(data[begin:end] or b"\0" * 16), dtype=torch.uint8)
         flat = flat.view(dtypes[entry["dtype"]])
         held[name] = (flat if end > begin else flat[:0]).reshape(entry["shape"])
-    views = {name: held[memory].as_strided(shape, stride, at) for name, (memory, shape, stride, at) in layouts.items()}
+    views = {
+        name: held[memory].as_strided(shape, stride, at)
+        for name, (memory, shape, stride, at) in layouts.items()
+    }
     return held | views
 
 
@@ -37,7 +41,10 @@ class Wide(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, dtype=torch.float64):  # type: ignore[no-untyped-def]
         super().__init__()
-        self.real, self.complex = dtype, torch.complex128 if dtype is torch.float64 else torch.complex64
+        self.real, self.complex = (
+            dtype,
+            torch.complex128 if dtype is torch.float64 else torch.complex64,
+        )
 
     def widen(self, value):  # type: ignore[no-untyped-def]
         dtype = value.dtype if isinstance(value, torch.Tensor) else value
@@ -52,7 +59,9 @@ class Wide(TorchDispatchMode):  # type: ignore[misc]
 
 
 def wide(function, inputs):  # type: ignore[no-untyped-def]
-    """What `function` gives in float64 on the CPU, or in float32 where an operator has no float64 kernel."""
+    """What `function` gives in float64 on the CPU, or in float32 where an operator has no float64
+    kernel.
+    """
 
     def run(mode):  # type: ignore[no-untyped-def]
         given = {name: mode.widen(tensor.detach().cpu().clone()) for name, tensor in inputs.items()}
@@ -71,9 +80,11 @@ def wide(function, inputs):  # type: ignore[no-untyped-def]
 
 
 def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
-    """How far `y` is from `r`, in units of what rounding explains: above 1 it is not rounding. Also the figures, in words.
+    """How far `y` is from `r`, in units of what rounding explains: above 1 it is not rounding. Also
+    the figures, in words.
 
-    r: in float64. w: the same in the dtype of y, its own noise. terms: how many numbers one element is summed from.
+    r: in float64. w: the same in the dtype of y, its own noise. terms: how many numbers one element
+    is summed from.
     """
     if tuple(y.shape) != tuple(r.shape):
         return math.inf, f"shape {tuple(y.shape)} where {tuple(r.shape)} is right"
@@ -83,12 +94,18 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     kind = torch.finfo(y.dtype)
     u, u_sum = kind.eps / 2, 2.0 ** (-53 if kind.bits == 64 else -24)
     y, r, w = (torch.view_as_real(t) if t.is_complex() else t for t in (y, r, w))
-    y, r, w = (t.detach().cpu().double().reshape(-1, t.shape[-1] if t.dim() > 1 else max(1, t.numel())) for t in (y, r, w))
+    y, r, w = (
+        t.detach().cpu().double().reshape(-1, t.shape[-1] if t.dim() > 1 else max(1, t.numel()))
+        for t in (y, r, w)
+    )
     if not y.numel():
         return 0.0, "no elements"
     big = 0.9 * kind.max  # masks are filled with the largest number there is
     fine = (y.abs() < big) & (r.abs() < big) & (w.abs() < big)
-    alike = [(y.isnan() & t.isnan()) | ((y.abs() >= big) & (t.abs() >= big) & (y.sign() == t.sign())) for t in (r, w)]
+    alike = [
+        (y.isnan() & t.isnan()) | ((y.abs() >= big) & (t.abs() >= big) & (y.sign() == t.sign()))
+        for t in (r, w)
+    ]
     wrong = int((~fine & ~alike[0] & ~alike[1] & ~((y.abs() < big) & (r.abs() < big))).sum())
     if wrong:
         return math.inf, f"{wrong} of {y.numel()} elements are NaN or Inf on one side only"
@@ -98,10 +115,16 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
     square = noise.square()
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
-    z = float((error.abs() / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)).max())
+    z = float(
+        (error.abs() / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)).max()
+    )
     score = max(rho / (RHO if u < 1e-5 else RHO_16), z / (Z if u < 1e-5 else Z_16))
     relative = float(error.norm()) / size if size else (math.inf if error.any() else 0.0)
-    return score, f"relative error {relative:.2g}, {rho:.3g} times the rounding of the operator; worst element {z:.3g} times its row's"
+    return (
+        score,
+        f"relative error {relative:.2g}, {rho:.3g} times the rounding of the operator; worst "
+        f"element {z:.3g} times its row's",
+    )
 
 
 SOURCES = (load, Wide, wide, beyond_rounding)

@@ -1,4 +1,6 @@
-"""What a program did on given inputs, operator by operator, with real tensors: the ground on which an operator is singled out."""
+"""What a program did on given inputs, operator by operator, with real tensors: the ground on which
+an operator is singled out.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ class Value(NamedTuple):
 
 @dataclass
 class Step:
-    """One operator as it ran. args, kwargs: with `Value` for tensors. results: numbers of what it made. given: tensors it read, as
-    they were then. place: its operation in the program.
+    """One operator as it ran. args, kwargs: with `Value` for tensors. results: numbers of what it
+    made. given: tensors it read, as they were then. place: its operation in the program.
     """
 
     name: str
@@ -44,7 +46,8 @@ def numbers(value: Any) -> Iterator[int]:
 
 
 class Trace:
-    """A `Watch` that keeps everything. tensors: by number, as they are at the end. slots: number of each input and parameter.
+    """A `Watch` that keeps everything. tensors: by number, as they are at the end. slots: number of
+    each input and parameter.
 
     copies: keep what an operator reads as it was then, for a program that writes in place.
     """
@@ -63,8 +66,15 @@ class Trace:
             self.slots[slot] = self._number(tensor)
 
     def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step = Step(name, tuple(self._encode(a) for a in args), {k: self._encode(v) for k, v in kwargs.items()}, place)
-        step.given = {n: self.tensors[n].clone() if self._copies else self.tensors[n] for n in step.reads}
+        step = Step(
+            name,
+            tuple(self._encode(a) for a in args),
+            {k: self._encode(v) for k, v in kwargs.items()},
+            place,
+        )
+        step.given = {
+            n: self.tensors[n].clone() if self._copies else self.tensors[n] for n in step.reads
+        }
         self._pending = step
 
     def made(self, results: Sequence[Any]) -> None:
@@ -74,7 +84,9 @@ class Trace:
         before = len(self.tensors)
         step.results = tuple(self._number(t) for t in results)
         self.by_place[step.place] = list(step.results)
-        if len(self.tensors) > before or not step.name.startswith("aten._to_copy"):  # a cast that had nothing to do
+        if len(self.tensors) > before or not step.name.startswith(
+            "aten._to_copy"
+        ):  # a cast that had nothing to do
             self.steps.append(step)
 
     def _number(self, tensor: Any) -> int:
@@ -94,9 +106,11 @@ class Trace:
 
 @dataclass
 class Piece:
-    """Consecutive operators of a trace on their own. inputs: numbers of what they read from outside, tensors beside them.
+    """Consecutive operators of a trace on their own. inputs: numbers of what they read from
+    outside, tensors beside them.
 
-    results: what is judged, as numbers. slots: of inputs that are parameters of a module, their names.
+    results: what is judged, as numbers. slots: of inputs that are parameters of a module, their
+    names.
     """
 
     steps: list[Step]
@@ -105,7 +119,9 @@ class Piece:
     slots: dict[int, str] = field(default_factory=dict)
 
     def run(self, given: Sequence[Any]) -> list[Any]:
-        """Results on these inputs, in the order of `inputs` and `results`; nothing given may be needed afterwards."""
+        """Results on these inputs, in the order of `inputs` and `results`; nothing given may be
+        needed afterwards.
+        """
         env = dict(zip(self.inputs, given))
 
         def decode(value: Any) -> Any:
@@ -114,13 +130,17 @@ class Piece:
             return [decode(item) for item in value] if isinstance(value, list) else value
 
         for step in self.steps:
-            out = overload(step.name)(*(decode(a) for a in step.args), **{k: decode(v) for k, v in step.kwargs.items()})
+            out = overload(step.name)(
+                *(decode(a) for a in step.args), **{k: decode(v) for k, v in step.kwargs.items()}
+            )
             env.update(zip(step.results, flat_results(out)))
         return [env[n] for n in self.results]
 
 
 def overload(name: str) -> Any:
-    """The operator of a step, whose name came from a program that was checked when it was loaded."""
+    """The operator of a step, whose name came from a program that was checked when it was
+    loaded.
+    """
     namespace, base, over = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), base), over)
 
@@ -133,7 +153,9 @@ def flat_results(out: Any) -> list[Any]:
 
 
 def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Piece:
-    """Operators [begin, end) alone. results: what is judged; () for what the last one made and what is read after them."""
+    """Operators [begin, end) alone. results: what is judged; () for what the last one made and what
+    is read after them.
+    """
     steps = trace.steps[begin:end]
     made: set[int] = set()
     inputs: dict[int, Any] = {}
@@ -144,6 +166,12 @@ def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Pi
         made.update(step.results)
     if not results:
         later = {n for step in trace.steps[end:] for n in step.reads}
-        results = tuple(n for step in steps for n in step.results if n in later or step is steps[-1])
-    slots = {n: slot.partition("@")[0][6:] for slot, n in trace.slots.items() if slot.startswith("param.")}
+        results = tuple(
+            n for step in steps for n in step.results if n in later or step is steps[-1]
+        )
+    slots = {
+        n: slot.partition("@")[0][6:]
+        for slot, n in trace.slots.items()
+        if slot.startswith("param.")
+    }
     return Piece(steps, inputs, tuple(dict.fromkeys(results)), slots)

@@ -1,6 +1,8 @@
-"""A Page -> one HTML file that needs nothing else: no network, no other file. Everything is text in it; computes nothing.
+"""A Page -> one HTML file that needs nothing else: no network, no other file. Everything is text in
+it; computes nothing.
 
-`payload` says what the page is given, `js/*.js` draw it in the order of `_SCRIPTS`, one idea a file.
+`payload` says what the page is given, `js/*.js` draw it in the order of `_SCRIPTS`, one idea a
+file.
 """
 
 from __future__ import annotations
@@ -16,19 +18,27 @@ from whence.results.page import Page
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (
-    "dom", "verdicts", "data", "theme", "link", "table", "chart", "run", "plots", "call", "answer", "tree", "tokens", "maps", "lists",
-    "keys", "main",
+    "dom", "verdicts", "data", "theme", "link", "table", "chart", "run", "plots", "call",
+    "answer", "tree", "tokens", "maps", "lists", "keys", "main",
 )  # fmt: skip
 
 
 def page_html(page: Page) -> str:
     """The page as HTML, in UTF-8 without a character that ends its data early."""
     style = (_HERE / "style.css").read_text(encoding="utf-8")
-    script = '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in _SCRIPTS) + "\n})();\n"
+    script = (
+        '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in _SCRIPTS) + "\n})();\n"
+    )
     given = payload(page)
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    parts = {"POLICY": policy, "TITLE": _text(given["title"]), "STYLE": style, "DATA": _embedded(given), "SCRIPT": script}
+    parts = {
+        "POLICY": policy,
+        "TITLE": _text(given["title"]),
+        "STYLE": style,
+        "DATA": _embedded(given),
+        "SCRIPT": script,
+    }
     pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
 

@@ -15,17 +15,23 @@ _WORDS = {"same": "Same", "different": "Different", "undecided": "Undecided"}
 
 
 def headline(page: Page) -> dict[str, Any]:
-    """title of the page, word and sentence of the answer, where it starts, cause, what it rests on, coverage as (number, words)."""
+    """title of the page, word and sentence of the answer, where it starts, cause, what it rests on,
+    coverage as (number, words).
+    """
     result = page.comparison
     first = result.findings[0] if result.findings else None
-    names = [PurePath(clean(path)).name or clean(path) for path in (result.reference, result.target)]
+    names = [
+        PurePath(clean(path)).name or clean(path) for path in (result.reference, result.target)
+    ]
     return {
         "title": f"{_WORDS[result.status]}: {names[1]} against {names[0]} - whence",
         "word": _WORDS[result.status],
         "names": names,
         "sentence": _sentence(result, first),
         "where": _where(first) if first is not None else "",
-        "cause": f"{first.cause}: {CAUSES[first.cause]}" if first is not None and first.cause in CAUSES else "",
+        "cause": f"{first.cause}: {CAUSES[first.cause]}"
+        if first is not None and first.cause in CAUSES
+        else "",
         "confidence": first.confidence if first is not None else "",
         "rests": _rests(page),
         "coverage": _coverage(result),
@@ -34,15 +40,30 @@ def headline(page: Page) -> dict[str, Any]:
 
 def _sentence(result: Comparison, first: Finding | None) -> str:
     if result.inputs_differ:
-        return f"The inputs differ, so nothing further down is proof: {clean(result.inputs_differ[0])}."
+        return (
+            "The inputs differ, so nothing further down is proof: "
+            f"{clean(result.inputs_differ[0])}."
+        )
     if result.status == "same":
-        return "Bitwise identical." if set(result.counts) <= {"identical"} else f"No fault: every difference is {same_words(result)}."
+        return (
+            "Bitwise identical."
+            if set(result.counts) <= {"identical"}
+            else f"No fault: every difference is {same_words(result)}."
+        )
     if first is None:
         return (
-            f"{clean(result.headline[:1].upper() + result.headline[1:])}." if result.headline else "No operator is at fault beyond doubt."
+            f"{clean(result.headline[:1].upper() + result.headline[1:])}."
+            if result.headline
+            else "No operator is at fault beyond doubt."
         )
-    more = f" and {count(len(result.findings) - 1, 'further finding')}" if len(result.findings) > 1 else ""
-    start = {"param-diff": "A parameter differs in", "structural": "The structure differs at"}.get(first.verdict, "The error starts in")
+    more = (
+        f" and {count(len(result.findings) - 1, 'further finding')}"
+        if len(result.findings) > 1
+        else ""
+    )
+    start = {"param-diff": "A parameter differs in", "structural": "The structure differs at"}.get(
+        first.verdict, "The error starts in"
+    )
     kind = f" ({clean(first.op_type)})" if first.op_type else ""
     return f"{start} {clean(first.name)}{kind}{more}."
 
@@ -50,7 +71,11 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
 def _rests(page: Page) -> str:
     generation = page.comparison.generation
     if generation is not None and generation.logits_only:
-        return "logits alone" if set(page.comparison.counts) == {"identical"} else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
+        return (
+            "logits alone"
+            if set(page.comparison.counts) == {"identical"}
+            else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
+        )
     return rests_on(page.comparison) if page.comparison.coverage.calls else "outputs alone"
 
 
@@ -64,11 +89,19 @@ def _where(finding: Finding) -> str:
 def _coverage(result: Comparison) -> list[tuple[str, str]]:
     c = result.coverage
     if result.generation is not None and result.generation.logits_only:
-        return [(count(result.generation.compared), f"of {count(result.generation.of, 'token')} compared")]
+        return [
+            (
+                count(result.generation.compared),
+                f"of {count(result.generation.of, 'token')} compared",
+            )
+        ]
     if not c.calls:
         return []
     return [
-        (count(c.calls), "captured"), (count(c.paired), "paired"), (count(c.measured), "measured"),
+        (count(c.calls), "captured"),
+        (count(c.paired), "paired"),
+        (count(c.measured), "measured"),
         (count(c.replayed if result.evidence == "replay" else 0), "replayed"),
-        (count(result.unmatched), "unmatched"), (count(result.incomparable), "incomparable"),
-    ]  # fmt: skip
+        (count(result.unmatched), "unmatched"),
+        (count(result.incomparable), "incomparable"),
+    ]

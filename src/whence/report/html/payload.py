@@ -1,4 +1,6 @@
-"""What the page's script is given: the answer in words, and tables by column with every string once, so that 10,000 pairs are small."""
+"""What the page's script is given: the answer in words, and tables by column with every string
+once, so that 10,000 pairs are small.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _WORDY = 20_000  # calls; beyond, the sentence of a call that is like its neighb
 _QUIET = ("identical", "noise", "inherited")
 _TENSOR_FIGURES = ("rel_l2", "max_abs_err", "cosine_similarity")
 _FIGURES = (
-    "rel_l2", "rmse", "max_abs_err", "mean_abs_err", "max_rel_err", "cosine_similarity", "scale_estimate", "ulp_max", "sign_mismatch",
-    "nan_mismatch", "inf_mismatch", "worst_row_rel_l2", "worst_row", "worst_channel_rel_l2", "worst_channel",
+    "rel_l2", "rmse", "max_abs_err", "mean_abs_err", "max_rel_err", "cosine_similarity",
+    "scale_estimate", "ulp_max", "sign_mismatch", "nan_mismatch", "inf_mismatch",
+    "worst_row_rel_l2", "worst_row", "worst_channel_rel_l2", "worst_channel",
 )  # fmt: skip
 
 
@@ -29,9 +32,29 @@ def payload(page: Page) -> dict[str, Any]:
     result = page.comparison
     strings = _Strings()
     said = summary_data(result)
-    keep = ("status", "evidence", "reference", "target", "findings", "first_difference", "counts", "coverage", "unmatched", "incomparable",
-            "inputs_differ", "without_partner", "nearest", "declared", "versions", "notes", "environment", "timing", "repetition",
-            "third", "programs")  # fmt: skip
+    keep = (
+        "status",
+        "evidence",
+        "reference",
+        "target",
+        "findings",
+        "first_difference",
+        "counts",
+        "coverage",
+        "unmatched",
+        "incomparable",
+        "inputs_differ",
+        "without_partner",
+        "nearest",
+        "declared",
+        "versions",
+        "notes",
+        "environment",
+        "timing",
+        "repetition",
+        "third",
+        "programs",
+    )
     place = {call.pair: i for i, call in enumerate(page.calls)}
     head = headline(page)
     answer = {name: _short(said[name]) for name in keep}
@@ -74,17 +97,43 @@ class _Strings:
 
 
 def _calls(calls: Sequence[PageCall], strings: _Strings) -> dict[str, Any]:
-    texts = ("name", "op_type", "verdict", "root", "number", "phase", "evidence", "confidence", "cause", "slot", "operator", "source",
-             "target_source", "target_name", "parameters", "program")  # fmt: skip
+    texts = (
+        "name",
+        "op_type",
+        "verdict",
+        "root",
+        "number",
+        "phase",
+        "evidence",
+        "confidence",
+        "cause",
+        "slot",
+        "operator",
+        "source",
+        "target_source",
+        "target_name",
+        "parameters",
+        "program",
+    )
     wordy = len(calls) <= _WORDY
     return {
         **{name: strings.column(getattr(call, name) for call in calls) for name in texts},
-        "sentence": strings.column(c.sentence if wordy or c.verdict not in _QUIET else "" for c in calls),
-        **{name: [getattr(call, name) for call in calls] for name in ("step", "rank", "occurrence", "parent")},
+        "sentence": strings.column(
+            c.sentence if wordy or c.verdict not in _QUIET else "" for c in calls
+        ),
+        **{
+            name: [getattr(call, name) for call in calls]
+            for name in ("step", "rank", "occurrence", "parent")
+        },
         "leaf": [int(call.leaf) for call in calls],
         "reads": [list(call.reads) for call in calls],
-        **{name: [_digits(getattr(call, name)) for call in calls] for name in ("error", "incoming", "noise", "own", "score")},
-        "shares": [[_digits(s) for s in call.shares] if call.shares[0] is not None else 0 for call in calls],
+        **{
+            name: [_digits(getattr(call, name)) for call in calls]
+            for name in ("error", "incoming", "noise", "own", "score")
+        },
+        "shares": [
+            [_digits(s) for s in call.shares] if call.shares[0] is not None else 0 for call in calls
+        ],
     }
 
 
@@ -99,19 +148,31 @@ def _tensors(rows: Sequence[Row], place: dict[int, int], strings: _Strings) -> d
         "reference_shape": strings.column(_extents(row.reference_shape) for row in shown),
         "target_shape": strings.column(_extents(row.target_shape) for row in shown),
         "identical": [int(row.measured.identical) for row in shown],
-        "why": strings.column(row.measured.why or "; ".join(f"{k}: {v}" for k, v in row.measured.whys.items()) for row in shown),
-        **{name: [_digits(row.measured.values.get(name)) for row in shown] for name in _TENSOR_FIGURES},
+        "why": strings.column(
+            row.measured.why or "; ".join(f"{k}: {v}" for k, v in row.measured.whys.items())
+            for row in shown
+        ),
+        **{
+            name: [_digits(row.measured.values.get(name)) for row in shown]
+            for name in _TENSOR_FIGURES
+        },
     }
 
 
 def _detail(detail: PageDetail) -> dict[str, Any]:
-    bare = msgspec.structs.replace(detail, reference=(), target=(), worst=(), magnitude=(), quantiles=())
+    bare = msgspec.structs.replace(
+        detail, reference=(), target=(), worst=(), magnitude=(), quantiles=()
+    )
     plain: dict[str, Any] = _short(msgspec.to_builtins(bare))
-    plain["magnitude"], plain["quantiles"] = ([[_log(x), _log(y)] for x, y in points] for points in (detail.magnitude, detail.quantiles))
+    plain["magnitude"], plain["quantiles"] = (
+        [[_log(x), _log(y)] for x, y in points] for points in (detail.magnitude, detail.quantiles)
+    )
     if detail.heatmap is not None:
         plain["heatmap"]["values"] = [_log(value) for value in detail.heatmap.values]
     # What differs in the seventh digit must be seen to differ.
-    plain["reference"], plain["target"] = ([_digits(v, 9) for v in side] for side in (detail.reference, detail.target))
+    plain["reference"], plain["target"] = (
+        [_digits(v, 9) for v in side] for side in (detail.reference, detail.target)
+    )
     plain["worst"] = [(index, _digits(a, 9), _digits(b, 9)) for index, a, b in detail.worst]
     plain["figures"] = [plain.get("figures", {}).get(name) for name in _FIGURES]
     plain["edges"] = [_digits(math.log10(edge)) for edge in detail.edges]
@@ -133,7 +194,9 @@ def _log(value: float | None) -> int | None:
 
 
 def _digits(value: float | None, digits: int = 5) -> float | int | None:
-    """So many significant digits; an integer where it is one; None for what JSON has no word for."""
+    """So many significant digits; an integer where it is one; None for what JSON has no word
+    for.
+    """
     if value is None or not math.isfinite(value):
         return None
     if value == int(value) and abs(value) < 1e15:
@@ -151,7 +214,10 @@ def _generation(found: Generation | None) -> dict[str, Any] | None:
     plain["tokens"] = {
         "prompt": [place[token.prompt] for token in found.tokens],
         **{name: [getattr(token, name) for token in found.tokens] for name in names},
-        **{name: [_digits(token.numbers.get(name)) for token in found.tokens] for name in ("margin", "gap", "logit_err", "noise")},
+        **{
+            name: [_digits(token.numbers.get(name)) for token in found.tokens]
+            for name in ("margin", "gap", "logit_err", "noise")
+        },
         "score": [_digits(token.score) for token in found.tokens],
     }
     plain["passes"] = [prompt.passes for prompt in found.prompts]

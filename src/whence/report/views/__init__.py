@@ -1,6 +1,8 @@
-"""Tables as other tools write them, one file a tool: its columns, in its order, in its number format; whence's own columns behind them.
+"""Tables as other tools write them, one file a tool: its columns, in its order, in its number
+format; whence's own columns behind them.
 
-A view is a file `report/views/NAME.py` with `COLUMNS`: titles, and how a cell is made of (index of the row, row).
+A view is a file `report/views/NAME.py` with `COLUMNS`: titles, and how a cell is made of (index of
+the row, row).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _FOLDER = Path(__file__).parent
 @functools.cache
 def names() -> tuple[str, ...]:
     """The views there are."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "cells")))
+    return tuple(
+        sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "cells"))
+    )
 
 
 def view_csv(view: str, rows: Iterable[ViewRow]) -> str:
@@ -30,5 +34,7 @@ def view_csv(view: str, rows: Iterable[ViewRow]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows))
+    writer.writerows(
+        [guarded(make(index, row)) for make in columns.values()] for index, row in enumerate(rows)
+    )
     return out.getvalue()

@@ -42,7 +42,9 @@ def path(shown: Shown) -> str:
 
 
 def name(shown: Shown) -> str:
-    """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" behind the call when it is its third of the step."""
+    """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" behind the call when it is its
+    third of the step.
+    """
     again = f"#{shown.occurrence}" if shown.occurrence else ""
     return f"{shown.name}{again}.{'backward.' if shown.phase == 'backward' else ''}{shown.slot}"
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from whence.report.views.cells import Columns, either, figure, path, reference, shape, target, torch_dtype
+from whence.report.views.cells import (
+    Columns,
+    either,
+    figure,
+    path,
+    reference,
+    shape,
+    target,
+    torch_dtype,
+)
 
 COLUMNS: Columns = {
     "token_id": either(lambda s: s.step),

@@ -32,7 +32,12 @@ def _metric(name: str) -> Callable[[int, ViewRow], Cell]:
 
 
 def _files(_: int, row: ViewRow) -> str:
-    return str([s.file.rpartition("/")[2] if s is not None and s.file else "-1" for s in (row.target, row.reference)])
+    return str(
+        [
+            s.file.rpartition("/")[2] if s is not None and s.file else "-1"
+            for s in (row.target, row.reference)
+        ]
+    )
 
 
 def _source(_: int, row: ViewRow) -> str:
@@ -75,7 +80,9 @@ COLUMNS: Columns = {
     "Bench l2norm": _or("N/A", reference(lambda s: s.norm)),
     "Requires_grad Consistent": lambda *_: "N/A",
     "Result": lambda _, row: row.result,
-    "Err_message": lambda _, row: json.dumps([f"{row.result}: {row.message}"] if row.message else [row.why] if row.why else []),
+    "Err_message": lambda _, row: json.dumps(
+        [f"{row.result}: {row.message}"] if row.message else [row.why] if row.why else []
+    ),
     "NPU_Stack_Info": _source,
     "Data_name": _files,
 }

@@ -1,10 +1,16 @@
-"""Polygraphy's comparison of outputs (`--save-accuracy-results`) as a table: one line for every output of an iteration."""
+"""Polygraphy's comparison of outputs (`--save-accuracy-results`) as a table: one line for every
+output of an iteration.
+"""
 
 from __future__ import annotations
 
 from whence.report.views.cells import Columns, either, figure, name, reference, shape, target
 
-_STATISTICS = [f"{of}_{what}" for what in ("absdiff", "reldiff") for of in ("max", "mean", "median", "quantile")]
+_STATISTICS = [
+    f"{of}_{what}"
+    for what in ("absdiff", "reldiff")
+    for of in ("max", "mean", "median", "quantile")
+]
 
 COLUMNS: Columns = {
     "iteration": either(lambda s: s.step),

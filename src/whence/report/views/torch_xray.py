@@ -5,13 +5,23 @@ from __future__ import annotations
 from whence.report.views.cells import Columns, figure
 from whence.results import Shown, ViewRow
 
-_KINDS = {"param": "params", "input": "input", "output": "output", "mutated": "mutated", "grad": "grad"}
+_KINDS = {
+    "param": "params",
+    "input": "input",
+    "output": "output",
+    "mutated": "mutated",
+    "grad": "grad",
+}
 
 
 def dataset(file: str) -> tuple[str, str]:
-    """(step, name) of the dataset that a tensor lies in, as the .h5 file has them; "" for what lies elsewhere. file: as `Record.file`."""
+    """(step, name) of the dataset that a tensor lies in, as the .h5 file has them; "" for what lies
+    elsewhere. file: as `Record.file`.
+    """
     step, _, name = file.partition(",")[2].strip("/").partition("/")
-    return (step, name.replace("/", ".").replace("%2F", "/")) if step.isdigit() and name else ("", "")
+    return (
+        (step, name.replace("/", ".").replace("%2F", "/")) if step.isdigit() and name else ("", "")
+    )
 
 
 def _key(shown: Shown | None) -> str:
@@ -30,7 +40,9 @@ def _module(_: int, row: ViewRow) -> str:
 
 
 def _is_fine(row: ViewRow) -> bool:
-    """Within the tool's tolerance, or equal; what could not be compared is not fine (whence_note says why)."""
+    """Within the tool's tolerance, or equal; what could not be compared is not fine (whence_note
+    says why).
+    """
     return row.result == "Pass" or row.rel_l2 == 0.0
 
 

@@ -1,4 +1,6 @@
-"""Runs made of named arrays: for programs that cannot be captured but hand out tensors (a JAX port, llama.cpp, a kernel test)."""
+"""Runs made of named arrays: for programs that cannot be captured but hand out tensors (a JAX port,
+llama.cpp, a kernel test).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ if TYPE_CHECKING:
 Named = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 
 
-def record(path: str | os.PathLike[str], arrays: Named, *, step: int = 0, force: bool = False) -> None:
+def record(
+    path: str | os.PathLike[str], arrays: Named, *, step: int = 0, force: bool = False
+) -> None:
     """Write a run made of named arrays.
 
         whence.record("runs/tgt", {"h0": h0, "h1": h1, "logits": logits})
 
-    arrays: name -> array, or pairs (name, array) or triples (name, operator, array), in the order in which they were made; names may
-    repeat. Arrays are numpy, torch, JAX or anything numpy can read. Raises UsageError, OutputExists, StoreFailed.
+    arrays: name -> array, or pairs (name, array) or triples (name, operator, array), in the order
+    in which they were made; names may repeat. Arrays are numpy, torch, JAX or anything numpy can
+    read. Raises UsageError, OutputExists, StoreFailed.
     """
     named = list(_triples(arrays))
     with recording(path, force=force) as run:
@@ -41,8 +46,9 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             run.add("h0", h0)
             run.add("kq-0", scores, op="MUL_MAT")
 
-    Each array is a call of kind "label" with one output; inside the block `whence.label` adds to the run too. Nothing is executed,
-    and no array is changed. force: replace a run. Raises OutputExists or StoreFailed at once when nothing can be written at `path`.
+    Each array is a call of kind "label" with one output; inside the block `whence.label` adds to
+    the run too. Nothing is executed, and no array is changed. force: replace a run. Raises
+    OutputExists or StoreFailed at once when nothing can be written at `path`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -53,9 +59,13 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         from whence.workflows.capture.setup import default_max_bytes
 
         folder = os.fspath(path)
-        store.create(folder, launcher.describe((), make(), interpreter.versions_here()), force=force)
+        store.create(
+            folder, launcher.describe((), make(), interpreter.versions_here()), force=force
+        )
         self._writer: Writer = store.Writer(folder)
-        self._session = Session(lambda rank: self._writer, make(), max_bytes=default_max_bytes(folder))
+        self._session = Session(
+            lambda rank: self._writer, make(), max_bytes=default_max_bytes(folder)
+        )
         self._labels = _Labels(self._session.next_order)
         self._taken: Callable[[], None] | None = None
         self._folder = folder
@@ -67,22 +77,36 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         self._taken = labelling.taking(self._session, self._folder)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def add(self, name: str, array: Any, *, op: str = "", step: int = 0) -> None:
         """Take one array under a name; the n-th of that name in its step has occurrence n, from 0.
 
-        op: what made it ("MUL_MAT"), shown and used to tell tensors apart. step: which forward it is of, from 0.
-        Raises UsageError for what is no array of numbers, StoreFailed when the disk fails or the run is closed.
+        op: what made it ("MUL_MAT"), shown and used to tell tensors apart. step: which forward it
+        is of, from 0. Raises UsageError for what is no array of numbers, StoreFailed when the disk
+        fails or the run is closed.
         """
         host, known = _described(name, array)
         if self._writer is None:
-            raise StoreFailed(f"cannot add {name!r}: the recording is closed; add it inside the with block, or record a run of its own")
+            raise StoreFailed(
+                f"cannot add {name!r}: the recording is closed; add it inside the with block, or "
+                "record a run of its own"
+            )
         data = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
         number = self._writer.record(
-            known.dtype, known.shape, data, bytes.fromhex(known.hash), known.statistics, known.sketch
-        )  # fmt: skip
+            known.dtype,
+            known.shape,
+            data,
+            bytes.fromhex(known.hash),
+            known.statistics,
+            known.sketch,
+        )
         self._writer.call(self._labels.call(name, op, step, number))
         self._steps[step] += data.nbytes
 
@@ -120,21 +144,41 @@ class _Labels:
         at, occurrence = self._next(), self._seen[step, name]
         self._seen[step, name] += 1
         return Call(
-            at, name, "", step, at, occurrence=occurrence, kind="label", op_type=op, number=str(at), leaf=True,
-            no_program="a recorded array has no program", refs=(Ref("output.0", record),),
-        )  # fmt: skip
+            at,
+            name,
+            "",
+            step,
+            at,
+            occurrence=occurrence,
+            kind="label",
+            op_type=op,
+            number=str(at),
+            leaf=True,
+            no_program="a recorded array has no program",
+            refs=(Ref("output.0", record),),
+        )
 
 
 def _triples(arrays: Named) -> Iterable[tuple[str, str, Any]]:
     given: Any = arrays
     if isinstance(given, Mapping):
         items: Iterable[Any] = given.items()
-    elif isinstance(given, Iterable) and not isinstance(given, (str, bytes)) and not hasattr(given, "dtype"):
+    elif (
+        isinstance(given, Iterable)
+        and not isinstance(given, (str, bytes))
+        and not hasattr(given, "dtype")
+    ):
         items = given
     else:
-        raise UsageError(f"a {type(given).__name__} is not a run: give {{name: array}}, or pairs (name, array)")
+        raise UsageError(
+            f"a {type(given).__name__} is not a run: give {{name: array}}, or pairs (name, array)"
+        )
     for item in items:
-        if not isinstance(item, tuple) or len(item) not in (2, 3) or not all(isinstance(part, str) for part in item[:-1]):
+        if (
+            not isinstance(item, tuple)
+            or len(item) not in (2, 3)
+            or not all(isinstance(part, str) for part in item[:-1])
+        ):
             raise UsageError(f"{str(item)[:60]!r} is not (name, array) or (name, operator, array)")
         yield item[0], item[1] if len(item) == 3 else "", item[-1]
 
@@ -150,4 +194,11 @@ def _described(name: Any, value: Any, number: int = 0) -> tuple[Any, Record]:
     array = to_host(value, name)
     dtype, data = dtypes.of(array).name, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     statistics, sketch = host.statistics(data, dtype)
-    return array, Record(number, dtype, tuple(array.shape), hash=host.digest(data).hex(), statistics=statistics, sketch=sketch)
+    return array, Record(
+        number,
+        dtype,
+        tuple(array.shape),
+        hash=host.digest(data).hex(),
+        statistics=statistics,
+        sketch=sketch,
+    )

@@ -1,10 +1,11 @@
-"""What a command dumped, laid out as ATB's library lays its dumps out: `tensors/`, `layer/` and `model/` of `ait llm dump`.
+"""What a command dumped, laid out as ATB's library lays its dumps out: `tensors/`, `layer/` and
+`model/` of `ait llm dump`.
 
     tensors/0_77/3/2_Linear/after/outtensor0.bin        rank_process / token / number_class of each module / before or after
     layer/77/Linear_2.json, model/77/LlamaForCausalLM.json
 
 The numbers are those of `whence show RUN --tree`, which --ids takes.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ _UNSAFE = re.compile(r"[^\w.-]")
 
 
 class Layer(NamedTuple):
-    """A module that the model itself calls: its number, class and name, and the file that describes it."""
+    """A module that the model itself calls: its number, class and name, and the file that describes
+    it.
+    """
 
     number: str
     kind: str
@@ -31,18 +34,22 @@ class Layer(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """What was written: folders of tensors by (rank, process), the layers in their order, sentences on what was left out."""
+    """What was written: folders of tensors by (rank, process), the layers in their order, sentences
+    on what was left out.
+    """
 
     tensors: dict[tuple[int, int], Path]
     layers: tuple[Layer, ...]
     left_out: tuple[str, ...]
 
 
-def lay_out_atb(run_path: str | Path, destination: str | Path, *, kinds: Sequence[str] = ("tensor", "model")) -> Laid:
+def lay_out_atb(
+    run_path: str | Path, destination: str | Path, *, kinds: Sequence[str] = ("tensor", "model")
+) -> Laid:
     """Write the run at `run_path` into the folder `destination` (`ait_dump`) in the layout of ATB.
 
-    kinds: what `--type` of `ait llm dump` says; "tensor" files of tensors, "model" and "layer" descriptions of the modules. Raises
-    UnreadableRun, StoreFailed when the medium refuses.
+    kinds: what `--type` of `ait llm dump` says; "tensor" files of tensors, "model" and "layer"
+    descriptions of the modules. Raises UnreadableRun, StoreFailed when the medium refuses.
     """
     from whence import store
     from whence.errors import StoreFailed
@@ -52,7 +59,10 @@ def lay_out_atb(run_path: str | Path, destination: str | Path, *, kinds: Sequenc
     tensors: dict[tuple[int, int], Path] = {}
     layers: list[Layer] = []
     left_out: list[str] = []
-    processes = sorted((load_process(folder) for folder in process_folders(Path(run_path))), key=lambda p: (p.rank, p.pid))
+    processes = sorted(
+        (load_process(folder) for folder in process_folders(Path(run_path))),
+        key=lambda p: (p.rank, p.pid),
+    )
     try:
         for process in processes:
             run = store.open_run(run_path, ranks={process.rank})
@@ -66,18 +76,31 @@ def lay_out_atb(run_path: str | Path, destination: str | Path, *, kinds: Sequenc
             if {"layer", "model"} & set(kinds):
                 layers += _topology(calls, place, str(process.pid), model="model" in kinds)
     except OSError as error:
-        raise StoreFailed(f"cannot write {error.filename or place}: {error.strerror or error}; the run itself is at {run_path}") from error
+        raise StoreFailed(
+            f"cannot write {error.filename or place}: {error.strerror or error}; the run itself "
+            f"is at {run_path}"
+        ) from error
     return Laid(tensors, tuple(layers), tuple(dict.fromkeys(left_out)))
 
 
 def _of_one_model(run: Run, left_out: list[str]) -> list[Call]:
-    """The forward calls of the model that calls most modules: folders have no place for a second one."""
-    calls = [call for call in run.calls if call.kind in ("module", "operator") and call.phase == "forward"]
+    """The forward calls of the model that calls most modules: folders have no place for a second
+    one.
+    """
+    calls = [
+        call
+        for call in run.calls
+        if call.kind in ("module", "operator") and call.phase == "forward"
+    ]
     counts = Counter(call.root for call in calls)
     if not counts:
         return []
     chosen = counts.most_common(1)[0][0]
-    left_out += [f"{root} is in the run only: the layout has room for one model, {chosen}" for root in counts if root != chosen]
+    left_out += [
+        f"{root} is in the run only: the layout has room for one model, {chosen}"
+        for root in counts
+        if root != chosen
+    ]
     return sorted((call for call in calls if call.root == chosen), key=lambda call: call.order)
 
 
@@ -90,7 +113,10 @@ def _tensors(run: Run, calls: Sequence[Call], folder: Path) -> bool:
     for call in calls:
         parts = call.number.split("_")
         numbers = ["_".join(parts[: depth + 1]) for depth in range(len(parts))]
-        path = [f"{part}_{kinds.get((call.step, number), 'Module')}" for part, number in zip(parts, numbers, strict=True)]
+        path = [
+            f"{part}_{kinds.get((call.step, number), 'Module')}"
+            for part, number in zip(parts, numbers, strict=True)
+        ]
         for kind, when, stem in (("input", "before", "intensor"), ("output", "after", "outtensor")):
             for place, ref in enumerate(call.slots(kind)):
                 try:
@@ -113,14 +139,21 @@ def _encoded(array: Array) -> bytes:
 
     name = dtypes.of(array).name
     code = next((number for number, known in ACL.items() if known == name), None)
-    own = "" if code is not None else f"whence.dtype={name}\n"  # a type that the library has no number for
+    own = (
+        "" if code is not None else f"whence.dtype={name}\n"
+    )  # a type that the library has no number for
     data = np.ascontiguousarray(array).tobytes()
-    head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{own}"
-    return f"{head}dims={','.join(map(str, array.shape))}\n$Object.data=0,{len(data)}\n$End=1\n".encode() + data
+    head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{own}"  # noqa: E501
+    return (
+        f"{head}dims={','.join(map(str, array.shape))}\n$Object.data=0,{len(data)}\n$End=1\n".encode()  # noqa: E501
+        + data
+    )
 
 
 def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) -> Iterator[Layer]:
-    """Write a file for each module that the model calls, and one of the model. Of the first token that ran."""
+    """Write a file for each module that the model calls, and one of the model. Of the first token
+    that ran.
+    """
     first = min(call.step for call in calls)
     nodes: dict[str, dict[str, Any]] = {}
     named: dict[str, str] = {}
@@ -129,7 +162,13 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
         if call.step != first or call.kind != "module" or (call.number == "0" and call.occurrence):
             continue
         kind = _safe(call.op_type)
-        node = {"opName": f"{kind}_{call.number}", "opType": kind, "param": {"name": call.scope}, "inTensors": [], "outTensors": []}
+        node = {
+            "opName": f"{kind}_{call.number}",
+            "opType": kind,
+            "param": {"name": call.scope},
+            "inTensors": [],
+            "outTensors": [],
+        }
         node["nodes"] = []
         if call.number == "0":
             root["modelName"] = kind or root["modelName"]
@@ -147,7 +186,9 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
     if model:
         folder = place / "model" / process
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{root['modelName']}.json").write_text(json.dumps(root, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{root['modelName']}.json").write_text(
+            json.dumps(root, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 def _safe(name: str) -> str:

@@ -1,4 +1,6 @@
-"""Capture a live program: as a context manager in code, or attached to a process that `whence run` started."""
+"""Capture a live program: as a context manager in code, or attached to a process that `whence run`
+started.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,30 @@ if TYPE_CHECKING:
 
 @contextmanager
 def capture(
-    model: Any, path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, **options: Any
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    on_record: Callable[[str, str, Any], Any] | None = None,
+    **options: Any,
 ) -> Iterator[Session]:
-    """Capture every call of `model` (a torch module) and of the modules below it while the block runs, into the run `path`.
+    """Capture every call of `model` (a torch module) and of the modules below it while the block
+    runs, into the run `path`.
 
     `model` may be a Paddle layer or predictor too (docs/paddle.md).
 
         with whence.capture(model, "runs/ref"):
             model(x)
 
-    options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots, steps, keep, max_bytes, no_inputs,
-    programs, force, level ("logits", or logits=True: tokens and logits alone) ... A misspelt one fails at once.
-    on_record: a function (op type, name, tensor) -> numbers for columns.
-    seed, deterministic: set in this process when the block is entered, and left so. A child that the block forks is not captured.
-    patch, patch_from: calls (`layers.3.mlp`) that return what they returned in the run patch_from. inject: a fault to plant meanwhile.
-    force_tokens: a run whose tokens the program goes on with instead of its own.
-    Without these the captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk ends the capture with
-    a note, never the program. Raises UsageError, OutputExists, StoreFailed before the block is entered.
+    options: the fields of `CaptureOptions`: include, exclude, classes, max_depth, ids, slots,
+    steps, keep, max_bytes, no_inputs, programs, force, level ("logits", or logits=True: tokens and
+    logits alone) ... A misspelt one fails at once. on_record: a function (op type, name, tensor) ->
+    numbers for columns. seed, deterministic: set in this process when the block is entered, and
+    left so. A child that the block forks is not captured. patch, patch_from: calls (`layers.3.mlp`)
+    that return what they returned in the run patch_from. inject: a fault to plant meanwhile.
+    force_tokens: a run whose tokens the program goes on with instead of its own. Without these the
+    captured program is not changed: outputs, RNG and hooks stay bitwise as they are. A failing disk
+    ends the capture with a note, never the program. Raises UsageError, OutputExists, StoreFailed
+    before the block is entered.
     """
     from whence import store
     from whence.errors import CaptureError
@@ -54,25 +63,37 @@ def capture(
         paddle_capturing.check(chosen)
     elif not hasattr(model, "named_modules"):
         raise CaptureError(
-            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a paddle.nn.Layer or a Paddle predictor; "
+            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a "
+            "paddle.nn.Layer or a Paddle predictor; "
             "a whole program is captured by `whence run`"
         )
     folder = os.fspath(path)
-    session = _session(folder, chosen, on_record)  # before anything is written: an on_record that cannot be found is said first
+    session = _session(
+        folder, chosen, on_record
+    )  # before anything is written: an on_record that cannot be found is said first
     if chosen.rung:
         raise UsageError(
-            "rung: a model given to capture is compiled already; whence.ladder climbs in code, `whence run --rung` runs a program"
+            "rung: a model given to capture is compiled already; whence.ladder climbs in code, "
+            "`whence run --rung` runs a program"
         )
     check_patch(chosen, folder)
     store.create(folder, _info(chosen), force=chosen.force)
     launcher.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
     listener = labelled = None
     try:
-        listener = paddle_capturing.listener(session, model, folder) if paddle else _listener(session, model, folder)
+        listener = (
+            paddle_capturing.listener(session, model, folder)
+            if paddle
+            else _listener(session, model, folder)
+        )
         listener.install()
         labelled = labels.taking(session, folder)
         yield session
-    except (Exception, KeyboardInterrupt, SystemExit) as error:  # of the program: it goes on with it
+    except (
+        Exception,
+        KeyboardInterrupt,
+        SystemExit,
+    ) as error:  # of the program: it goes on with it
         if session.calls:
             session.note("ended", f"the block was left by {raised(error)}")
         raise
@@ -84,21 +105,29 @@ def capture(
             labelled()
 
 
-_dumping: list[tuple[str, CaptureOptions, Session, Listener]] = []  # the region that is open, or was and goes on
+_dumping: list[
+    tuple[str, CaptureOptions, Session, Listener]
+] = []  # the region that is open, or was and goes on
 
 
 def begin_dump(
-    path: str | os.PathLike[str], *, on_record: Callable[[str, str, Any], Any] | None = None, force: bool = False, **options: Any
+    path: str | os.PathLike[str],
+    *,
+    on_record: Callable[[str, str, Any], Any] | None = None,
+    force: bool = False,
+    **options: Any,
 ) -> None:
-    """Record every operator from here to `end_dump` into the run `path`, on this thread and in modules called on others.
+    """Record every operator from here to `end_dump` into the run `path`, on this thread and in
+    modules called on others.
 
         whence.begin_dump("runs/ops", samples=2, dedup=True)
         loss(model(x)).backward()
         whence.end_dump()
 
-    options: as of `whence.capture` with level="op". Begun again with the same path and options, while it is open nothing happens, and after
-    `end_dump(clear_context=False)` it goes on. Nothing of the program is changed. Raises UsageError when another region is
-    open or the options are others, OutputExists, StoreFailed.
+    options: as of `whence.capture` with level="op". Begun again with the same path and options,
+    while it is open nothing happens, and after `end_dump(clear_context=False)` it goes on. Nothing
+    of the program is changed. Raises UsageError when another region is open or the options are
+    others, OutputExists, StoreFailed.
     """
     from whence import store
     from whence.instrument.launch import launcher
@@ -107,7 +136,9 @@ def begin_dump(
     folder, chosen = str(Path(path).absolute()), make(level="op", force=force, **options)
     if _dumping:
         if (_dumping[0][0], _dumping[0][1]) != (folder, chosen):
-            raise UsageError(f"begin_dump {folder}: {_dumping[0][0]} is not ended; call end_dump() first")
+            raise UsageError(
+                f"begin_dump {folder}: {_dumping[0][0]} is not ended; call end_dump() first"
+            )
         _dumping[0][3].active = True
         return
     session = _session(folder, chosen, on_record)
@@ -119,7 +150,8 @@ def begin_dump(
 
 
 def end_dump(clear_context: bool = True) -> None:
-    """End the region that `begin_dump` opened. clear_context: finish the run; False only stops, and `begin_dump` may go on with it.
+    """End the region that `begin_dump` opened. clear_context: finish the run; False only stops, and
+    `begin_dump` may go on with it.
 
     Nothing happens where none is open. A region that is never ended is finished with the process.
     """
@@ -138,14 +170,20 @@ atexit.register(end_dump)
 
 
 def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
-    """Listen to every model of a framework in this process until it ends. Called in the child by `whence run`, after its import."""
+    """Listen to every model of a framework in this process until it ends. Called in the child by
+    `whence run`, after its import.
+    """
     from whence.workflows.capture import labels
     from whence.workflows.capture import paddle as paddle_capturing
 
     def start() -> Listener | paddle_capturing.Both:
         session = _session(run_path, options, None)
         paddle = framework == PADDLE
-        listener = paddle_capturing.listener(session, None, run_path) if paddle else _listener(session, None, run_path, lasting=True)
+        listener = (
+            paddle_capturing.listener(session, None, run_path)
+            if paddle
+            else _listener(session, None, run_path, lasting=True)
+        )
         listener.install()
         labels.inherited(session)
         return listener
@@ -166,7 +204,8 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
         current.session.close()
 
     def renew() -> None:
-        # A forked child shares the parent's file descriptors and must not write to them: it captures into a folder of its own.
+        # A forked child shares the parent's file descriptors and must not write to them: it
+        # captures into a folder of its own.
         nonlocal current
         current.abandon()
         current = start()
@@ -174,6 +213,10 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     atexit.register(finish)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
-    # multiprocessing ends its children without atexit. Its own finalizers do run there, but only those made after it cleared
-    # them in the child; that is the moment this hook is called. It holds the first argument weakly, so a module it is.
-    multiprocessing.util.register_after_fork(sys.modules[__name__], lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10))
+    # multiprocessing ends its children without atexit. Its own finalizers do run there, but only
+    # those made after it cleared them in the child; that is the moment this hook is called. It
+    # holds the first argument weakly, so a module it is.
+    multiprocessing.util.register_after_fork(
+        sys.modules[__name__],
+        lambda _: multiprocessing.util.Finalize(None, finish, exitpriority=10),
+    )

@@ -1,4 +1,6 @@
-"""When a program has ended: labels whose tensors lie in files, and those of programs without Python, become calls of its run."""
+"""When a program has ended: labels whose tensors lie in files, and those of programs without
+Python, become calls of its run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from whence.readers.ascend.atb_file import Stored
 
 WAIT_S = 2.0
-"""How long a file that is missing or not whole is waited for once the program has ended: a library may write behind it."""
+"""How long a file that is missing or not whole is waited for once the program has ended: a library
+may write behind it.
+"""
 _OLDER_S = 2.0  # file systems' clocks
 
 
@@ -60,15 +64,22 @@ class _Found:
 
 
 def gather(
-    folder: str, *, library: Mapping[str, Any] | None = None, since: float = 0.0, keep: str = "full", wait_s: float = WAIT_S,
+    folder: str,
+    *,
+    library: Mapping[str, Any] | None = None,
+    since: float = 0.0,
+    keep: str = "full",
+    wait_s: float = WAIT_S,
     ended_only: bool = False,
-) -> int:  # fmt: skip
-    """Read what labels of the run at `folder` wait for, add it to the run as calls of kind "label", and return how many.
+) -> int:
+    """Read what labels of the run at `folder` wait for, add it to the run as calls of kind "label",
+    and return how many.
 
-    library: `capture.library.encoded`; None: files lie below the folder in which the label was set. since: when the program was
-    started, seconds since 1970; older files are of another run. keep: as `CaptureOptions.keep`. ended_only: leave everything
-    as it is while a process that labels still runs. Does not raise: what cannot be read is a
-    record with the reason, what cannot be written is told on stderr and stays beside the run.
+    library: `capture.library.encoded`; None: files lie below the folder in which the label was set.
+    since: when the program was started, seconds since 1970; older files are of another run. keep:
+    as `CaptureOptions.keep`. ended_only: leave everything as it is while a process that labels
+    still runs. Does not raise: what cannot be read is a record with the reason, what cannot be
+    written is told on stderr and stays beside the run.
     """
     place = Path(folder) / FOLDER
     if not place.is_dir():
@@ -94,13 +105,23 @@ def gather(
     return len(found)
 
 
-def labelled_launch(name: str, runner: str, most: int | None, dump: str, environment: Mapping[str, str] | None = None) -> Beside:
-    """What labels need of a launched command: variables for it and its library before, files read afterwards. Raises UsageError.
+def labelled_launch(
+    name: str,
+    runner: str,
+    most: int | None,
+    dump: str,
+    environment: Mapping[str, str] | None = None,
+) -> Beside:
+    """What labels need of a launched command: variables for it and its library before, files read
+    afterwards. Raises UsageError.
 
-    environment: of the command, None for ours; what it already says to the library is left as it is.
+    environment: of the command, None for ours; what it already says to the library is left as it
+    is.
     """
     if not name and (runner or most is not None):
-        raise UsageError("library-runner and library-max say what a library saves: they need --library")
+        raise UsageError(
+            "library-runner and library-max say what a library saves: they need --library"
+        )
     library: dict[str, Any] | None = None
     variables: dict[str, str] = {}
     if name:
@@ -160,21 +181,34 @@ def _written(file: Path) -> Iterable[_Found]:
         return
     for tensor in tensors:
         said = {
-            key.removeprefix("whence."): unquote_to_bytes(value.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+            key.removeprefix("whence."): unquote_to_bytes(
+                value.encode("utf-8", "surrogateescape")
+            ).decode("utf-8", "replace")
             for key, value in tensor.attributes.items()
             if key.startswith("whence.")
         }
-        number = {key: int(said[key]) if said.get(key, "").isdigit() else 0 for key in ("at", "rank")}
+        number = {
+            key: int(said[key]) if said.get(key, "").isdigit() else 0 for key in ("at", "rank")
+        }
         yield _Found(
-            said.get("name") or "(no name)", said.get("side", ""), said.get("id", ""), said.get("task", ""), 0, number["at"],
-            number["rank"], "", _source(file, tensor),
-        )  # fmt: skip
+            said.get("name") or "(no name)",
+            said.get("side", ""),
+            said.get("id", ""),
+            said.get("task", ""),
+            0,
+            number["at"],
+            number["rank"],
+            "",
+            _source(file, tensor),
+        )
 
 
 # ---- files of a library
 
 
-def _resolved(waiting: list[Waiting], library: Mapping[str, Any] | None, since: float, wait_s: float) -> list[_Found]:
+def _resolved(
+    waiting: list[Waiting], library: Mapping[str, Any] | None, since: float, wait_s: float
+) -> list[_Found]:
     until = time.monotonic() + wait_s
     while True:
         found = _looked_up(waiting, library, since)
@@ -183,12 +217,23 @@ def _resolved(waiting: list[Waiting], library: Mapping[str, Any] | None, since: 
         time.sleep(0.1)
 
 
-def _looked_up(waiting: list[Waiting], library: Mapping[str, Any] | None, since: float) -> list[_Found]:
+def _looked_up(
+    waiting: list[Waiting], library: Mapping[str, Any] | None, since: float
+) -> list[_Found]:
     given = decoded(library) if library is not None else None
     out: list[_Found] = []
     of_file: dict[tuple[Path, ...], list[_Found]] = defaultdict(list)
     for label in waiting:
-        one = _Found(label.name, label.side, label.id, label.task, label.number, label.at, label.rank, label.source)
+        one = _Found(
+            label.name,
+            label.side,
+            label.id,
+            label.task,
+            label.number,
+            label.at,
+            label.rank,
+            label.source,
+        )
         out.append(one)
         where = given or anywhere("", label.cwd)
         tried = where.places(label)
@@ -201,7 +246,11 @@ def _looked_up(waiting: list[Waiting], library: Mapping[str, Any] | None, since:
         if files:
             one.why = f"{files[-1]} is older than this run"
         else:
-            also = f", nor at {len(tried) - 1} other places of {where.name or 'this name'}" if len(tried) > 1 else ""
+            also = (
+                f", nor at {len(tried) - 1} other places of {where.name or 'this name'}"
+                if len(tried) > 1
+                else ""
+            )
             one.why = f"{label.file} never appeared (not at {tried[-1]}{also})"
     for files_, labels in of_file.items():
         _share(files_, labels)
@@ -212,13 +261,19 @@ def _matches(pattern: str) -> list[Path]:
     """Files that a pattern fits; numbers in their paths in the order of their values."""
     root = Path(pattern).anchor
     found = [p for p in Path(root).glob(pattern[len(root) :]) if p.is_file()]
-    return sorted(found, key=lambda p: [(int(n), "") if n.isdigit() else (-1, n) for n in re.split(r"(\d+)", str(p))])
+    return sorted(
+        found,
+        key=lambda p: [
+            (int(n), "") if n.isdigit() else (-1, n) for n in re.split(r"(\d+)", str(p))
+        ],
+    )
 
 
 def _share(files: tuple[Path, ...], labels: list[_Found]) -> None:
     """Give the tensors of these files to the labels that mean them, in order.
 
-    A file is written again and again, or behind itself, or in a folder per token: one tensor for many labels is the last one's.
+    A file is written again and again, or behind itself, or in a folder per token: one tensor for
+    many labels is the last one's.
     """
     sources: list[_Source] = []
     for file in files:
@@ -238,7 +293,10 @@ def _share(files: tuple[Path, ...], labels: list[_Found]) -> None:
     else:
         pairs = []
         for label in labels:
-            label.why = f"{words} hold {len(sources)} tensors for {len(labels)} labels of that name: which is whose is not known"
+            label.why = (
+                f"{words} hold {len(sources)} tensors for {len(labels)} labels of that "
+                "name: which is whose is not known"
+            )
     for label, source in pairs:
         label.source, label.why, label.late = source, "", "cut short" in source.why
 
@@ -254,7 +312,11 @@ def _sources(file: Path) -> list[_Source]:
         try:
             return [_Source(file, dtypes.of(array).name, tuple(array.shape), lambda: array, "")]
         except KeyError as error:
-            return [_Source(file, str(array.dtype), tuple(array.shape), lambda: array, str(error.args[0]))]
+            return [
+                _Source(
+                    file, str(array.dtype), tuple(array.shape), lambda: array, str(error.args[0])
+                )
+            ]
     from whence.readers.ascend import atb_file
 
     return [_source(file, tensor) for tensor in atb_file.tensors(file)]
@@ -264,8 +326,16 @@ def _source(file: Path, tensor: Stored) -> _Source:
     from whence.readers.ascend import atb_file
 
     if tensor.data:
-        tensor = tensor._replace(why=f"refers to {tensor.data[:80]}, where the same elements were saved before")
-    return _Source(file, tensor.type.dtype or tensor.type.name, tensor.shape, lambda: atb_file.elements(file, tensor), tensor.why)
+        tensor = tensor._replace(
+            why=f"refers to {tensor.data[:80]}, where the same elements were saved before"
+        )
+    return _Source(
+        file,
+        tensor.type.dtype or tensor.type.name,
+        tensor.shape,
+        lambda: atb_file.elements(file, tensor),
+        tensor.why,
+    )
 
 
 # ---- into the run
@@ -284,10 +354,20 @@ def _add(folder: str, labels: list[_Found], keep: str) -> None:
                 record = _record(writer, label, keep)
                 file = str(label.source.path) if label.source is not None and label.code else ""
                 call = Call(
-                    order, label.name, label.side, label.number, order, rank=rank, kind="label", source=label.code, number=str(order),
-                    leaf=True, no_program=NO_PROGRAM, refs=(Ref("output.0", record),),
+                    order,
+                    label.name,
+                    label.side,
+                    label.number,
+                    order,
+                    rank=rank,
+                    kind="label",
+                    source=label.code,
+                    number=str(order),
+                    leaf=True,
+                    no_program=NO_PROGRAM,
+                    refs=(Ref("output.0", record),),
                     arguments=described(label.task, label.given, label.at, file),
-                )  # fmt: skip
+                )
                 writer.call(call)
 
 
@@ -305,8 +385,22 @@ def _record(writer: Any, label: _Found, keep: str) -> int:
         return int(writer.record(dtype, shape, None, b"", None, None, why=why))
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if keep == "none":
-        return int(writer.record(source.dtype, source.shape, None, host.digest(data), None, None, why="topology only (--keep none)"))
+        return int(
+            writer.record(
+                source.dtype,
+                source.shape,
+                None,
+                host.digest(data),
+                None,
+                None,
+                why="topology only (--keep none)",
+            )
+        )
     statistics, sketch = host.statistics(data, source.dtype)
     kept = data if keep == "full" else None
     words = "" if keep == "full" else "statistics only (--keep stats)"
-    return int(writer.record(source.dtype, source.shape, kept, host.digest(data), statistics, sketch, why=words))
+    return int(
+        writer.record(
+            source.dtype, source.shape, kept, host.digest(data), statistics, sketch, why=words
+        )
+    )

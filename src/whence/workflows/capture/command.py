@@ -24,13 +24,14 @@ def run_command(
     labels_only: bool = False,
     **options: Any,
 ) -> int:
-    """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and nothing was captured.
+    """Run any Python command under capture and return its exit code, or 3 when it ended with 0 and
+    nothing was captured.
 
-    options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the outcome go to stderr, or `tell`.
-    environment: of the command, None for ours. log: takes what the command prints instead of our terminal.
-    library: a profile of a library that saves its tensors, with its white list, number of tokens and folder (docs/labels.md).
-    labels_only: listen to no module.
-    Raises UsageError, CaptureError or OutputExists before anything was started.
+    options: fields of `CaptureOptions` (strings as on the command line are read). Progress and the
+    outcome go to stderr, or `tell`. environment: of the command, None for ours. log: takes what the
+    command prints instead of our terminal. library: a profile of a library that saves its tensors,
+    with its white list, number of tokens and folder (docs/labels.md). labels_only: listen to no
+    module. Raises UsageError, CaptureError or OutputExists before anything was started.
     """
     from whence import store
     from whence.instrument.launch import launcher

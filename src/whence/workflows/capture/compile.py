@@ -15,19 +15,21 @@ _TORCH = ("fullgraph", "dynamic", "options", "torch_mode")
 def compile(  # noqa: A001 - the name that users know from torch
     model: Any, path: str | os.PathLike[str], mode: str = "exact", **compile_options: Any
 ) -> Any:
-    """`torch.compile(model)` whose calls are captured into the run `path`, until `close()`, the end of a `with` block or of the process.
+    """`torch.compile(model)` whose calls are captured into the run `path`, until `close()`, the end
+    of a `with` block or of the process.
 
         with whence.compile(model, "runs/tgt") as compiled:
             compiled(x)
 
-    mode: "exact" takes what the kernels of inductor's code leave, with the same kernels; "deep" what every node of the graph computes;
-    "fx" runs the same graph node by node without inductor's code: the reference for the other two. Where deep changes the result of a
-    graph, that graph is captured exactly (graph_anyway=True: not).
-    compile_options: fullgraph, dynamic and options of torch.compile, its mode as torch_mode ("max-autotune"); and options of
-    `whence.capture` (keep, max_bytes, force, seed, ...; graph_buffers=True keeps buffers that no node names).
-    Returns the compiled module. After `close()` it goes on as compiled, and nothing is taken.
-    Raises UsageError for an option that neither knows, CaptureError for what is no module or a torch that cannot be captured so,
-    OutputExists, StoreFailed.
+    mode: "exact" takes what the kernels of inductor's code leave, with the same kernels; "deep"
+    what every node of the graph computes; "fx" runs the same graph node by node without inductor's
+    code: the reference for the other two. Where deep changes the result of a graph, that graph is
+    captured exactly (graph_anyway=True: not). compile_options: fullgraph, dynamic and options of
+    torch.compile, its mode as torch_mode ("max-autotune"); and options of `whence.capture` (keep,
+    max_bytes, force, seed, ...; graph_buffers=True keeps buffers that no node names). Returns the
+    compiled module. After `close()` it goes on as compiled, and nothing is taken. Raises UsageError
+    for an option that neither knows, CaptureError for what is no module or a torch that cannot be
+    captured so, OutputExists, StoreFailed.
     """
     from whence import store
     from whence.errors import CaptureError
@@ -43,7 +45,8 @@ def compile(  # noqa: A001 - the name that users know from torch
     chosen = make(**ours, level="graph", graph_mode=mode)
     if not hasattr(model, "named_modules"):
         raise CaptureError(
-            f"cannot capture a {type(model).__name__}: whence.compile takes a torch.nn.Module; a whole program is captured by "
+            f"cannot capture a {type(model).__name__}: whence.compile takes a torch.nn.Module; a "
+            "whole program is captured by "
             "`whence run --level graph`"
         )
     from whence.instrument.torch.compiled import inductor_taps
@@ -57,7 +60,9 @@ def compile(  # noqa: A001 - the name that users know from torch
     wanted = {name: value for name, value in compile_options.items() if name in _TORCH}
 
     def listen(compiled: Any) -> GraphListener:
-        listener = GraphListener(session, compiled, folder=folder, find_external=_Externals(model, session))
+        listener = GraphListener(
+            session, compiled, folder=folder, find_external=_Externals(model, session)
+        )
         listener.install()
         return listener
 
@@ -65,14 +70,21 @@ def compile(  # noqa: A001 - the name that users know from torch
 
 
 def compile_backend(
-    path: str | os.PathLike[str], mode: str = "exact", *, steps: Collection[int] | None = None, laid: bool = False, **options: Any
+    path: str | os.PathLike[str],
+    mode: str = "exact",
+    *,
+    steps: Collection[int] | None = None,
+    laid: bool = False,
+    **options: Any,
 ) -> Any:
-    """A backend for `torch.compile` whose graphs are captured into the run `path`, until `backend.close()` or the end of the process.
+    """A backend for `torch.compile` whose graphs are captured into the run `path`, until
+    `backend.close()` or the end of the process.
 
-    mode, options: as `compile` takes them. steps: calls of the outermost module that are taken, None for all. laid: write the tool's
-    own files there too when it ends (`graph_layout`). It is inductor otherwise, and stays so when the capture has ended. A run that
-    is there is replaced; beside other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch that cannot
-    be captured so, StoreFailed.
+    mode, options: as `compile` takes them. steps: calls of the outermost module that are taken,
+    None for all. laid: write the tool's own files there too when it ends (`graph_layout`). It is
+    inductor otherwise, and stays so when the capture has ended. A run that is there is replaced;
+    beside other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch
+    that cannot be captured so, StoreFailed.
     """
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
@@ -91,7 +103,9 @@ def compile_backend(
     launcher.apply_determinism(chosen)
     listener = GraphListener(session, None, folder=folder, find_external=_Externals(None, session))
     listener.install()
-    return backend_with(listener, (lambda: _lay_out(folder, destination, chosen.graph_mode)) if laid else None)
+    return backend_with(
+        listener, (lambda: _lay_out(folder, destination, chosen.graph_mode)) if laid else None
+    )
 
 
 def _lay_out(folder: str, destination: Path, mode: str) -> None:
@@ -104,6 +118,8 @@ def _lay_out(folder: str, destination: Path, mode: str) -> None:
         complain(f"nothing was dumped into {destination}: no compiled graph ran")
         return
     try:
-        (torchair_layout.lay_out_fx if mode == "fx" else torchair_layout.lay_out_ge)(folder, destination)
+        (torchair_layout.lay_out_fx if mode == "fx" else torchair_layout.lay_out_ge)(
+            folder, destination
+        )
     except Exception as error:  # noqa: BLE001 - the process ends, and the run is whole
         complain(f"{destination} has the run but not the tool's own files: {error}")

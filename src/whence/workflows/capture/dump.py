@@ -1,4 +1,6 @@
-"""A capture that a program begins, pauses and ends where the calls of another tool stand; what `whence.compat` is made of."""
+"""A capture that a program begins, pauses and ends where the calls of another tool stand; what
+`whence.compat` is made of.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,31 @@ _NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed ov
 
 
 class Dump:
-    """Captures `model`, or every model, into a run at `path` from now on; `pause` and `resume` stop and go on, `close` ends it.
+    """Captures `model`, or every model, into a run at `path` from now on; `pause` and `resume` stop
+    and go on, `close` ends it.
 
-    steps: those wanted; None for all. They are counted by `mark`, or where that is never called by the calls of the model, from 0.
-    layout: writer (docs/convert.md) that puts the run as another tool's dump into the folder `path`, at every pause and at the end; laid:
-    its options; wanted: of which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with other
-    files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run, and a run that another process still
-    writes is joined, not replaced. Ends with the process. A layout that cannot be written is told on stderr, and the program goes on;
-    so is a dump that took nothing. first: the number that the user gives the first step. Raises UsageError, StoreFailed.
+    steps: those wanted; None for all. They are counted by `mark`, or where that is never called by
+    the calls of the model, from 0. layout: writer (docs/convert.md) that puts the run as another
+    tool's dump into the folder `path`, at every pause and at the end; laid: its options; wanted: of
+    which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with
+    other files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run,
+    and a run that another process still writes is joined, not replaced. Ends with the process. A
+    layout that cannot be written is told on stderr, and the program goes on; so is a dump that took
+    nothing. first: the number that the user gives the first step. Raises UsageError, StoreFailed.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], model: Any = None, *, steps: Collection[int] | None = None, layout: str = "",
-        laid: Mapping[str, Any] = {}, wanted: Callable[[Call], bool] | None = None, first: int = 0, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        model: Any = None,
+        *,
+        steps: Collection[int] | None = None,
+        layout: str = "",
+        laid: Mapping[str, Any] = {},
+        wanted: Callable[[Call], bool] | None = None,
+        first: int = 0,
+        **options: Any,
+    ) -> None:
         from whence.errors import UsageError
         from whence.instrument.launch import launcher
         from whence.instrument.options import make
@@ -49,7 +62,10 @@ class Dump:
         chosen = make(**options)
         self.destination = Path(path).absolute()
         if opened_dump(self.destination) is not None:
-            raise UsageError(f"this process already dumps into {self.destination}; choose another folder for another model")
+            raise UsageError(
+                f"this process already dumps into {self.destination}; choose another folder for "
+                "another model"
+            )
         self.model, self._first, self._took = model, first, False
         self.folder = created(self.destination, chosen)
         self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
@@ -80,7 +96,9 @@ class Dump:
             self._listener.active = True
 
     def pause(self) -> None:
-        """Take nothing until `resume`, and write the layout: at once while the run is small, else when it has doubled and at the end."""
+        """Take nothing until `resume`, and write the layout: at once while the run is small, else
+        when it has doubled and at the end.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._listener.active = False
@@ -89,7 +107,9 @@ class Dump:
             self._lay_out_if_small()
 
     def mark(self) -> None:
-        """A step begins here, unless nothing was called since the last one began. Of steps that are not wanted no tensor is taken."""
+        """A step begins here, unless nothing was called since the last one began. Of steps that are
+        not wanted no tensor is taken.
+        """
         self._listener.drain()
         if self.session.calls == self._waiting:
             return
@@ -117,10 +137,16 @@ class Dump:
             complain(f"nothing was dumped into {self.destination}: {why}")
 
     def _why_nothing(self, refused: str) -> str:
-        """Why the dump is empty; "" where another process of the job dumps instead. refused: why the session ended before its time."""
+        """Why the dump is empty; "" where another process of the job dumps instead. refused: why
+        the session ended before its time.
+        """
         if refused:
             return "" if _job() else refused
-        of = f"the {type(self.model).__name__} that it was given" if self.model is not None else "a model"
+        of = (
+            f"the {type(self.model).__name__} that it was given"
+            if self.model is not None
+            else "a model"
+        )
         if not self.session.calls:
             return f"{of} was never called while it listened"
         ran = len(self._marks) if self._marks else 0
@@ -133,7 +159,9 @@ class Dump:
         return f"{self.session.calls} calls were seen, and none was selected"
 
     def _step_ended(self, root: str, step: int) -> None:
-        """The last of the steps that are wanted is there: the tool's files need not wait for the end of the process."""
+        """The last of the steps that are wanted is there: the tool's files need not wait for the
+        end of the process.
+        """
         if not self._steps:
             return
         if self._marks and len(self._marks) - 1 == max(self._steps):
@@ -142,7 +170,9 @@ class Dump:
             self._lay_out()
 
     def _lay_out_if_small(self) -> None:
-        """Write the layout again unless that would take long: it is written as a whole every time."""
+        """Write the layout again unless that would take long: it is written as a whole every
+        time.
+        """
         if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
             self._lay_out()
 
@@ -170,14 +200,22 @@ class Dump:
             complain(f"{self.destination} has the run but not the tool's own files: {error}")
 
     def _is_shown(self, call: Call) -> bool:
-        """Of the tool's own files: what it calls a module or an operator, in the steps that are wanted."""
+        """Of the tool's own files: what it calls a module or an operator, in the steps that are
+        wanted.
+        """
         if call.kind not in ("module", "operator") or _NOT_TAKEN in call.notes:
             return False
-        return (not self._marks or self._steps is None or self._step(call) in self._steps) and self._wanted(call)
+        return (
+            not self._marks or self._steps is None or self._step(call) in self._steps
+        ) and self._wanted(call)
 
     def _make_room(self, run: Run) -> None:
-        """msprobe keeps a step in a folder that holds nothing else; those that are written again go."""
-        for rank, step in {(call.rank, call.step) for call in run.calls} if self._layout == "msprobe" else ():
+        """msprobe keeps a step in a folder that holds nothing else; those that are written again
+        go.
+        """
+        for rank, step in (
+            {(call.rank, call.step) for call in run.calls} if self._layout == "msprobe" else ()
+        ):
             shutil.rmtree(self.destination / f"step{step}" / f"rank{rank}", ignore_errors=True)
 
     def _step(self, call: Call) -> int:
@@ -191,7 +229,9 @@ def opened_dump(path: str | os.PathLike[str]) -> Dump | None:
 
 
 def determine(seed: int, deterministic: bool) -> None:
-    """Seed Python, numpy and torch in this process; deterministic: choose such kernels too. Raises UsageError."""
+    """Seed Python, numpy and torch in this process; deterministic: choose such kernels too. Raises
+    UsageError.
+    """
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
 
@@ -199,7 +239,9 @@ def determine(seed: int, deterministic: bool) -> None:
 
 
 def cut(run: Run, wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:
-    """A run's calls that are wanted, with steps as `step` counts them (None: as they are) and occurrences counted anew in these."""
+    """A run's calls that are wanted, with steps as `step` counts them (None: as they are) and
+    occurrences counted anew in these.
+    """
     from whence.records import Over
 
     calls: list[Call] = []
@@ -242,18 +284,32 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
         if store.is_run(folder) and store.is_written(folder):
             from whence.instrument.labels.labels import complain
 
-            complain(f"{folder} is still being written by another process: what this one computes goes into the same run")
+            complain(
+                f"{folder} is still being written by another process: what this one computes "
+                "goes into the same run"
+            )
             return folder
         info = _info(chosen)
-        store.create(folder, msgspec.structs.replace(info, settings={**info.settings, "job": job} if job else info.settings), force=True)
+        store.create(
+            folder,
+            msgspec.structs.replace(
+                info, settings={**info.settings, "job": job} if job else info.settings
+            ),
+            force=True,
+        )
     return folder
 
 
 def _job() -> str:
     """What the processes that compute one thing together have in common; "" where there is one."""
-    if not os.environ.get("WORLD_SIZE", "1").isdigit() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if (
+        not os.environ.get("WORLD_SIZE", "1").isdigit()
+        or int(os.environ.get("WORLD_SIZE", "1")) < 2
+    ):
         return ""
-    names = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"))
+    names = (
+        os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    )
     return " ".join((*names, str(os.getppid())))
 
 

@@ -1,4 +1,6 @@
-"""Labels in any code: to the capture that is active in this process, to the run that `whence run` opened, or to nobody."""
+"""Labels in any code: to the capture that is active in this process, to the run that `whence run`
+opened, or to nobody.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,18 @@ def label(
     file: str | os.PathLike[str] | None = None,
     id: str | None = None,  # noqa: A002
 ) -> None:
-    """Show a tensor to the active run under a name; `whence.label`. Without a run it does nothing; it never raises or changes anything.
+    """Show a tensor to the active run under a name; `whence.label`. Without a run it does nothing;
+    it never raises or changes anything.
 
         whence.label("attention out", h, side="reference")
         whence.label("attention out", file="0_Attention/outTensor0.bin", side="target")
 
-    tensor: torch, numpy, JAX or anything numpy can read, of any shape; what cannot be read is recorded with the reason. side: of which of
-    the two programs it is, "reference" or "target"; None where a whole run is one side. file: instead of a tensor, the file that a
-    library will have written when the program ends: a path below its dump folder. The n-th label of a name, side and task is name#n,
-    from 0, and faces name#n of the other side. id: faces the label of the other side with this id instead, whatever its name (`new_id`).
+    tensor: torch, numpy, JAX or anything numpy can read, of any shape; what cannot be read is
+    recorded with the reason. side: of which of the two programs it is, "reference" or "target";
+    None where a whole run is one side. file: instead of a tensor, the file that a library will have
+    written when the program ends: a path below its dump folder. The n-th label of a name, side and
+    task is name#n, from 0, and faces name#n of the other side. id: faces the label of the other
+    side with this id instead, whatever its name (`new_id`).
     """
     if _takers:
         take_label(name, tensor, side, file, id)
@@ -53,7 +58,9 @@ def labels_are_taken() -> bool:
 
 
 def take_label(name: str, tensor: Any, side: str | None, file: Any, id: str | None) -> None:  # noqa: A002
-    """`label`, for functions that stand in the place of it: the source of the label is where their caller calls them."""
+    """`label`, for functions that stand in the place of it: the source of the label is where their
+    caller calls them.
+    """
     if _in_graph and _in_graph[0](name, tensor, side, file, id):
         return
     frame = sys._getframe(2)
@@ -61,7 +68,9 @@ def take_label(name: str, tensor: Any, side: str | None, file: Any, id: str | No
 
 
 def _compile() -> None:
-    """Labels in compiled code from now on. Where torch has not what that needs, they break its graph."""
+    """Labels in compiled code from now on. Where torch has not what that needs, they break its
+    graph.
+    """
     if not _in_graph:
         from whence.instrument.labels.torch_labels import operator
 
@@ -74,12 +83,16 @@ def _compile() -> None:
 
 
 def new_id() -> str:
-    """An id for the two labels of one thing, the same in every run of the same code and different at every call; `whence.new_id`.
+    """An id for the two labels of one thing, the same in every run of the same code and different
+    at every call; `whence.new_id`.
 
-    `[task/]file:line#n`: the task, where it was called, and how often that place was reached in this task before. Of threads that
-    reach one place at the same time, which is which is not repeated; give them tasks.
+    `[task/]file:line#n`: the task, where it was called, and how often that place was reached in
+    this task before. Of threads that reach one place at the same time, which is which is not
+    repeated; give them tasks.
     """
-    return _ids.new(sys._getframe(1), _tasks.now if _takers else "")  # without a run no request is remembered
+    return _ids.new(
+        sys._getframe(1), _tasks.now if _takers else ""
+    )  # without a run no request is remembered
 
 
 def include() -> str:
@@ -90,14 +103,16 @@ def include() -> str:
 
 
 class task:  # noqa: N801 - called like a function
-    """Begin a task (a dialogue turn, a request): labels of one task never face those of another; `whence.task`.
+    """Begin a task (a dialogue turn, a request): labels of one task never face those of another;
+    `whence.task`.
 
         with whence.task("turn 1"):          # for this thread or coroutine, and threads without a task of their own
             generate(...)
         whence.task("turn 2")                # from here on, until the next
 
-    id: equal on both sides; None for "task0", "task1" ... in the order in which they begin. `.id` holds it.
-    """
+    id: equal on both sides; None for "task0", "task1" ... in the order in which they begin. `.id`
+    holds it.
+    """  # noqa: E501
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002
         self._begun = _tasks.begin(id)
@@ -107,12 +122,19 @@ class task:  # noqa: N801 - called like a function
         self._begun.is_block = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         _tasks.end(self._begun)
 
 
 def taking(session: Session, folder: str) -> Callable[[], None]:
-    """Let labels go to this session; returns what ends that and reads the files that were labelled, once the session is closed."""
+    """Let labels go to this session; returns what ends that and reads the files that were labelled,
+    once the session is closed.
+    """
     from whence.workflows.capture.collect_labels import left_over
 
     left_over(Path(folder))
@@ -172,16 +194,24 @@ def _read(value: Any) -> Any:
 
 
 class _Inherited:
-    """The run of `whence run` around this process: opened with the first label, closed when the process ends."""
+    """The run of `whence run` around this process: opened with the first label, closed when the
+    process ends.
+    """
 
     def __init__(self, text: str) -> None:
         config = json.loads(text)
-        self._folder, self._options, self._library = config["run"], json.dumps(config["options"]), config.get("library")
+        self._folder, self._options, self._library = (
+            config["run"],
+            json.dumps(config["options"]),
+            config.get("library"),
+        )
         self._lock = threading.RLock()
         self._session: Session | None = None
         self._shared = False
         self._close: Callable[[], None] | None = None
-        _tasks.variables = _variables(self._library)  # a library wants to know of tasks before the first label
+        _tasks.variables = _variables(
+            self._library
+        )  # a library wants to know of tasks before the first label
 
     def __call__(self, *given: Any) -> None:
         """Take a label."""
@@ -193,12 +223,17 @@ class _Inherited:
                     from whence.instrument.labels.labels import complain
 
                     _takers.remove(self)
-                    complain(f"labels are not taken in process {os.getpid()}: {type(error).__name__}: {error}")
+                    complain(
+                        f"labels are not taken in process {os.getpid()}: {type(error).__name__}: "
+                        f"{error}"
+                    )
                     return
         _takers[-1](*given)
 
     def use(self, session: Session) -> None:
-        """Take labels into the session that listens to this process, unless there was one before."""
+        """Take labels into the session that listens to this process, unless there was one
+        before.
+        """
         with self._lock:
             if self._close is None:
                 self._session, self._shared = session, True
@@ -211,7 +246,9 @@ class _Inherited:
         self._session = _session(self._folder, decode(self._options), None)
         self._close = _open(self._session, self._folder, self._library)
         atexit.register(self.finish)
-        multiprocessing.util.Finalize(None, self.finish, exitpriority=9)  # its children end without atexit
+        multiprocessing.util.Finalize(
+            None, self.finish, exitpriority=9
+        )  # its children end without atexit
 
     def finish(self) -> None:
         """End it, and the session where nobody else does."""
@@ -233,7 +270,9 @@ class _Inherited:
 
 
 def inherited(session: Session | None) -> None:
-    """A listener of this process begins (or, in a forked child, begins again): labels go into its session."""
+    """A listener of this process begins (or, in a forked child, begins again): labels go into its
+    session.
+    """
     if _inherited is not None:
         if session is None:
             _inherited.finish()
@@ -242,7 +281,9 @@ def inherited(session: Session | None) -> None:
 
 
 def attach_labels(options: CaptureOptions, run_path: str, framework: str) -> None:
-    """Called in the child of `whence run --compare` after a framework was imported: only labels are taken, nothing is listened to."""
+    """Called in the child of `whence run --compare` after a framework was imported: only labels are
+    taken, nothing is listened to.
+    """
     _compile()
 
 

@@ -1,4 +1,6 @@
-"""Wires the capture of Paddle: predictors and layers, the readers that know its names and programs, and weights in the user's file."""
+"""Wires the capture of Paddle: predictors and layers, the readers that know its names and programs,
+and weights in the user's file.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of Paddle cannot do."""
     for name, what in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
         if getattr(options, name):
-            raise UsageError(f"{name} {what} torch models only; --patch replaces tensors of Paddle programs")
+            raise UsageError(
+                f"{name} {what} torch models only; --patch replaces tensors of Paddle programs"
+            )
     if options.logits_module:
-        raise UsageError("logits_module names a module inside a torch model; of Paddle the tensor as wide as the vocabulary is found")
+        raise UsageError(
+            "logits_module names a module inside a torch model; of Paddle the tensor as wide as "
+            "the vocabulary is found"
+        )
 
 
 class Both:
@@ -59,7 +66,9 @@ class Both:
 
 
 def listener(session: Session, model: Any, folder: str) -> Both:
-    """Listens to `model`, a layer or a predictor; None: to everything of Paddle in this process. folder: of the run."""
+    """Listens to `model`, a layer or a predictor; None: to everything of Paddle in this process.
+    folder: of the run.
+    """
     from whence.instrument.paddle import layers, predictor
     from whence.instrument.paddle.operator_calls import Words
 
@@ -67,10 +76,17 @@ def listener(session: Session, model: Any, folder: str) -> Both:
     changes = _changes(session)
     found: list[Any] = []
     if model is None or hasattr(model, "register_output_hook"):
-        words = Words(plain_name, plain_type, lambda file: paddle_program.described(Place(Path(file))), _of_file)
+        words = Words(
+            plain_name,
+            plain_type,
+            lambda file: paddle_program.described(Place(Path(file))),
+            _of_file,
+        )
         found.append(
-            predictor.Listener(session, model, words=words, folder=folder, weights=_weights, changes=changes)
-        )  # fmt: skip
+            predictor.Listener(
+                session, model, words=words, folder=folder, weights=_weights, changes=changes
+            )
+        )
     if model is None or hasattr(model, "named_sublayers"):
         found.append(layers.Listener(session, model, changes=changes))
     return Both(session, found)
@@ -86,16 +102,24 @@ def _changes(session: Session) -> Changes | None:
 
 
 def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:
-    """Parameters of a program by name, mapped from its file of weights; without those that are not in there."""
+    """Parameters of a program by name, mapped from its file of weights; without those that are not
+    in there.
+    """
     import numpy as np
 
     data = np.asarray(np.memmap(weights, np.uint8, "r"))
     found = paddle_params.places(Place(Path(weights)), Place(Path(program)))
-    return {name: (s.dtype, s.shape, data[s.start : s.start + s.nbytes]) for name, s in found.items() if name in names}
+    return {
+        name: (s.dtype, s.shape, data[s.start : s.start + s.nbytes])
+        for name, s in found.items()
+        if name in names
+    }
 
 
 def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], External | None]:
-    """Finds parameters of a program, by name, in its file of weights: where their bytes lie when they are the same."""
+    """Finds parameters of a program, by name, in its file of weights: where their bytes lie when
+    they are the same.
+    """
     places: dict[str, paddle_params.Stream] = {}
     data: mmap.mmap | None = None
     try:

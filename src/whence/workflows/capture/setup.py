@@ -24,7 +24,8 @@ _SILENT_S = 1.0
 
 
 def finishing(folder: str) -> Callable[[int, int], None] | None:
-    """Called with (done, of): a line on stderr after a second, gone when all is done. None where stderr is no terminal.
+    """Called with (done, of): a line on stderr after a second, gone when all is done. None where
+    stderr is no terminal.
 
     It starts no thread and loads no package: this is the captured program, which is ending.
     """
@@ -45,10 +46,16 @@ class _Line:
     def tell(self, done: int, of: int) -> None:
         now = time.monotonic()
         self._began = self._began or now
-        text = f"{self._text}: {100 * done // of} %" if done < of and now - self._began > _SILENT_S else ""
+        text = (
+            f"{self._text}: {100 * done // of} %"
+            if done < of and now - self._began > _SILENT_S
+            else ""
+        )
         if text != self._shown:
             self._shown = text
-            with contextlib.suppress(OSError, ValueError):  # the index matters, the terminal does not
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # the index matters, the terminal does not
                 sys.stderr.write(f"\r\x1b[K{text}")
                 sys.stderr.flush()
 
@@ -56,9 +63,10 @@ class _Line:
 def to_force(path: str) -> list[tuple[int, ...]]:
     """The sequences of a run, prompts included, in the order in which they came.
 
-    Its last token was never fed to a model, so it is taken from the logits, if every other one had the largest. Sequences that lie
-    several times in one call (beam search, several answers to one prompt) are left out: rows move between them unseen.
-    Raises UsageError where nothing is left, UnreadableRun.
+    Its last token was never fed to a model, so it is taken from the logits, if every other one had
+    the largest. Sequences that lie several times in one call (beam search, several answers to one
+    prompt) are left out: rows move between them unseen. Raises UsageError where nothing is left,
+    UnreadableRun.
     """
     from whence.align import prompts as sequences
     from whence.readers.opening import open_run
@@ -68,16 +76,22 @@ def to_force(path: str) -> list[tuple[int, ...]]:
     alone = [p for p in found if not p.beside]
     if not alone:
         why = (
-            "every prompt lies several times in one call, as beam search has it: which row goes on with which is not recorded"
+            "every prompt lies several times in one call, as beam search has it: which row goes "
+            "on with which is not recorded"
             if found
-            else "it holds no calls of a model with token ids and logits; capture it with --level logits, or whole"
+            else "it holds no calls of a model with token ids and logits; capture it with "
+            "--level logits, or whole"
         )
         raise UsageError(f"--force-tokens {path}: {why}")
     out = []
     for prompt in alone:
         tokens = prompt.tokens
         try:
-            best = {i: int(sequences.logits(run, s).argmax()) for i, s in prompt.scores.items() if i >= prompt.prompt - 1}
+            best = {
+                i: int(sequences.logits(run, s).argmax())
+                for i, s in prompt.scores.items()
+                if i >= prompt.prompt - 1
+            }
         except ElementsMissing:
             best = {}
         end = len(tokens) - 1
@@ -93,17 +107,25 @@ TORCH, PADDLE = "torch", "paddle"
 
 
 def check_patch(options: CaptureOptions, path: str) -> None:
-    """Raise UsageError or UnreadableRun when the run to patch from cannot be read or holds no such call, before anything is written."""
+    """Raise UsageError or UnreadableRun when the run to patch from cannot be read or holds no such
+    call, before anything is written.
+    """
     if options.patch:
         from whence import store
         from whence.instrument.patch_points import check_points
 
         if Path(path).resolve() == Path(options.patch_from).resolve():
-            raise UsageError(f"patch_from {options.patch_from} is the run that is to be written; choose another output path")
+            raise UsageError(
+                f"patch_from {options.patch_from} is the run that is to be written; choose "
+                "another output path"
+            )
         check_points(options.patch, store.open_run(options.patch_from).calls, options.patch_from)
     if options.force_tokens:
         if Path(path).resolve() == Path(options.force_tokens).resolve():
-            raise UsageError(f"force_tokens {options.force_tokens} is the run that is to be written; choose another output path")
+            raise UsageError(
+                f"force_tokens {options.force_tokens} is the run that is to be written; choose "
+                "another output path"
+            )
         to_force(options.force_tokens)
 
 
@@ -112,14 +134,19 @@ def _listener(session: Session, model: Any, folder: str, *, lasting: bool = Fals
     from whence.instrument.torch.modules import Listener
     from whence.instrument.torch.operators import OperatorListener
 
-    how: dict[str, Any] = {"find_external": _Externals(model, session), "changes": _changes(session)}
+    how: dict[str, Any] = {
+        "find_external": _Externals(model, session),
+        "changes": _changes(session),
+    }
     if session.options.level == "graph":
         from whence.instrument.torch.compiled.listener import GraphListener
 
         return GraphListener(session, model, folder=folder, program=True, **how)
     if session.options.level == "op":
         return OperatorListener(session, model, lasting=lasting, **how)
-    return (LogitsListener if session.options.level == "logits" else Listener)(session, model, **how)
+    return (LogitsListener if session.options.level == "logits" else Listener)(
+        session, model, **how
+    )
 
 
 def _changes(session: Session) -> Changes | None:
@@ -130,11 +157,23 @@ def _changes(session: Session) -> Changes | None:
     from whence.instrument.torch.forced_tokens import Forced
     from whence.instrument.torch.interventions import Changes
 
-    forced = Forced(session, to_force(options.force_tokens), options.force_tokens) if options.force_tokens else None
-    return Changes(session, store.open_run(options.patch_from) if options.patch else None, options.patch, options.inject, forced)
+    forced = (
+        Forced(session, to_force(options.force_tokens), options.force_tokens)
+        if options.force_tokens
+        else None
+    )
+    return Changes(
+        session,
+        store.open_run(options.patch_from) if options.patch else None,
+        options.patch,
+        options.inject,
+        forced,
+    )
 
 
-def _session(folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None) -> Session:
+def _session(
+    folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None
+) -> Session:
     from whence import store
     from whence.instrument.session import Session
 
@@ -157,13 +196,23 @@ def default_max_bytes(folder: str) -> int:
 
 
 def _rank() -> int:
-    """The rank of this process: of its process group once it has joined one, else as its launcher says."""
+    """The rank of this process: of its process group once it has joined one, else as its launcher
+    says.
+    """
     from whence.instrument.torch import settings
 
     found = settings.facts().get("rank")
     if found is not None:
         return int(found)
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "PADDLE_TRAINER_ID", "LOCAL_RANK"):
+    for name in (
+        "RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMIX_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+        "PADDLE_TRAINER_ID",
+        "LOCAL_RANK",
+    ):
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
@@ -178,7 +227,9 @@ def _info(options: CaptureOptions) -> RunInfo:
 
 
 class _Externals:
-    """Looks a parameter's bytes up in checkpoint files: the ones given by the user, else those this process reads by itself."""
+    """Looks a parameter's bytes up in checkpoint files: the ones given by the user, else those this
+    process reads by itself.
+    """
 
     def __init__(self, model: Any, session: Session) -> None:
         self._model, self._session = model, session
@@ -187,13 +238,19 @@ class _Externals:
         self._looked = 0.0
         self._candidates: Any = None
 
-    def __call__(self, digest: bytes, dtype: str, shape: tuple[int, ...], data: Any) -> External | None:
-        """Where the bytes lie, None when nowhere. Called once per parameter: files are looked for at most once a second."""
+    def __call__(
+        self, digest: bytes, dtype: str, shape: tuple[int, ...], data: Any
+    ) -> External | None:
+        """Where the bytes lie, None when nowhere. Called once per parameter: files are looked for
+        at most once a second.
+        """
         now = time.monotonic()
         if self._files is None or (not self._given and now - self._looked > 1.0):
             self._looked = now
             self._know(self._given or _checkpoints(self._model))
-        found: External | None = self._candidates.find(digest, dtype, data.nbytes, data) if self._files else None
+        found: External | None = (
+            self._candidates.find(digest, dtype, data.nbytes, data) if self._files else None
+        )
         return found
 
     def _know(self, files: tuple[str, ...]) -> None:
@@ -204,16 +261,22 @@ class _Externals:
         self._files, self._candidates = files, store.Candidates(files)
         if self._given:
             for path, reason in self._candidates.skipped.items():
-                self._session.note("weights", f"--weights {path} cannot be used, parameters are copied: {reason}")
+                self._session.note(
+                    "weights", f"--weights {path} cannot be used, parameters are copied: {reason}"
+                )
 
 
 def _checkpoints(model: Any) -> tuple[str, ...]:
-    """Checkpoint files this process has mapped, and those beside the model's name when that is a folder.
+    """Checkpoint files this process has mapped, and those beside the model's name when that is a
+    folder.
 
-    Never the shards of a run: it may be scrubbed or deleted, and would take the parameters of this one with it.
+    Never the shards of a run: it may be scrubbed or deleted, and would take the parameters of this
+    one with it.
     """
     found: dict[str, None] = {}
-    name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(model, "name_or_path", "")
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(
+        model, "name_or_path", ""
+    )
     if isinstance(name, str) and name and Path(name).is_dir():
         found.update(dict.fromkeys(str(p) for p in sorted(Path(name).glob("*.safetensors"))))
     try:

@@ -1,6 +1,8 @@
-"""Torch's own compiler bisector, with our verdict as its test: which pass, lowering or decomposition makes the difference.
+"""Torch's own compiler bisector, with our verdict as its test: which pass, lowering or
+decomposition makes the difference.
 
-Its state lies in files that the program reads while it compiles (`torch._inductor.compiler_bisector`, torch 2.6 and later).
+Its state lies in files that the program reads while it compiles
+(`torch._inductor.compiler_bisector`, torch 2.6 and later).
 """
 
 from __future__ import annotations
@@ -16,23 +18,33 @@ from whence.results import Pass
 
 
 def bisect(
-    good: Callable[[Mapping[str, str]], bool | None], known: Mapping[str, bool], state: Path | None, tell: Callable[[str], None]
+    good: Callable[[Mapping[str, str]], bool | None],
+    known: Mapping[str, bool],
+    state: Path | None,
+    tell: Callable[[str], None],
 ) -> Pass:
     """Run `good` until the bisector names something.
 
-    good(environment): does the program, run with these variables, agree with eager? None when that cannot be told; counts as no.
-    known: backends whose answer is known, which are not run. state: the folder of its files, as `Climber.bisecting` gives it.
-    Raises UsageError where torch has no bisector.
+    good(environment): does the program, run with these variables, agree with eager? None when that
+    cannot be told; counts as no. known: backends whose answer is known, which are not run. state:
+    the folder of its files, as `Climber.bisecting` gives it. Raises UsageError where torch has no
+    bisector.
     """
     try:
         from torch._inductor.compiler_bisector import CompilerBisector
     except ImportError as error:
-        raise UsageError(f"--bisect-pass uses torch's compiler bisector, which this torch has not ({error}); torch 2.6 has it") from error
+        raise UsageError(
+            f"--bisect-pass uses torch's compiler bisector, which this torch has not ({error}); "
+            "torch 2.6 has it"
+        ) from error
     runs = broken = 0
 
     def test() -> bool:
         nonlocal runs, broken
-        backend, subsystem = CompilerBisector.get_backend() or "", CompilerBisector.get_subsystem() or ""
+        backend, subsystem = (
+            CompilerBisector.get_backend() or "",
+            CompilerBisector.get_subsystem() or "",
+        )
         if not subsystem and backend in known:
             return known[backend]
         runs += 1
@@ -52,8 +64,20 @@ def bisect(
         except RuntimeError as error:
             why = f"torch's bisector gave up: {error}"
     if result is None:
-        return Pass("", runs=runs, broken=broken, why=why or "every stage is within the noise when torch's bisector compiles it")
-    return Pass(result.backend, result.subsystem or "", result.bisect_number, result.debug_info or "", runs, broken)
+        return Pass(
+            "",
+            runs=runs,
+            broken=broken,
+            why=why or "every stage is within the noise when torch's bisector compiles it",
+        )
+    return Pass(
+        result.backend,
+        result.subsystem or "",
+        result.bisect_number,
+        result.debug_info or "",
+        runs,
+        broken,
+    )
 
 
 def _variables(bisector: Any, backend: str, subsystem: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""What climbs the ladder: a command in processes of its own, or a model in this one, compiled as far as one rung goes."""
+"""What climbs the ladder: a command in processes of its own, or a model in this one, compiled as
+far as one rung goes.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ class Climber(Protocol):
     def words(self) -> str: ...
 
     def ready(self, place: Path) -> contextlib.AbstractContextManager[None]:
-        """What all rungs need: a cache of compiled code that is theirs alone, so that a rung compiles anew and spoils nobody's."""
+        """What all rungs need: a cache of compiled code that is theirs alone, so that a rung
+        compiles anew and spoils nobody's.
+        """
         ...
 
     def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
-        """Run it into `path` and return the seconds it took. environment: of torch's bisector. Raises CaptureError when it fails."""
+        """Run it into `path` and return the seconds it took. environment: of torch's bisector.
+        Raises CaptureError when it fails.
+        """
         ...
 
     def compiled(self, path: Path, run: Run) -> list[Compiled]:
@@ -37,7 +43,9 @@ class Climber(Protocol):
         ...
 
     def bisecting(self, eager: Run) -> Path | None:
-        """Where torch's bisector keeps its state, so that the program finds it; None for this process. Raises UsageError."""
+        """Where torch's bisector keeps its state, so that the program finds it; None for this
+        process. Raises UsageError.
+        """
         ...
 
 
@@ -58,8 +66,13 @@ class OfCommand:
             yield
 
     def capture(self, path: Path, rung: str, environment: Mapping[str, str] | None = None) -> float:
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self._cache), "TRITON_CACHE_DIR": str(self._cache / "triton")}
-        return self._subject.capture(path, environment={**cache, **(environment or {})}, rung=rung, **self._options)
+        cache = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self._cache),
+            "TRITON_CACHE_DIR": str(self._cache / "triton"),
+        }
+        return self._subject.capture(
+            path, environment={**cache, **(environment or {})}, rung=rung, **self._options
+        )
 
     def compiled(self, path: Path, run: Run) -> list[Compiled]:
         from whence.instrument.torch.compiled.stages import of_run
@@ -72,10 +85,12 @@ class OfCommand:
         theirs = eager.info.versions.get("torch", "")
         if theirs != torch.__version__:
             raise UsageError(
-                f"--bisect-pass works through files that torch's bisector writes here and reads there: the program has torch {theirs}, "
+                "--bisect-pass works through files that torch's bisector writes here and reads "
+                f"there: the program has torch {theirs}, "
                 f"this whence torch {torch.__version__}; run whence with the program's Python"
             )
-        # The bisector removes its whole folder when it begins; the compiled headers in the cache are kept for its next run.
+        # The bisector removes its whole folder when it begins; the compiled headers in the cache
+        # are kept for its next run.
         (self._cache / "bisect").unlink(missing_ok=True)
         (self._cache / "bisect").symlink_to(self._state / "bisect")
         return self._state
@@ -84,14 +99,26 @@ class OfCommand:
 class InProcess:
     """A model of this process, made or copied for each rung."""
 
-    def __init__(self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int
+    ) -> None:
         torch = extras.needed("torch", "a ladder")
         known = set(inspect.signature(torch.compile).parameters) - {"model", "backend", "disable"}
         if unknown := set(compile_options) - known:
-            raise UsageError(f"unknown option {min(unknown)!r}; torch.compile takes {', '.join(sorted(known))} here")
+            raise UsageError(
+                f"unknown option {min(unknown)!r}; torch.compile takes "
+                f"{', '.join(sorted(known))} here"
+            )
         if not callable(model):
-            raise UsageError(f"whence.ladder takes a torch.nn.Module or a function, not a {type(model).__name__}")
-        self._model, self._inputs, self._given, self._seed = model, inputs, dict(compile_options), seed
+            raise UsageError(
+                f"whence.ladder takes a torch.nn.Module or a function, not a {type(model).__name__}"
+            )
+        self._model, self._inputs, self._given, self._seed = (
+            model,
+            inputs,
+            dict(compile_options),
+            seed,
+        )
         self._compiled: dict[Path, Compiled] = {}
         self._makes = not isinstance(model, torch.nn.Module) and _takes_nothing(model)
         self.words = getattr(model, "__name__", type(model).__name__)
@@ -140,7 +167,11 @@ class InProcess:
         if self._makes:
             made = self._model()
         else:
-            plain = getattr(self._model, "_orig_mod", getattr(self._model, "_torchdynamo_orig_callable", self._model))
+            plain = getattr(
+                self._model,
+                "_orig_mod",
+                getattr(self._model, "_torchdynamo_orig_callable", self._model),
+            )
             made = copy.deepcopy(plain)
         if hasattr(made, SHELL):
             return getattr(made, SHELL)

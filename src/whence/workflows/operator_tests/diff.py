@@ -1,7 +1,9 @@
-"""Two tables of operator tests, of a reference device and a target device, joined and judged row by row.
+"""Two tables of operator tests, of a reference device and a target device, joined and judged row by
+row.
 
-A row passes when the target is not further from the CPU than the reference allows (more elements beyond a threshold than twice the
-reference's, or a largest error beyond twice the reference's and rounding), and its own test passed, which judges by the noise floor.
+A row passes when the target is not further from the CPU than the reference allows (more elements
+beyond a threshold than twice the reference's, or a largest error beyond twice the reference's and
+rounding), and its own test passed, which judges by the noise floor.
 """
 
 from __future__ import annotations
@@ -17,17 +19,30 @@ from whence.errors import UnreadableRun
 
 THRESHOLDS = tuple(f"1e-{k}" for k in range(1, 9))
 _NEEDED = ("name", "op_name", "max")
-_STATUSES = {"passed": "pass", "failed": "fail", "xfail": "skipped", "skip": "skipped", "success": "pass"}
+_STATUSES = {
+    "passed": "pass",
+    "failed": "fail",
+    "xfail": "skipped",
+    "skip": "skipped",
+    "success": "pass",
+}
 # Absolute and relative tolerance by dtype, those of torch.testing.assert_close.
-_TOLERANCE = {"float16": (1e-5, 1e-3), "bfloat16": (1e-5, 1.6e-2), "float32": (1e-5, 1.3e-6), "float64": (1e-7, 1e-7),
-              "complex64": (1e-5, 1.3e-6), "complex128": (1e-7, 1e-7)}  # fmt: skip
+_TOLERANCE = {
+    "float16": (1e-5, 1e-3),
+    "bfloat16": (1e-5, 1.6e-2),
+    "float32": (1e-5, 1.3e-6),
+    "float64": (1e-7, 1e-7),
+    "complex64": (1e-5, 1.3e-6),
+    "complex128": (1e-7, 1e-7),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """One row of a table. worst: largest absolute error against the CPU, NaN when the row has none. beyond: elements whose error is over
-    1e-1 .. 1e-8, None where the table does not say. local: error over the noise floor, None likewise. calls: operators that a test of
-    a backward or of a module ran."""
+    """One row of a table. worst: largest absolute error against the CPU, NaN when the row has none.
+    beyond: elements whose error is over 1e-1 .. 1e-8, None where the table does not say. local:
+    error over the noise floor, None likewise. calls: operators that a test of a backward or of a
+    module ran."""
 
     name: str
     op: str
@@ -52,7 +67,9 @@ class Tested:
 
     @property
     def tolerance(self) -> float:
-        """Absolute error that rounding explains for values of this size: 1e-5 + 1.3e-6 of the largest for float32, and so on."""
+        """Absolute error that rounding explains for values of this size: 1e-5 + 1.3e-6 of the
+        largest for float32, and so on.
+        """
         absolute, relative = 0.0, 0.0
         for name in re.findall(r"[a-z]+\d+(?:_e\dm\d\w*)?", self.dtype):
             known = _TOLERANCE.get(name, (1e-5, 2 * unit_roundoff(name)))
@@ -63,9 +80,11 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One test on both devices. passed: None when there was nothing to compare. why: of what does not pass, in words.
+    """One test on both devices. passed: None when there was nothing to compare. why: of what does
+    not pass, in words.
 
-    through: operators that the test ran and that fail in tests of their own; the test's own operator is then not blamed.
+    through: operators that the test ran and that fail in tests of their own; the test's own
+    operator is then not blamed.
     """
 
     name: str
@@ -84,14 +103,24 @@ class Joined:
 
     @property
     def severity(self) -> float:
-        """How far off: the larger local error of both sides; inf where there is none, as for a row that is missing."""
-        known = [r.local for r in (self.reference, self.target) if r is not None and r.local is not None]
-        return max(known) if known and self.reference is not None and self.target is not None else math.inf
+        """How far off: the larger local error of both sides; inf where there is none, as for a row
+        that is missing.
+        """
+        known = [
+            r.local for r in (self.reference, self.target) if r is not None and r.local is not None
+        ]
+        return (
+            max(known)
+            if known and self.reference is not None and self.target is not None
+            else math.inf
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Two tables joined by name, in the order of the reference's. status: "same", "different", or "undecided" when nothing was compared."""
+    """Two tables joined by name, in the order of the reference's. status: "same", "different", or
+    "undecided" when nothing was compared.
+    """
 
     reference: str
     target: str
@@ -126,7 +155,9 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """A table that tests wrote. Columns may be in any order, further ones are passed over. Raises UnreadableRun for what is none."""
+    """A table that tests wrote. Columns may be in any order, further ones are passed over. Raises
+    UnreadableRun for what is none.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -141,7 +172,13 @@ def read(path: Path) -> Table:
             repeated = 0
             for line in reader:
                 row = _row(
-                    {k: (v or "").strip() for k, v in line.items() if isinstance(k, str) and not isinstance(v, list)}, path, reader.line_num
+                    {
+                        k: (v or "").strip()
+                        for k, v in line.items()
+                        if isinstance(k, str) and not isinstance(v, list)
+                    },
+                    path,
+                    reader.line_num,
                 )
                 repeated += row.name in rows
                 rows[row.name] = row
@@ -161,12 +198,22 @@ def _row(cells: dict[str, str], path: Path, line: int) -> Tested:
     status = cells.get("status", "").lower()
     numel = _count(cells.get("numel", ""))
     return Tested(
-        name, _unquoted(cells.get("op_name", "")), cells.get("dtype", ""), cells.get("shape", ""), cells.get("min-val", ""),
-        cells.get("max-val", ""), worst, tuple(_count(cells.get(t, "")) for t in THRESHOLDS), mismatches,
-        local=_float(cells["local_error"]) if cells.get("local_error") else None, status=_STATUSES.get(status, status),
-        reason=_unquoted(cells.get("reason", "")), device=_unquoted(cells.get("device", "")),
-        numel=_elements(cells.get("shape", "")) if numel is None else numel, calls=tuple(cells.get("calls", "").split()),
-    )  # fmt: skip
+        name,
+        _unquoted(cells.get("op_name", "")),
+        cells.get("dtype", ""),
+        cells.get("shape", ""),
+        cells.get("min-val", ""),
+        cells.get("max-val", ""),
+        worst,
+        tuple(_count(cells.get(t, "")) for t in THRESHOLDS),
+        mismatches,
+        local=_float(cells["local_error"]) if cells.get("local_error") else None,
+        status=_STATUSES.get(status, status),
+        reason=_unquoted(cells.get("reason", "")),
+        device=_unquoted(cells.get("device", "")),
+        numel=_elements(cells.get("shape", "")) if numel is None else numel,
+        calls=tuple(cells.get("calls", "").split()),
+    )
 
 
 def _unquoted(text: str) -> str:
@@ -195,10 +242,17 @@ def diff(reference: Table, target: Table) -> Diff:
     """Join by name and judge."""
     names = [*reference.rows, *(n for n in target.rows if n not in reference.rows)]
     rows = tuple(_joined(name, reference.rows.get(name), target.rows.get(name)) for name in names)
-    notes = [f"{t.path}: {t.repeated} names more than once, the last row of each counts" for t in (reference, target) if t.repeated]
+    notes = [
+        f"{t.path}: {t.repeated} names more than once, the last row of each counts"
+        for t in (reference, target)
+        if t.repeated
+    ]
     alone = {r.either.op for r in rows if r.passed is False and not r.either.calls}
     rows = tuple(_through(r, alone) for r in rows)
-    devices = tuple(", ".join(dict.fromkeys(r.device for r in t.rows.values() if r.device)) for t in (reference, target))
+    devices = tuple(
+        ", ".join(dict.fromkeys(r.device for r in t.rows.values() if r.device))
+        for t in (reference, target)
+    )
     return Diff(reference.path, target.path, (devices[0], devices[1]), rows, tuple(notes))
 
 
@@ -210,22 +264,36 @@ def _through(row: Joined, alone: set[str]) -> Joined:
 
 def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joined:
     if reference is None or target is None:
-        return Joined(name, reference, target, False, f"missing in the {'reference' if reference is None else 'target'}'s table")
+        return Joined(
+            name,
+            reference,
+            target,
+            False,
+            f"missing in the {'reference' if reference is None else 'target'}'s table",
+        )
     if reference.status == target.status == "skipped":
         return Joined(name, reference, target, None, target.reason or "skipped on both")
     for side, row in (("target", target), ("reference", reference)):
         if not row.done:
-            return Joined(name, reference, target, False, f"{side}: {row.status or 'no result'}{': ' + row.reason if row.reason else ''}")
+            return Joined(
+                name,
+                reference,
+                target,
+                False,
+                f"{side}: {row.status or 'no result'}{': ' + row.reason if row.reason else ''}",
+            )
     whys = [
-        f"{side}: {row.reason or 'its test failed'}" for side, row in (("target", target), ("reference", reference)) if row.status == "fail"
+        f"{side}: {row.reason or 'its test failed'}"
+        for side, row in (("target", target), ("reference", reference))
+        if row.status == "fail"
     ]
     whys += _by_rule(reference, target)
     return Joined(name, reference, target, not whys, "; ".join(whys))
 
 
 def _by_rule(reference: Tested, target: Tested) -> list[str]:
-    """Where the target is too far off against the reference. Thresholds that rounding alone reaches say nothing where the noise floor
-    was judged; a table without it is judged by all of them."""
+    """Where the target is too far off against the reference. Thresholds that rounding alone reaches
+    say nothing where the noise floor was judged; a table without it is judged by all of them."""
     whys = []
     judged = reference.local is not None and target.local is not None and bool(target.status)
     tolerance = max(reference.tolerance, target.tolerance)
@@ -235,7 +303,12 @@ def _by_rule(reference: Tested, target: Tested) -> list[str]:
         whys.append(f"largest error {target.worst:.3g}, the reference's {reference.worst:.3g}")
     allowed = max(1.0, 1e-4 * max(reference.numel, target.numel))
     for k, (t, g) in enumerate(zip(target.beyond, reference.beyond), 1):
-        if t is not None and g is not None and t > 2 * g + allowed and not (judged and 10.0**-k <= tolerance):
+        if (
+            t is not None
+            and g is not None
+            and t > 2 * g + allowed
+            and not (judged and 10.0**-k <= tolerance)
+        ):
             whys.append(f"{t} elements beyond 1e-{k}, the reference's {g}")
             break
     return whys

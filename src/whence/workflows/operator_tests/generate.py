@@ -1,4 +1,6 @@
-"""A run's operators or leaf modules as tests that run where whence is not, and what two such runs of them differ in."""
+"""A run's operators or leaf modules as tests that run where whence is not, and what two such runs
+of them differ in.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ def generate_tests(
     samples: int = 3,
     force: bool = False,
 ) -> Written:
-    """Write the operators of a run as pytest files with their data; docs/operators.md says what they are.
+    """Write the operators of a run as pytest files with their data; docs/operators.md says what
+    they are.
 
-    run: a folder or an open Run. output: a new folder. level: "op" (operators of a run captured at level op) or "module" (leaf
-    modules that have a program). factory: "load" (recorded elements), "random" (within the recorded range) or "special" (zeros,
-    denormals, infinities, NaN, ties); cpu_init: draw them on the CPU. include, exclude: patterns on operators, or module scopes.
-    keep_trivial: random, creation and view operators too. samples: calls of one signature at most. force: replace such a folder.
-    Raises UsageError when nothing is left to write, OutputExists, UnreadableRun, MissingDependency without torch.
+    run: a folder or an open Run. output: a new folder. level: "op" (operators of a run captured at
+    level op) or "module" (leaf modules that have a program). factory: "load" (recorded elements),
+    "random" (within the recorded range) or "special" (zeros, denormals, infinities, NaN, ties);
+    cpu_init: draw them on the CPU. include, exclude: patterns on operators, or module scopes.
+    keep_trivial: random, creation and view operators too. samples: calls of one signature at most.
+    force: replace such a folder. Raises UsageError when nothing is left to write, OutputExists,
+    UnreadableRun, MissingDependency without torch.
     """
     from whence.readers.opening import open_run
 
@@ -53,25 +58,47 @@ def generate_tests(
 
         groups = signatures(opened)
         if not groups:
-            raise UsageError(f"{opened.path} holds no operators: capture with --level op, or write tests of modules with --level module")
-        pytest_files.write_operators(opened, chosen_operators(groups, include, exclude, "name"), folder, keep_trivial=keep_trivial)
+            raise UsageError(
+                f"{opened.path} holds no operators: capture with --level op, or write tests of "
+                "modules with --level module"
+            )
+        pytest_files.write_operators(
+            opened,
+            chosen_operators(groups, include, exclude, "name"),
+            folder,
+            keep_trivial=keep_trivial,
+        )
     else:
         from whence.instrument.selection import matcher
 
         wanted, unwanted = [matcher(p) for p in include], [matcher(p) for p in exclude]
-        calls = [c for c in pytest_files.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)]
-        pytest_files.write_modules(opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)])
+        calls = [
+            c for c in pytest_files.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)
+        ]
+        pytest_files.write_modules(
+            opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)]
+        )
     if not folder.tests:
-        reasons = "; ".join(f"{len(names)} {reason}" for reason, names in folder.left_out.items()) or "nothing matches"
+        reasons = (
+            "; ".join(f"{len(names)} {reason}" for reason, names in folder.left_out.items())
+            or "nothing matches"
+        )
         raise UsageError(f"no test can be written of {opened.path}: {reasons}")
     return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
 
 
-def diff_results(reference: str | Path, target: str | Path, output: str | Path | None = None, *, force: bool = False) -> Diff:
-    """Join two tables that generated tests wrote (`--detail_compare_path`), row by row, and judge each (docs/operators.md).
+def diff_results(
+    reference: str | Path,
+    target: str | Path,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+) -> Diff:
+    """Join two tables that generated tests wrote (`--detail_compare_path`), row by row, and judge
+    each (docs/operators.md).
 
-    reference, target: csv files, also those of the public tool, which have fewer columns. output: a csv to write.
-    Raises UnreadableRun for what is no such table, OutputExists.
+    reference, target: csv files, also those of the public tool, which have fewer columns. output: a
+    csv to write. Raises UnreadableRun for what is no such table, OutputExists.
     """
     from whence.errors import OutputExists
     from whence.report import tested_csv

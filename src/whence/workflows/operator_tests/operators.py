@@ -24,7 +24,9 @@ class Tensor(NamedTuple):
 
 
 class Range:
-    """The finite values that a slot took over all calls: min and max, None where there was none, and how many were NaN and Inf."""
+    """The finite values that a slot took over all calls: min and max, None where there was none,
+    and how many were NaN and Inf.
+    """
 
     __slots__ = ("inf", "max", "min", "nan")
 
@@ -46,13 +48,16 @@ class Range:
 class Group:
     """All calls of one operator with equal dtypes, shapes, strides and non-tensor arguments.
 
-    op: overload name. key: identifies the group within its run. tensors: inputs in the order of the schema, then outputs. arguments: as
-    `Call.arguments`. calls: ids of the calls that the run holds; with_elements: those of which all inputs that are read have
-    elements. count: of calls in the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases:
+    op: overload name. key: identifies the group within its run. tensors: inputs in the order of the
+    schema, then outputs. arguments: as `Call.arguments`. calls: ids of the calls that the run
+    holds; with_elements: those of which all inputs that are read have elements. count: of calls in
+    the program, written or not; seconds: what they took together. ranges: by slot. scopes, phases:
     where, with counts. source: "file:line" of the first.
     """
 
-    def __init__(self, op: str, key: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, op: str, key: str, tensors: tuple[Tensor, ...], arguments: dict[str, Any]
+    ) -> None:
         self.op, self.key, self.tensors, self.arguments = op, key, tensors, arguments
         self.calls: list[int] = []
         self.with_elements: list[int] = []
@@ -75,13 +80,17 @@ class Group:
 
 
 def signatures(run: Run) -> list[Group]:
-    """The operator calls of a run by signature (op, dtypes, shapes, strides, non-tensor arguments), in the order of their first call.
+    """The operator calls of a run by signature (op, dtypes, shapes, strides, non-tensor arguments),
+    in the order of their first call.
 
-    Counts of calls that were not written, because their signature had been, come from the notes that the capture left.
+    Counts of calls that were not written, because their signature had been, come from the notes
+    that the capture left.
     """
     groups: dict[str, Group] = {}
     counted = [note for note in run.notes if note.kind == KIND]
-    for call in sorted((c for c in run.calls if c.kind == "operator"), key=lambda c: (c.rank, c.order)):
+    for call in sorted(
+        (c for c in run.calls if c.kind == "operator"), key=lambda c: (c.rank, c.order)
+    ):
         tensors = _tensors(run, call)
         key = key_of(call.op, tensors, call.arguments)
         group = groups.get(key)
@@ -100,17 +109,26 @@ def signatures(run: Run) -> list[Group]:
         group.phases[call.phase] = group.phases.get(call.phase, 0) + 1
         for ref in call.refs:
             if (figures := run.records[ref.record].statistics) is not None:
-                group.ranges.setdefault(ref.slot, Range()).add(figures.min, figures.max, figures.nan, figures.inf)
+                group.ranges.setdefault(ref.slot, Range()).add(
+                    figures.min, figures.max, figures.nan, figures.inf
+                )
     for note in counted:
         _add_counts(groups, msgspec.json.decode(note.text))
     return list(groups.values())
 
 
-def chosen_operators(groups: Sequence[Group], include: Sequence[str] = (), exclude: Sequence[str] = (), sort: str = "time") -> list[Group]:
-    """The groups whose operator is wanted, all of one operator together: most time first, or most calls, or by name.
+def chosen_operators(
+    groups: Sequence[Group],
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    sort: str = "time",
+) -> list[Group]:
+    """The groups whose operator is wanted, all of one operator together: most time first, or most
+    calls, or by name.
 
-    include, exclude: patterns (shell style, or `re:` and a regular expression) on the overload name ("aten.mm.default"), the name
-    without overload ("aten.mm") or the base name ("mm"). Raises UsageError when they leave nothing of what there was, or are no patterns.
+    include, exclude: patterns (shell style, or `re:` and a regular expression) on the overload name
+    ("aten.mm.default"), the name without overload ("aten.mm") or the base name ("mm"). Raises
+    UsageError when they leave nothing of what there was, or are no patterns.
     """
     from whence.instrument.options import check_pattern
     from whence.instrument.selection import matcher
@@ -123,15 +141,28 @@ def chosen_operators(groups: Sequence[Group], include: Sequence[str] = (), exclu
     for group in groups:
         whole = group.op.rpartition(".")[0]
         names = (group.op, whole, whole.partition(".")[2])
-        if any(m(n) for m in unwanted for n in names) or (wanted and not any(m(n) for m in wanted for n in names)):
+        if any(m(n) for m in unwanted for n in names) or (
+            wanted and not any(m(n) for m in wanted for n in names)
+        ):
             continue
         left.append(group)
     if groups and not left:
-        raise UsageError(f"no operator is left of {len({g.op for g in groups})}; they are named like {groups[0].op}")
+        raise UsageError(
+            f"no operator is left of {len({g.op for g in groups})}; they are named like "
+            f"{groups[0].op}"
+        )
     weight: dict[str, float] = {}
     for group in left:
-        weight[group.op] = weight.get(group.op, 0) + (group.seconds if sort == "time" else group.count if sort == "count" else 0)
-    own = (lambda g: -g.seconds) if sort == "time" else (lambda g: -g.count) if sort == "count" else (lambda g: 0)
+        weight[group.op] = weight.get(group.op, 0) + (
+            group.seconds if sort == "time" else group.count if sort == "count" else 0
+        )
+    own = (
+        (lambda g: -g.seconds)
+        if sort == "time"
+        else (lambda g: -g.count)
+        if sort == "count"
+        else (lambda g: 0)
+    )
     return sorted(left, key=lambda g: (-weight[g.op], g.op, own(g)))
 
 
@@ -150,9 +181,14 @@ def _tensors(run: Run, call: Call) -> tuple[Tensor, ...]:
 
 
 def _add_counts(groups: dict[str, Group], counts: Sequence[dict[str, Any]]) -> None:
-    """Counts since the note before, one entry a signature: op, tensors, arguments, count, seconds, scopes, phases, ranges."""
+    """Counts since the note before, one entry a signature: op, tensors, arguments, count, seconds,
+    scopes, phases, ranges.
+    """
     for entry in counts:
-        tensors = tuple(Tensor(slot, dtype, tuple(shape), tuple(stride)) for slot, dtype, shape, stride in entry["tensors"])
+        tensors = tuple(
+            Tensor(slot, dtype, tuple(shape), tuple(stride))
+            for slot, dtype, shape, stride in entry["tensors"]
+        )
         key = key_of(entry["op"], tensors, entry["arguments"])
         group = groups.get(key)
         if group is None:  # its call was left out, or lost

@@ -1,7 +1,8 @@
-"""Measures what a page shows of a comparison (`whence.pages`): the calls in order, and tensors of the most telling ones looked at closely.
+"""Measures what a page shows of a comparison (`whence.pages`): the calls in order, and tensors of
+the most telling ones looked at closely.
 
-The calls come from the comparison alone; where the runs still lie where they were, what only they know is added: the tree, sources,
-facts of both sides, elements.
+The calls come from the comparison alone; where the runs still lie where they were, what only they
+know is added: the tree, sources, facts of both sides, elements.
 """
 
 from __future__ import annotations
@@ -28,33 +29,55 @@ _ALWAYS = ("started", "capture ended")  # differ between any two runs
 _LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
 _MOST = 1e30  # of a ratio: what was divided by nothing says no more than that it is large
-_TELLING = ("introduced", "param-diff", "structural", "precision", "amplified", "nondeterministic", "undetermined")
+_TELLING = (
+    "introduced",
+    "param-diff",
+    "structural",
+    "precision",
+    "amplified",
+    "nondeterministic",
+    "undetermined",
+)
 
 
 def page_of(
-    compared: Comparison, *, folder: str = "", details: int = DETAILS, runs: tuple[Run, Run] | None = None,
+    compared: Comparison,
+    *,
+    folder: str = "",
+    details: int = DETAILS,
+    runs: tuple[Run, Run] | None = None,
     tell: Callable[[int, int, str], None] = lambda *_: None,
-) -> Page:  # fmt: skip
-    """The page of a comparison. details: calls whose tensors are looked at: findings, what introduces, their neighbours, then the rest.
+) -> Page:
+    """The page of a comparison. details: calls whose tensors are looked at: findings, what
+    introduces, their neighbours, then the rest.
 
-    folder: where the comparison lies. runs: both, where they are open already; else they are opened.
-    Reads elements of these only. A run that is gone or was changed is no error: `missing` says so.
+    folder: where the comparison lies. runs: both, where they are open already; else they are
+    opened. Reads elements of these only. A run that is gone or was changed is no error: `missing`
+    says so.
     """
     missing: list[str] = []
     aligned: align.Aligned | None = None
     try:
         runs = runs or runs_of(compared, folder)
         if any(programs.is_program(run) for run in runs):
-            missing.append("programs were compared before anything was computed: there is no tensor to show")
-        elif compared.generation is None or not compared.generation.logits_only:  # else tokens alone were compared
+            missing.append(
+                "programs were compared before anything was computed: there is no tensor to show"
+            )
+        elif (
+            compared.generation is None or not compared.generation.logits_only
+        ):  # else tokens alone were compared
             aligned, _ = reopened(compared, runs=runs)
         if aligned is not None and not _is_of(aligned, compared):
             aligned, runs = None, None
             missing.append(
-                "the runs are not those that were compared (they were changed since): the tree, sources and elements are left out"
+                "the runs are not those that were compared (they were changed since): the tree, "
+                "sources and elements are left out"
             )
     except (WhenceError, OSError) as error:
-        missing.append(f"the runs could not be read again, so the tree, sources and elements are left out: {error}")
+        missing.append(
+            "the runs could not be read again, so the tree, sources and elements are left out: "
+            f"{error}"
+        )
     calls = _Calls(compared, aligned)
     made = calls.made()
     found: tuple[PageDetail, ...] = ()
@@ -65,7 +88,9 @@ def page_of(
         PageSide(
             path,
             tuple(mine.items()),
-            tuple(k for k in {**mine, **other} if k not in _ALWAYS and mine.get(k) != other.get(k)) if other else (),
+            tuple(k for k in {**mine, **other} if k not in _ALWAYS and mine.get(k) != other.get(k))
+            if other
+            else (),
         )
         for path, mine, other in zip((compared.reference, compared.target), facts, facts[::-1])
     ]
@@ -79,9 +104,9 @@ def _is_of(aligned: align.Aligned, compared: Comparison) -> bool:
         return False
     for index, (pair, then) in enumerate(zip(aligned.plan.pairs, compared.plan.pairs)):
         call = aligned.reference.calls[pair.reference]
-        if (pair.reference, pair.target) != (then.reference, then.target) or named.get(index, call.scope or call.root) != (
-            call.scope or call.root
-        ):
+        if (pair.reference, pair.target) != (then.reference, then.target) or named.get(
+            index, call.scope or call.root
+        ) != (call.scope or call.root):
             return False
     return True
 
@@ -100,7 +125,10 @@ class _Calls:
         self.worst: dict[int, Verdict] = {}
         for verdict in compared.verdicts:
             old = self.worst.get(verdict.pair)
-            if old is None or (severity(verdict.verdict), verdict.score or 0.0) > (severity(old.verdict), old.score or 0.0):
+            if old is None or (severity(verdict.verdict), verdict.score or 0.0) > (
+                severity(old.verdict),
+                old.score or 0.0,
+            ):
                 self.worst[verdict.pair] = verdict
 
     def made(self) -> tuple[PageCall, ...]:
@@ -108,11 +136,17 @@ class _Calls:
         place = {pair: i for i, pair in enumerate(order)}
         parents = self._parents(order, place)
         inside = set(parents.values())
-        calls = [self._one(pair, parents.get(pair, -1), place[pair] not in inside) for pair in order]
+        calls = [
+            self._one(pair, parents.get(pair, -1), place[pair] not in inside) for pair in order
+        ]
         return tuple(self._flowing(calls, order))
 
     def _order(self) -> list[int]:
-        shown = [i for i in range(len(self.compared.plan.pairs)) if i in self.rows or self.aligned is not None]
+        shown = [
+            i
+            for i in range(len(self.compared.plan.pairs))
+            if i in self.rows or self.aligned is not None
+        ]
         if self.aligned is None:
             return shown
         calls = self.aligned.reference.calls
@@ -120,16 +154,27 @@ class _Calls:
         return sorted(shown, key=lambda i: (at[i].rank, at[i].order))
 
     def _root(self, order: Sequence[int], place: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """(pair, place of the root's call) of what lies below it where only names are known: the root is the first call of its step, is
-        named by its class, and makes what another call made."""
+        """(pair, place of the root's call) of what lies below it where only names are known: the
+        root is the first call of its step, is named by its class, and makes what another call made.
+        """
         steps: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i in order:
             steps[self.rows[i][0].rank, self.rows[i][0].step].append(i)
         for first, *below in steps.values():
             row = self.rows[first][0]
-            made = {r.reference_record for r in self.rows[first] if r.reference_slot.startswith("output")}
-            others = (r for i in below for r in self.rows[i] if r.reference_slot.startswith("output"))
-            if row.name == row.op_type and row.name[:1].isupper() and any(r.reference_record in made for r in others):
+            made = {
+                r.reference_record
+                for r in self.rows[first]
+                if r.reference_slot.startswith("output")
+            }
+            others = (
+                r for i in below for r in self.rows[i] if r.reference_slot.startswith("output")
+            )
+            if (
+                row.name == row.op_type
+                and row.name[:1].isupper()
+                and any(r.reference_record in made for r in others)
+            ):
                 yield from ((i, place[first]) for i in below)
 
     def _parents(self, order: Sequence[int], place: Mapping[int, int]) -> dict[int, int]:
@@ -168,50 +213,90 @@ class _Calls:
         if made and error is None and all(r.measured.identical for r in made):
             error = 0.0
         incoming = _largest(given)
-        if error is None and worst is not None and worst.verdict != "undetermined":  # what statistics, or a print in part, tell
+        if (
+            error is None and worst is not None and worst.verdict != "undetermined"
+        ):  # what statistics, or a print in part, tell
             error, incoming = _told(numbers.get("e_out")), incoming or _told(numbers.get("e_in"))
-        own = _call(self.aligned.reference, self.compared.plan.pairs[pair].reference) if self.aligned is not None else None
-        other = _call(self.aligned.target, self.compared.plan.pairs[pair].target) if self.aligned is not None else None
+        own = (
+            _call(self.aligned.reference, self.compared.plan.pairs[pair].reference)
+            if self.aligned is not None
+            else None
+        )
+        other = (
+            _call(self.aligned.target, self.compared.plan.pairs[pair].target)
+            if self.aligned is not None
+            else None
+        )
         first = rows[0] if rows else None
         name = first.name if first else (own.scope or own.root) if own else "?"
         return PageCall(
-            pair, name, first.op_type if first else own.op_type if own else "", first.verdict if first else worst.verdict if worst else "",
-            step=first.step if first else own.step if own else 0, rank=first.rank if first else own.rank if own else 0,
-            occurrence=first.occurrence if first else own.occurrence if own else 0, micro=own.micro if own else 0,
-            phase=own.phase if own else "forward", root=own.root if own else "", number=own.number if own else "", parent=parent,
-            leaf=own.leaf if own else leaf, error=error, incoming=incoming, noise=_noise(numbers, made),
+            pair,
+            name,
+            first.op_type if first else own.op_type if own else "",
+            first.verdict if first else worst.verdict if worst else "",
+            step=first.step if first else own.step if own else 0,
+            rank=first.rank if first else own.rank if own else 0,
+            occurrence=first.occurrence if first else own.occurrence if own else 0,
+            micro=own.micro if own else 0,
+            phase=own.phase if own else "forward",
+            root=own.root if own else "",
+            number=own.number if own else "",
+            parent=parent,
+            leaf=own.leaf if own else leaf,
+            error=error,
+            incoming=incoming,
+            noise=_noise(numbers, made),
             own=numbers.get("floor_rel"),
             score=min(worst.score, _MOST) if worst and worst.score is not None else None,
-            shares=(numbers.get("share_inherited"), numbers.get("share_target"), numbers.get("share_reference")),
-            evidence=worst.evidence if worst else "", confidence=worst.confidence if worst else "", cause=worst.cause if worst else "",
-            sentence=worst.sentence if worst else "", slot=worst.slot if worst else "", operator=worst.operator if worst else "",
-            source=own.source if own else "", target_source=other.source if other else "",
-            target_name=(other.scope or other.root) if other and (other.scope or other.root) != name else "",
-            parameters=_parameters(rows), program=own.no_program if own else "",
-        )  # fmt: skip
+            shares=(
+                numbers.get("share_inherited"),
+                numbers.get("share_target"),
+                numbers.get("share_reference"),
+            ),
+            evidence=worst.evidence if worst else "",
+            confidence=worst.confidence if worst else "",
+            cause=worst.cause if worst else "",
+            sentence=worst.sentence if worst else "",
+            slot=worst.slot if worst else "",
+            operator=worst.operator if worst else "",
+            source=own.source if own else "",
+            target_source=other.source if other else "",
+            target_name=(other.scope or other.root)
+            if other and (other.scope or other.root) != name
+            else "",
+            parameters=_parameters(rows),
+            program=own.no_program if own else "",
+        )
 
     def _flowing(self, calls: list[PageCall], order: Sequence[int]) -> Iterator[PageCall]:
-        """The calls, with what made that which they read: the innermost call that has it as output, else the innermost call around, whose
-        own code made it. What a call around was given has no maker but that of its own input; what a call made and no other read, the
-        code around it read."""
+        """The calls, with what made that which they read: the innermost call that has it as output,
+        else the innermost call around, whose own code made it. What a call around was given has no
+        maker but that of its own input; what a call made and no other read, the code around it
+        read."""
         written: dict[tuple[int, int], int] = {}
         read: set[tuple[int, int]] = set()
         reads: list[dict[int, None]] = [{} for _ in calls]
         # Calls around: place, what they were given, what they make, what calls in them made.
-        opened: list[tuple[int, set[tuple[int, int]], set[tuple[int, int]], set[tuple[int, int]]]] = []
+        opened: list[
+            tuple[int, set[tuple[int, int]], set[tuple[int, int]], set[tuple[int, int]]]
+        ] = []
 
         def close() -> None:
             place, _, made, inside = opened.pop()
             for record in made:
                 written.setdefault(record, place)
-            reads[place].update(dict.fromkeys(sorted(written[record] for record in inside - read - made)))
+            reads[place].update(
+                dict.fromkeys(sorted(written[record] for record in inside - read - made))
+            )
             if opened:
                 opened[-1][3].update(made)
 
         for place, (call, pair) in enumerate(zip(calls, order)):
             while opened and opened[-1][0] != call.parent:
                 close()
-            slots = [(r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())]
+            slots = [
+                (r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())
+            ]
             given = {record: None for slot, record in slots if slot.startswith("input")}
             for record in given:
                 maker = written.get(record, -1)
@@ -224,7 +309,9 @@ class _Calls:
             opened.append((place, set(given), made, set()))
         while opened:
             close()
-        return (msgspec.structs.replace(call, reads=tuple(found)) for call, found in zip(calls, reads))
+        return (
+            msgspec.structs.replace(call, reads=tuple(found)) for call, found in zip(calls, reads)
+        )
 
 
 def _call(run: Run, number: int) -> Call | None:
@@ -251,15 +338,20 @@ def _parameters(rows: Iterable[Row]) -> str:
         return "equal"
     if any(r.measured.tier == "none" for r in held):
         return "not compared"
-    rounded = all((r.measured.values.get("rel_l2") or 0.0) <= judge.coarser(r.reference_dtype, r.target_dtype) for r in held)
+    rounded = all(
+        (r.measured.values.get("rel_l2") or 0.0) <= judge.coarser(r.reference_dtype, r.target_dtype)
+        for r in held
+    )
     return "differ by no more than rounding to the coarser dtype" if rounded else "differ"
 
 
 def _noise(numbers: Mapping[str, float | None], made: Sequence[Row]) -> float | None:
-    """The largest error that rounding here, and what came in, explain: of a replay the inherited error and the rounding of both sides,
-    each at most the limit times the operator's own; of two dumps the growth that is let pass.
+    """The largest error that rounding here, and what came in, explain: of a replay the inherited
+    error and the rounding of both sides, each at most the limit times the operator's own; of two
+    dumps the growth that is let pass.
 
-    The parts are summed, because they may all point the same way: a root of squares would be what is usual, not what is largest."""
+    The parts are summed, because they may all point the same way: a root of squares would be what
+    is usual, not what is largest."""
     floor, inherited = numbers.get("floor_rel"), numbers.get("inherited_rel")
     if floor is not None:
         u = max((judge.coarser(r.reference_dtype, r.target_dtype) for r in made), default=0.0)
@@ -279,18 +371,30 @@ def _facts(run: Run) -> dict[str, str]:
     """What is known of how a run came about, by name, as text."""
     info = run.info
     out = {
-        "kind": info.kind if info.kind != "whence" else "", "command": " ".join(info.command), "host": info.host, "started": info.started,
-        "commit": info.git, "seed": "" if info.seed is None else str(info.seed), "devices": ", ".join(info.devices),
+        "kind": info.kind if info.kind != "whence" else "",
+        "command": " ".join(info.command),
+        "host": info.host,
+        "started": info.started,
+        "commit": info.git,
+        "seed": "" if info.seed is None else str(info.seed),
+        "devices": ", ".join(info.devices),
         **info.versions,
         "capture ended": run.ended,
-    }  # fmt: skip
+    }
     for root, settings in align.settings_of(run).items():
         for name, value in settings.items():
-            if isinstance(value, (str, int, float, bool, list, dict)) and len(str(value)) < _LONGEST:
-                out[f"{root}: {name}"] = ", ".join(map(str, value)) if isinstance(value, (list, dict)) else str(value)
+            if (
+                isinstance(value, (str, int, float, bool, list, dict))
+                and len(str(value)) < _LONGEST
+            ):
+                out[f"{root}: {name}"] = (
+                    ", ".join(map(str, value)) if isinstance(value, (list, dict)) else str(value)
+                )
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
-            out[f"observer effect {number + 1}" if number else "observer effect"] = note.text.removeprefix("observer effect: ")
+            out[f"observer effect {number + 1}" if number else "observer effect"] = (
+                note.text.removeprefix("observer effect: ")
+            )
     return {k: v for k, v in out.items() if v}
 
 
@@ -301,7 +405,11 @@ class _Looking:
     """Looks at tensors of the calls that tell most."""
 
     def __init__(
-        self, compared: Comparison, aligned: align.Aligned, calls: Sequence[PageCall], tell: Callable[[int, int, str], None]
+        self,
+        compared: Comparison,
+        aligned: align.Aligned,
+        calls: Sequence[PageCall],
+        tell: Callable[[int, int, str], None],
     ) -> None:
         self.compared, self.aligned, self.calls, self._tell = compared, aligned, calls, tell
         self.place = {call.pair: i for i, call in enumerate(calls)}
@@ -318,7 +426,9 @@ class _Looking:
                 yield self._one(place, name, slot)
 
     def _chosen(self, most: int) -> list[int]:
-        """Places, the most telling first: findings, what is beyond noise, what lies beside those, then the largest errors."""
+        """Places, the most telling first: findings, what is beyond noise, what lies beside those,
+        then the largest errors.
+        """
         findings = [self.place[f.pair] for f in self.compared.findings if f.pair in self.place]
         telling = [i for kind in _TELLING for i, c in enumerate(self.calls) if c.verdict == kind]
         core = list(dict.fromkeys((*findings, *telling)))[:most]
@@ -332,7 +442,9 @@ class _Looking:
         return list(dict.fromkeys((*core, *beside, *rest)))[:most]
 
     def _slots(self, place: int) -> list[tuple[str, SlotPair]]:
-        """(slot in words, pair of tensors): what the verdict is about first, then what was made and what was read."""
+        """(slot in words, pair of tensors): what the verdict is about first, then what was made and
+        what was read.
+        """
         call = self.calls[place]
         pair = self.aligned.plan.pairs[call.pair]
         out: dict[str, SlotPair] = {}
@@ -340,12 +452,31 @@ class _Looking:
         kids = self.kids.get(pair.reference, [])
         if colon and k.isdigit() and int(k) < len(kids) and kids[int(k)] in self.pair_of:
             child = self.aligned.reference.calls[kids[int(k)]]
-            found = next((s for s in self.aligned.plan.pairs[self.pair_of[child.id]].slots if s.reference_slot == slot), None)
+            found = next(
+                (
+                    s
+                    for s in self.aligned.plan.pairs[self.pair_of[child.id]].slots
+                    if s.reference_slot == slot
+                ),
+                None,
+            )
             if found is not None:
                 out[f"{child.scope.rpartition('.')[2] or child.op_type}:{slot}"] = found
         own = {s.reference_slot: s for s in pair.slots}
-        for kind in (call.slot, "output", "mutated", "param" if call.verdict == "param-diff" else "input", "input"):
-            out.update({name: s for name, s in own.items() if kind and name.startswith(kind) and name not in out})
+        for kind in (
+            call.slot,
+            "output",
+            "mutated",
+            "param" if call.verdict == "param-diff" else "input",
+            "input",
+        ):
+            out.update(
+                {
+                    name: s
+                    for name, s in own.items()
+                    if kind and name.startswith(kind) and name not in out
+                }
+            )
         return list(out.items())[:_SLOTS]
 
     def _one(self, place: int, name: str, slot: SlotPair) -> PageDetail:
@@ -356,15 +487,26 @@ class _Looking:
         noise, why = self._noise(self.calls[place], slot, name) if known.quantiles else (None, "")
         quantiles = tuple((x * noise, y) for x, y in known.quantiles) if noise else ()
         return msgspec.structs.replace(
-            known, call=place, slot=name, target_slot=slot.target_slot, noise=noise, noise_from=why, quantiles=quantiles
+            known,
+            call=place,
+            slot=name,
+            target_slot=slot.target_slot,
+            noise=noise,
+            noise_from=why,
+            quantiles=quantiles,
         )
 
     def _noise(self, call: PageCall, slot: SlotPair, name: str) -> tuple[float | None, str]:
-        """Standard deviation of an element's error that rounding explains: the operator's own by replay, else half a unit in the last
-        place of an element of the tensor's root mean square."""
+        """Standard deviation of an element's error that rounding explains: the operator's own by
+        replay, else half a unit in the last place of an element of the tensor's root mean square.
+        """
         record = self.aligned.reference.records[slot.reference_record]
         s = record.statistics
-        rms = s.norm / math.sqrt(s.count) if s is not None and s.norm is not None and s.count else None
+        rms = (
+            s.norm / math.sqrt(s.count)
+            if s is not None and s.norm is not None and s.count
+            else None
+        )
         measured = self.measured.get((slot.reference_record, slot.target_record))
         if rms is None and measured is not None and record.count:
             norm = measured.values.get("reference_norm")
@@ -377,19 +519,36 @@ class _Looking:
         return (u * rms / math.sqrt(3), "rounding once to the coarser dtype") if u else (None, "")
 
     def _look(self, slot: SlotPair) -> PageDetail:
-        a, b = self.aligned.reference.records[slot.reference_record], self.aligned.target.records[slot.target_record]
+        a, b = (
+            self.aligned.reference.records[slot.reference_record],
+            self.aligned.target.records[slot.target_record],
+        )
         measured = self.measured.get((slot.reference_record, slot.target_record))
         detail = PageDetail(
-            -1, slot.reference_slot, slot.target_slot, a.dtype, b.dtype, a.shape, b.shape, dims=slot.dims,
-            identical=measured.identical if measured is not None else bool(a.hash) and a.hash == b.hash,
-            figures=dict(measured.values) if measured is not None else {}, elements=a.count,
-            reference=_statistics(a), target=_statistics(b),
+            -1,
+            slot.reference_slot,
+            slot.target_slot,
+            a.dtype,
+            b.dtype,
+            a.shape,
+            b.shape,
+            dims=slot.dims,
+            identical=measured.identical
+            if measured is not None
+            else bool(a.hash) and a.hash == b.hash,
+            figures=dict(measured.values) if measured is not None else {},
+            elements=a.count,
+            reference=_statistics(a),
+            target=_statistics(b),
             why=measured.why if measured is not None else "",
-        )  # fmt: skip
+        )
         if detail.identical or a.shape != b.shape or not a.count:
             return detail
         try:
-            arrays = self.aligned.reference.array(slot.reference_record), self.aligned.target.array(slot.target_record)
+            arrays = (
+                self.aligned.reference.array(slot.reference_record),
+                self.aligned.target.array(slot.target_record),
+            )
         except (ElementsMissing, OSError) as error:
             return msgspec.structs.replace(detail, why=str(error))
         return msgspec.structs.replace(detail, **_closely(*arrays))
@@ -405,7 +564,11 @@ def _closely(reference: Array, target: Array) -> dict[str, object]:
     found = metrics.closely(reference, target)
     worst = []
     for at in found.worst:
-        index = tuple(int(i) for i in np.unravel_index(int(at), reference.shape)) if reference.ndim else ()
+        index = (
+            tuple(int(i) for i in np.unravel_index(int(at), reference.shape))
+            if reference.ndim
+            else ()
+        )
         worst.append((index, _number(reference[index]), _number(target[index])))
     return {
         "sampled": found.looked if found.looked < reference.size else 0,
@@ -428,10 +591,15 @@ def _heatmap(heat: metrics.Heat) -> PageHeatmap:
             first, last, share = found
             hits.append((axis, first, last))
             which = f"{axis}s {first} to {last}" if last > first else f"{axis} {first}"
-            words.append(f"{which} of {energy.size} hold{'' if last > first else 's'} {share:.0%} of the squared error")
+            words.append(
+                f"{which} of {energy.size} hold{'' if last > first else 's'} {share:.0%} of the "
+                "squared error"
+            )
     values = tuple(float(v) if np.isfinite(v) else None for v in heat.values.reshape(-1))
     shape = (int(heat.values.shape[0]), int(heat.values.shape[1]))
-    return PageHeatmap(shape, values, heat.by_row.size, heat.by_channel.size, tuple(hits), "; ".join(words))
+    return PageHeatmap(
+        shape, values, heat.by_row.size, heat.by_channel.size, tuple(hits), "; ".join(words)
+    )
 
 
 def _number(value: object) -> float | None:

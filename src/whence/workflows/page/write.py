@@ -29,15 +29,18 @@ def report_html(
 ) -> Path:
     """Write a comparison as one HTML page that needs nothing else, and return its path.
 
-    comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens --format json`. details: of how many calls
-    tensors are looked at closely; these are read from the two runs, without which the page says what is missing.
-    tokens: a file of `whence tokens --format json`, shown beside the comparison. runs: both, where they are open already. progress: called
-    with (done, of, what).
-    Raises UnreadableRun, UsageError, OutputExists, StoreFailed.
+    comparison: a folder that `compare` wrote, what it returned, or a file of `whence tokens
+    --format json`. details: of how many calls tensors are looked at closely; these are read from
+    the two runs, without which the page says what is missing. tokens: a file of `whence tokens
+    --format json`, shown beside the comparison. runs: both, where they are open already. progress:
+    called with (done, of, what). Raises UnreadableRun, UsageError, OutputExists, StoreFailed.
     """
     file = Path(output)
     if file.is_dir():
-        raise OutputExists(f"cannot write a page to {file}: it is a folder; name a file in it, like {file / 'report.html'}")
+        raise OutputExists(
+            f"cannot write a page to {file}: it is a folder; name a file in it, like "
+            f"{file / 'report.html'}"
+        )
     if file.exists() and not force:
         raise OutputExists(f"{file} exists; --force replaces it, or choose another -o")
     text = _html(page(comparison, details=details, tokens=tokens, runs=runs, progress=progress))
@@ -58,18 +61,22 @@ def plots(
     progress: Callable[[int, int, str], None] = lambda *_: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write the main plots of a comparison into a folder, each as PNG and SVG, and return the files.
+    """Write the main plots of a comparison into a folder, each as PNG and SVG, and return the
+    files.
 
-    comparison, details, progress: as `report_html` takes them. The error along the run, of the first findings histogram, error against
-    magnitude, quantiles and heatmap, and where there are several steps or ranks the error by these and by layer. tell: called with what is
-    missing, and why.
-    Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without matplotlib (`whence[plots]`).
+    comparison, details, progress: as `report_html` takes them. The error along the run, of the
+    first findings histogram, error against magnitude, quantiles and heatmap, and where there are
+    several steps or ranks the error by these and by layer. tell: called with what is missing, and
+    why. Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without
+    matplotlib (`whence[plots]`).
     """
     from whence.report import plots as drawing
 
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())) and not force:
-        raise OutputExists(f"{place} exists and is not empty; --force writes into it, or choose another folder")
+        raise OutputExists(
+            f"{place} exists and is not empty; --force writes into it, or choose another folder"
+        )
     found = page(comparison, details=details, progress=progress)
     for sentence in found.missing:
         tell(sentence)
@@ -87,7 +94,9 @@ def page(
     runs: tuple[Run, Run] | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Page:
-    """What such a page shows, as a structure (`whence.pages`); takes what `report_html` takes. Raises UnreadableRun, UsageError."""
+    """What such a page shows, as a structure (`whence.pages`); takes what `report_html` takes.
+    Raises UnreadableRun, UsageError.
+    """
     import msgspec
 
     from whence.results import Comparison
@@ -98,11 +107,15 @@ def page(
         raise UsageError(f"details {details}: a number of calls, 0 or more")
     texts = _texts(Path(tokens)) if tokens is not None else None
     if isinstance(comparison, Comparison):
-        return msgspec.structs.replace(page_of(comparison, details=details, runs=runs, tell=progress), texts=texts)
+        return msgspec.structs.replace(
+            page_of(comparison, details=details, runs=runs, tell=progress), texts=texts
+        )
     place = Path(comparison)
     if place.is_file() and texts is None and (alone := _texts_or_none(place)) is not None:
         return _of_texts(alone)
-    found = page_of(load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress)
+    found = page_of(
+        load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress
+    )
     return msgspec.structs.replace(found, texts=texts)
 
 
@@ -126,7 +139,10 @@ def _texts_or_none(file: Path) -> TokenMatch | None:
 def _texts(file: Path) -> TokenMatch:
     found = _texts_or_none(file)
     if found is None:
-        raise UnreadableRun(f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > {file.name} makes one")
+        raise UnreadableRun(
+            f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > "
+            f"{file.name} makes one"
+        )
     return found
 
 
@@ -142,12 +158,30 @@ def _of_texts(texts: TokenMatch) -> Page:
         for name, share in (("full match", texts.full_match), ("half match", texts.half_match))
         if share is not None
     ]
-    reached = {"pass": "reach their thresholds", "fail": "do not reach their thresholds"}.get(texts.status, "could not be taken")
+    reached = {"pass": "reach their thresholds", "fail": "do not reach their thresholds"}.get(
+        texts.status, "could not be taken"
+    )
     result = Comparison(
-        status=status, evidence="text", reference=texts.reference, target=texts.target, findings=(), first_difference=None, counts={},
-        coverage=Coverage(0, 0, 0, 0, 0, False), unmatched=0, incomparable=0, inputs_differ=(), versions={"whence": __version__},
-        plan=Plan(()), rows=(), verdicts=(),
-        headline=f"The outputs' rates {reached}: {', '.join(rates) or 'no prompt stands on both sides'}",
-        notes=(*texts.notes, "outputs alone were compared: nothing is known of the operators that made them"),
-    )  # fmt: skip
+        status=status,
+        evidence="text",
+        reference=texts.reference,
+        target=texts.target,
+        findings=(),
+        first_difference=None,
+        counts={},
+        coverage=Coverage(0, 0, 0, 0, 0, False),
+        unmatched=0,
+        incomparable=0,
+        inputs_differ=(),
+        versions={"whence": __version__},
+        plan=Plan(()),
+        rows=(),
+        verdicts=(),
+        headline=f"The outputs' rates {reached}: "
+        f"{', '.join(rates) or 'no prompt stands on both sides'}",
+        notes=(
+            *texts.notes,
+            "outputs alone were compared: nothing is known of the operators that made them",
+        ),
+    )
     return Page(result, PageSide(texts.reference), PageSide(texts.target), texts=texts)

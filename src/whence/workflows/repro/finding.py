@@ -1,4 +1,6 @@
-"""From a finding to a script that shows it: which operators, on which tensors, run how; then the script is run both ways."""
+"""From a finding to a script that shows it: which operators, on which tensors, run how; then the
+script is run both ways.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 from whence import align, dtypes, extras, judge
 from whence.comparison.replays.threads import Threads
 from whence.dtypes import Array
-from whence.errors import ElementsMissing, OutputExists, ReplayRefused, StoreFailed, UnreadableRun, UsageError
+from whence.errors import (
+    ElementsMissing,
+    OutputExists,
+    ReplayRefused,
+    StoreFailed,
+    UnreadableRun,
+    UsageError,
+)
 from whence.records import Call, Program, Run
 from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair
 from whence.workflows.repro.warm_interpreter import Waiting
@@ -41,19 +50,33 @@ _COMPILED = ("compiled", "runs compiled", "scripted")
 
 
 def reproduce(
-    comparison: str | os.PathLike[str] | Comparison, output: str | os.PathLike[str], finding: int, force: bool, run: bool,
-    model: str | Module | Callable[[], Module] | None, tell: Callable[[str], None],
-) -> Reproduction:  # fmt: skip
+    comparison: str | os.PathLike[str] | Comparison,
+    output: str | os.PathLike[str],
+    finding: int,
+    force: bool,
+    run: bool,
+    model: str | Module | Callable[[], Module] | None,
+    tell: Callable[[str], None],
+) -> Reproduction:
     """As `whence.repro`."""
     from whence.workflows.saved import load_comparison
 
     began = time.monotonic()
     compared = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
-    named = f"{compared.reference} against {compared.target}" if isinstance(comparison, Comparison) else os.fspath(comparison)
+    named = (
+        f"{compared.reference} against {compared.target}"
+        if isinstance(comparison, Comparison)
+        else os.fspath(comparison)
+    )
     if not compared.findings:
-        raise UsageError(f"{named} names no operator at fault (status {compared.status}): there is nothing to reproduce")
+        raise UsageError(
+            f"{named} names no operator at fault (status {compared.status}): there is nothing to "
+            "reproduce"
+        )
     if not 1 <= finding <= len(compared.findings):
-        raise UsageError(f"{named} has findings 1 to {len(compared.findings)}; there is no finding {finding}")
+        raise UsageError(
+            f"{named} has findings 1 to {len(compared.findings)}; there is no finding {finding}"
+        )
     folder = Path(output)
     _check(folder, force)
     extras.needed("torch", "a repro, which runs operators of torch,")
@@ -62,28 +85,49 @@ def reproduce(
     try:
         subject = _Subject(compared, what, model, tell)
         if run:
-            heavy = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp") if _is_compiled(subject.other) else ()
+            heavy = (
+                ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+                if _is_compiled(subject.other)
+                else ()
+            )
             outcome = _Outcome(heavy)
         case, how, notes = subject.case()
         subject.describe(case, finding, named, how)
         path = _written(case, folder)
         if outcome is not None:
             tell("running the script both ways")
-        seen, holds, sentence = outcome.of(path, case.default, case.missing) if outcome is not None else ({}, None, "not run")
+        seen, holds, sentence = (
+            outcome.of(path, case.default, case.missing)
+            if outcome is not None
+            else ({}, None, "not run")
+        )
     except (ReplayRefused, ElementsMissing) as error:
         raise ReplayRefused(
             f"finding {finding} ({what.name}) cannot be run again: {error}\n"
-            "  what it takes: a reference captured with its programs and elements (whence run, --keep full, not --no-programs)"
-            + ("" if model is not None else ";\n  or the reference's model: whence repro --model MODULE:FACTORY")
+            "  what it takes: a reference captured with its programs and elements (whence run, "
+            "--keep full, not --no-programs)"
+            + (
+                ""
+                if model is not None
+                else ";\n  or the reference's model: whence repro --model MODULE:FACTORY"
+            )
         ) from error
     finally:
         if outcome is not None:
             outcome.leave()
     ran = case.bad if case.bad is not None and case.bad.steps else case.good
     return Reproduction(
-        str(path), what.name, tuple(s.name for s in ran.steps), how, case.default, holds, sentence, seen, tuple(notes),
+        str(path),
+        what.name,
+        tuple(s.name for s in ran.steps),
+        how,
+        case.default,
+        holds,
+        sentence,
+        seen,
+        tuple(notes),
         time.monotonic() - began,
-    )  # fmt: skip
+    )
 
 
 def _written(case: Case, folder: Path) -> Path:
@@ -96,7 +140,9 @@ def _written(case: Case, folder: Path) -> Path:
         (folder / FILES[0]).write_text(text, encoding="utf-8")
         (folder / FILES[1]).write_bytes(save(tensors))
     except OSError as error:
-        raise StoreFailed(f"cannot write the script to {folder}: {error.strerror or error}") from error
+        raise StoreFailed(
+            f"cannot write the script to {folder}: {error.strerror or error}"
+        ) from error
     return folder / FILES[0]
 
 
@@ -104,14 +150,18 @@ def _check(folder: Path, force: bool) -> None:
     if folder.is_file():
         raise OutputExists(f"cannot write a script into {folder}: it is a file; choose another -o")
     if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise OutputExists(f"{folder} already holds files; --force writes into it, or choose another -o")
+        raise OutputExists(
+            f"{folder} already holds files; --force writes into it, or choose another -o"
+        )
 
 
 # ---- running what was written
 
 
 class _Outcome:
-    """Runs the script both ways. heavy: modules that the target's side will load; they are loaded while the script is made."""
+    """Runs the script both ways. heavy: modules that the target's side will load; they are loaded
+    while the script is made.
+    """
 
     def __init__(self, heavy: Sequence[str]) -> None:
         self._waiting = {"reference": Waiting("torch"), "target": Waiting("torch", *heavy)}
@@ -127,9 +177,17 @@ class _Outcome:
             if missing:
                 self._waiting.pop("target").leave()
         with ThreadPoolExecutor(len(self._waiting)) as pool:
-            ended = dict(zip(self._waiting, pool.map(lambda item: item[1].run(path, item[0]), self._waiting.items())))
+            ended = dict(
+                zip(
+                    self._waiting,
+                    pool.map(lambda item: item[1].run(path, item[0]), self._waiting.items()),
+                )
+            )
         seen = {side: said for side, (_, said) in ended.items()}
-        words = {side: "fails" if state is False else "passes" if state else "could not be run" for side, (state, _) in ended.items()}
+        words = {
+            side: "fails" if state is False else "passes" if state else "could not be run"
+            for side, (state, _) in ended.items()
+        }
         holds = ended[default][0] is False and ended["reference"][0] is True
         if default == "recorded":
             here = missing or f"run on this machine as the target was it {words['target']}"
@@ -146,7 +204,11 @@ class _Subject:
     """One finding with both of its calls, and all that the script is made of."""
 
     def __init__(
-        self, compared: Comparison, finding: Finding, model: str | Module | Callable[[], Module] | None, tell: Callable[[str], None]
+        self,
+        compared: Comparison,
+        finding: Finding,
+        model: str | Module | Callable[[], Module] | None,
+        tell: Callable[[str], None],
     ) -> None:
         self.finding, self.tell = finding, tell
         tell("reading the runs")
@@ -158,7 +220,8 @@ class _Subject:
         now = self.faces.plan.pairs[self.index] if self.index < len(self.faces.plan.pairs) else None
         if now is None or (now.reference, now.target) != (then.reference, then.target):
             raise UnreadableRun(
-                f"{compared.reference} and {compared.target} do not face each other as they did when they were compared; compare them again"
+                f"{compared.reference} and {compared.target} do not face each other as they did "
+                "when they were compared; compare them again"
             )
         self.index = self._innermost(now)
         self.pair: CallPair = self.faces.plan.pairs[self.index]
@@ -169,20 +232,29 @@ class _Subject:
         self.judged: list[str] = []
 
     def _innermost(self, pair: CallPair) -> int:
-        """The index of the pair that is named, where the finding is about a parameter of a call inside that has a partner."""
+        """The index of the pair that is named, where the finding is about a parameter of a call
+        inside that has a partner.
+        """
         if self.finding.verdict != "param-diff":
             return self.index
         above = self.faces.calls[pair.reference]
         for call, index in self.faces.pair_of.items():
             c = self.faces.calls[call]
-            if c.scope == self.finding.name and (c.root, c.step, c.rank, c.micro) == (above.root, above.step, above.rank, above.micro):
+            if c.scope == self.finding.name and (c.root, c.step, c.rank, c.micro) == (
+                above.root,
+                above.step,
+                above.rank,
+                above.micro,
+            ):
                 return index
         return self.index
 
     # ---- the reference's operators on the target's tensors
 
     def case(self) -> tuple[Case, str, list[str]]:
-        """(the script's contents, how the fault shows, remarks). Raises ReplayRefused, ElementsMissing."""
+        """(the script's contents, how the fault shows, remarks). Raises ReplayRefused,
+        ElementsMissing.
+        """
         from whence.replay.export.isolate import Drill
         from whence.replay.export.script import Case as Made
         from whence.replay.export.trace import piece
@@ -191,7 +263,10 @@ class _Subject:
         self.tell("running the reference's operators on the target's inputs")
         with Threads(1):
             good, results, recorded = self._reference_trace()
-        way, ours = self._way(self.faces.target, self.other, notes), self._way(self.faces.reference, self.call, notes)
+        way, ours = (
+            self._way(self.faces.target, self.other, notes),
+            self._way(self.faces.reference, self.call, notes),
+        )
         ours = replace(ours, backend="", device="cpu")
         whole = piece(good, 0, len(good.steps), results)
         compiled = _is_compiled(self.other) and not self.swapped
@@ -206,29 +281,64 @@ class _Subject:
             notes.append(f"{missing}: only what was recorded shows the fault")
         elif not self.swapped:
             if not compiled and not self.other.program:
-                notes.append(f"the target's own operators are not known ({self.other.no_program or 'no program'}); the reference's are run")
+                notes.append(
+                    "the target's own operators are not known "
+                    f"({self.other.no_program or 'no program'}); the reference's are run"
+                )
             self.tell("looking for the operator")
-            with Threads(way.settings["threads"] if isinstance(way.settings.get("threads"), int) else 1):
+            with Threads(
+                way.settings["threads"] if isinstance(way.settings.get("threads"), int) else 1
+            ):
                 drill = Drill(good, results, way)
                 found = drill.smallest()
             if drill.failed_to_run:
-                notes.append(f"{drill.failed_to_run} of {drill.tried} pieces could not be run alone")
+                notes.append(
+                    f"{drill.failed_to_run} of {drill.tried} pieces could not be run alone"
+                )
             if found is not None:
                 all_of_it = (found.begin, found.end) == (0, len(good.steps))
                 small = piece(good, found.begin, found.end, results if all_of_it else ())
-                kept = {small.results.index(n): t for n, t in recorded.items() if n in small.results}
+                kept = {
+                    small.results.index(n): t for n, t in recorded.items() if n in small.results
+                }
                 notes.append(f"operator {found.end} of {len(good.steps)}: wrong {found.words}")
-                return Made(small, None, way, ours, recorded=kept), "compiled" if compiled else "kernel", notes
-            notes.append("run here as the target was, nothing is wrong: only what was recorded shows the fault")
+                return (
+                    Made(small, None, way, ours, recorded=kept),
+                    "compiled" if compiled else "kernel",
+                    notes,
+                )
+            notes.append(
+                "run here as the target was, nothing is wrong: only what was recorded shows the "
+                "fault"
+            )
         kept = {list(whole.results).index(n): t for n, t in recorded.items()}
-        foreign = way.backend and missing and way.device == "cpu"  # a compiler that no script can name
+        foreign = (
+            way.backend and missing and way.device == "cpu"
+        )  # a compiler that no script can name
         return (
-            Made(whole, None, ours if foreign else way, ours, recorded=kept, default="recorded", missing=missing), "recorded", notes,
-        )  # fmt: skip
+            Made(
+                whole,
+                None,
+                ours if foreign else way,
+                ours,
+                recorded=kept,
+                default="recorded",
+                missing=missing,
+            ),
+            "recorded",
+            notes,
+        )
 
     def _semantic(
-        self, good: Trace, results: Sequence[int], bad: Trace, bad_results: Sequence[int], way: Way, ours: Way, notes: list[str]
-    ) -> tuple[Case, str, list[str]]:  # fmt: skip
+        self,
+        good: Trace,
+        results: Sequence[int],
+        bad: Trace,
+        bad_results: Sequence[int],
+        way: Way,
+        ours: Way,
+        notes: list[str],
+    ) -> tuple[Case, str, list[str]]:
         """Both sides' operators, as far as they part."""
         import torch
 
@@ -238,14 +348,30 @@ class _Subject:
         def same(a: Any, b: Any) -> bool:
             if a.dtype != b.dtype or a.shape != b.shape or a.stride() != b.stride():
                 return False
-            return bool(torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)))
+            return bool(
+                torch.equal(
+                    a.contiguous().reshape(-1).view(torch.uint8),
+                    b.contiguous().reshape(-1).view(torch.uint8),
+                )
+            )
 
         one, two, equal = parting(good, bad, results, bad_results, same)
         differs = differing(one, two)
         notes += differs
         how = "parameter" if self.finding.verdict == "param-diff" else "semantic"
         # The fault is in what was asked of the device, so any device shows it.
-        return Made(one, two, replace(way, backend="", device="cpu"), ours, equal=equal, differs=differs[0]), how, notes
+        return (
+            Made(
+                one,
+                two,
+                replace(way, backend="", device="cpu"),
+                ours,
+                equal=equal,
+                differs=differs[0],
+            ),
+            how,
+            notes,
+        )
 
     def _reference_trace(self) -> tuple[Trace, list[int], dict[int, Any]]:
         """(trace, numbers of what is judged, what the target recorded of these)."""
@@ -259,8 +385,13 @@ class _Subject:
         if gathered is not None:
             flat, wanted = gathered, self._judged(gathered.program)
         elif borrowed is not None:
-            origins = {slot: (self.call.id, slot) for slot in (*borrowed.program.inputs, *borrowed.program.params)}
-            flat = Flat(borrowed.program, origins, (self.call.id,) * len(borrowed.program.operations))
+            origins = {
+                slot: (self.call.id, slot)
+                for slot in (*borrowed.program.inputs, *borrowed.program.params)
+            }
+            flat = Flat(
+                borrowed.program, origins, (self.call.id,) * len(borrowed.program.operations)
+            )
             wanted = self._judged(borrowed.program)
         else:
             wanted = self._judged(self._trusted(self.call))
@@ -274,22 +405,44 @@ class _Subject:
             constants = [self.faces.reference.array(c) for c in flat.program.constants]
             loaded = load(flat.program, constants, allow=self.reference_side.allow)
         outputs = [slot for slot in wanted if slot in dict(flat.program.outputs)]
-        pairs = {slot: pair for slot in outputs if (pair := self.faces.slot(self.index, slot)) is not None}
+        pairs = {
+            slot: pair
+            for slot in outputs
+            if (pair := self.faces.slot(self.index, slot)) is not None
+        }
         produced = {slot: self._recorded(pair) for slot, pair in pairs.items()}
         if not produced:
             raise ReplayRefused("the target has no tensor for what the reference's program makes")
-        working = "recorded" if self.swapped else self.replayer.working_dtypes(faced, pairs, produced)[1]
+        working = (
+            "recorded" if self.swapped else self.replayer.working_dtypes(faced, pairs, produced)[1]
+        )
         writes = any(s.writes for s in loaded._steps)
         self.judged = list(produced)
         trace = Trace(copies=writes)
-        loaded.run(arrays, arrays, working=working, strides=strides, outputs=list(produced), convert=False, watch=trace)
-        numbers = {slot: n for slot in produced if (n := _number(trace, loaded.program, slot)) is not None}
+        loaded.run(
+            arrays,
+            arrays,
+            working=working,
+            strides=strides,
+            outputs=list(produced),
+            convert=False,
+            watch=trace,
+        )
+        numbers = {
+            slot: n for slot in produced if (n := _number(trace, loaded.program, slot)) is not None
+        }
         if not trace.steps or not numbers:
             raise ReplayRefused("its program runs no operator")
-        return trace, list(dict.fromkeys(numbers.values())), {n: from_host(produced[slot]) for slot, n in numbers.items()}
+        return (
+            trace,
+            list(dict.fromkeys(numbers.values())),
+            {n: from_host(produced[slot]) for slot, n in numbers.items()},
+        )
 
     def _gathered(self, side: Side, call: Call) -> Flat | None:
-        """The operators below a call, of a run that has them as calls of their own; None of any other."""
+        """The operators below a call, of a run that has them as calls of their own; None of any
+        other.
+        """
         from whence.replay.flatten import Node, gather
 
         calls = side.run.calls
@@ -297,7 +450,10 @@ class _Subject:
         while todo:
             below.append(inner := calls[todo.pop()])
             todo += side.children(inner.id)
-        operators = sorted((c for c in below if c.kind == "operator" and c.phase == call.phase), key=lambda c: c.order)
+        operators = sorted(
+            (c for c in below if c.kind == "operator" and c.phase == call.phase),
+            key=lambda c: c.order,
+        )
         if call.program or not operators:
             return None
         known: dict[int, tuple[int, str]] = {}
@@ -308,7 +464,9 @@ class _Subject:
         nodes = []
         for c in operators:
             program = self._trusted(c) if side is self.reference_side else side.program(c)
-            shapes = {slot: side.run.records[record].shape for slot, record in records[c.id].items()}
+            shapes = {
+                slot: side.run.records[record].shape for slot, record in records[c.id].items()
+            }
             nodes.append(Node(c.id, program, (), frozenset(), shapes))
         outputs = {r.slot: r.record for r in call.refs if r.slot.startswith(("output", "mutated"))}
         return gather(nodes, records.__getitem__, known, outputs)
@@ -319,7 +477,9 @@ class _Subject:
         return self.faces.target.array(pair.target_record)
 
     def _trusted(self, call: Call) -> Program:
-        """The program of a call of the reference; where it found its own recording wrong, also that."""
+        """The program of a call of the reference; where it found its own recording wrong, also
+        that.
+        """
         try:
             loaded = self.reference_side.trusted(call)
         except ReplayRefused:
@@ -328,11 +488,15 @@ class _Subject:
             loaded = self.reference_side.load(call)
         program: Program = loaded.program
         if not program.operations and self.reference_side.borrows(call):
-            raise ReplayRefused(f"the model stands for {call.scope or call.root}, and its operators are not known")
+            raise ReplayRefused(
+                f"the model stands for {call.scope or call.root}, and its operators are not known"
+            )
         return program
 
     def _of_model(self) -> Any:
-        """What the user's model runs in the place of the call, recorded now; None where the call has a program of its own."""
+        """What the user's model runs in the place of the call, recorded now; None where the call
+        has a program of its own.
+        """
         from whence.readers.opening import open_run
         from whence.replay.validation import load
         from whence.workflows.capture.capture import capture
@@ -345,18 +509,25 @@ class _Subject:
             return None
         if side.children(call.id):
             raise ReplayRefused(
-                f"the model stands for {call.scope or call.root}, which calls others; only a module without is recorded again"
+                f"the model stands for {call.scope or call.root}, which calls others; only a "
+                "module without is recorded again"
             )
-        arrays, strides = side.arrays(side.records(call, (*borrowed.program.inputs, *borrowed.program.params)))
+        arrays, strides = side.arrays(
+            side.records(call, (*borrowed.program.inputs, *borrowed.program.params))
+        )
         with tempfile.TemporaryDirectory(prefix="whence-repro-") as place:
-            with contextlib.redirect_stderr(io.StringIO()), capture(borrowed.module, place, force=True):
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                capture(borrowed.module, place, force=True),
+            ):
                 borrowed.run(arrays, arrays, strides=strides)
             run = open_run(place)
             again = next((c for c in run.calls if c.parent < 0), None)
             program = run.programs.get(again.program) if again is not None else None
             if program is None:
                 raise ReplayRefused(
-                    f"the model's {borrowed.kind} has no program either: {again.no_program if again else 'it was not called'}"
+                    f"the model's {borrowed.kind} has no program either: "
+                    f"{again.no_program if again else 'it was not called'}"
                 )
             return load(program, [run.array(c).copy() for c in program.constants], allow=side.allow)
 
@@ -382,7 +553,11 @@ class _Subject:
         hidden: set[int] = set()
         loaded = self.reference_side.load(c)
         todo = [
-            s for s in (wanted if c is self.call else [s for s, _ in program.outputs if not s[0].isdigit()]) if s in dict(program.outputs)
+            s
+            for s in (
+                wanted if c is self.call else [s for s, _ in program.outputs if not s[0].isdigit()]
+            )
+            if s in dict(program.outputs)
         ]
         while todo:
             for need in loaded.needs(todo.pop()):
@@ -396,7 +571,9 @@ class _Subject:
     def _arrays(
         self, origins: Mapping[str, tuple[int, str]], program: Program
     ) -> tuple[dict[str, Array], dict[str, tuple[int, ...]], dict[str, SlotPair]]:
-        """What the program reads, by slot: the target's, or of the reference what a correct target has the same."""
+        """What the program reads, by slot: the target's, or of the reference what a correct target
+        has the same.
+        """
         from whence.comparison.verdicts.parameters import Parameters
 
         arrays: dict[str, Array] = {}
@@ -437,8 +614,12 @@ class _Subject:
 
     # ---- the target's own operators
 
-    def _target_trace(self, results: Sequence[int], recorded: Mapping[int, Any]) -> tuple[Trace, list[int], bool] | None:
-        """(trace of what the target says it ran, numbers of what is judged, does that give what it recorded); None without a program."""
+    def _target_trace(
+        self, results: Sequence[int], recorded: Mapping[int, Any]
+    ) -> tuple[Trace, list[int], bool] | None:
+        """(trace of what the target says it ran, numbers of what is judged, does that give what it
+        recorded); None without a program.
+        """
         from whence.replay.export.trace import Trace
         from whence.replay.validation import load
 
@@ -446,7 +627,11 @@ class _Subject:
         try:
             gathered = self._gathered(side, self.other)
             if gathered is not None:
-                loaded = load(gathered.program, [side.run.array(c) for c in gathered.program.constants], allow=side.allow)
+                loaded = load(
+                    gathered.program,
+                    [side.run.array(c) for c in gathered.program.constants],
+                    allow=side.allow,
+                )
             else:
                 loaded = side.load(self.other)
             program = loaded.program
@@ -457,18 +642,32 @@ class _Subject:
             slots = (*program.inputs, *program.params)
             if gathered is not None:
                 places = ((slot, gathered.origins[slot]) for slot in slots)
-                found = {slot: side.record(side.run.calls[call], own) for slot, (call, own) in places}
-                arrays, strides = side.arrays({slot: record for slot, record in found.items() if record is not None})
+                found = {
+                    slot: side.record(side.run.calls[call], own) for slot, (call, own) in places
+                }
+                arrays, strides = side.arrays(
+                    {slot: record for slot, record in found.items() if record is not None}
+                )
             else:
                 arrays, strides = side.arrays(side.records(self.other, slots))
             made, _ = side.arrays(side.records(self.other, outputs))
             trace = Trace(copies=any(s.writes for s in loaded._steps))
             with Threads(1):
                 working = loaded.run(arrays, arrays, strides=strides, outputs=outputs, watch=trace)
-                wide = "float64" if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5 else "float32"
+                wide = (
+                    "float64"
+                    if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values())
+                    < 1e-5
+                    else "float32"
+                )
                 right = loaded.run(arrays, arrays, working=wide, strides=strides, outputs=outputs)
             score = max(
-                (judge.local(y, right[s], working[s]).score for s, y in made.items() if right[s].shape == y.shape), default=float("inf")
+                (
+                    judge.local(y, right[s], working[s]).score
+                    for s, y in made.items()
+                    if right[s].shape == y.shape
+                ),
+                default=float("inf"),
             )
             numbers = [_number(trace, program, slot) for slot in outputs]
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
@@ -495,21 +694,45 @@ class _Subject:
         from whence.replay.export.isolate import Way, known_config
 
         settings = align.settings_of(run).get(call.root, {})
-        device = next((run.records[r.record].device for r in (*call.slots("output"), *call.slots("mutated"))), "cpu") or "cpu"
+        device = (
+            next(
+                (
+                    run.records[r.record].device
+                    for r in (*call.slots("output"), *call.slots("mutated"))
+                ),
+                "cpu",
+            )
+            or "cpu"
+        )
         if not re.fullmatch(r"[a-z]{1,20}(:\d{1,3})?", device):
             device = "cpu"
         if not _is_compiled(call):
             return Way(device=device, settings=settings)
         told = _compiler(run, call)
         if told is None:
-            notes.append("the run does not say how it was compiled (an older capture): the defaults of torch.compile are taken")
+            notes.append(
+                "the run does not say how it was compiled (an older capture): the defaults of "
+                "torch.compile are taken"
+            )
             told = {"backend": "inductor"}
-        inductor, left = known_config("torch._inductor.config", {**_table(told, "inductor"), **_table(told, "options")})
+        inductor, left = known_config(
+            "torch._inductor.config", {**_table(told, "inductor"), **_table(told, "options")}
+        )
         dynamo, also = known_config("torch._dynamo.config", _table(told, "dynamo"))
         if left or also:
-            notes.append(f"settings of the compiler that were not taken over: {', '.join(sorted((*left, *also))[:10])}")
+            notes.append(
+                "settings of the compiler that were not taken over: "
+                f"{', '.join(sorted((*left, *also))[:10])}"
+            )
         dynamic = told.get("dynamic")
-        return Way(str(told.get("backend", "inductor")), inductor, dynamo, dynamic if isinstance(dynamic, bool) else None, device, settings)
+        return Way(
+            str(told.get("backend", "inductor")),
+            inductor,
+            dynamo,
+            dynamic if isinstance(dynamic, bool) else None,
+            device,
+            settings,
+        )
 
     def _missing(self, way: Way, compiled: bool) -> str:
         """Why this machine cannot run operators that way, "" when it can."""
@@ -518,7 +741,10 @@ class _Subject:
         from whence.replay.export.isolate import is_backend
 
         if compiled and not is_backend(way.backend):
-            return f"the target was compiled by {way.backend!r}, which is no backend of torch.compile here"
+            return (
+                f"the target was compiled by {way.backend!r}, which is no backend of "
+                "torch.compile here"
+            )
         try:
             torch.empty(1, device=way.device)
         except Exception:  # noqa: BLE001 - torch raises anything for a device that is not there
@@ -532,19 +758,33 @@ class _Subject:
         f, target = self.finding, self.faces.target
         ran = case.bad if case.bad is not None and case.bad.steps else case.good
         names = [s.name.removeprefix("aten.").removesuffix(".default") for s in ran.steps]
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
+        shown = (
+            ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            if names
+            else "nothing"
+        )
         where = f"{f.name} ({f.op_type})" if f.op_type and f.op_type != f.name else f.name
         verb = {
-            "compiled": "is wrong as the target compiled it", "kernel": "is wrong as the target runs it",
-            "semantic": "is not what the reference runs", "parameter": "has other parameters than the reference",
+            "compiled": "is wrong as the target compiled it",
+            "kernel": "is wrong as the target runs it",
+            "semantic": "is not what the reference runs",
+            "parameter": "has other parameters than the reference",
             "recorded": "is not what the target recorded",
-        }[how]  # fmt: skip
+        }[how]
         case.title = f"{where}: {shown} {verb}."
         case.story = [
             f.sentence,
             *_facts(
-                ("found by", f"whence compare {self.faces.reference.path} {target.path}, finding {number} of {comparison}"),
-                ("where", f"{f.root or self.call.root}, {where}, step {f.step}, rank {f.rank}" + (f", {f.source}" if f.source else "")),
+                (
+                    "found by",
+                    f"whence compare {self.faces.reference.path} {target.path}, finding {number} "
+                    f"of {comparison}",
+                ),
+                (
+                    "where",
+                    f"{f.root or self.call.root}, {where}, step {f.step}, rank {f.rank}"
+                    + (f", {f.source}" if f.source else ""),
+                ),
                 ("target", _conditions(target, self.other, case.way)),
                 ("reference", _conditions(self.faces.reference, self.call, case.reference)),
             ),
@@ -559,7 +799,11 @@ def _conditions(run: Run, call: Call, way: Way) -> str:
     settings = align.settings_of(run).get(call.root, {})
     info = run.info
     parts = [f"torch {settings['torch']}"] if "torch" in settings else []
-    parts += [f"{k} {settings[k]}" for k in ("cpu_capability", "threads", "matmul_precision", "attention") if k in settings]
+    parts += [
+        f"{k} {settings[k]}"
+        for k in ("cpu_capability", "threads", "matmul_precision", "attention")
+        if k in settings
+    ]
     device = next((run.records[r.record].device for r in call.slots("output")), "")
     parts += [f"device {device}"] if device else []
     parts += ["training"] if call.training else []
@@ -606,7 +850,9 @@ def _number(trace: Trace, program: Program, slot: str) -> int | None:
 
 
 def _is_compiled(call: Call) -> bool:
-    return call.no_program.startswith(_COMPILED) or any(n.startswith("compiled") for n in call.notes)
+    return call.no_program.startswith(_COMPILED) or any(
+        n.startswith("compiled") for n in call.notes
+    )
 
 
 def _compiler(run: Run, call: Call) -> dict[str, Any] | None:
@@ -638,11 +884,18 @@ def _faced(compared: Comparison, model: Any) -> tuple[PairedRuns, Replayer]:
 
     aligned, options = reopened(compared, user_model.read(model) if model is not None else None)
     one, two = Read(aligned.reference), Read(aligned.target)
-    faces = PairedRuns(one, two, put_together(aligned.plan, one.calls, two.calls), options, lambda *_: None)
+    faces = PairedRuns(
+        one, two, put_together(aligned.plan, one.calls, two.calls), options, lambda *_: None
+    )
     replayer = Replayer(
-        one, faces.target, paired=faces.pair_of, inner=faces.inner_parameter,
-        shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot), allow=options.allow, model=options.model,
-    )  # fmt: skip
+        one,
+        faces.target,
+        paired=faces.pair_of,
+        inner=faces.inner_parameter,
+        shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot),
+        allow=options.allow,
+        model=options.model,
+    )
     return faces, replayer
 
 
@@ -656,13 +909,14 @@ def repro(
     model: str | Module | Callable[[], Module] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Reproduction:
-    """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a comparison, and a pytest test.
+    """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a
+    comparison, and a pytest test.
 
-    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay then. finding: its number, from 1.
-    run: run the script both ways afterwards. model: as `compare` takes it, where no program of the reference is usable.
-    tell: told what is being done.
-    Raises UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can be run again, OutputExists,
-    UnreadableRun, StoreFailed.
+    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay
+    then. finding: its number, from 1. run: run the script both ways afterwards. model: as `compare`
+    takes it, where no program of the reference is usable. tell: told what is being done. Raises
+    UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can
+    be run again, OutputExists, UnreadableRun, StoreFailed.
     """
     from whence.workflows.repro.finding import reproduce
 

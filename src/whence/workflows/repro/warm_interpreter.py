@@ -1,4 +1,6 @@
-"""A written script run in an interpreter of its own, which may load what it needs before the script is there."""
+"""A written script run in an interpreter of its own, which may load what it needs before the script
+is there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from pathlib import Path
 
 _LIMIT_S = 300.0  # one run of the script
 _LAST_LINES = 5
-# Reads the script and its arguments as lines, once the modules are loaded: what follows is as `python SCRIPT ARGUMENTS`.
+# Reads the script and its arguments as lines, once the modules are loaded: what follows is as
+# `python SCRIPT ARGUMENTS`.
 _WAIT = """
 import importlib, runpy, sys
 for name in sys.argv[1:]:
@@ -21,23 +24,35 @@ runpy.run_path(path, run_name="__main__")
 
 
 class Waiting:
-    """An interpreter that loads `modules` now and runs a script later. To be ended by `run` or `leave`."""
+    """An interpreter that loads `modules` now and runs a script later. To be ended by `run` or
+    `leave`.
+    """
 
     def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _WAIT, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", _WAIT, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             errors="replace",
-        )  # fmt: skip
+        )
 
     def run(self, path: Path, side: str) -> tuple[bool | None, str]:
         """(did `path --side SIDE` pass, what it said); None where it neither passed nor failed."""
         try:
-            said, wrong = self._process.communicate(f"{path.absolute()}\t--side\t{side}\n", timeout=_LIMIT_S)
+            said, wrong = self._process.communicate(
+                f"{path.absolute()}\t--side\t{side}\n", timeout=_LIMIT_S
+            )
         except subprocess.TimeoutExpired:
             self.leave()
             return None, f"still running after {_LIMIT_S:.0f} s"
         lines = [line for line in said.splitlines() if line.strip()]
-        if self._process.returncode in (0, 1) and lines and re.fullmatch(r"(PASS|FAIL) \(\w+\)", lines[-1]):
+        if (
+            self._process.returncode in (0, 1)
+            and lines
+            and re.fullmatch(r"(PASS|FAIL) \(\w+\)", lines[-1])
+        ):
             return lines[-1].startswith("PASS"), "\n".join(lines[:-1])
         return None, "\n".join(wrong.splitlines()[-_LAST_LINES:])
 

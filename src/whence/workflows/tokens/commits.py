@@ -1,4 +1,6 @@
-"""The outputs of two commits, each against a reference: which prompts fail newly, which pass newly, and whether that is chance."""
+"""The outputs of two commits, each against a reference: which prompts fail newly, which pass newly,
+and whether that is chance.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ def widened(now: TokenMatch, **more: Any) -> TokenComparison:
     return TokenComparison(**{**{f: getattr(now, f) for f in TokenMatch.__struct_fields__}, **more})
 
 
-def two_commits(old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_rows: Sequence[Row]) -> TokenComparison:
-    """The later commit, with what changed since the earlier one. A prompt is the same by its text and occurrence, else by position."""
+def two_commits(
+    old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_rows: Sequence[Row]
+) -> TokenComparison:
+    """The later commit, with what changed since the earlier one. A prompt is the same by its text
+    and occurrence, else by position.
+    """
     was = dict(zip(_names(old_rows), old.prompts))
     rows_before = dict(zip(_names(old_rows), old_rows))
     table = {"both": 0, "only_before": 0, "only_after": 0, "neither": 0}
@@ -36,8 +42,22 @@ def two_commits(old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_r
             continue
         moved += _reference_moved(rows_before[name], row)
         passed, passes = earlier.verdict == "PASS", prompt.verdict == "PASS"
-        table["both" if passed and passes else "only_before" if passed else "only_after" if passes else "neither"] += 1
-        change = "newly failing" if passed and not passes else "newly passing" if passes and not passed else ""
+        table[
+            "both"
+            if passed and passes
+            else "only_before"
+            if passed
+            else "only_after"
+            if passes
+            else "neither"
+        ] += 1
+        change = (
+            "newly failing"
+            if passed and not passes
+            else "newly passing"
+            if passes and not passed
+            else ""
+        )
         if change:
             (failing if passed else passing).append(prompt.number)
         prompts.append(replace(prompt, before=earlier.verdict, change=change))
@@ -48,7 +68,8 @@ def two_commits(old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_r
         notes.append(f"not in the table: {missing} prompts only after, {len(was)} only before")
     if moved:
         notes.append(
-            f"the reference itself answers {moved} prompts otherwise than before: the two commits are held against different outputs"
+            f"the reference itself answers {moved} prompts otherwise than before: the two "
+            "commits are held against different outputs"
         )
     status = new.status
     if status == "pass" and (old.status == "undecided" or not sum(table.values())):
@@ -56,13 +77,22 @@ def two_commits(old: TokenMatch, old_rows: Sequence[Row], new: TokenMatch, new_r
     elif status == "pass" and worse:
         status = "fail"
     return widened(
-        new, prompts=tuple(prompts), before=old, table=table, newly_failing=tuple(failing), newly_passing=tuple(passing), p_value=p,
-        notes=tuple(notes), status=status,
-    )  # fmt: skip
+        new,
+        prompts=tuple(prompts),
+        before=old,
+        table=table,
+        newly_failing=tuple(failing),
+        newly_passing=tuple(passing),
+        p_value=p,
+        notes=tuple(notes),
+        status=status,
+    )
 
 
 def _names(rows: Sequence[Row]) -> Iterator[tuple[object, int]]:
-    """What tells a row from the others of its commit: the digest of its prompt and the occurrence, else its position."""
+    """What tells a row from the others of its commit: the digest of its prompt and the occurrence,
+    else its position.
+    """
     seen: dict[bytes, int] = {}
     for a, b, _ in rows:
         digest = next((e.prompt for e in (a, b) if e is not None and e.prompt is not None), None)

@@ -1,7 +1,9 @@
-"""Files of generated outputs: JSON lines or one JSON array of objects with a prompt and an output. Read twice, never held.
+"""Files of generated outputs: JSON lines or one JSON array of objects with a prompt and an output.
+Read twice, never held.
 
-The first reading leaves, of each record, where it is and digests of its prompt and output; a record is read again when it is compared.
-So memory grows with the number of prompts, not with their bytes. What cannot be read is an entry with the reason.
+The first reading leaves, of each record, where it is and digests of its prompt and output; a record
+is read again when it is compared. So memory grows with the number of prompts, not with their bytes.
+What cannot be read is an entry with the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Prediction(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Where a record is. number: from 0; line: from 1, of an array its element. prompt, output: digests; why: it cannot be read.
+    """Where a record is. number: from 0; line: from 1, of an array its element. prompt, output:
+    digests; why: it cannot be read.
 
     id: what the record calls itself, "" where it does not.
     """
@@ -53,10 +56,12 @@ class Entry(NamedTuple):
 
 
 class Predictions:
-    """The outputs of one run, from a file or from records in memory. Use as a context: it holds a file open.
+    """The outputs of one run, from a file or from records in memory. Use as a context: it holds a
+    file open.
 
-    source: a path (also of a pipe), or a sequence of records as they stand in such a file. prompt_key, output_key: keys of a
-    record, or a path of keys and list positions, joined by dots. Raises UnreadableRun.
+    source: a path (also of a pipe), or a sequence of records as they stand in such a file.
+    prompt_key, output_key: keys of a record, or a path of keys and list positions, joined by dots.
+    Raises UnreadableRun.
     """
 
     def __init__(
@@ -112,7 +117,9 @@ class Predictions:
             raw = self._raw(entry)
             found = self._prompt(raw)
         except (ValueError, RecursionError) as error:
-            return entry._replace(why="nested too deeply" if isinstance(error, RecursionError) else str(error))
+            return entry._replace(
+                why="nested too deeply" if isinstance(error, RecursionError) else str(error)
+            )
         entry = entry._replace(id=_id(raw))
         # A record without an output still says which prompt has none.
         entry = entry._replace(prompt=None if found is None else _digest(found))
@@ -134,10 +141,18 @@ class Predictions:
 
     def _prompt(self, raw: Any) -> str | None:
         if not isinstance(raw, Mapping):
-            raise ValueError(f"{_kind(raw)}, not an object with {self.prompt_key!r} and {self.output_key!r}")
+            raise ValueError(
+                f"{_kind(raw)}, not an object with {self.prompt_key!r} and {self.output_key!r}"
+            )
         prompt, _ = _at(raw, self.prompt_key)
         # An empty prompt tells no record from another.
-        return None if prompt is None or prompt in ("", []) else prompt if isinstance(prompt, str) else _canonical(prompt)
+        return (
+            None
+            if prompt is None or prompt in ("", [])
+            else prompt
+            if isinstance(prompt, str)
+            else _canonical(prompt)
+        )
 
     def _output(self, raw: Mapping[str, Any]) -> str | list[int] | list[str]:
         output, missing = _at(raw, self.output_key)
@@ -146,13 +161,16 @@ class Predictions:
         return _tokens(output, self.output_key)
 
     def _check(self) -> None:
-        """A wrong key is one mistake, not a thousand bad lines; a file of something else is no file of outputs."""
+        """A wrong key is one mistake, not a thousand bad lines; a file of something else is no file
+        of outputs.
+        """
         if not self.entries or any(e.output is not None for e in self.entries):
             return
         first = self.entries[0]
         hint = "; --output-key names another" if "no key" in first.why else ""
         raise UnreadableRun(
-            f"{self.name}: none of {len(self.entries)} {self.noun}s holds an output; {self.noun} {first.line}: {first.why}{hint}\n"
+            f"{self.name}: none of {len(self.entries)} {self.noun}s holds an output; {self.noun} "
+            f"{first.line}: {first.why}{hint}\n"
             f"  read are JSON lines, or one JSON array, of objects such as"
             f' {{"{self.prompt_key}": "...", "{self.output_key}": "..." or [token ids]}}'
         )
@@ -162,7 +180,11 @@ def _id(raw: Mapping[str, Any]) -> str:
     """What a record calls itself: a short text or a whole number under one of the usual keys."""
     for key in _IDS:
         value = raw.get(key)
-        if isinstance(value, (str, int)) and not isinstance(value, bool) and 0 < len(str(value)) <= _LONGEST_ID:
+        if (
+            isinstance(value, (str, int))
+            and not isinstance(value, bool)
+            and 0 < len(str(value)) <= _LONGEST_ID
+        ):
             return str(value)
     return ""
 
@@ -228,7 +250,9 @@ _INNER = re.compile(rb'["\[\]{}]')
 
 
 def _elements(file: IO[bytes]) -> Iterator[Place]:
-    """Elements of an array of which the opening bracket has been read, found by brackets and quotes alone, chunk by chunk."""
+    """Elements of an array of which the opening bracket has been read, found by brackets and quotes
+    alone, chunk by chunk.
+    """
     base, line, depth, quoted, skip = file.tell(), 0, 1, False, 0
     start = base
     while chunk := file.read(_CHUNK):
@@ -254,7 +278,12 @@ def _elements(file: IO[bytes]) -> Iterator[Place]:
             empty = depth == 0 and _blank(file, start, end)
             if not (empty and line == 0):
                 line += 1
-                yield line, start, end - start, "nothing behind the last comma" if empty else _limit(end - start)
+                yield (
+                    line,
+                    start,
+                    end - start,
+                    "nothing behind the last comma" if empty else _limit(end - start),
+                )
             start = end + 1
             if depth == 0:
                 after = _rest(file, start) if byte == b"]" else "}"
@@ -264,7 +293,12 @@ def _elements(file: IO[bytes]) -> Iterator[Place]:
         skip = max(at - len(chunk), 0)
         base += len(chunk)
         file.seek(base)
-    yield line + 1, start, 0, "the file ends inside the array: it was cut short" + (", in a string" if quoted else "")
+    yield (
+        line + 1,
+        start,
+        0,
+        "the file ends inside the array: it was cut short" + (", in a string" if quoted else ""),
+    )
 
 
 def _limit(length: int) -> str:
@@ -290,7 +324,9 @@ def _rest(file: IO[bytes], start: int) -> str:
 
 
 def _value(raw: bytes) -> Any:
-    """Any JSON value, as Python reads it: NaN, lone surrogates and large integers too. Raises ValueError with the place."""
+    """Any JSON value, as Python reads it: NaN, lone surrogates and large integers too. Raises
+    ValueError with the place.
+    """
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -328,10 +364,19 @@ def _tokens(output: Any, key: str) -> str | list[int] | list[str]:
         output = output.tolist()
     if not isinstance(output, (list, tuple)):
         raise ValueError(f"{key!r} is {_kind(output)}, not text or a list of token ids")
-    wrong = next((i for i, t in enumerate(output) if isinstance(t, bool) or not isinstance(t, (int, str))), None)
+    wrong = next(
+        (i for i, t in enumerate(output) if isinstance(t, bool) or not isinstance(t, (int, str))),
+        None,
+    )
     if wrong is not None:
-        hint = " (several sequences for one prompt: name one with --output-key KEY.0)" if isinstance(output[wrong], (list, tuple)) else ""
-        raise ValueError(f"{key!r} holds {_kind(output[wrong])} at {wrong}, which is no token id{hint}")
+        hint = (
+            " (several sequences for one prompt: name one with --output-key KEY.0)"
+            if isinstance(output[wrong], (list, tuple))
+            else ""
+        )
+        raise ValueError(
+            f"{key!r} holds {_kind(output[wrong])} at {wrong}, which is no token id{hint}"
+        )
     if len({isinstance(t, str) for t in output}) > 1:
         raise ValueError(f"{key!r} mixes token ids and text")
     return list(output)
@@ -342,7 +387,13 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, (bool, int, float)):
         return str(value)[:20]
-    return "text" if isinstance(value, str) else "a list" if isinstance(value, (list, tuple)) else "an object"
+    return (
+        "text"
+        if isinstance(value, str)
+        else "a list"
+        if isinstance(value, (list, tuple))
+        else "an object"
+    )
 
 
 def _keys(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Prompts of two files of outputs: who faces whom, how far the outputs of a pair agree, and whether a run repeats itself."""
+"""Prompts of two files of outputs: who faces whom, how far the outputs of a pair agree, and whether
+a run repeats itself.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ _NORMALISED = 1 << 20  # characters that are looked at for how they differ
 def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list[Row]:
     """Who faces whom, in the reference's order, then what only the target has.
 
-    By prompt, the n-th occurrence faces the n-th; further ones of a prompt that the other side has too only serve the check of
-    one run against itself. What has no prompt, because it cannot be read or holds none, faces what is left at its position.
+    By prompt, the n-th occurrence faces the n-th; further ones of a prompt that the other side has
+    too only serve the check of one run against itself. What has no prompt, because it cannot be
+    read or holds none, faces what is left at its position.
     """
     rows: list[Row] = []
     left, right = list(reference), list(target)
@@ -38,7 +41,9 @@ def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list
     at = {e.number: e for e in right}
     for entry in left:
         other = at.get(entry.number) if how != "prompt" else None
-        if other is not None and (how == "position" or entry.prompt is None or other.prompt is None):
+        if other is not None and (
+            how == "position" or entry.prompt is None or other.prompt is None
+        ):
             rows.append((entry, at.pop(entry.number), "position"))
         else:
             rows.append((entry, None, ""))
@@ -60,15 +65,28 @@ def by_prompt(entries: Iterable[Entry]) -> dict[bytes, list[Entry]]:
     return found
 
 
-def row(number: int, pair: Row, reference: Predictions, target: Predictions, unsteady: Mapping[bytes, str]) -> PromptMatch:
-    """One prompt: both outputs are read, compared and let go. unsteady: prompts that a run answers in two ways, and in which run."""
+def row(
+    number: int,
+    pair: Row,
+    reference: Predictions,
+    target: Predictions,
+    unsteady: Mapping[bytes, str],
+) -> PromptMatch:
+    """One prompt: both outputs are read, compared and let go. unsteady: prompts that a run answers
+    in two ways, and in which run.
+    """
     from whence.workflows.tokens.statistics import match
 
     one, other, how = pair
     told = PromptMatch(
-        number=number, prompt="", verdict="NO", matched_by=how, id=next((e.id for e in (one, other) if e and e.id), ""),
-        reference_line=one.line if one else None, target_line=other.line if other else None,
-    )  # fmt: skip
+        number=number,
+        prompt="",
+        verdict="NO",
+        matched_by=how,
+        id=next((e.id for e in (one, other) if e and e.id), ""),
+        reference_line=one.line if one else None,
+        target_line=other.line if other else None,
+    )
     whys, read = [], []
     for entry, side, word in ((one, reference, "reference"), (other, target, "target")):
         if entry is None:
@@ -91,10 +109,19 @@ def row(number: int, pair: Row, reference: Predictions, target: Predictions, uns
     if not found.full:
         around = _AROUND[found.unit]
         before = _some(a, max(at - around, 0), at)
-        told = replace(told, common=before, reference_at=_some(a, at, at + around), target_at=_some(b, at, at + around))
+        told = replace(
+            told,
+            common=before,
+            reference_at=_some(a, at, at + around),
+            target_at=_some(b, at, at + around),
+        )
         twice = unsteady.get(one.prompt or b"", "") if one else ""
         told = replace(told, why="; ".join(w for w in (_why(found, a, b), twice) if w))
-    return replace(told, verdict=_verdict(found), **{f: getattr(found, f) for f in OutputMatch.__struct_fields__})
+    return replace(
+        told,
+        verdict=_verdict(found),
+        **{f: getattr(found, f) for f in OutputMatch.__struct_fields__},
+    )
 
 
 def named(rows: Iterable[PromptMatch]) -> tuple[PromptMatch, ...]:
@@ -113,7 +140,14 @@ def _verdict(found: OutputMatch) -> str:
 
 def _why(found: OutputMatch, a: Any, b: Any) -> str:
     if found.full is None:
-        sides = [word for word, length in (("reference", found.reference_length), ("target", found.target_length)) if not length]
+        sides = [
+            word
+            for word, length in (
+                ("reference", found.reference_length),
+                ("target", found.target_length),
+            )
+            if not length
+        ]
         return "both outputs are empty" if len(sides) == 2 else f"the {sides[0]}'s output is empty"
     if not found.full and isinstance(a, str):
         if len(a) + len(b) > _NORMALISED:
@@ -141,7 +175,9 @@ def short(prompt: str) -> str:
 
 
 def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]:
-    """(how many prompts the file holds more than once, those of them whose outputs are not all equal by their digests)."""
+    """(how many prompts the file holds more than once, those of them whose outputs are not all
+    equal by their digests).
+    """
     from whence.workflows.tokens.statistics import match
 
     found: dict[bytes, Disagreement] = {}
@@ -152,7 +188,14 @@ def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]
         if other is None:
             continue
         a, b = side.read(entries[0]), side.read(other)
-        # A text and a list of ids cannot be matched; that they are two forms is disagreement enough.
-        figures = match(a.output, b.output) if isinstance(a.output, str) == isinstance(b.output, str) else OutputMatch()
-        found[digest] = Disagreement(word, short(a.prompt or ""), (entries[0].line, other.line), figures)
+        # A text and a list of ids cannot be matched; that they are two forms is disagreement
+        # enough.
+        figures = (
+            match(a.output, b.output)
+            if isinstance(a.output, str) == isinstance(b.output, str)
+            else OutputMatch()
+        )
+        found[digest] = Disagreement(
+            word, short(a.prompt or ""), (entries[0].line, other.line), figures
+        )
     return repeated, found

@@ -1,4 +1,6 @@
-"""Generated outputs: how far two agree, what share of the prompts must, how sure that share is, and whether a commit changed it."""
+"""Generated outputs: how far two agree, what share of the prompts must, how sure that share is, and
+whether a commit changed it.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ Output = str | Sequence[int] | Sequence[str]
 
 
 def match(reference: Output, target: Output) -> OutputMatch:
-    """How far `target` is `reference`: both strings, compared by code point, or both lists of tokens.
+    """How far `target` is `reference`: both strings, compared by code point, or both lists of
+    tokens.
 
-    Nothing is normalised: "é" and "e" with a combining accent differ. Raises UsageError for a string against a list.
+    Nothing is normalised: "é" and "e" with a combining accent differ. Raises UsageError for a
+    string against a list.
     """
     text = isinstance(reference, str)
     if text != isinstance(target, str):
-        raise UsageError("a string faces a list of tokens: give both sides as text, or both as token ids")
+        raise UsageError(
+            "a string faces a list of tokens: give both sides as text, or both as token ids"
+        )
     prefix, shorter = _common(reference, target), min(len(reference), len(target))
     parts = prefix < shorter
     full = None if shorter == 0 else not parts
@@ -37,9 +43,16 @@ def match(reference: Output, target: Output) -> OutputMatch:
     token = None if not parts else _word(str(reference), str(target), prefix) if text else prefix
     sides = "reference" if len(reference) > shorter else "target" if len(target) > shorter else ""
     return OutputMatch(
-        unit="character" if text else "token", reference_length=len(reference), target_length=len(target), prefix_length=prefix,
-        first_character=prefix if parts and text else None, first_token=token, full=full, half=half, longer=sides if full else "",
-    )  # fmt: skip
+        unit="character" if text else "token",
+        reference_length=len(reference),
+        target_length=len(target),
+        prefix_length=prefix,
+        first_character=prefix if parts and text else None,
+        first_token=token,
+        full=full,
+        half=half,
+        longer=sides if full else "",
+    )
 
 
 def _common(a: Output, b: Output) -> int:
@@ -55,16 +68,24 @@ def _common(a: Output, b: Output) -> int:
 
 
 def _word(a: str, b: str, prefix: int) -> int:
-    """The word, counted from 0, in which two strings first differ at character `prefix`; blanks alone that differ count as the next."""
+    """The word, counted from 0, in which two strings first differ at character `prefix`; blanks
+    alone that differ count as the next.
+    """
     words = len(a[:prefix].split())
-    inside = prefix > 0 and not a[prefix - 1].isspace() and not (a[prefix].isspace() and b[prefix].isspace())
+    inside = (
+        prefix > 0
+        and not a[prefix - 1].isspace()
+        and not (a[prefix].isspace() and b[prefix].isspace())
+    )
     return words - 1 if inside else words
 
 
 def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Score interval of a share, `count` of `of`: (lower, upper), within 0 and 1; of nothing, (0, 1).
+    """Score interval of a share, `count` of `of`: (lower, upper), within 0 and 1; of nothing, (0,
+    1).
 
-    Source: Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927) 209-212.
+    Source: Wilson, Probable inference, the law of succession, and statistical inference, JASA 22
+    (1927) 209-212.
     """
     if of == 0:
         return 0.0, 1.0
@@ -78,7 +99,9 @@ def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def sign_test(one: int, other: int) -> float:
-    """Two-sided exact binomial test that changes one way (`one`) are as likely as the other way; 1 where nothing changed."""
+    """Two-sided exact binomial test that changes one way (`one`) are as likely as the other way; 1
+    where nothing changed.
+    """
     n, k = one + other, min(one, other)
     if 2 * k >= n:
         return 1.0
@@ -97,7 +120,9 @@ def sign_test(one: int, other: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Shares of the prompts, 0 to 1, that must match in full and over the first half. origin: in words."""
+    """Shares of the prompts, 0 to 1, that must match in full and over the first half. origin: in
+    words.
+    """
 
     full: float = FULL
     half: float = HALF
@@ -108,18 +133,28 @@ class Thresholds:
         return full is not None and half is not None and full >= self.full and half >= self.half
 
 
-def thresholds(full: float | None, half: float | None, path: str | os.PathLike[str] | None, model: str) -> Thresholds:
-    """What holds for a model: the defaults, over them the file's own, its entry for the model, and last what was given here.
+def thresholds(
+    full: float | None, half: float | None, path: str | os.PathLike[str] | None, model: str
+) -> Thresholds:
+    """What holds for a model: the defaults, over them the file's own, its entry for the model, and
+    last what was given here.
 
-    path: TOML or YAML, {"full": 0.75, "half": 0.4, "models": {NAME or PATTERN: {"full": ..., "half": ...}}}. A name in full goes before
-    patterns (`*`, `?`), the first pattern before the next. Raises UsageError.
+    path: TOML or YAML, {"full": 0.75, "half": 0.4, "models": {NAME or PATTERN: {"full": ...,
+    "half": ...}}}. A name in full goes before patterns (`*`, `?`), the first pattern before the
+    next. Raises UsageError.
     """
     found = Thresholds() if path is None else _of_file(Path(path), model)
     given = {k: _share(v, f"--{k}") for k, v in (("full", full), ("half", half)) if v is not None}
     if not given:
         return found
-    kept = f"; {'half' if 'full' in given else 'full'}: {found.origin}" if len(given) == 1 and found.origin != "default" else ""
-    return Thresholds(given.get("full", found.full), given.get("half", found.half), "as given" + kept)
+    kept = (
+        f"; {'half' if 'full' in given else 'full'}: {found.origin}"
+        if len(given) == 1 and found.origin != "default"
+        else ""
+    )
+    return Thresholds(
+        given.get("full", found.full), given.get("half", found.half), "as given" + kept
+    )
 
 
 def _of_file(path: Path, model: str) -> Thresholds:
@@ -130,7 +165,11 @@ def _of_file(path: Path, model: str) -> Thresholds:
         raise UsageError(f"{path}: `models` is a table of names, not {type(models).__name__}")
     entries = {str(name): _entry(entry, f"{path}: model {name}") for name, entry in models.items()}
     own = _entry({k: v for k, v in data.items() if k != "models"}, str(path))
-    name = model if model in entries else next((n for n in entries if model and fnmatchcase(model, n)), None)
+    name = (
+        model
+        if model in entries
+        else next((n for n in entries if model and fnmatchcase(model, n)), None)
+    )
     if name is not None:
         origin = f"{path}, model {name}"
     else:
@@ -143,16 +182,22 @@ def _of_file(path: Path, model: str) -> Thresholds:
 def _read(path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if suffix not in (".toml", ".yaml", ".yml"):
-        raise UsageError(f"thresholds {path}: written as TOML or YAML, so it ends in .toml, .yaml or .yml")
+        raise UsageError(
+            f"thresholds {path}: written as TOML or YAML, so it ends in .toml, .yaml or .yml"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
         data = config_files.toml_value(text) if suffix == ".toml" else config_files.yaml_value(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"thresholds {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(
+            f"thresholds {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     except config_files.NotConfig as error:
         raise UsageError(f"thresholds {path}: {error}") from error
     if not isinstance(data, dict):
-        raise UsageError(f"thresholds {path}: a table with `full`, `half`, `models`, not {type(data).__name__}")
+        raise UsageError(
+            f"thresholds {path}: a table with `full`, `half`, `models`, not {type(data).__name__}"
+        )
     return data
 
 

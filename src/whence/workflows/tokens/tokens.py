@@ -1,4 +1,6 @@
-"""Compare what two runs generated: which prompts' outputs agree, from which token on they do not, and whether that is enough."""
+"""Compare what two runs generated: which prompts' outputs agree, from which token on they do not,
+and whether that is enough.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ MATCHES = ("auto", "prompt", "position")
 
 
 def first_difference(reference: str | Sequence[int], target: str | Sequence[int]) -> OutputMatch:
-    """How far one output of a prompt is another's: `first_token` is the token, from 0, at which they part, None where they do not.
+    """How far one output of a prompt is another's: `first_token` is the token, from 0, at which
+    they part, None where they do not.
 
-    Both are texts, or both lists of token ids; see `OutputMatch`. Raises UsageError for one of each.
+    Both are texts, or both lists of token ids; see `OutputMatch`. Raises UsageError for one of
+    each.
     """
     from whence.workflows.tokens import statistics as tokens
 
@@ -44,15 +48,17 @@ def tokens(
     output_key: str = "output",
     match: str = "auto",
 ) -> TokenComparison:
-    """Compare the outputs of two runs, prompt by prompt; of two commits, each with a reference, when given `before` and `after`.
+    """Compare the outputs of two runs, prompt by prompt; of two commits, each with a reference,
+    when given `before` and `after`.
 
-    reference, target: files (JSON lines or one array) of objects with a prompt and an output, or lists of such; an output is text
-    or a list of token ids. before, after: (reference, target) of each commit, instead of these two.
-    full, half: shares of the prompts, 0 to 1, that must agree over the shorter output, and over its first half (0.75, 0.4).
-    thresholds, model: a TOML or YAML file with shares per model (docs/tokens.md), and the model's name there; without one, what
-    the records call "model". prompt_key, output_key: other keys, "choices.0.text" for nested ones.
-    match: how prompts find each other. "auto": by the prompt, and by position where a record has none; "prompt" or "position": that alone.
-    Raises UnreadableRun, UsageError.
+    reference, target: files (JSON lines or one array) of objects with a prompt and an output, or
+    lists of such; an output is text or a list of token ids. before, after: (reference, target) of
+    each commit, instead of these two. full, half: shares of the prompts, 0 to 1, that must agree
+    over the shorter output, and over its first half (0.75, 0.4). thresholds, model: a TOML or YAML
+    file with shares per model (docs/tokens.md), and the model's name there; without one, what the
+    records call "model". prompt_key, output_key: other keys, "choices.0.text" for nested ones.
+    match: how prompts find each other. "auto": by the prompt, and by position where a record has
+    none; "prompt" or "position": that alone. Raises UnreadableRun, UsageError.
     """
     from whence.workflows.tokens import commits
     from whence.workflows.tokens import statistics as judge
@@ -80,87 +86,166 @@ def tokens(
 
 
 def _compare(
-    sources: tuple[Source, Source], words: tuple[str, str], how: str, keys: Mapping[str, str], limits: Mapping[str, Any]
+    sources: tuple[Source, Source],
+    words: tuple[str, str],
+    how: str,
+    keys: Mapping[str, str],
+    limits: Mapping[str, Any],
 ) -> tuple[TokenMatch, list[Row]]:
     from whence.workflows.tokens import prompts
     from whence.workflows.tokens import statistics as judge
     from whence.workflows.tokens.predictions import Predictions, records
 
     checked = [s if isinstance(s, (str, os.PathLike)) else records(s) for s in sources]
-    with Predictions(checked[0], words[0], **keys) as reference, Predictions(checked[1], words[1], **keys) as target:
+    with (
+        Predictions(checked[0], words[0], **keys) as reference,
+        Predictions(checked[1], words[1], **keys) as target,
+    ):
         rows = prompts.faces(reference.entries, target.entries, how)
         _check_key(keys["prompt_key"], (reference, target))
         model, notes = _model(limits, reference, target)
         allowed = judge.thresholds(limits["full"], limits["half"], limits["path"], model)
         again = prompts.again(reference, "reference"), prompts.again(target, "target")
-        unsteady = {digest: f"the {one.side} itself answers it in two ways" for _, found in again for digest, one in found.items()}
-        told = prompts.named(prompts.row(i + 1, row, reference, target, unsteady) for i, row in enumerate(rows))
+        unsteady = {
+            digest: f"the {one.side} itself answers it in two ways"
+            for _, found in again
+            for digest, one in found.items()
+        }
+        told = prompts.named(
+            prompts.row(i + 1, row, reference, target, unsteady) for i, row in enumerate(rows)
+        )
         notes += _notes(sources, rows, how, reference, target)
         return _judged(told, allowed, reference, target, again, notes), rows
 
 
 def _judged(
-    prompts: tuple[PromptMatch, ...], allowed: Thresholds, reference: Predictions, target: Predictions, again: Sequence[Any],
+    prompts: tuple[PromptMatch, ...],
+    allowed: Thresholds,
+    reference: Predictions,
+    target: Predictions,
+    again: Sequence[Any],
     notes: list[str],
-) -> TokenMatch:  # fmt: skip
+) -> TokenMatch:
     from whence.workflows.tokens.statistics import wilson
 
-    count, full, half = len(prompts), sum(p.full is True for p in prompts), sum(p.half is True for p in prompts)
+    count, full, half = (
+        len(prompts),
+        sum(p.full is True for p in prompts),
+        sum(p.half is True for p in prompts),
+    )
     shares = (full / count, half / count) if count else (None, None)
     faced = any(p.matched_by and p.reference_length is not None for p in prompts)
     (repeated, one), (also, other) = again
     return TokenMatch(
-        reference=reference.name, target=target.name,
+        reference=reference.name,
+        target=target.name,
         status="undecided" if not faced else "pass" if allowed.reached(*shares) else "fail",
-        count=count, full_match=shares[0], half_match=shares[1], full_count=full, half_count=half,
-        full_interval=wilson(full, count), half_interval=wilson(half, count),
-        full_threshold=allowed.full, half_threshold=allowed.half, thresholds_from=allowed.origin,
-        longer_reference=sum(p.longer == "reference" for p in prompts), longer_target=sum(p.longer == "target" for p in prompts),
-        not_compared=sum(p.verdict == "NO" for p in prompts), prompts=prompts,
-        repeated=repeated + also, disagreements=(*one.values(), *other.values()),
-        unreadable=tuple(f"{side.name}: {side.noun} {e.line}: {e.why}" for side in (reference, target) for e in side.entries if e.why),
+        count=count,
+        full_match=shares[0],
+        half_match=shares[1],
+        full_count=full,
+        half_count=half,
+        full_interval=wilson(full, count),
+        half_interval=wilson(half, count),
+        full_threshold=allowed.full,
+        half_threshold=allowed.half,
+        thresholds_from=allowed.origin,
+        longer_reference=sum(p.longer == "reference" for p in prompts),
+        longer_target=sum(p.longer == "target" for p in prompts),
+        not_compared=sum(p.verdict == "NO" for p in prompts),
+        prompts=prompts,
+        repeated=repeated + also,
+        disagreements=(*one.values(), *other.values()),
+        unreadable=tuple(
+            f"{side.name}: {side.noun} {e.line}: {e.why}"
+            for side in (reference, target)
+            for e in side.entries
+            if e.why
+        ),
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _check_key(key: str, sides: Sequence[Predictions]) -> None:
-    """Raises UsageError for a key that was asked for and that no record has; without one, prompts are matched by position."""
+    """Raises UsageError for a key that was asked for and that no record has; without one, prompts
+    are matched by position.
+    """
     for side in sides:
         if key != PROMPT_KEY and side.entries and all(e.prompt is None for e in side.entries):
             raise UsageError(
-                f"{side.name}: no {side.noun} has a prompt under {key!r}; without --prompt-key, prompts are matched by position"
+                f"{side.name}: no {side.noun} has a prompt under {key!r}; without --prompt-key, "
+                "prompts are matched by position"
             )
 
 
-def _model(limits: Mapping[str, Any], reference: Predictions, target: Predictions) -> tuple[str, list[str]]:
+def _model(
+    limits: Mapping[str, Any], reference: Predictions, target: Predictions
+) -> tuple[str, list[str]]:
     model, named = str(limits["model"]), [*dict.fromkeys((*reference.models, *target.models))]
     if model or not named or limits["path"] is None:
         return model, []
     if len(named) == 1:
         return named[0], []
-    return "", [f"the records name {len(named)} models ({', '.join(named[:4])}); --model says whose thresholds hold"]
+    return "", [
+        f"the records name {len(named)} models ({', '.join(named[:4])}); --model says whose "
+        "thresholds hold"
+    ]
 
 
-def _notes(sources: Sequence[Source], rows: Sequence[Row], how: str, reference: Predictions, target: Predictions) -> list[str]:
+def _notes(
+    sources: Sequence[Source],
+    rows: Sequence[Row],
+    how: str,
+    reference: Predictions,
+    target: Predictions,
+) -> list[str]:
     notes = []
     paths = [Path(s) for s in sources if isinstance(s, (str, os.PathLike))]
     if len(paths) == 2 and paths[0].samefile(paths[1]):
         notes.append("reference and target are one file")
     by_position = sum(r[2] == "position" for r in rows)
-    other = sum(a is not None and b is not None and None not in (a.prompt, b.prompt) and a.prompt != b.prompt for a, b, _ in rows)
+    other = sum(
+        a is not None
+        and b is not None
+        and None not in (a.prompt, b.prompt)
+        and a.prompt != b.prompt
+        for a, b, _ in rows
+    )
     if by_position and how == "auto":
-        notes.append(f"{by_position} of {len(rows)} matched by position: they hold no {reference.prompt_key!r}, or cannot be read")
+        notes.append(
+            f"{by_position} of {len(rows)} matched by position: they hold no "
+            f"{reference.prompt_key!r}, or cannot be read"
+        )
     if other:
         notes.append(f"{other} of {by_position} matched by position hold different prompts")
-    if how == "auto" and rows and not any(r[2] for r in rows) and reference.entries and target.entries:
-        notes.append("no prompt of one file is in the other; --match position takes them line by line")
-    for side, only in ((reference, [a for a, b, _ in rows if b is None]), (target, [b for a, b, _ in rows if a is None])):
+    if (
+        how == "auto"
+        and rows
+        and not any(r[2] for r in rows)
+        and reference.entries
+        and target.entries
+    ):
+        notes.append(
+            "no prompt of one file is in the other; --match position takes them line by line"
+        )
+    for side, only in (
+        (reference, [a for a, b, _ in rows if b is None]),
+        (target, [b for a, b, _ in rows if a is None]),
+    ):
         if only:
-            lines = ", ".join(str(e.line) for e in only[:8] if e) + (" ..." if len(only) > 8 else "")
+            lines = ", ".join(str(e.line) for e in only[:8] if e) + (
+                " ..." if len(only) > 8 else ""
+            )
             notes.append(f"{len(only)} only in {side.name}: {side.noun} {lines}")
-    extra = len(reference.entries) + len(target.entries) - sum((a is not None) + (b is not None) for a, b, _ in rows)
+    extra = (
+        len(reference.entries)
+        + len(target.entries)
+        - sum((a is not None) + (b is not None) for a, b, _ in rows)
+    )
     if extra:
-        notes.append(f"{extra} further occurrences of a prompt only check that a run repeats itself")
+        notes.append(
+            f"{extra} further occurrences of a prompt only check that a run repeats itself"
+        )
     if not reference.entries and not target.entries:
         notes.append("both files are empty")
     return notes

@@ -1,7 +1,9 @@
-"""msit: `<token>/root.<module>/{input_<i>.pth, output.pth}`, `weights/`, `model_tree.json` and `statistics.csv`, as `msit llm` dumps torch.
+"""msit: `<token>/root.<module>/{input_<i>.pth, output.pth}`, `weights/`, `model_tree.json` and
+`statistics.csv`, as `msit llm` dumps torch.
 
-What that tool itself does not dump stays out: keyword inputs, what a call changed in place, and of a module that is called again in one
-token all but the last call. Operators are `root.<module>.<operator>.<n>`. Files are those of torch.save, in the tensor's own dtype.
+What that tool itself does not dump stays out: keyword inputs, what a call changed in place, and of
+a module that is called again in one token all but the last call. Operators are
+`root.<module>.<operator>.<n>`. Files are those of torch.save, in the tensor's own dtype.
 """
 
 from __future__ import annotations
@@ -17,35 +19,63 @@ from whence.records import Call, Ref, Run
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, cell, silent
 
-COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
+COLUMNS = (
+    "NodeName",
+    "NodeType",
+    "InputOutput",
+    "Index",
+    "DataType",
+    "Shape",
+    "Max",
+    "Min",
+    "Mean",
+    "L2Norm",
+)
 _UNSAFE = re.compile(r"[^\w.<>#-]")
 _PLACES = re.compile(r"(input|output)((?:\.\d{1,6})+)")
 
 
 def write(
-    run: Run, destination: Path, *, tell: Tell = silent, weights: bool = False, statistics: bool = False, tensors: bool = True,
+    run: Run,
+    destination: Path,
+    *,
+    tell: Tell = silent,
+    weights: bool = False,
+    statistics: bool = False,
+    tensors: bool = True,
     head: str = "",
-) -> Written:  # fmt: skip
-    """Write a run into the folder `destination`, which is made; files of the same names there are replaced.
+) -> Written:
+    """Write a run into the folder `destination`, which is made; files of the same names there are
+    replaced.
 
-    weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them the statistics alone. head: the
-    module that makes the logits, which a run of logits alone has under the name of the model. Several ranks lie in folders
-    `cpu_<rank>`. Raises OSError.
+    weights: parameters too, once. statistics: `statistics.csv` too. tensors: elements; without them
+    the statistics alone. head: the module that makes the logits, which a run of logits alone has
+    under the name of the model. Several ranks lie in folders `cpu_<rank>`. Raises OSError.
     """
     work = Writing(run, tell, sum(len(call.refs) for call in run.calls))
     ranks = dict.fromkeys(call.rank for call in run.calls)
     for rank in ranks:
         folder = destination if len(ranks) == 1 else destination / f"cpu_{rank}"
         calls = [call for call in run.calls if call.rank == rank]
-        _Process(work, folder, calls, tensors=tensors, head=head).write(weights=weights, statistics=statistics)
+        _Process(work, folder, calls, tensors=tensors, head=head).write(
+            weights=weights, statistics=statistics
+        )
     return work.done()
 
 
 class _Process:
     """What one process dumps."""
 
-    def __init__(self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool, head: str) -> None:
-        self.work, self.folder, self.calls, self.tensors, self.head = work, folder, calls, tensors, head
+    def __init__(
+        self, work: Writing, folder: Path, calls: list[Call], *, tensors: bool, head: str
+    ) -> None:
+        self.work, self.folder, self.calls, self.tensors, self.head = (
+            work,
+            folder,
+            calls,
+            tensors,
+            head,
+        )
         self.rows: list[tuple[object, ...]] = []
 
     def write(self, *, weights: bool, statistics: bool) -> None:
@@ -54,7 +84,11 @@ class _Process:
         tree.write_text(json.dumps(_tree(self.calls), indent=1), encoding="utf-8")
         self.work.files.append(tree)
         seen: Counter[tuple[int, str]] = Counter()
-        last = {(call.step, call.scope): call.id for call in self.calls if call.kind == "module" and call.phase == "forward"}
+        last = {
+            (call.step, call.scope): call.id
+            for call in self.calls
+            if call.kind == "module" and call.phase == "forward"
+        }
         for call in self.calls:
             name = _name(call)
             if call.phase != "forward":
@@ -77,17 +111,24 @@ class _Process:
         single = sum(ref.slot.startswith("output.") for ref in call.refs) == 1
         given = [ref.slot for ref in call.refs if ref.slot.startswith("input.")]
         for ref in call.refs:
-            if call.kind == "operator" and ref.slot in given:  # theirs have names; the tool numbers them
+            if (
+                call.kind == "operator" and ref.slot in given
+            ):  # theirs have names; the tool numbers them
                 stem: str | None = f"input_{given.index(ref.slot)}"
             else:
                 stem = _stem(ref.slot, single=single)
             if stem is None:
                 if not ref.slot.startswith("param."):
-                    self.work.leave("a keyword input, a named output, or changed in place", job.name(call, ref.slot))
+                    self.work.leave(
+                        "a keyword input, a named output, or changed in place",
+                        job.name(call, ref.slot),
+                    )
                 continue
             array = self.work.array(ref.record, job.name(call, ref.slot)) if self.tensors else None
             self._row(call, name, ref, stem, array)
-            made_by = f"root.{_safe(self.head)}" if self.head and ref.slot == "output.logits" else name
+            made_by = (
+                f"root.{_safe(self.head)}" if self.head and ref.slot == "output.logits" else name
+            )
             if array is not None:
                 self._file(self.folder / str(call.step) / made_by / f"{stem}.pth", array)
 
@@ -101,7 +142,11 @@ class _Process:
         done: set[str] = set()
         for call in self.calls:
             for ref in call.slots("param"):
-                name = _safe(".".join(part for part in ("root", call.scope, ref.slot.partition(".")[2]) if part))
+                name = _safe(
+                    ".".join(
+                        part for part in ("root", call.scope, ref.slot.partition(".")[2]) if part
+                    )
+                )
                 if name not in done and (array := self.work.array(ref.record, name)) is not None:
                     self._file(self.folder / "weights" / f"{name}.pth", array)
                 done.add(name)
@@ -112,7 +157,17 @@ class _Process:
         if figures is not None:
             kind, _, index = stem.partition("_")
             numbers = (figures.max, figures.min, figures.mean, figures.norm)
-            self.rows.append((cell(name), cell(call.op_type), kind, index, f"torch.{record.dtype}", str(list(record.shape)), *numbers))
+            self.rows.append(
+                (
+                    cell(name),
+                    cell(call.op_type),
+                    kind,
+                    index,
+                    f"torch.{record.dtype}",
+                    str(list(record.shape)),
+                    *numbers,
+                )
+            )
 
     def _statistics(self) -> None:
         path = self.folder / "statistics.csv"
@@ -136,7 +191,13 @@ def _stem(slot: str, *, single: bool) -> str | None:
 
 def _name(call: Call) -> str:
     """root.layers.0, and of an operator with its own name behind: root.layers.0.addmm."""
-    operator = call.op.split(".")[1] if call.kind == "operator" and "." in call.op else call.op if call.kind == "operator" else ""
+    operator = (
+        call.op.split(".")[1]
+        if call.kind == "operator" and "." in call.op
+        else call.op
+        if call.kind == "operator"
+        else ""
+    )
     return _safe(".".join(part for part in ("root", call.scope, operator) if part))
 
 

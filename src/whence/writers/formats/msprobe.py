@@ -1,8 +1,10 @@
-"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, as MindStudio-Probe 26.2.0 writes them.
+"""msprobe: `step<N>/rank<R>/{dump.json, construct.json, stack.json, dump_tensor_data/*.pt}`, as
+MindStudio-Probe 26.2.0 writes them.
 
-A module is `Module.<path>.<Class>.forward.<n>`, another call `<Kind>.<name>.<n>.forward`; n counts within its step. Tensors are files of
-torch.save of their own dtype; a run without elements becomes a dump of statistics. What msprobe has no words for (the root module, exact
-names) is told under "whence" in dump.json.
+A module is `Module.<path>.<Class>.forward.<n>`, another call `<Kind>.<name>.<n>.forward`; n counts
+within its step. Tensors are files of torch.save of their own dtype; a run without elements becomes
+a dump of statistics. What msprobe has no words for (the root module, exact names) is told under
+"whence" in dump.json.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from whence.writers.support.job import Tell, Writing, Written, file_name, silent
 from whence.writers.support.msprobe_arguments import leaves, listed, put, scalar, tensor
 from whence.writers.support.sidecar_index import Marks
 
-_API = re.compile(r"(?:^|\.)(Functional|Torch|Tensor|Distributed|NPU|VF|Aten|MindSpeed|Triton|Mint\w*|Jit|Primitive)\.([^.]+)$")
+_API = re.compile(
+    r"(?:^|\.)(Functional|Torch|Tensor|Distributed|NPU|VF|Aten|MindSpeed|Triton|Mint\w*|Jit|Primitive)\.([^.]+)$"
+)
 _LINE = re.compile(r"(.+):(\d+)")
 
 
 def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
-    """Write a run into the folder `destination`, which is made: every call, and a file for each sight of a tensor. Raises OSError."""
+    """Write a run into the folder `destination`, which is made: every call, and a file for each
+    sight of a tensor. Raises OSError.
+    """
     moments = job.by_moment(run.calls)
     work = Writing(run, tell, sum(len(call.refs) for calls in moments.values() for call in calls))
     for (rank, step), calls in moments.items():
@@ -57,7 +63,10 @@ class _Dump:
             "framework": "pytorch",
             "dump_data_dir": "dump_tensor_data",
         }
-        above = {name: self.names.get(self.work.run.calls[number].parent) for number, name in self.names.items()}
+        above = {
+            name: self.names.get(self.work.run.calls[number].parent)
+            for number, name in self.names.items()
+        }
         self._json("stack.json", _stacks(self.calls, self.names))
         self._json("construct.json", above)
         self._json("dump.json", {**about, "data": data, "whence": {"version": 1, "calls": cards}})
@@ -68,8 +77,12 @@ class _Dump:
         self.work.files.append(self.folder / file)
 
     def _call(self, call: Call, name: str) -> tuple[dict[str, Any], list[str]]:
-        """What dump.json says of a call, and the slots of its tensors in the order in which they stand there."""
-        given, keywords = ("input", "input") if call.phase == "backward" else ("input_args", "input_kwargs")
+        """What dump.json says of a call, and the slots of its tensors in the order in which they
+        stand there.
+        """
+        given, keywords = (
+            ("input", "input") if call.phase == "backward" else ("input_args", "input_kwargs")
+        )
         sides: dict[str, dict[str, Any]] = {given: {}, keywords: {}, "output": {}, "parameters": {}}
         slot_of: dict[int, str] = {}
         files = Counter[str]()
@@ -81,10 +94,16 @@ class _Dump:
                 side, category = (given, "input") if slot[:1].isdigit() else (keywords, "kwargs")
                 path = slot.split(".")
             else:  # what it changed in place stands with what it returned
-                side, category, path = "output", "output", slot.split(".") if kind == "output" else ref.slot.split(".")
+                side, category, path = (
+                    "output",
+                    "output",
+                    slot.split(".") if kind == "output" else ref.slot.split("."),
+                )
             stem = f"{name}.{category}.{file_name('.'.join(path), 60) or '0'}"
             files[stem.lower()] += 1
-            leaf = self._leaf(call, ref, stem if files[stem.lower()] == 1 else f"{stem}_{files[stem.lower()]}")
+            leaf = self._leaf(
+                call, ref, stem if files[stem.lower()] == 1 else f"{stem}_{files[stem.lower()]}"
+            )
             slot_of[id(leaf)] = ref.slot
             put(sides[side], path, leaf)
         for slot, value in call.arguments.items():
@@ -98,7 +117,9 @@ class _Dump:
     def _leaf(self, call: Call, ref: Ref, stem: str) -> dict[str, Any]:
         """One tensor: its file, and what dump.json says of it."""
         record = self.work.run.records[ref.record]
-        array = self.work.array(ref.record, f"{self.folder.parent.name}/{self.folder.name}/{job.name(call, ref.slot)}")
+        array = self.work.array(
+            ref.record, f"{self.folder.parent.name}/{self.folder.name}/{job.name(call, ref.slot)}"
+        )
         leaf = tensor(record, self.work.figures(ref.record, array), array)
         if array is not None:
             path = self.folder / "dump_tensor_data" / f"{stem}.pt"
@@ -112,7 +133,9 @@ class _Dump:
 
 
 def _names(calls: list[Call]) -> Iterator[str]:
-    """The names of calls in dump.json: all different, also where small and capital letters are one."""
+    """The names of calls in dump.json: all different, also where small and capital letters are
+    one.
+    """
     counts, taken = Counter[tuple[str, ...]](), set[str]()
     for call in calls:
         phase = "backward" if call.phase == "backward" else "forward"
@@ -120,7 +143,9 @@ def _names(calls: list[Call]) -> Iterator[str]:
         while True:
             number = str(counts[*words, phase])
             counts[*words, phase] += 1
-            name = ".".join((*words, phase, number) if call.kind == "module" else (*words, number, phase))
+            name = ".".join(
+                (*words, phase, number) if call.kind == "module" else (*words, number, phase)
+            )
             if name.lower() not in taken:
                 break
         taken.add(name.lower())
@@ -130,7 +155,11 @@ def _names(calls: list[Call]) -> Iterator[str]:
 def _words(call: Call) -> tuple[str, ...]:
     """What a name begins with: "Module", path and class, or kind and name of an operator."""
     if call.kind == "module":
-        return "Module", file_name(call.scope or call.root, 100) or "model", file_name(call.op_type, 50).replace(".", "_") or "Module"
+        return (
+            "Module",
+            file_name(call.scope or call.root, 100) or "model",
+            file_name(call.op_type, 50).replace(".", "_") or "Module",
+        )
     if api := _API.search(call.scope if not call.op else ""):
         return api[1], file_name(api[2], 100) or "call"
     space, _, op = call.op.partition(".")
@@ -144,4 +173,7 @@ def _stacks(calls: list[Call], names: Mapping[int, str]) -> dict[str, Any]:
     for call in calls:
         if found := _LINE.fullmatch(call.source):
             lines.setdefault((found[1], found[2]), []).append(names[call.id])
-    return {str(i): [called, [f"File {file}, line {line}, in \n"]] for i, ((file, line), called) in enumerate(lines.items())}
+    return {
+        str(i): [called, [f"File {file}, line {line}, in \n"]]
+        for i, ((file, line), called) in enumerate(lines.items())
+    }

@@ -1,7 +1,7 @@
 """npy: a .npy file a tensor, and an index (`whence.jsonl`) of the calls that they are of.
 
-`step<N>/rank<R>/<record>_<name>.npy`. bfloat16 and float8, of which numpy has no type, are raw bytes
-(`np.load(f).view(ml_dtypes.bfloat16)`).
+`step<N>/rank<R>/<record>_<name>.npy`. bfloat16 and float8, of which numpy has no type, are raw
+bytes (`np.load(f).view(ml_dtypes.bfloat16)`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from whence.writers.support.job import Tell, Writing, Written, file_name, silent
 
 
 def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
-    """Write a run into the folder `destination`, which is made. Each record is one file, however many calls refer to it. Raises OSError."""
+    """Write a run into the folder `destination`, which is made. Each record is one file, however
+    many calls refer to it. Raises OSError.
+    """
     work = Writing(run, tell, len(run.records))
     seen = sidecar_index.sights(run)
     places: dict[int, str] = {}
@@ -24,7 +26,7 @@ def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
         if array is None:
             continue
         call = seen[record.id][0] if record.id in seen else None
-        place = f"step{call.step if call else 0}/rank{call.rank if call else 0}/{record.id:06d}_{file_name(name)}.npy"
+        place = f"step{call.step if call else 0}/rank{call.rank if call else 0}/{record.id:06d}_{file_name(name)}.npy"  # noqa: E501
         path = destination / place
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:

@@ -1,7 +1,8 @@
 """polygraphy: RunResults as `polygraphy run --save-outputs` of 0.53 writes them.
 
-A destination that ends in .json is one file, another a folder with a file an iteration (0000000000.json), as Polygraphy itself tells them
-apart. A runner is a rank or a model, an iteration a step. Tensors are .npy files in base64, and files of torch.save where numpy has no type
+A destination that ends in .json is one file, another a folder with a file an iteration
+(0000000000.json), as Polygraphy itself tells them apart. A runner is a rank or a model, an
+iteration a step. Tensors are .npy files in base64, and files of torch.save where numpy has no type
 for them (bfloat16, float8), which is how Polygraphy keeps torch's tensors.
 """
 
@@ -34,13 +35,19 @@ def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
         return work.done()
     destination.mkdir(parents=True, exist_ok=True)
     for number in range(max(map(len, runners.values()), default=0)):
-        those = {name: iterations[number : number + 1] for name, iterations in runners.items() if number < len(iterations)}
+        those = {
+            name: iterations[number : number + 1]
+            for name, iterations in runners.items()
+            if number < len(iterations)
+        }
         _write(work, destination / f"{number:010d}.json", those)
     return work.done()
 
 
 def _runners(run: Run) -> dict[str, list[_Iteration]]:
-    """The iterations of each runner, which is a process and model, with the calls of each step in the order in which they ended."""
+    """The iterations of each runner, which is a process and model, with the calls of each step in
+    the order in which they ended.
+    """
     found: dict[str, dict[int, _Iteration]] = {}
     ranks, roots = {call.rank for call in run.calls}, {call.root for call in run.calls}
     for (rank, step), calls in job.by_moment(run.calls).items():
@@ -52,22 +59,33 @@ def _runners(run: Run) -> dict[str, list[_Iteration]]:
 
 def _write(work: Writing, path: Path, runners: dict[str, list[_Iteration]]) -> None:
     """One file of RunResults, tensor after tensor."""
-    with path.open("w", encoding="utf-8") as file, TemporaryDirectory(dir=path.parent, prefix=".whence-") as scratch:
+    with (
+        path.open("w", encoding="utf-8") as file,
+        TemporaryDirectory(dir=path.parent, prefix=".whence-") as scratch,
+    ):
         file.write('{"lst": [')
         for i, (runner, iterations) in enumerate(runners.items()):
             file.write(f"{', ' if i else ''}[{json.dumps(runner)}, [")
             for k, calls in enumerate(iterations):
                 file.write(', {"outputs": {' if k else '{"outputs": {')
                 marks = _outputs(work, file, calls, Path(scratch) / "tensor.pt")
-                file.write(f'}}, "runtime": {json.dumps(_runtime(calls))}, "runner_name": {json.dumps(runner)}, ')
-                file.write(f'"polygraphy_class": "IterationResult", "whence": {json.dumps(marks, default=repr)}}}')
+                file.write(
+                    f'}}, "runtime": {json.dumps(_runtime(calls))}, "runner_name": '
+                    f"{json.dumps(runner)}, "
+                )
+                file.write(
+                    '"polygraphy_class": "IterationResult", "whence": '
+                    f"{json.dumps(marks, default=repr)}}}"
+                )
             file.write("]]")
         file.write('], "polygraphy_class": "RunResults"}')
     work.files.append(path)
 
 
 def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> dict[str, object]:
-    """Write the tensors of an iteration; returns the marks that say which call and slot each is of."""
+    """Write the tensors of an iteration; returns the marks that say which call and slot each is
+    of.
+    """
     names = {_RESERVED}
     marks: dict[str, object] = {}
     making = Marks(work.run, calls)
@@ -106,4 +124,7 @@ def _array(file: IO[str], array: Array, scratch: Path) -> None:
     with scratch.open("rb") as data:
         while piece := data.read(_PIECE_BYTES):
             file.write(base64.b64encode(piece).decode())
-    file.write(f'", "polygraphy_class": "{"ndarray" if is_plain else "Tensor"}"}}, "polygraphy_class": "LazyArray"}}')
+    file.write(
+        f'", "polygraphy_class": "{"ndarray" if is_plain else "Tensor"}"}}, "polygraphy_class": '
+        f'"LazyArray"}}'
+    )

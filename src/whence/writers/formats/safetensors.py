@@ -1,7 +1,8 @@
-"""safetensors: `model.safetensors`, or parts of 2 GB with `model.safetensors.index.json`, and an index (`whence.jsonl`) of the calls.
+"""safetensors: `model.safetensors`, or parts of 2 GB with `model.safetensors.index.json`, and an
+index (`whence.jsonl`) of the calls.
 
-Tensors have the names of what saw them first; those of several steps or ranks are told apart by them. complex128, which the format has no
-code for, is float64 with a last axis of 2.
+Tensors have the names of what saw them first; those of several steps or ranks are told apart by
+them. complex128, which the format has no code for, is float64 with a last axis of 2.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ class _Planned(NamedTuple):
         return self.record.count * dtypes.named(self.record.dtype).itemsize
 
 
-def write(run: Run, destination: Path, *, tell: Tell = silent, part_bytes: int = PART_BYTES) -> Written:
-    """Write a run into the folder `destination`, which is made. part_bytes: of elements in one file, unless one tensor has more.
+def write(
+    run: Run, destination: Path, *, tell: Tell = silent, part_bytes: int = PART_BYTES
+) -> Written:
+    """Write a run into the folder `destination`, which is made. part_bytes: of elements in one
+    file, unless one tensor has more.
 
     Raises OSError.
     """
@@ -45,7 +49,11 @@ def write(run: Run, destination: Path, *, tell: Tell = silent, part_bytes: int =
     places: dict[int, str] = {}
     weights: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
-        file = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        file = (
+            "model.safetensors"
+            if len(parts) == 1
+            else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        )
         for name, record in _write(work, destination / file, part):
             weights[name] = file
             places[record] = f"{file},{name}"
@@ -53,7 +61,12 @@ def write(run: Run, destination: Path, *, tell: Tell = silent, part_bytes: int =
     if len(parts) > 1:
         path = destination / "model.safetensors.index.json"
         total = sum(one.nbytes for part in parts for one in part if one.name in weights)
-        path.write_bytes(orjson.dumps({"metadata": {"total_size": total}, "weight_map": weights}, option=orjson.OPT_INDENT_2))
+        path.write_bytes(
+            orjson.dumps(
+                {"metadata": {"total_size": total}, "weight_map": weights},
+                option=orjson.OPT_INDENT_2,
+            )
+        )
         work.files.append(path)
     work.files.append(sidecar_index.write(destination, run, places))
     return work.done()
@@ -71,7 +84,12 @@ def _planned(work: Writing, run: Run) -> list[_Planned]:
         if record.why or record.dtype not in DTYPES:
             work.array(record.id, name, exact=False)  # notes why there are none
             continue
-        moment = [f"rank{sight[0].rank}"] * (len(ranks) > 1) + [f"step{sight[0].step}"] * (len(steps) > 1) if sight else []
+        moment = (
+            [f"rank{sight[0].rank}"] * (len(ranks) > 1)
+            + [f"step{sight[0].step}"] * (len(steps) > 1)
+            if sight
+            else []
+        )
         whole = ".".join((*moment, name)).encode("utf-8", "backslashreplace").decode()
         count = names[whole] = names.get(whole, -1) + 1
         if count:
@@ -93,7 +111,9 @@ def _parts(planned: Sequence[_Planned], part_bytes: int) -> list[list[_Planned]]
 
 
 def _write(work: Writing, path: Path, part: list[_Planned]) -> list[tuple[str, int]]:
-    """Write a file, its header last: what cannot be read is not in it. Returns (name, record) of what is."""
+    """Write a file, its header last: what cannot be read is not in it. Returns (name, record) of
+    what is.
+    """
     room = len(_header(part))
     written: list[_Planned] = []
     with path.open("wb") as file:

@@ -1,8 +1,10 @@
-"""torch_xray: one HDF5 file a rank, a group a step, a dataset a tensor, in the order in which calls ended; beside it a table of figures.
+"""torch_xray: one HDF5 file a rank, a group a step, a dataset a tensor, in the order in which calls
+ended; beside it a table of figures.
 
-`globalrank-<g>_localrank-<l>.h5` and `globalrank-<g>_localrank-<l>_summary.csv`. A dataset is called
-`<module path>.<Class>.<n>.forward_{params.<name>|input.<i>|output.<i>}`; n counts the calls of a class in its step, steps count from 1.
-What HDF5 has no type for (bfloat16, float8) lies there as its bits, uint16 or uint8, and the attribute `dtype` names it.
+`globalrank-<g>_localrank-<l>.h5` and `globalrank-<g>_localrank-<l>_summary.csv`. A dataset is
+called `<module path>.<Class>.<n>.forward_{params.<name>|input.<i>|output.<i>}`; n counts the calls
+of a class in its step, steps count from 1. What HDF5 has no type for (bfloat16, float8) lies there
+as its bits, uint16 or uint8, and the attribute `dtype` names it.
 """
 
 from __future__ import annotations
@@ -32,13 +34,20 @@ _MARK_BYTES = 48_000  # HDF5 holds attributes of less than 64 KiB
 
 
 def write(
-    run: Run, destination: Path, *, tell: Tell = silent, leaves: bool = False, append: bool = False, local_ranks: Mapping[int, int] = {}
+    run: Run,
+    destination: Path,
+    *,
+    tell: Tell = silent,
+    leaves: bool = False,
+    append: bool = False,
+    local_ranks: Mapping[int, int] = {},
 ) -> Written:
     """Write a run into the folder `destination`, which is made.
 
-    leaves: only modules that call no other, as the tool itself dumps; else every call. append: of files that are there, keep the steps they
-    hold and add those that they do not, so that a run may be written step by step while it grows. local_ranks: rank -> rank on
-    its machine, itself where it is not told. Raises MissingDependency without h5py, OSError.
+    leaves: only modules that call no other, as the tool itself dumps; else every call. append: of
+    files that are there, keep the steps they hold and add those that they do not, so that a run may
+    be written step by step while it grows. local_ranks: rank -> rank on its machine, itself where
+    it is not told. Raises MissingDependency without h5py, OSError.
     """
     try:
         import h5py
@@ -52,15 +61,27 @@ def write(
         path, table = destination / f"{stem}.h5", destination / f"{stem}_summary.csv"
         grows = append and path.exists()
         with (
-            h5py.File(path, "a" if grows else "w", track_order=True, libver=("earliest", "v110")) as file,
+            h5py.File(
+                path, "a" if grows else "w", track_order=True, libver=("earliest", "v110")
+            ) as file,
             table.open("a" if grows else "w", encoding="utf-8", newline="") as out,
         ):
             rows = csv.writer(out, lineterminator="\n")
             if not grows:
                 rows.writerow(COLUMNS)
-                file.attrs.update({"format": "torch_xray", "version": 1, "tool": f"whence {__version__}"})
-                file.attrs.update({"rank": rank, "world": len({owner for owner, _ in moments}), "created": run.info.started})
-            for step in (step for owner, step in moments if owner == rank and str(step + 1) not in file):
+                file.attrs.update(
+                    {"format": "torch_xray", "version": 1, "tool": f"whence {__version__}"}
+                )
+                file.attrs.update(
+                    {
+                        "rank": rank,
+                        "world": len({owner for owner, _ in moments}),
+                        "created": run.info.started,
+                    }
+                )
+            for step in (
+                step for owner, step in moments if owner == rank and str(step + 1) not in file
+            ):
                 _step(work, file, step, moments[rank, step], rows, rank)
         work.files += [path, table]
     for call in run.calls if leaves else ():
@@ -83,15 +104,29 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
     for number, (call, prefix) in enumerate(_prefixed(calls)):
         for ref in job.refs(call):
             kind, _, slot = ref.slot.partition(".")
-            shown = f"{prefix}_{_KINDS[kind]}.{slot}" if kind in _KINDS else f"{prefix}_output.{ref.slot}"
+            shown = (
+                f"{prefix}_{_KINDS[kind]}.{slot}"
+                if kind in _KINDS
+                else f"{prefix}_output.{ref.slot}"
+            )
             array = work.array(ref.record, shown)
             table.append((step + 1, rank, cell(shown), *_figures(work.figures(ref.record, array))))
             if array is None:
                 continue
             dataset = group.create_dataset(plain(shown), data=_bits(array))
-            dataset.attrs.update({"dtype": f"torch.{dtypes.of(array).name}", "seq": number, "kind": _KINDS.get(kind, kind)})
             dataset.attrs.update(
-                {"module": text(call.scope)[-_NAME_CHARS:], "cls": text(call.op_type)[-_NAME_CHARS:], "occurrence": call.occurrence}
+                {
+                    "dtype": f"torch.{dtypes.of(array).name}",
+                    "seq": number,
+                    "kind": _KINDS.get(kind, kind),
+                }
+            )
+            dataset.attrs.update(
+                {
+                    "module": text(call.scope)[-_NAME_CHARS:],
+                    "cls": text(call.op_type)[-_NAME_CHARS:],
+                    "occurrence": call.occurrence,
+                }
             )
             mark = msgspec.json.encode(told := marks.of(call, ref.slot))
             if len(mark) > _MARK_BYTES:
@@ -137,4 +172,7 @@ def _figures(statistics: Statistics | None) -> tuple[str, ...]:
     """Min, max, mean, std over the finite elements; empty where there is none."""
     if statistics is None:
         return ("", "", "", "")
-    return tuple("" if v is None else repr(v) for v in (statistics.min, statistics.max, statistics.mean, statistics.std))
+    return tuple(
+        "" if v is None else repr(v)
+        for v in (statistics.min, statistics.max, statistics.mean, statistics.std)
+    )

@@ -16,13 +16,16 @@ _PIECE_BYTES = 16 << 20
 _ALIGN = 64  # of elements in a file of torch.save, which can then be mapped
 _ZIP64_BYTES = 1 << 31
 _STORAGES = {
-    "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "int16": "Short",
-    "int8": "Char", "uint8": "Byte", "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+    "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16",
+    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
+    "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
 }  # fmt: skip
 
 
 def has_numpy_type(array: Array) -> bool:
-    """Has numpy itself a type for these elements? Not for bfloat16 and float8, which ml_dtypes adds."""
+    """Has numpy itself a type for these elements? Not for bfloat16 and float8, which ml_dtypes
+    adds.
+    """
     return array.dtype.isbuiltin == 1
 
 
@@ -34,15 +37,25 @@ def pieces(array: Array) -> Iterator[memoryview]:
 
 
 def write_numpy(file: IO[bytes], array: Array) -> None:
-    """As numpy.save does; elements of which numpy has no type as raw bytes of their size ("|V2", "|V1"), as it does with ml_dtypes' own."""
-    descr = np.lib.format.dtype_to_descr(array.dtype) if has_numpy_type(array) else f"|V{array.dtype.itemsize}"
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": array.shape})
+    """As numpy.save does; elements of which numpy has no type as raw bytes of their size ("|V2",
+    "|V1"), as it does with ml_dtypes' own.
+    """
+    descr = (
+        np.lib.format.dtype_to_descr(array.dtype)
+        if has_numpy_type(array)
+        else f"|V{array.dtype.itemsize}"
+    )
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": False, "shape": array.shape}
+    )
     for piece in pieces(array):
         file.write(piece)
 
 
 def write_torch(path: Path, array: Array) -> None:
-    """As torch.save writes a plain tensor on the CPU: `torch.load` reads it, `weights_only` and mapped too."""
+    """As torch.save writes a plain tensor on the CPU: `torch.load` reads it, `weights_only` and
+    mapped too.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo("archive/data.pkl"), _pickle(array))
         archive.writestr(zipfile.ZipInfo("archive/byteorder"), b"little")
@@ -69,14 +82,29 @@ def _pickle(array: Array) -> bytes:
     typed = name in _STORAGES
     storage = f"ctorch\n{_STORAGES[name]}Storage\n" if typed else "ctorch.storage\nUntypedStorage\n"
     size = array.size if typed else array.nbytes
-    shape, strides = (b"(" + b"".join(map(_whole, extents)) + b"t" for extents in (array.shape, _strides(array.shape)))
+    shape, strides = (
+        b"(" + b"".join(map(_whole, extents)) + b"t"
+        for extents in (array.shape, _strides(array.shape))
+    )
     return b"".join(
         (
-            b"\x80\x02", f"ctorch._utils\n_rebuild_tensor_v{2 if typed else 3}\n".encode(), b"((", _text("storage"), storage.encode(),
-            _text("0"), _text("cpu"), _whole(size), b"tQ", _whole(0), shape, strides, b"\x89ccollections\nOrderedDict\n)R",
-            b"" if typed else f"ctorch\n{name}\n".encode(), b"tR.",
+            b"\x80\x02",
+            f"ctorch._utils\n_rebuild_tensor_v{2 if typed else 3}\n".encode(),
+            b"((",
+            _text("storage"),
+            storage.encode(),
+            _text("0"),
+            _text("cpu"),
+            _whole(size),
+            b"tQ",
+            _whole(0),
+            shape,
+            strides,
+            b"\x89ccollections\nOrderedDict\n)R",
+            b"" if typed else f"ctorch\n{name}\n".encode(),
+            b"tR.",
         )
-    )  # fmt: skip
+    )
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:

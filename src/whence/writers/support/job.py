@@ -1,4 +1,6 @@
-"""What a writer does to every run: fetches elements, counts what it wrote, and remembers what it could not write and why."""
+"""What a writer does to every run: fetches elements, counts what it wrote, and remembers what it
+could not write and why.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from whence.records import Call, Ref, Run, Statistics
 Tell = Callable[[int, int, str], None]
 """Called now and then with (done, of, what)."""
 
-_KERNELS_FROM_BYTES = 50_000_000  # of elements without statistics; below, loading the compiled pass costs more than it saves
+# of elements without statistics; below, loading the compiled pass costs more than it saves
+_KERNELS_FROM_BYTES = 50_000_000
 _KINDS = ("param", "input", "output", "mutated")
 
 
@@ -28,8 +31,8 @@ def silent(done: int, of: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the format does not hold; described: how
-    many of these have their statistics there."""
+    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the
+    format does not hold; described: how many of these have their statistics there."""
 
     files: tuple[Path, ...]
     tensors: int
@@ -44,7 +47,9 @@ def moved(written: Written, old: Path, new: Path) -> Written:
 
 
 class Writing:
-    """The work on one run: `array` and `figures` for a sight of a tensor, `done` for what came of it. of: how many sights there are."""
+    """The work on one run: `array` and `figures` for a sight of a tensor, `done` for what came of
+    it. of: how many sights there are.
+    """
 
     def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
         self.run, self.files = run, list[Path]()
@@ -53,16 +58,20 @@ class Writing:
         self._left: dict[str, list[str]] = {}
 
     def array(self, record: int, name: str, *, exact: bool = True) -> Array | None:
-        """The elements, C order and little endian, mapped where they are; None, and noted under `name`, where there are none.
+        """The elements, C order and little endian, mapped where they are; None, and noted under
+        `name`, where there are none.
 
-        exact: the format cannot tell numbers out of a print, or a part of a tensor, from the tensor; then these are not given either.
+        exact: the format cannot tell numbers out of a print, or a part of a tensor, from the
+        tensor; then these are not given either.
         """
         self._asked += 1
         self._tell(self._asked, max(self._of, self._asked), name)
         known = self.run.records[record]
         if exact and not known.why and (known.quantum or known.whole):
             self.leave(
-                "read from a print: the format would pass its rounded numbers, or those of them that were printed, for the tensor", name
+                "read from a print: the format would pass its rounded numbers, or those of them "
+                "that were printed, for the tensor",
+                name,
             )
             return None
         try:
@@ -111,11 +120,18 @@ def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
 
 def refs(call: Call) -> list[Ref]:
     """What a call read and wrote: parameters, inputs, outputs, what it changed, and the rest."""
-    return sorted(call.refs, key=lambda ref: _KINDS.index(kind) if (kind := ref.slot.partition(".")[0]) in _KINDS else len(_KINDS))
+    return sorted(
+        call.refs,
+        key=lambda ref: (
+            _KINDS.index(kind) if (kind := ref.slot.partition(".")[0]) in _KINDS else len(_KINDS)
+        ),
+    )
 
 
 def name(call: Call, slot: str = "") -> str:
-    """A call, or one of its tensors, for people: "layers.0.mlp#1.output.0", the root by its name."""
+    """A call, or one of its tensors, for people: "layers.0.mlp#1.output.0", the root by its
+    name.
+    """
     again = f"#{call.occurrence}" if call.occurrence else ""
     where = ".".join(part for part in (call.scope, call.op) if part) or call.root
     return f"{where}{again}{f'.{slot}' if slot else ''}"
@@ -135,7 +151,9 @@ def text(name: str) -> str:
 
 
 def file_name(name: str, chars: int = 120) -> str:
-    """A part of a file's name that is safe anywhere, for people: its last letters, digits and dots. Not unique, may be empty."""
+    """A part of a file's name that is safe anywhere, for people: its last letters, digits and dots.
+    Not unique, may be empty.
+    """
     return _UNSAFE.sub("_", name)[-chars:].strip("._-")
 
 

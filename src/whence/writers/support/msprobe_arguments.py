@@ -1,4 +1,6 @@
-"""What dump.json says of the arguments of a call: trees of lists and dicts with tensors and scalars as leaves."""
+"""What dump.json says of the arguments of a call: trees of lists and dicts with tensors and scalars
+as leaves.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ _HOLES = 64
 
 
 def tensor(record: Record, figures: Statistics | None, array: Array | None) -> dict[str, Any]:
-    """A tensor without its file. The four figures as msprobe takes them: no mean and norm of integers, of bool any and all."""
-    leaf: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{record.dtype}", "shape": [*record.shape]}
+    """A tensor without its file. The four figures as msprobe takes them: no mean and norm of
+    integers, of bool any and all.
+    """
+    leaf: dict[str, Any] = {
+        "type": "torch.Tensor",
+        "dtype": f"torch.{record.dtype}",
+        "shape": [*record.shape],
+    }
     high = low = mean = norm = None
     if figures is not None and figures.nan:
         high = low = mean = norm = float("nan")
     elif figures is not None and figures.inf:
         high, low = _extremes(array)
-        mean, norm = (high + low, float("inf")) if high is not None and low is not None else (None, None)
+        mean, norm = (
+            (high + low, float("inf")) if high is not None and low is not None else (None, None)
+        )
     elif figures is not None:
         high, low, mean, norm = figures.max, figures.min, figures.mean, figures.norm
     if record.dtype == "bool":
@@ -37,7 +47,9 @@ def tensor(record: Record, figures: Statistics | None, array: Array | None) -> d
 
 
 def _extremes(array: Array | None) -> tuple[float | None, float | None]:
-    """Largest and smallest of elements of which some are infinite and none is NaN; complex numbers have none."""
+    """Largest and smallest of elements of which some are infinite and none is NaN; complex numbers
+    have none.
+    """
     if array is None or array.dtype.kind == "c":
         return None, None
     return float(np.max(array)), float(np.min(array))
@@ -55,7 +67,9 @@ def scalar(value: Any) -> Any:
 
 
 def put(tree: dict[str, Any], path: list[str], leaf: Any) -> None:
-    """Put a leaf into nested dicts; where a leaf stands in the way, under what is left of the path."""
+    """Put a leaf into nested dicts; where a leaf stands in the way, under what is left of the
+    path.
+    """
     for i, part in enumerate(path[:-1]):
         below = tree.setdefault(part, {})
         if not isinstance(below, dict) or _is_leaf(below):
@@ -66,17 +80,29 @@ def put(tree: dict[str, Any], path: list[str], leaf: Any) -> None:
 
 
 def listed(tree: Any, *, is_list: bool = False) -> Any:
-    """Dicts whose keys are places become lists, null where nothing stands. is_list: this one must, with the other keys as a dict behind."""
+    """Dicts whose keys are places become lists, null where nothing stands. is_list: this one must,
+    with the other keys as a dict behind.
+    """
     if not isinstance(tree, dict) or _is_leaf(tree):
         return tree
-    places = {int(key): value for key, value in tree.items() if key.isdecimal() and key.isascii() and len(key) < 6}
-    rest = {key: listed(value) for key, value in tree.items() if not (key.isdecimal() and key.isascii() and len(key) < 6)}
+    places = {
+        int(key): value
+        for key, value in tree.items()
+        if key.isdecimal() and key.isascii() and len(key) < 6
+    }
+    rest = {
+        key: listed(value)
+        for key, value in tree.items()
+        if not (key.isdecimal() and key.isascii() and len(key) < 6)
+    }
     if (rest and not is_list) or max(places, default=0) > 2 * len(places) + _HOLES:
         whole = {key: listed(value) for key, value in tree.items()}
         return [whole] if is_list else whole
     if not places and not is_list:
         return rest
-    return [listed(places.get(i)) for i in range(max(places, default=-1) + 1)] + ([rest] if rest else [])
+    return [listed(places.get(i)) for i in range(max(places, default=-1) + 1)] + (
+        [rest] if rest else []
+    )
 
 
 def leaves(tree: Any) -> Iterator[int]:

@@ -1,7 +1,9 @@
-"""`whence.jsonl`: the calls, records and programs of a run, for formats that hold tensors with a name and nothing else.
+"""`whence.jsonl`: the calls, records and programs of a run, for formats that hold tensors with a
+name and nothing else.
 
-A line each: first what the dump is, then records (`elements.file` is where they lie), calls, programs, notes, as `whence.records` has them.
-Hashes are left out, and statistics of what has elements: the elements tell.
+A line each: first what the dump is, then records (`elements.file` is where they lie), calls,
+programs, notes, as `whence.records` has them. Hashes are left out, and statistics of what has
+elements: the elements tell.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 def write(folder: Path, run: Run, places: Mapping[int, str]) -> Path:
-    """Write the index. places: record -> where its elements lie (`Dumped.file`); the others have none."""
+    """Write the index. places: record -> where its elements lie (`Dumped.file`); the others have
+    none.
+    """
     path = folder / NAME
     with path.open("wb") as file:
         about = {"t": "dump", "version": 1, "kind": run.info.kind, "ended": run.ended}
@@ -39,13 +43,20 @@ def write(folder: Path, run: Run, places: Mapping[int, str]) -> Path:
 def _placed(record: Record, place: str | None) -> Record:
     if place is None:
         return msgspec.structs.replace(
-            record, elements=None, hash="", why=record.why or "its elements could not be read when it was written"
+            record,
+            elements=None,
+            hash="",
+            why=record.why or "its elements could not be read when it was written",
         )
-    return msgspec.structs.replace(record, elements=Dumped(place), hash="", statistics=None, sketch=None, why="")
+    return msgspec.structs.replace(
+        record, elements=Dumped(place), hash="", statistics=None, sketch=None, why=""
+    )
 
 
 def sights(run: Run) -> dict[int, tuple[Call, str]]:
-    """record -> (the call that saw it first, under which slot), in the order in which calls began."""
+    """record -> (the call that saw it first, under which slot), in the order in which calls
+    began.
+    """
     found: dict[int, tuple[Call, str]] = {}
     for calls in by_moment(run.calls).values():
         for call in sorted(calls, key=lambda call: call.order):
@@ -56,14 +67,20 @@ def sights(run: Run) -> dict[int, tuple[Call, str]]:
 
 def label(record: Record, seen: tuple[Call, str] | None) -> str:
     """A record for people: what saw it first ("layers.0.fc.weight", "layers.0.fc.output.0")."""
-    return name(seen[0], seen[1].removeprefix("param.")) if seen is not None else f"constant.{record.id}"
+    return (
+        name(seen[0], seen[1].removeprefix("param."))
+        if seen is not None
+        else f"constant.{record.id}"
+    )
 
 
 _ALSO = 20  # calls without tensors that one mark tells of
 
 
 class Marks:
-    """Marks of the tensors of one step. calls: those that are written; those of them without tensors are told of beside others."""
+    """Marks of the tensors of one step. calls: those that are written; those of them without
+    tensors are told of beside others.
+    """
 
     def __init__(self, run: Run, calls: Sequence[Call]) -> None:
         self._run, self._held = run, {call.id for call in calls}
@@ -71,13 +88,17 @@ class Marks:
         self._told: set[int] = set()
 
     def of(self, call: Call, slot: str) -> dict[str, Any]:
-        """The mark of the next tensor that is written: {"slot", "call"}, with the card of its call when it is the first of it."""
+        """The mark of the next tensor that is written: {"slot", "call"}, with the card of its call
+        when it is the first of it.
+        """
         mark: dict[str, Any] = {"slot": slot, "call": call.id}
         if call.id not in self._told:
             self._told.add(call.id)
             mark["card"] = self.card(call)
         if self._bare:
-            mark["also"] = [self.card(self._bare.popleft()) for _ in range(min(_ALSO, len(self._bare)))]
+            mark["also"] = [
+                self.card(self._bare.popleft()) for _ in range(min(_ALSO, len(self._bare)))
+            ]
         return mark
 
     def card(self, call: Call) -> dict[str, Any]:

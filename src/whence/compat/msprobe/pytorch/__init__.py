@@ -28,59 +28,93 @@ _started: list[PrecisionDebugger] = []
 
 
 class PrecisionDebugger(Stepped):
-    """Dumps modules (level L0), operators (L1) or both (mix) between `start` and `stop`; `step` ends a step.
+    """Dumps modules (level L0), operators (L1) or both (mix) between `start` and `stop`; `step`
+    ends a step.
 
-    What is given here goes before what config.json says; without either: statistics of operators, every step. As there is one
-    debugger in a process, a second one continues the first. Nothing of the program changes. Raises UsageError for what is not understood.
+    What is given here goes before what config.json says; without either: statistics of operators,
+    every step. As there is one debugger in a process, a second one continues the first. Nothing of
+    the program changes. Raises UsageError for what is not understood.
     """
 
     def __init__(
-        self, config_path: str | os.PathLike[str] | None = None, task: str | None = None, dump_path: str | None = None,
-        level: str | None = None, model: Any = None, step: Sequence[int | str] | None = None, rank: Sequence[int | str] | None = None,
+        self,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | None = None,
+        level: str | None = None,
+        model: Any = None,
+        step: Sequence[int | str] | None = None,
+        rank: Sequence[int | str] | None = None,
         **others: Any,
-    ) -> None:  # fmt: skip
-        without("PrecisionDebugger", others, {}, ("config_path", "task", "dump_path", "level", "model", "step", "rank"))
+    ) -> None:
+        without(
+            "PrecisionDebugger",
+            others,
+            {},
+            ("config_path", "task", "dump_path", "level", "model", "step", "rank"),
+        )
         if _started:
             once("PrecisionDebugger: there is one in this process already; its configuration holds")
             self.__dict__ = _started[0].__dict__
             return
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
-        self._settings: Settings = read(config_path, {k: v for k, v in given.items() if v is not None})
+        self._settings: Settings = read(
+            config_path, {k: v for k, v in given.items() if v is not None}
+        )
         self._model = model
         _started.append(self)
 
-    def start(self, model: Any = None, token_range: Sequence[int] | None = None, **others: Any) -> None:
-        """Take what is called from here on. model: a torch.nn.Module or a list of them; None for all that are called.
+    def start(
+        self, model: Any = None, token_range: Sequence[int] | None = None, **others: Any
+    ) -> None:
+        """Take what is called from here on. model: a torch.nn.Module or a list of them; None for
+        all that are called.
 
         token_range: first and last call of the model, from 0.
         """
         from whence.api import Dump
         from whence.errors import UsageError
 
-        why = {"rank_id": "the rank is that of the process group, else RANK", "scheduled_tokens": "all rows of a batch are dumped"}
+        why = {
+            "rank_id": "the rank is that of the process group, else RANK",
+            "scheduled_tokens": "all rows of a batch are dumped",
+        }
         without("PrecisionDebugger.start", others, why, ("model", "token_range"))
         settings = self._settings
         if not settings.enabled:
             once("dump_enable is false: nothing is dumped")
             return
         if self._dump is None:
-            models = list(model) if isinstance(model, (list, tuple)) else [self._model if model is None else model]
+            models = (
+                list(model)
+                if isinstance(model, (list, tuple))
+                else [self._model if model is None else model]
+            )
             level = settings.options["level"]
             same_as(
-                "msprobe.PrecisionDebugger", f"whence run{'' if level == 'modules' else f' --level {level}'}{settings.keep} -o RUN -- CMD"
+                "msprobe.PrecisionDebugger",
+                f"whence run{'' if level == 'modules' else f' --level {level}'}{settings.keep} "
+                "-o RUN -- CMD",
             )
             options = dict(settings.options)
             if token_range is not None:
                 if settings.steps is not None:
-                    raise UsageError("start(token_range=...) chooses calls of the model and the configuration steps: leave one of them out")
+                    raise UsageError(
+                        "start(token_range=...) chooses calls of the model and the configuration "
+                        "steps: leave one of them out"
+                    )
                 first, last = token_range
                 options["steps"] = (first, last + 1)
             if len(models) > 1:
                 once(f"{len(models)} models: every model that is called is dumped")
             self._dump = Dump(
-                settings.folder, models[0] if len(models) == 1 else None, steps=settings.steps, layout="msprobe", wanted=settings.wanted,
+                settings.folder,
+                models[0] if len(models) == 1 else None,
+                steps=settings.steps,
+                layout="msprobe",
+                wanted=settings.wanted,
                 **options,
-            )  # fmt: skip
+            )
             self._dump.mark()
         self._dump.resume()
 
@@ -98,7 +132,9 @@ class PrecisionDebugger(Stepped):
 
 
 def save(variable: Any, name: str, save_backward: bool = True) -> None:
-    """Keep a tensor, or those in lists and dicts, under a name, while a debugger is there; its gradient as `<name>_grad` when it comes."""
+    """Keep a tensor, or those in lists and dicts, under a name, while a debugger is there; its
+    gradient as `<name>_grad` when it comes.
+    """
     import whence
 
     same_as("msprobe save", "whence.label(name, tensor)")
@@ -114,10 +150,15 @@ def save(variable: Any, name: str, save_backward: bool = True) -> None:
             variable.register_hook(lambda grad: whence.label(f"{name}_grad", grad))
 
 
-def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False) -> None:
+def seed_all(
+    seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
+) -> None:
     """Seed Python, numpy and torch. mode: deterministic kernels too."""
     from whence.compat._llm import seed_all as seeded
 
-    why = {"rm_dropout": "model.eval() switches dropout off", "is_enhanced": "python, numpy and torch are seeded"}
+    why = {
+        "rm_dropout": "model.eval() switches dropout off",
+        "is_enhanced": "python, numpy and torch are seeded",
+    }
     without("seed_all", {"rm_dropout": rm_dropout, "is_enhanced": is_enhanced}, why)
     seeded(seed, mode)

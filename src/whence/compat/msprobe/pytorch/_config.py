@@ -36,7 +36,9 @@ _NOTHING_OF_A_TASK = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a configuration asks for. steps: None for all. wanted: whether a call goes into the tool's own files."""
+    """What a configuration asks for. steps: None for all. wanted: whether a call goes into the
+    tool's own files.
+    """
 
     folder: Path
     steps: frozenset[int] | None
@@ -60,19 +62,31 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
     without("config.json", {k: v for k, v in said.items() if k not in known}, _NOTHING, known)
     task, level = said.get("task") or "statistics", said.get("level") or "L1"
     if task not in _KEEP:
-        raise UsageError(f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)")
+        raise UsageError(
+            f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)"
+        )
     if level not in _LEVELS:
-        raise UsageError(f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are (docs/switching.md)")
+        raise UsageError(
+            f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are "
+            "(docs/switching.md)"
+        )
     section = said.get(task) or {}
     mine = ("list", "data_mode")
     rest = {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}
     without(f"config.json, {task}", rest, _NOTHING_OF_A_TASK, mine)
     listed = tuple(section.get("list") or ())
-    options: dict[str, Any] = {"level": _LEVELS[level], "keep": _KEEP[task], "slots": _slots(section.get("data_mode"))}
+    options: dict[str, Any] = {
+        "level": _LEVELS[level],
+        "keep": _KEEP[task],
+        "slots": _slots(section.get("data_mode")),
+    }
     if level == "L0" and listed:
         options["include"] = tuple(f"re:.*{_escaped(name)}.*" for name in listed)
     if level == "debug":
-        options |= {"exclude": ("*",), "programs": False}  # what is saved by name alone, which is in the run
+        options |= {
+            "exclude": ("*",),
+            "programs": False,
+        }  # what is saved by name alone, which is in the run
     ranks = numbers("rank", said.get("rank"))
     if ranks is not None:
         options["ranks"] = tuple(sorted(ranks))
@@ -83,7 +97,13 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
         return not listed or any(_plain(name) in f"{call.scope} {call.op}" for name in listed)
 
     enabled = said.get("dump_enable", True) is not False
-    return Settings(Path(said.get("dump_path") or "./dump"), numbers("step", said.get("step")), options, wanted, enabled)
+    return Settings(
+        Path(said.get("dump_path") or "./dump"),
+        numbers("step", said.get("step")),
+        options,
+        wanted,
+        enabled,
+    )
 
 
 _TASKS = (
@@ -127,13 +147,17 @@ def _slots(modes: Any) -> str:
         {"backward": "the backward pass is dumped at L1 and mix, with the forward"},
     )
     if wrong := [mode for mode in named if mode not in (*_DATA, "backward")]:
-        raise UsageError(f"config.json: data_mode {wrong[0]!r}; {', '.join(_DATA)} and backward are there")
+        raise UsageError(
+            f"config.json: data_mode {wrong[0]!r}; {', '.join(_DATA)} and backward are there"
+        )
     found = {_DATA[mode] for mode in named if mode in _DATA}
     return found.pop() if len(found) == 1 else "both"
 
 
 def _plain(name: str) -> str:
-    """A name of the tool's as part of one of ours: "Module.conv1.Conv2d.forward.0" is conv1, "Torch.relu.0.forward" is relu."""
+    """A name of the tool's as part of one of ours: "Module.conv1.Conv2d.forward.0" is conv1,
+    "Torch.relu.0.forward" is relu.
+    """
     parts = name.split(".")
     if parts[0] == "Module" and len(parts) > 4 and parts[-2] in ("forward", "backward"):
         return ".".join(parts[1:-3])

@@ -1,6 +1,8 @@
-"""Waits for `torch` or `paddle` to be imported in a process started by `whence run`, then attaches the capture. Standard library only.
+"""Waits for `torch` or `paddle` to be imported in a process started by `whence run`, then attaches
+the capture. Standard library only.
 
-Nothing here may stop or change the program: every failure becomes one line on stderr and one in RUN/attach-errors.txt.
+Nothing here may stop or change the program: every failure becomes one line on stderr and one in
+RUN/attach-errors.txt.
 """
 
 from __future__ import annotations
@@ -22,17 +24,22 @@ FRAMEWORKS = ("torch", "paddle")
 
 
 def arm(text: str) -> None:
-    """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`, `options`, `seed`)."""
+    """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`,
+    `options`, `seed`).
+    """
     config: dict[str, Any] = json.loads(text)
     log(config["run"], "python")
     actions: dict[str, Callable[[ModuleType], None]] = {
-        "torch": lambda torch: attach(config, "torch"), "paddle": lambda paddle: attach(config, "paddle"), "subprocess": follow,
-    }  # fmt: skip
+        "torch": lambda torch: attach(config, "torch"),
+        "paddle": lambda paddle: attach(config, "paddle"),
+        "subprocess": follow,
+    }
     seed = config["options"].get("seed")
     if seed is not None:
         import random
 
-        # Each generator is seeded before user code can draw from it, and never again: the program's own seeds win.
+        # Each generator is seeded before user code can draw from it, and never again: the program's
+        # own seeds win.
         random.seed(seed)
         actions["numpy.random"] = lambda module: module.seed(seed)
     for name in list(actions):
@@ -42,7 +49,9 @@ def arm(text: str) -> None:
 
 
 def follow(subprocess: ModuleType) -> None:
-    """Keep this folder on the PYTHONPATH of children whose environment has another one; one that was cleared stays as it is."""
+    """Keep this folder on the PYTHONPATH of children whose environment has another one; one that
+    was cleared stays as it is.
+    """
     popen: Any = subprocess.Popen
     start, here = popen._execute_child, os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     at = start.__code__.co_varnames.index("env")
@@ -60,7 +69,9 @@ def follow(subprocess: ModuleType) -> None:
 
 
 def attach(config: dict[str, Any], framework: str) -> None:
-    """Hand over to whence itself. A Python without whence is left alone: the launcher tells, not the program's stderr."""
+    """Hand over to whence itself. A Python without whence is left alone: the launcher tells, not
+    the program's stderr.
+    """
     try:
         launcher = importlib.import_module(config["launcher"])
     except ImportError as err:
@@ -71,15 +82,21 @@ def attach(config: dict[str, Any], framework: str) -> None:
 
 
 class Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: lets the other finders find, and has the loader call back once the module has run completely."""
+    """Finds nothing itself: lets the other finders find, and has the loader call back once the
+    module has run completely.
+    """
 
-    def __init__(self, config: dict[str, Any], actions: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(
+        self, config: dict[str, Any], actions: dict[str, Callable[[ModuleType], None]]
+    ) -> None:
         self.config, self.actions = config, actions
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec another finder gives, its loader made to call back. None for every module not waited for."""
+        """The spec another finder gives, its loader made to call back. None for every module not
+        waited for.
+        """
         if fullname not in self.actions:
             return None
         for finder in list(sys.meta_path):
@@ -95,11 +112,17 @@ class Watcher(importlib.abc.MetaPathFinder):
     def forget(self, name: str) -> None:
         """Once one framework is there, do not wait for one that is not installed."""
         for other in FRAMEWORKS:
-            if name in FRAMEWORKS and other in self.actions and importlib.machinery.PathFinder.find_spec(other) is None:
+            if (
+                name in FRAMEWORKS
+                and other in self.actions
+                and importlib.machinery.PathFinder.find_spec(other) is None
+            ):
                 del self.actions[other]
 
     def wrap(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
-        """Shadow `exec_module` on this one loader object; the shadow goes away when it has been called."""
+        """Shadow `exec_module` on this one loader object; the shadow goes away when it has been
+        called.
+        """
         loader: Any = spec.loader
         if loader is None or not hasattr(loader, "exec_module"):
             return
@@ -120,10 +143,15 @@ class Watcher(importlib.abc.MetaPathFinder):
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            complain(self.config["run"], f"{name} is loaded by {type(loader).__name__}, which cannot be watched")
+            complain(
+                self.config["run"],
+                f"{name} is loaded by {type(loader).__name__}, which cannot be watched",
+            )
 
 
-def guarded(config: dict[str, Any], action: Callable[[ModuleType], None], module: ModuleType) -> None:
+def guarded(
+    config: dict[str, Any], action: Callable[[ModuleType], None], module: ModuleType
+) -> None:
     """Run one action; whatever it raises is told, never raised."""
     try:
         action(module)
@@ -132,7 +160,9 @@ def guarded(config: dict[str, Any], action: Callable[[ModuleType], None], module
 
 
 def complain(run: str, text: str, *, quiet: bool = False) -> None:
-    """One line on stderr (unless quiet) and one in the run. A medium that fails is not worth failing for."""
+    """One line on stderr (unless quiet) and one in the run. A medium that fails is not worth
+    failing for.
+    """
     line = " ".join(text.split())
     append(run, ERRORS, f"pid {os.getpid()}, {sys.executable}: {line}\n")
     if not quiet:

@@ -1,6 +1,8 @@
-"""Found first on PYTHONPATH by every Python a `whence run` command starts: arms the hook, then runs the user's own sitecustomize.
+"""Found first on PYTHONPATH by every Python a `whence run` command starts: arms the hook, then runs
+the user's own sitecustomize.
 
-Old syntax on purpose (no annotations, no f-strings): any Python may find this file, also one that cannot run whence.
+Old syntax on purpose (no annotations, no f-strings): any Python may find this file, also one that
+cannot run whence.
 """
 
 import importlib.util
@@ -15,9 +17,12 @@ if sys.version_info >= (3, 8) and os.environ.get("WHENCE_CAPTURE"):
 
         _whence_hook.arm(os.environ["WHENCE_CAPTURE"])
     except Exception as _error:  # noqa: BLE001 - the program comes first, whatever happens here
-        sys.stderr.write("whence: not capturing this process: %s: %s\n" % (type(_error).__name__, _error))  # noqa: UP031
+        sys.stderr.write(
+            "whence: not capturing this process: %s: %s\n" % (type(_error).__name__, _error)  # noqa: UP031
+        )
 
-# The program sees the sys.path it would have had, and its own sitecustomize runs as if it had been found first.
+# The program sees the sys.path it would have had, and its own sitecustomize runs as if it had been
+# found first.
 sys.path[:] = [_entry for _entry in sys.path if os.path.abspath(_entry or ".") != _here]  # noqa: PTH100
 sys.path_importer_cache.pop(_here, None)
 

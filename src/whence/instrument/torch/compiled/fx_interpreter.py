@@ -1,4 +1,6 @@
-"""Runs an FX graph node by node, without inductor's code: the reference that a compiled run is compared with."""
+"""Runs an FX graph node by node, without inductor's code: the reference that a compiled run is
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ from whence.records import Program
 
 
 class MadeInGraph(Made):
-    """An operator of a graph: its inputs are numbered in the order of the schema, as those of a kernel are."""
+    """An operator of a graph: its inputs are numbered in the order of the schema, as those of a
+    kernel are.
+    """
 
     __slots__ = ("_forms",)
 
     def take(self) -> None:
         args, kwargs = self.called
-        self._forms = {name: self._take(name, value) for name, value in (*zip(self.overload.positional, args), *kwargs.items())}
+        self._forms = {
+            name: self._take(name, value)
+            for name, value in (*zip(self.overload.positional, args), *kwargs.items())
+        }
 
     def _form(self, name: str) -> Any:
         return self._forms[name]
@@ -38,15 +45,19 @@ class MadeInGraph(Made):
         for slot, operand in program.outputs:
             if slot == f"output.{place}":
                 program = msgspec.structs.replace(program, id="", outputs=(("output.0", operand),))
-                return msgspec.structs.replace(program, id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))), ""
+                return msgspec.structs.replace(
+                    program,
+                    id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted")),
+                ), ""
         return None, f"has no result {place}"
 
 
 def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Callable[[Any], Any]:
-    """A function of the list of inputs, which it empties, that runs the graph. Behind each operator it calls
-    look(node, args, kwargs, out, value).
+    """A function of the list of inputs, which it empties, that runs the graph. Behind each operator
+    it calls look(node, args, kwargs, out, value).
 
-    args, kwargs, out: of the operator that ran; value: of the node, which may be one of several results.
+    args, kwargs, out: of the operator that ran; value: of the node, which may be one of several
+    results.
     """
     last: dict[Any, list[Any]] = {}
     seen: set[Any] = set()
@@ -73,7 +84,10 @@ def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Cal
                     if node.op == "output":
                         return args[0]
                     if node.op != "call_function":
-                        raise RuntimeError(f"a graph with a {node.op} node cannot be run node by node ({node.target})")
+                        raise RuntimeError(
+                            f"a graph with a {node.op} node cannot be run node by node "
+                            f"({node.target})"
+                        )
                     env[node] = node.target(*args, **kwargs)
                     maker = origin_of(node)
                     if maker is node:

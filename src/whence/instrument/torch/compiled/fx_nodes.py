@@ -1,4 +1,6 @@
-"""Nodes of an FX graph as a run names them: module path, source line, overload; and the whole graph as a program, data and no code."""
+"""Nodes of an FX graph as a run names them: module path, source line, overload; and the whole graph
+as a program, data and no code.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 class Named(NamedTuple):
-    """What a run says of a node. local: the variable that its module path starts from ("self"), "" where it has no path."""
+    """What a run says of a node. local: the variable that its module path starts from ("self"), ""
+    where it has no path.
+    """
 
     name: str
     overload: str
@@ -34,7 +38,9 @@ class Named(NamedTuple):
 
 
 def named(node: Any) -> Named:
-    """Of a call_function node. A result picked out of several is named by its own node, its overload is that of the operator."""
+    """Of a call_function node. A result picked out of several is named by its own node, its
+    overload is that of the operator.
+    """
     maker = origin_of(node)
     at = node if _stack(node) else maker
     source = _source(node) or _source(maker)
@@ -51,7 +57,9 @@ def named(node: Any) -> Named:
 
 
 def _neighbour(node: Any) -> Any:
-    """A node that a pass put in has no origin: the nearest one before it with an origin, when those before and behind are of one module."""
+    """A node that a pass put in has no origin: the nearest one before it with an origin, when those
+    before and behind are of one module.
+    """
     before, behind = _nearest(node, lambda n: n.all_input_nodes), _nearest(node, lambda n: n.users)
     paths = {_module_path(n) for n in (*before, *behind)}
     return before[0] if before and behind and len(paths) == 1 else node
@@ -73,14 +81,22 @@ def _nearest(node: Any, step: Callable[[Any], Iterable[Any]]) -> list[Any]:
 
 
 def origin_of(node: Any) -> Any:
-    """The node whose operator ran: of a getitem, the one with several results that it picks from."""
-    while node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], torch.fx.Node):
+    """The node whose operator ran: of a getitem, the one with several results that it picks
+    from.
+    """
+    while (
+        node.op == "call_function"
+        and getattr(node.target, "__name__", "") == "getitem"
+        and isinstance(node.args[0], torch.fx.Node)
+    ):
         node = node.args[0]
     return node
 
 
 def is_value(node: Any) -> bool:
-    """Does this node make a tensor of its own: no view of another, nothing written in place, one tensor and not several?"""
+    """Does this node make a tensor of its own: no view of another, nothing written in place, one
+    tensor and not several?
+    """
     maker = origin_of(node)
     if (
         node.op != "call_function"
@@ -89,11 +105,18 @@ def is_value(node: Any) -> bool:
     ):
         return False
     facts = facts_of(maker.target)
-    return not facts.view and not facts.writes and facts.base not in UNINITIALISED and facts.namespace != "whence"
+    return (
+        not facts.view
+        and not facts.writes
+        and facts.base not in UNINITIALISED
+        and facts.namespace != "whence"
+    )
 
 
 def reads_of(node: Any) -> tuple[str, ...]:
-    """Names of the inputs of the graph and of the nodes with a value of their own that this one reads, through views."""
+    """Names of the inputs of the graph and of the nodes with a value of their own that this one
+    reads, through views.
+    """
     found: dict[str, None] = {}
 
     def walk(at: Any) -> None:
@@ -108,7 +131,9 @@ def reads_of(node: Any) -> tuple[str, ...]:
 
 
 def copied(gm: Any) -> Any:
-    """A graph module over a copy of the graph, with the same names and without taps of ours; what it holds is shared."""
+    """A graph module over a copy of the graph, with the same names and without taps of ours; what
+    it holds is shared.
+    """
     graph = torch.fx.Graph()
     values: dict[Any, Any] = {}
     for node in gm.graph.nodes:
@@ -143,20 +168,30 @@ def _module_path(node: Any) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def module_path(text: str) -> tuple[str, str]:
-    """("blocks.0.fc", "self") of "L['self']._modules['blocks']._modules['0'].fc"; also of a parameter below it."""
+    """("blocks.0.fc", "self") of "L['self']._modules['blocks']._modules['0'].fc"; also of a
+    parameter below it.
+    """
     found = _LOCAL.match(text)
     local = found[1] if found else ""
     rest = text[found.end() :] if found else text
     rest = _INDEX.sub(r".\1", _MODULES.sub(r".\1", rest))
     rest = rest.replace("_parameters.", ".").replace("_buffers.", ".")
-    parts = [part for part in rest.split(".") if part and part not in ("_modules", "_parameters", "_buffers")]
+    parts = [
+        part
+        for part in rest.split(".")
+        if part and part not in ("_modules", "_parameters", "_buffers")
+    ]
     while parts and (parts[0] in ("__self__", "__wrapped__", "__closure__", "cell_contents")):
-        parts = parts[2 if parts[0] == "__closure__" else 1 :]  # the module that a method or a wrapper of one holds
+        parts = parts[
+            2 if parts[0] == "__closure__" else 1 :
+        ]  # the module that a method or a wrapper of one holds
     return ".".join(parts), local
 
 
 def _source(node: Any) -> str:
-    """ "file:line" of the program: the innermost frame that is neither torch's nor ours, else the innermost."""
+    """ "file:line" of the program: the innermost frame that is neither torch's nor ours, else the
+    innermost.
+    """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for file, line in reversed(frames):
         if is_the_program(file):
@@ -172,14 +207,19 @@ class Unknown(Exception):
 
 
 class Sizes:
-    """The sizes of one call of a graph, whose nodes may hold symbols: what its inputs bind them to."""
+    """The sizes of one call of a graph, whose nodes may hold symbols: what its inputs bind them
+    to.
+    """
 
     def __init__(self, gm: Any, inputs: Sequence[Any]) -> None:
         self._bound: dict[Any, int] = {}
         for node, value in zip((n for n in gm.graph.nodes if n.op == "placeholder"), inputs):
             said = node.meta.get("val")
             if isinstance(value, torch.Tensor) and isinstance(said, torch.Tensor):
-                for wanted, extent in (*zip(said.shape, value.shape), *zip(said.stride(), value.stride())):
+                for wanted, extent in (
+                    *zip(said.shape, value.shape),
+                    *zip(said.stride(), value.stride()),
+                ):
                     self._bind(wanted, extent)
             elif isinstance(value, int):
                 self._bind(said, value)
@@ -189,12 +229,24 @@ class Sizes:
             self._bound.setdefault(symbol, int(extent))
 
     def of(self, value: Any) -> Any:
-        """A plain number for a symbolic one, other values as they are. Raises Unknown for what the inputs do not tell."""
+        """A plain number for a symbolic one, other values as they are. Raises Unknown for what the
+        inputs do not tell.
+        """
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            found = value.node.expr.subs(self._bound) if hasattr(value.node.expr, "subs") else value.node.expr
+            found = (
+                value.node.expr.subs(self._bound)
+                if hasattr(value.node.expr, "subs")
+                else value.node.expr
+            )
             if getattr(found, "free_symbols", None):
                 raise Unknown(f"size {found} depends on the data")
-            return bool(found) if isinstance(value, torch.SymBool) else float(found) if isinstance(value, torch.SymFloat) else int(found)
+            return (
+                bool(found)
+                if isinstance(value, torch.SymBool)
+                else float(found)
+                if isinstance(value, torch.SymFloat)
+                else int(found)
+            )
         return value
 
     @property
@@ -212,13 +264,17 @@ def inputs_of(gm: Any) -> list[str]:
 
 
 def program_of(
-    gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int],
+    gm: Any,
+    inputs: Sequence[Any],
+    slots: Mapping[str, str],
+    sizes: Sizes,
+    constant: Callable[[str, Any], int],
     scope: Callable[[Named], str] = lambda what: what.scope,
-) -> tuple[Program | None, str]:  # fmt: skip
+) -> tuple[Program | None, str]:
     """The graph as a program for these sizes, or why there is none.
 
-    slots: of the graph's call, by placeholder ("input.0", "param.fc.weight"). constant: gives the record of a tensor that the graph holds.
-    scope: the module path of a node.
+    slots: of the graph's call, by placeholder ("input.0", "param.fc.weight"). constant: gives the
+    record of a tensor that the graph holds. scope: the module path of a node.
     """
     try:
         return _program(gm, inputs, slots, sizes, constant, scope), ""
@@ -227,9 +283,13 @@ def program_of(
 
 
 def _program(
-    gm: Any, inputs: Sequence[Any], slots: Mapping[str, str], sizes: Sizes, constant: Callable[[str, Any], int],
+    gm: Any,
+    inputs: Sequence[Any],
+    slots: Mapping[str, str],
+    sizes: Sizes,
+    constant: Callable[[str, Any], int],
     scope: Callable[[Named], str],
-) -> Program:  # fmt: skip
+) -> Program:
     operand: dict[Any, Any] = {}
     order: list[str] = []
     params: list[str] = []
@@ -282,7 +342,11 @@ def _program(
         else:
             facts = _allowed(node, notes)
             args = tuple(_operand(a, operand, sizes) for a in node.args)
-            kwargs = {k: _operand(v, operand, sizes) for k, v in node.kwargs.items() if not (k == "pin_memory" or v is None)}
+            kwargs = {
+                k: _operand(v, operand, sizes)
+                for k, v in node.kwargs.items()
+                if not (k == "pin_memory" or v is None)
+            }
             operand[node] = {"op": [len(operations), 0]}
             if facts.writes:
                 target = dict(zip(facts.positional, node.args)) | node.kwargs
@@ -297,19 +361,33 @@ def _program(
     if not outputs:
         raise Unknown("returns no tensor")
     program = Program(
-        id="", operations=tuple(operations), inputs=tuple(order), outputs=tuple(outputs), params=tuple(params),
-        constants=tuple(constants), base=base, input_dtypes=tuple(dtypes), default_dtype=NAMES[torch.get_default_dtype()],
-        fixed=tuple(fixed), notes=tuple(sorted(notes)), names=tuple(names),
-        scopes=tuple(scopes), picks=tuple(picks),
-    )  # fmt: skip
-    return msgspec.structs.replace(program, id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted")))
+        id="",
+        operations=tuple(operations),
+        inputs=tuple(order),
+        outputs=tuple(outputs),
+        params=tuple(params),
+        constants=tuple(constants),
+        base=base,
+        input_dtypes=tuple(dtypes),
+        default_dtype=NAMES[torch.get_default_dtype()],
+        fixed=tuple(fixed),
+        notes=tuple(sorted(notes)),
+        names=tuple(names),
+        scopes=tuple(scopes),
+        picks=tuple(picks),
+    )
+    return msgspec.structs.replace(
+        program, id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
+    )
 
 
 def _allowed(node: Any, notes: set[str]) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         raise Unknown(f"runs {node.target}, a higher-order operator")
     facts = facts_of(node.target)
-    if draws(facts, dict(zip(facts.positional, node.args)) | node.kwargs) or (facts.namespace == "prims" and "inductor_" in facts.base):
+    if draws(facts, dict(zip(facts.positional, node.args)) | node.kwargs) or (
+        facts.namespace == "prims" and "inductor_" in facts.base
+    ):
         raise Unknown(f"draws random numbers ({node.name})")
     if facts.base in UNINITIALISED:
         notes.add("memory that is not written")
@@ -346,7 +424,11 @@ def _operand(value: Any, operand: Mapping[Any, Any], sizes: Sizes) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if value - value == 0 else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
+        return (
+            value
+            if value - value == 0
+            else {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}
+        )
     if isinstance(value, torch.dtype):
         return {"dtype": NAMES.get(value, str(value).removeprefix("torch."))}
     if isinstance(value, torch.device):

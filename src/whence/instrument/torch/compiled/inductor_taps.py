@@ -1,9 +1,12 @@
-"""Has inductor say what its code computes: a call of ours behind each kernel (exact), behind each node (deep), or the graph itself (fx).
+"""Has inductor say what its code computes: a call of ours behind each kernel (exact), behind each
+node (deep), or the graph itself (fx).
 
-Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key of theirs knows of the patch.
-Exact: a line is added to the Python code that calls the kernels, behind the kernel and before the next, which may use a buffer
-again; the kernels are those of an uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that
-inductor lowers, through the public option post_grad_custom_post_pass; it keeps a value from being fused away, and that may round it.
+Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key
+of theirs knows of the patch. Exact: a line is added to the Python code that calls the kernels,
+behind the kernel and before the next, which may use a buffer again; the kernels are those of an
+uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that
+inductor lowers, through the public option post_grad_custom_post_pass; it keeps a value from being
+fused away, and that may round it.
 """
 
 from __future__ import annotations
@@ -21,12 +24,27 @@ from typing import Any, NamedTuple
 import torch
 
 from whence.errors import CaptureError
-from whence.instrument.torch.compiled.fx_nodes import Named, copied, flat, is_value, named, origin_of, reads_of
+from whence.instrument.torch.compiled.fx_nodes import (
+    Named,
+    copied,
+    flat,
+    is_value,
+    named,
+    origin_of,
+    reads_of,
+)
 
 MODES = ("exact", "deep", "fx")
 _GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache")
-_AUTOGRAD_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
-_INSTEAD = "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without inductor's code"
+_AUTOGRAD_CACHES = (
+    "enable_autograd_cache",
+    "enable_remote_autograd_cache",
+    "bundled_autograd_cache",
+)
+_INSTEAD = (
+    "mode='deep' (--graph-mode deep) needs none of it, mode='fx' runs the graph without "
+    "inductor's code"
+)
 
 
 _NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
@@ -34,8 +52,9 @@ _NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
 
 
 class Site(NamedTuple):
-    """A tensor that the code shows: what it is. buffer: inductor's name, "" of a node. kernel: what made it. origins: nodes that this
-    kernel computes. reads: names of buffers or nodes and of graph inputs. shape: of the node, possibly with symbols; None when not known.
+    """A tensor that the code shows: what it is. buffer: inductor's name, "" of a node. kernel: what
+    made it. origins: nodes that this kernel computes. reads: names of buffers or nodes and of graph
+    inputs. shape: of the node, possibly with symbols; None when not known.
     """
 
     what: Named
@@ -47,7 +66,9 @@ class Site(NamedTuple):
 
 
 class Collected:
-    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped: buffers that are not shown, by reason."""
+    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped:
+    buffers that are not shown, by reason.
+    """
 
     def __init__(self, key: str, mode: str, every: bool) -> None:
         self.key, self.mode, self.every = key, mode, every
@@ -66,7 +87,9 @@ class Collected:
 
 
 class Got(BaseException):
-    """The graph is there, and no code of it is wanted. Not an Exception: the compiler would wrap it."""
+    """The graph is there, and no code of it is wanted. Not an Exception: the compiler would wrap
+    it.
+    """
 
 
 class _Here(threading.local):
@@ -83,14 +106,18 @@ _serial = itertools.count()
 
 
 def new_key(taker: Any) -> str:
-    """A key for one compiled graph, unique in this process; `taker.seen(name, tensor)` is called for what its code shows."""
+    """A key for one compiled graph, unique in this process; `taker.seen(name, tensor)` is called
+    for what its code shows.
+    """
     key = f"g{next(_serial)}"
     _takers[key] = taker
     return key
 
 
 def seen(key: str, name: str, value: Any) -> None:
-    """Called by compiled code: this tensor is there now. Does nothing when nobody takes it any more."""
+    """Called by compiled code: this tensor is there now. Does nothing when nobody takes it any
+    more.
+    """
     taker = _takers.get(key)
     if taker is not None:
         taker.seen(name, value)
@@ -103,8 +130,15 @@ def check(mode: str) -> None:
     """Raise CaptureError when this torch lacks what the mode needs, saying what was looked for."""
     missing = [f"{where}.{name}" for where, name, kind in _points(mode) if not _has(kind, name)]
     if missing:
-        instead = f"; {_INSTEAD}" if mode == "exact" else "; capture at module level instead (whence.capture, --level modules)"
-        raise CaptureError(f"torch {torch.__version__} cannot be captured in graph mode {mode}: it has no {', '.join(missing)}{instead}")
+        instead = (
+            f"; {_INSTEAD}"
+            if mode == "exact"
+            else "; capture at module level instead (whence.capture, --level modules)"
+        )
+        raise CaptureError(
+            f"torch {torch.__version__} cannot be captured in graph mode {mode}: it has no "
+            f"{', '.join(missing)}{instead}"
+        )
 
 
 def _has(kind: Any, name: str) -> bool:
@@ -117,17 +151,39 @@ def _points(mode: str) -> list[tuple[str, str, Any]]:
     points = [
         ("torch._inductor.compile_fx", "compile_fx", _find("torch._inductor.compile_fx")),
         ("torch._inductor.compile_fx", "compile_fx_inner", _find("torch._inductor.compile_fx")),
-        ("torch._inductor.graph.GraphLowering", "run", _find("torch._inductor.graph", "GraphLowering")),
+        (
+            "torch._inductor.graph.GraphLowering",
+            "run",
+            _find("torch._inductor.graph", "GraphLowering"),
+        ),
         ("torch._inductor.config", "fx_graph_cache", _find("torch._inductor.config")),
     ]
     if mode == "exact":
         points += [
-            ("torch._inductor.codegen.cpp.CppScheduling", "flush", _find("torch._inductor.codegen.cpp", "CppScheduling")),
-            ("torch._inductor.codegen.cpp.CppScheduling", "define_kernel", _find("torch._inductor.codegen.cpp", "CppScheduling")),
-            ("torch._inductor.scheduler.Scheduler", "codegen_extern_call", _find("torch._inductor.scheduler", "Scheduler")),
+            (
+                "torch._inductor.codegen.cpp.CppScheduling",
+                "flush",
+                _find("torch._inductor.codegen.cpp", "CppScheduling"),
+            ),
+            (
+                "torch._inductor.codegen.cpp.CppScheduling",
+                "define_kernel",
+                _find("torch._inductor.codegen.cpp", "CppScheduling"),
+            ),
+            (
+                "torch._inductor.scheduler.Scheduler",
+                "codegen_extern_call",
+                _find("torch._inductor.scheduler", "Scheduler"),
+            ),
         ]
     if mode == "deep":
-        points.append(("torch._inductor.config", "post_grad_custom_post_pass", _find("torch._inductor.config")))
+        points.append(
+            (
+                "torch._inductor.config",
+                "post_grad_custom_post_pass",
+                _find("torch._inductor.config"),
+            )
+        )
         points.append(("torch.library", "Library", torch.library))
     return points
 
@@ -144,8 +200,9 @@ def _find(module: str, name: str = "") -> Any:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep one, and no CUDA graph may replay
-    without our Python code. Caches of kernels stay: they go by the kernel's source, and that is as ever.
+    """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep
+    one, and no CUDA graph may replay without our Python code. Caches of kernels stay: they go by
+    the kernel's source, and that is as ever.
     """
     from torch._inductor import config
 
@@ -156,13 +213,18 @@ def outside() -> Iterator[None]:
     if hasattr(config.trace, "provenance_tracking_level"):
         changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
     autograd = _find("torch._functorch.config")
-    with config.patch(changes), autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}):
+    with (
+        config.patch(changes),
+        autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}),
+    ):
         yield
 
 
 @contextlib.contextmanager
 def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
-    """While this lasts, `compile_fx` compiles by `instead` when not told by what: for those who imported it before."""
+    """While this lasts, `compile_fx` compiles by `instead` when not told by what: for those who
+    imported it before.
+    """
     names = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
     defaults = function.__defaults__ if "inner_compile" in names else None
     if not defaults:
@@ -179,13 +241,17 @@ def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]) -> Any:
-    """Compile with what `collected.mode` shows; of mode "fx" only the graph is taken, and None returned. Raises what inductor raises."""
+    """Compile with what `collected.mode` shows; of mode "fx" only the graph is taken, and None
+    returned. Raises what inductor raises.
+    """
     from torch._inductor import compile_fx, config
 
     changes: dict[str, Any] = {}
     if collected.mode == "deep":
         changes["post_grad_custom_post_pass"] = _taps(config.post_grad_custom_post_pass, collected)
-    if collected.mode == "exact" and any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs):
+    if collected.mode == "exact" and any(
+        isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs
+    ):
         changes["generate_intermediate_hooks"] = collected.stock = True
     with _lock, outside(), config.patch(changes), _patched(collected):
         before, _here.collected = _here.collected, collected
@@ -212,12 +278,19 @@ def _patched(collected: Collected) -> Iterator[None]:
     try:
         put(lowering, "run", _run)
         if collected.mode == "exact":
-            cpp, simd = _find("torch._inductor.codegen.cpp", "CppScheduling"), _find("torch._inductor.codegen.simd", "SIMDScheduling")
+            cpp, simd = (
+                _find("torch._inductor.codegen.cpp", "CppScheduling"),
+                _find("torch._inductor.codegen.simd", "SIMDScheduling"),
+            )
             put(cpp, "define_kernel", _define_kernel)
             put(cpp, "flush", _flush)
             put(cpp, "codegen_template", _template)
             put(_find("torch._inductor.scheduler", "Scheduler"), "codegen_extern_call", _extern)
-            put(_find("torch._inductor.codegen.triton", "TritonScheduling"), "define_kernel", _define_kernel)
+            put(
+                _find("torch._inductor.codegen.triton", "TritonScheduling"),
+                "define_kernel",
+                _define_kernel,
+            )
             put(simd, "codegen_node_schedule", _schedule)
         if hasattr(lowering, "save_output_code"):
             lowering.save_output_code = staticmethod(functools.partial(_code, collected, saved))
@@ -230,11 +303,17 @@ def _patched(collected: Collected) -> Iterator[None]:
 
 
 def _code(collected: Collected, before: Any, text: str) -> None:
-    """The generated code is there, and with it what inductor knows of its kernels; both are gone after the compile."""
+    """The generated code is there, and with it what inductor knows of its kernels; both are gone
+    after the compile.
+    """
     if before is not None:
         before(text)
     debug = _find("torch._inductor.debug")
-    for name in ("_inductor_triton_kernel_to_post_grad_node_info", "_inductor_kernel_stack_trace", "_inductor_post_to_pre_grad_nodes"):
+    for name in (
+        "_inductor_triton_kernel_to_post_grad_node_info",
+        "_inductor_kernel_stack_trace",
+        "_inductor_post_to_pre_grad_nodes",
+    ):
         value = getattr(debug, name, None)
         if isinstance(value, dict):
             collected.mapping[name] = {str(k): v for k, v in value.items()}
@@ -286,7 +365,9 @@ def _flush(original: Any) -> Any:
 
 
 def _template(original: Any) -> Any:
-    def codegen_template(self: Any, template_node: Any, epilogue_nodes: Any, *args: Any, **kwargs: Any) -> Any:
+    def codegen_template(
+        self: Any, template_node: Any, epilogue_nodes: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         out = original(self, template_node, epilogue_nodes, *args, **kwargs)
         if (collected := _here.collected) is not None:
             _show(collected, [template_node, *epilogue_nodes], None, collected.kernel)
@@ -300,7 +381,11 @@ def _extern(original: Any) -> Any:
         out = original(self, scheduler_node, *args, **kwargs)
         if (collected := _here.collected) is not None:
             node = getattr(scheduler_node, "node", None)
-            kernel = getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None) or type(node).__name__
+            kernel = (
+                getattr(node, "python_kernel_name", None)
+                or getattr(node, "op_overload", None)
+                or type(node).__name__
+            )
             _show(collected, [scheduler_node], None, str(kernel))
         return out
 
@@ -308,13 +393,17 @@ def _extern(original: Any) -> Any:
 
 
 def _schedule(original: Any) -> Any:
-    """Of devices with kernels of their own: torch's stock flag writes the line, with the node's name; what it is is noted here."""
+    """Of devices with kernels of their own: torch's stock flag writes the line, with the node's
+    name; what it is is noted here.
+    """
 
     def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, features, *args, **kwargs)
         if (collected := _here.collected) is not None:
             nodes = (
-                list(features.scheduler_nodes()) if hasattr(features, "scheduler_nodes") else [n for n in features if hasattr(n, "node")]
+                list(features.scheduler_nodes())
+                if hasattr(features, "scheduler_nodes")
+                else [n for n in features if hasattr(n, "node")]
             )
             _show(collected, nodes, None, collected.kernel, lines=False)
         return out
@@ -322,7 +411,14 @@ def _schedule(original: Any) -> Any:
     return codegen_node_schedule
 
 
-def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel: str, *, lines: bool = True) -> None:
+def _show(
+    collected: Collected,
+    nodes: list[Any],
+    live: set[str] | None,
+    kernel: str,
+    *,
+    lines: bool = True,
+) -> None:
     from torch._inductor.virtualized import V
 
     graph, wrapper = V.graph, V.graph.wrapper_code
@@ -335,9 +431,14 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
     gone = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
     reads = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
     ends = [_node_of(b, collected) for name in made if (b := _buffer(graph, name)) is not None]
-    starts = {n.name for name in reads if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None}
+    starts = {
+        n.name
+        for name in reads
+        if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None
+    }
     origins = sorted(
-        _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)}, key=collected.nodes.__getitem__
+        _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)},
+        key=collected.nodes.__getitem__,
     )
     later: list[tuple[str, Any]] = []
     for made_name in (name for node in nodes for name in _buffers(node)):
@@ -345,14 +446,22 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
         if name in gone or (live is not None and name == made_name and name not in live):
             continue
         buffer = _buffer(graph, name)
-        if buffer is None or not _is_tensor(buffer) or (name == made_name and _unfinished(graph, buffer, collected)):
+        if (
+            buffer is None
+            or not _is_tensor(buffer)
+            or (name == made_name and _unfinished(graph, buffer, collected))
+        ):
             continue
         node = _node_of(buffer, collected) or _handed(graph, buffer, collected)
         whole = _joined(graph, buffer)
         if whole is not None:
             collected.parts.add(name)
             names = [part.get_name() for part in whole.inputs]
-            if lines and collected.parts.issuperset(names) and (joined := _node_of(whole, collected)) is not None:
+            if (
+                lines
+                and collected.parts.issuperset(names)
+                and (joined := _node_of(whole, collected)) is not None
+            ):
                 later.append((whole.get_name(), joined))
             if node is None:
                 continue  # a part of what is taken when all parts are there
@@ -369,7 +478,9 @@ def _show(collected: Collected, nodes: list[Any], live: set[str] | None, kernel:
         key = name if lines else what.name
         collected.sites[key] = Site(what, name, kernel, tuple(origins), tuple(reads), shape)
         if lines:
-            wrapper.add_import_once("from whence.instrument.torch.compiled.inductor_taps import seen as _whence_seen")
+            wrapper.add_import_once(
+                "from whence.instrument.torch.compiled.inductor_taps import seen as _whence_seen"
+            )
             wrapper.writeline(f"_whence_seen({collected.key!r}, {name!r}, {name})")
 
 
@@ -379,7 +490,9 @@ def _buffer(graph: Any, name: str) -> Any:
 
 
 def _changed(graph: Any, name: str) -> str:
-    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none does after it; else `name`."""
+    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none
+    does after it; else `name`.
+    """
     scheduler = graph.scheduler
     whole = getattr(scheduler, "mutation_real_name", {}).get(name, name)
     last = getattr(scheduler, "mutation_renames", {}).get(whole, name)
@@ -387,15 +500,21 @@ def _changed(graph: Any, name: str) -> str:
 
 
 def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
-    """Is this filled now, and given the value of its node by a later kernel, which changes it in place?"""
+    """Is this filled now, and given the value of its node by a later kernel, which changes it in
+    place?
+    """
     changed = getattr(graph.scheduler, "mutation_renames", {}).get(buffer.get_name())
     changer = getattr(graph.scheduler, "name_to_buf", {}).get(changed)
     node = _node_of(buffer, collected)
-    return changer is not None and node is not None and node.name in _origins(changer.node, collected)
+    return (
+        changer is not None and node is not None and node.name in _origins(changer.node, collected)
+    )
 
 
 def _between(starts: set[str], ends: list[Any]) -> set[str]:
-    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end is made of that is not known counts."""
+    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end
+    is made of that is not known counts.
+    """
     found: dict[str, None] = {}
     left = [n for n in ends if n is not None]
     while left:
@@ -427,7 +546,11 @@ def _is_tensor(buffer: Any) -> bool:
 def _node_of(buffer: Any, collected: Collected) -> Any:
     """The node whose value lies in this buffer, None where none is known."""
     node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
-    if node is None or node.name not in collected.nodes or not isinstance(node.meta.get("val"), torch.Tensor):
+    if (
+        node is None
+        or node.name not in collected.nodes
+        or not isinstance(node.meta.get("val"), torch.Tensor)
+    ):
         return None
     # A view that changes nothing took over the buffer of what it is a view of.
     while not is_value(node) and _same(node):
@@ -436,14 +559,20 @@ def _node_of(buffer: Any, collected: Collected) -> Any:
 
 
 def _joined(graph: Any, buffer: Any) -> Any:
-    """The buffer that this one is a part of: what is joined by a cat is written in its place at once."""
+    """The buffer that this one is a part of: what is joined by a cat is written in its place at
+    once.
+    """
     view = getattr(getattr(buffer, "layout", None), "view", None)
-    whole = _buffer(graph, view.get_name()) if view is not None and hasattr(view, "get_name") else None
+    whole = (
+        _buffer(graph, view.get_name()) if view is not None and hasattr(view, "get_name") else None
+    )
     return whole if type(whole).__name__ == "ConcatKernel" else None
 
 
 def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
-    """The node whose value was written into this buffer for an operator that is no kernel of inductor's and wants it in memory."""
+    """The node whose value was written into this buffer for an operator that is no kernel of
+    inductor's and wants it in memory.
+    """
     name = buffer.get_name()
     known = getattr(graph.scheduler, "name_to_buf", {}).get(name)
     for user in getattr(known, "users", ()):
@@ -454,9 +583,20 @@ def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
         if not origins:
             continue
         node = max(origins, key=lambda n: collected.nodes[n.name])
-        given = [n for n in flat([*node.args, *node.kwargs.values()]) if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)]
-        inputs = ["" if type(i).__name__ == "ReinterpretView" else i.get_name() for i in getattr(taker, "inputs", ())]
-        if len(given) == len(inputs) and inputs.count(name) == 1 and _looks_like(buffer, node := given[inputs.index(name)]):
+        given = [
+            n
+            for n in flat([*node.args, *node.kwargs.values()])
+            if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)
+        ]
+        inputs = [
+            "" if type(i).__name__ == "ReinterpretView" else i.get_name()
+            for i in getattr(taker, "inputs", ())
+        ]
+        if (
+            len(given) == len(inputs)
+            and inputs.count(name) == 1
+            and _looks_like(buffer, node := given[inputs.index(name)])
+        ):
             while not is_value(node) and _same(node):
                 node = node.args[0]
             return node
@@ -465,23 +605,35 @@ def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
 
 def _looks_like(buffer: Any, node: Any) -> bool:
     value = node.meta.get("val")
-    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype != buffer.get_dtype():
+    if (
+        node.op != "call_function"
+        or not isinstance(value, torch.Tensor)
+        or value.dtype != buffer.get_dtype()
+    ):
         return False
     return [str(n) for n in buffer.get_size()] == [str(n) for n in value.shape]
 
 
 def _same(node: Any) -> bool:
-    if getattr(origin_of(node).target, "_opname", "") not in _NO_CHANGE or not isinstance(node.args[0], torch.fx.Node):
+    if getattr(origin_of(node).target, "_opname", "") not in _NO_CHANGE or not isinstance(
+        node.args[0], torch.fx.Node
+    ):
         return False
     before = node.args[0].meta.get("val")
-    return node.args[0].op == "call_function" and isinstance(before, torch.Tensor) and before.shape == node.meta["val"].shape
+    return (
+        node.args[0].op == "call_function"
+        and isinstance(before, torch.Tensor)
+        and before.shape == node.meta["val"].shape
+    )
 
 
 # ---- deep: an operator that looks
 
 
 def _taps(before: Any, collected: Collected) -> Any:
-    """A pass that puts a tap behind every node with a value of its own, after the pass that the user set."""
+    """A pass that puts a tap behind every node with a value of its own, after the pass that the
+    user set.
+    """
     _define_tap()
     base = _find("torch._inductor.custom_graph_pass", "CustomGraphPass") or object
 
@@ -489,7 +641,9 @@ def _taps(before: Any, collected: Collected) -> Any:
         def __call__(self, graph: Any) -> None:
             if before is not None:
                 before(graph)
-            if _here.collected is not None:  # not of the graphs of patterns and constants that are lowered on the way
+            if (
+                _here.collected is not None
+            ):  # not of the graphs of patterns and constants that are lowered on the way
                 put_taps(graph, collected)
 
         def uuid(self) -> Any:
@@ -506,15 +660,23 @@ def put_taps(graph: Any, collected: Collected) -> None:
         if not is_value(node):
             continue
         what = named(node)
-        collected.sites[node.name] = Site(what, "", "", (node.name,), reads_of(node), node.meta["val"].shape)
+        collected.sites[node.name] = Site(
+            what, "", "", (node.name,), reads_of(node), node.meta["val"].shape
+        )
         with graph.inserting_before(_after(node, last)):
-            tap = graph.call_function(torch.ops.whence.tap.default, (node, f"{collected.key}:{node.name}"))
+            tap = graph.call_function(
+                torch.ops.whence.tap.default, (node, f"{collected.key}:{node.name}")
+            )
             tap.meta["val"] = None
 
 
 def _after(node: Any, last: Any) -> Any:
     following = node.next
-    while following is not last and origin_of(following) is origin_of(node) and following.op == "call_function":
+    while (
+        following is not last
+        and origin_of(following) is origin_of(node)
+        and following.op == "call_function"
+    ):
         following = following.next  # the results of one operator stay together
     return following
 
@@ -526,7 +688,11 @@ def _define_tap() -> None:
     if _tap:
         return
     library = torch.library.Library("whence", "FRAGMENT")
-    tags = tuple(getattr(torch.Tag, n) for n in ("cudagraph_unsafe", "flexible_layout") if hasattr(torch.Tag, n))
+    tags = tuple(
+        getattr(torch.Tag, n)
+        for n in ("cudagraph_unsafe", "flexible_layout")
+        if hasattr(torch.Tag, n)
+    )
     library.define("tap(Tensor value, str name) -> ()", tags=tags)
     library.impl("tap", _look, "CompositeExplicitAutograd")
     library.impl("tap", lambda value, name: None, "Meta")

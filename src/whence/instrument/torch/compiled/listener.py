@@ -1,8 +1,10 @@
-"""Listens to compiled graphs: every execution of a graph of inductor's with the tensors inside it, beside the modules that stay eager.
+"""Listens to compiled graphs: every execution of a graph of inductor's with the tensors inside it,
+beside the modules that stay eager.
 
-`torch.compile` is instrumented by having its backend hand each graph to us instead of to inductor (`torch_inductor` has the patches).
-Each execution is a call of kind "graph" below the module that ran it, each tensor in it a call of kind "operator" below that.
-The first execution of a graph is done a second time with nothing taken, on clones: whether the bits differ is the observer effect.
+`torch.compile` is instrumented by having its backend hand each graph to us instead of to inductor
+(`torch_inductor` has the patches). Each execution is a call of kind "graph" below the module that
+ran it, each tensor in it a call of kind "operator" below that. The first execution of a graph is
+done a second time with nothing taken, on clones: whether the bits differ is the observer effect.
 """
 
 from __future__ import annotations
@@ -42,17 +44,30 @@ from whence.records import Call, Placement, Ref
 
 
 class Graph:
-    """One compiled graph. It stays with the compiled code, also when nobody listens any more; then it only runs it.
+    """One compiled graph. It stays with the compiled code, also when nobody listens any more; then
+    it only runs it.
 
-    name: as torch counts graphs ("model__0_forward_1"). id: "0/0", frame and compile of it, counted within the run; torch_id:
-    as torch counts.
-    phase: "forward" or "backward". code: by mode, called with the list of inputs. modules: variable -> path of the module that it held.
+    name: as torch counts graphs ("model__0_forward_1"). id: "0/0", frame and compile of it, counted
+    within the run; torch_id: as torch counts. phase: "forward" or "backward". code: by mode, called
+    with the list of inputs. modules: variable -> path of the module that it held.
     """
 
-    def __init__(self, owner: GraphListener, name: str, ids: tuple[str, str], backward: bool, modules: dict[str, str]) -> None:
+    def __init__(
+        self,
+        owner: GraphListener,
+        name: str,
+        ids: tuple[str, str],
+        backward: bool,
+        modules: dict[str, str],
+    ) -> None:
         self._owner = weakref.ref(owner)
         self._boxed_call = True  # of the object itself: torch wraps it and copies what it holds
-        self.name, (self.id, self.torch_id), self.phase, self.modules = name, ids, "backward" if backward else "forward", modules
+        self.name, (self.id, self.torch_id), self.phase, self.modules = (
+            name,
+            ids,
+            "backward" if backward else "forward",
+            modules,
+        )
         self.key = inductor.new_key(self)
         self.mode = owner.mode
         self.code: dict[str, Callable[[Any], Any]] = {}
@@ -98,11 +113,15 @@ class Graph:
             owner.take_node(self, node, args, kwargs, out, value)
 
     def scope(self, what: nodes.Named) -> str:
-        """The path of the module that a node is in, in this execution: one graph may serve several modules."""
+        """The path of the module that a node is in, in this execution: one graph may serve several
+        modules.
+        """
         if not what.local and not what.scope:
             path = self.modules.get("", "")
         else:
-            path = ".".join(filter(None, (self.modules.get(what.local, self.modules.get("", "")), what.scope)))
+            path = ".".join(
+                filter(None, (self.modules.get(what.local, self.modules.get("", "")), what.scope))
+            )
         old, new = self.moved
         if not old and new:
             return f"{new}.{path}".rstrip(".")
@@ -115,10 +134,29 @@ class Execution:
     """One execution of a graph; also what its tensors are sighted by."""
 
     __slots__ = (
-        "above", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type", "operators", "order", "phase", "place",
-        "placements", "program", "records",
-        "refs", "root", "scope", "state", "step", "training", "wanted",
-    )  # fmt: skip
+        "above",
+        "graph",
+        "keep",
+        "micro",
+        "mutated",
+        "number",
+        "numbers",
+        "op_type",
+        "operators",
+        "order",
+        "phase",
+        "place",
+        "placements",
+        "program",
+        "records",
+        "refs",
+        "root",
+        "scope",
+        "state",
+        "step",
+        "training",
+        "wanted",
+    )
     graph: Graph
     program: tuple[str, str]
 
@@ -126,8 +164,17 @@ class Execution:
         self.graph, self.above, self.order = graph, above, order
         self.operators = 0
         self.op_type, self.phase = "graph", graph.phase
-        self.root, self.step, self.micro, self.state = above.root, above.step, above.micro, above.state
-        self.training, self.wanted, self.keep = getattr(above, "training", False), above.wanted, False
+        self.root, self.step, self.micro, self.state = (
+            above.root,
+            above.step,
+            above.micro,
+            above.state,
+        )
+        self.training, self.wanted, self.keep = (
+            getattr(above, "training", False),
+            above.wanted,
+            False,
+        )
         above.operators += 1
         self.place = above.operators
         self.number = f"op{self.place}" if above.number == "0" else f"{above.number}_op{self.place}"
@@ -143,9 +190,24 @@ class Execution:
 class _Region:
     """Executions outside any module: of a compiled function, of a backward pass."""
 
-    def __init__(self, kind: str, root: Root, step: int, micro: int, state: dict[str, int], order: int) -> None:
-        self.kind, self.root, self.step, self.micro, self.state, self.order = kind, root, step, micro, state, order
-        self.number, self.scope, self.wanted, self.operators, self.training = kind, "", True, 0, False
+    def __init__(
+        self, kind: str, root: Root, step: int, micro: int, state: dict[str, int], order: int
+    ) -> None:
+        self.kind, self.root, self.step, self.micro, self.state, self.order = (
+            kind,
+            root,
+            step,
+            micro,
+            state,
+            order,
+        )
+        self.number, self.scope, self.wanted, self.operators, self.training = (
+            kind,
+            "",
+            True,
+            0,
+            False,
+        )
 
 
 class _Here(_Thread):
@@ -161,12 +223,17 @@ class _Here(_Thread):
 class GraphListener(Listener):
     """A `Listener` that also records what compiled graphs compute.
 
-    folder: of the run, for the texts of graphs. program: instrument every torch.compile of the process, not only what is told to.
+    folder: of the run, for the texts of graphs. program: instrument every torch.compile of the
+    process, not only what is told to.
     """
 
-    def __init__(self, session: Session, model: Any = None, *, folder: str, program: bool = False, **how: Any) -> None:
+    def __init__(
+        self, session: Session, model: Any = None, *, folder: str, program: bool = False, **how: Any
+    ) -> None:
         self.mode = session.options.graph_mode
-        self._checked = False  # inductor takes seconds to import: of a whole program not before it compiles
+        self._checked = (
+            False  # inductor takes seconds to import: of a whole program not before it compiles
+        )
         self._folder, self._everything = folder, program
         self._nowhere = Root("region", self)
         self._ids: dict[str, str] = {}
@@ -205,18 +272,26 @@ class GraphListener(Listener):
 
             @functools.wraps(made)
             def __call__(wrapper: Any, gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-                if not listener.active or isinstance(getattr(wrapper, "compiler_fn", None), _Inductor):
+                if not listener.active or isinstance(
+                    getattr(wrapper, "compiler_fn", None), _Inductor
+                ):
                     return made(wrapper, gm, inputs, *args, **kwargs)
                 before = listener._compiles
                 with listener.instrumenting(gm):
                     out = made(wrapper, gm, inputs, *args, **kwargs)
-                    return out if listener._compiles > before else listener._other_backend(wrapper, gm, inputs, out)
+                    return (
+                        out
+                        if listener._compiles > before
+                        else listener._other_backend(wrapper, gm, inputs, out)
+                    )
 
             other.__call__ = __call__
             self._patched.append((other, made, __call__))
 
     def remove(self) -> None:
-        """Stop listening. What was compiled meanwhile keeps its code, which takes nothing any more."""
+        """Stop listening. What was compiled meanwhile keeps its code, which takes nothing any
+        more.
+        """
         if not self._removed:
             self.active = False
             for kind, original, ours in self._patched:
@@ -246,7 +321,11 @@ class GraphListener(Listener):
                 return
             self._checked = True
         if config.triton.cudagraphs:
-            self._tell("graph", "CUDA graphs are off while graphs are captured: a replay runs no Python that could take tensors")
+            self._tell(
+                "graph",
+                "CUDA graphs are off while graphs are captured: a replay runs no Python that "
+                "could take tensors",
+            )
         with _compiling, inductor.outside():
             original, mine = compile_fx.compile_fx, threading.get_ident()
 
@@ -271,8 +350,12 @@ class GraphListener(Listener):
                     compile_fx.compile_fx = original
 
     def _other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
-        """What runs instead of what another backend returned: the same, where it is not a graph that Python runs."""
-        name = getattr(wrapper, "compiler_name", "") or getattr(getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__)
+        """What runs instead of what another backend returned: the same, where it is not a graph
+        that Python runs.
+        """
+        name = getattr(wrapper, "compiler_name", "") or getattr(
+            getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__
+        )
         modules = self._modules_of(gm)
 
         def take(backward: bool, lowered: Any) -> Any:
@@ -287,7 +370,10 @@ class GraphListener(Listener):
 
         shown = others.shown(out, inputs, name, take, self._tell, self._quiet)
         if shown is None:
-            self._tell("inside-not-seen", f"compiled with the backend {name}: only the boundary of what it made is captured")
+            self._tell(
+                "inside-not-seen",
+                f"compiled with the backend {name}: only the boundary of what it made is captured",
+            )
         return out if shown is None else shown
 
     @contextlib.contextmanager
@@ -306,7 +392,9 @@ class GraphListener(Listener):
     # ---- one graph is compiled
 
     def _compile(self, modules: dict[str, str], gm: Any, example_inputs: Any, **how: Any) -> Any:
-        """In the place of inductor's compile_fx_inner, for forward, backward and inference graphs."""
+        """In the place of inductor's compile_fx_inner, for forward, backward and inference
+        graphs.
+        """
         from torch._inductor import compile_fx
 
         self._compiles += 1
@@ -314,7 +402,11 @@ class GraphListener(Listener):
             try:
                 made = self._make(modules, gm, example_inputs, how)
             except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
-                self.session.note("graph", f"{_name()} could not be instrumented, only its boundary is captured: {raised(error)}")
+                self.session.note(
+                    "graph",
+                    f"{_name()} could not be instrumented, only its boundary is captured: "
+                    f"{raised(error)}",
+                )
                 made = None
             if made is not None:
                 return made
@@ -322,7 +414,9 @@ class GraphListener(Listener):
                 reported.clear()
         return compile_fx.compile_fx_inner(gm, example_inputs, **how)
 
-    def _make(self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]) -> Any:
+    def _make(
+        self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]
+    ) -> Any:
         graph = Graph(self, _name(), self._number(), bool(how.get("is_backward")), modules)
         before = nodes.readable(gm)
         every = self.session.options.graph_buffers
@@ -330,7 +424,9 @@ class GraphListener(Listener):
         if self.mode == "fx":
             modes: tuple[str, ...] = ("fx",)
         else:
-            modes = ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
+            modes = (
+                ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
+            )
         for mode in modes:
             taken = Collected(graph.key, mode, every)
             made = self._instrumented(graph, _own(gm), example_inputs, taken, how)
@@ -347,7 +443,11 @@ class GraphListener(Listener):
         if out is None:
             return None
         if graph.mode != self.mode:
-            why = "code in C++ alone (cpp_wrapper) has no place for mode exact" if graph.mode == "deep" else "mode deep was not possible"
+            why = (
+                "code in C++ alone (cpp_wrapper) has no place for mode exact"
+                if graph.mode == "deep"
+                else "mode deep was not possible"
+            )
             self.session.note("graph", f"{graph.words} is captured in mode {graph.mode}: {why}")
         self._say_what_is_named(graph, self._write_texts(graph, before))
         if getattr(out, "current_callable", None) is None:
@@ -355,7 +455,9 @@ class GraphListener(Listener):
         out.current_callable = graph
         return out
 
-    def _instrumented(self, graph: Graph, gm: Any, example_inputs: Any, taken: Collected, how: dict[str, Any]) -> Any:
+    def _instrumented(
+        self, graph: Graph, gm: Any, example_inputs: Any, taken: Collected, how: dict[str, Any]
+    ) -> Any:
         reported = _reported_strides()
         kept = list(reported or ())
         if reported:
@@ -363,13 +465,20 @@ class GraphListener(Listener):
         try:
             made = inductor.compile_graph(gm, example_inputs, taken, how)
         except Exception as error:  # noqa: BLE001 - the compiler's own errors come again from the uninstrumented compile
-            self.session.note("graph", f"{graph.words} could not be compiled for mode {taken.mode}: {raised(error)}")
+            self.session.note(
+                "graph",
+                f"{graph.words} could not be compiled for mode {taken.mode}: {raised(error)}",
+            )
             made = None
         if reported is not None and kept:
             same = kept == list(reported)
             reported[:] = kept
             if made is not None and not same:
-                self.session.note("graph", f"{graph.words}: mode {taken.mode} would lay its outputs out differently, mode exact is used")
+                self.session.note(
+                    "graph",
+                    f"{graph.words}: mode {taken.mode} would lay its outputs out differently, "
+                    "mode exact is used",
+                )
                 made = None
         return made
 
@@ -389,12 +498,19 @@ class GraphListener(Listener):
             told += f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
         else:
             named = sum(1 for site in learned.sites.values() if site.shape is not None)
-            lost = "".join(f", {n} {'named by no node' if learned.every else 'not kept'}: {why}" for why, n in learned.dropped.items())
-            told += f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
+            lost = "".join(
+                f", {n} {'named by no node' if learned.every else 'not kept'}: {why}"
+                for why, n in learned.dropped.items()
+            )
+            told += (
+                f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
+            )
         self.session.note("graph", f"{told}; text in {text}" if text else told)
 
     def _write_texts(self, graph: Graph, before: str) -> str:
-        """Write the graph before and after optimisation into the run; the name of the second file, "" where that failed."""
+        """Write the graph before and after optimisation into the run; the name of the second file,
+        "" where that failed.
+        """
         learned = graph.learned[graph.mode]
         stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
         tail = f"{graph.name}_rank_{self.session.rank}_pid_{os.getpid()}_ts_{stamp}.txt"
@@ -409,7 +525,9 @@ class GraphListener(Listener):
     # ---- whose graph it is
 
     def _modules_of(self, gm: Any) -> dict[str, str]:
-        """Variable -> path of the module that it holds, as dynamo traced it; "" -> that of the module whose code this is."""
+        """Variable -> path of the module that it holds, as dynamo traced it; "" -> that of the
+        module whose code this is.
+        """
         found = {"": self._module_on_the_stack()}
         paths: dict[int, str] | None = None
         for node in getattr(getattr(gm, "graph", None), "nodes", ()):
@@ -428,7 +546,9 @@ class GraphListener(Listener):
         return found
 
     def _paths(self) -> dict[int, str]:
-        """Address -> path of every parameter and buffer of the roots, the one that is called now first."""
+        """Address -> path of every parameter and buffer of the roots, the one that is called now
+        first.
+        """
         stack = self._local.stack
         roots = [stack[0].root] if stack else []
         roots += [r for r in self._roots.values() if r not in roots]
@@ -449,7 +569,11 @@ class GraphListener(Listener):
             code = frame.f_code
             if code.co_argcount and code.co_filename != __file__:
                 first = frame.f_locals.get(code.co_varnames[0])
-                if isinstance(first, torch.nn.Module) and (known := self._known.get(id(first))) is not None and known.ref() is first:
+                if (
+                    isinstance(first, torch.nn.Module)
+                    and (known := self._known.get(id(first))) is not None
+                    and known.ref() is first
+                ):
                     return _plain(known.scope)
             frame = frame.f_back
         return _plain(self._local.stack[-1].scope) if self._local.stack else ""
@@ -490,19 +614,28 @@ class GraphListener(Listener):
         return out
 
     def _examine(self, graph: Graph, inputs: Any) -> None:
-        """The first execution is done before, with nothing taken, on clones: in deep mode with the taps too, to choose the mode."""
+        """The first execution is done before, with nothing taken, on clones: in deep mode with the
+        taps too, to choose the mode.
+        """
         if graph.mode == "fx":
             return
         keep = {i for i, n in self._params(graph, inputs).items() if n and i not in graph.mutated}
         try:
-            graph.expected = silently(graph.module, graph.code["exact"], inputs, keep, graph.mutated)
+            graph.expected = silently(
+                graph.module, graph.code["exact"], inputs, keep, graph.mutated
+            )
             if graph.mode == "deep":
-                changed = difference(graph.expected, silently(graph.module, graph.code["deep"], inputs, keep, graph.mutated))
+                changed = difference(
+                    graph.expected,
+                    silently(graph.module, graph.code["deep"], inputs, keep, graph.mutated),
+                )
                 if changed and not self.session.options.graph_anyway:
                     graph.mode = "exact"
                     self.session.note(
-                        "observer", f"{graph.words}: mode deep changes the result ({changed}), so it is captured in mode exact"
-                    )  # fmt: skip
+                        "observer",
+                        f"{graph.words}: mode deep changes the result ({changed}), so it is "
+                        "captured in mode exact",
+                    )
                     self._say_what_is_named(graph)
         except Cannot as why:
             self.session.note("observer", f"observer effect of {graph.words} not measured: {why}")
@@ -512,7 +645,13 @@ class GraphListener(Listener):
         if session.failed:
             self.active = False
             return None
-        above: Any = local.executions[-1] if local.executions else local.stack[-1] if local.stack and graph.phase == "forward" else None
+        above: Any = (
+            local.executions[-1]
+            if local.executions
+            else local.stack[-1]
+            if local.stack and graph.phase == "forward"
+            else None
+        )
         if above is None:
             above = self._region("backward" if graph.phase == "backward" else "region")
         elif isinstance(above, _Frame) and above.note.startswith("compiled"):
@@ -523,7 +662,9 @@ class GraphListener(Listener):
         session.over_budget(made.scope, made.step, self._sights.waiting_bytes)
         made.keep = session.elements_on
         named = self._params(graph, inputs)
-        graph.slots = [f"param.{named[i]}" if named.get(i) else f"input.{i}" for i in range(len(inputs))]
+        graph.slots = [
+            f"param.{named[i]}" if named.get(i) else f"input.{i}" for i in range(len(inputs))
+        ]
         made.scope = ""
         for i, (name, value) in enumerate(zip(graph.inputs, inputs)):
             if not isinstance(value, torch.Tensor):
@@ -531,7 +672,11 @@ class GraphListener(Listener):
                     made.numbers[f"input.{i}"] = value
                 continue
             slot = graph.slots[i]
-            number, edge = self._parameter(value, slot, made) if slot.startswith("param.") else self._sight(value, slot, made)[:2]
+            number, edge = (
+                self._parameter(value, slot, made)
+                if slot.startswith("param.")
+                else self._sight(value, slot, made)[:2]
+            )
             made.records[name] = number, edge
             if session.selector.slots("input"):
                 made.refs.append(Ref(slot, number, edge))
@@ -545,8 +690,14 @@ class GraphListener(Listener):
         return made
 
     def _params(self, graph: Graph, inputs: Any) -> dict[int, str]:
-        """Path of the parameter that each input is, by place; sets which module the graph serves now."""
-        now = {i: address_of(value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        """Path of the parameter that each input is, by place; sets which module the graph serves
+        now.
+        """
+        now = {
+            i: address_of(value)
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+        }
         if graph.slots and all(now.get(i) == at for i, at in graph.places.items()):
             if not graph.places and graph.phase == "forward":
                 graph.moved = graph.modules.get("", ""), self._module_on_the_stack()
@@ -557,16 +708,25 @@ class GraphListener(Listener):
             graph.first = names
         graph.places = {i: now[i] for i in names}
         first = graph.first
-        graph.moved = next((_moved(first[i], names[i]) for i in names if i in first and first[i] != names[i]), ("", ""))
+        graph.moved = next(
+            (_moved(first[i], names[i]) for i in names if i in first and first[i] != names[i]),
+            ("", ""),
+        )
         return names
 
     def _parameter(self, tensor: Any, slot: str, made: Execution) -> tuple[Any, str]:
-        """The record of a parameter, which is looked at again only when its version or a sample of its bytes changed."""
+        """The record of a parameter, which is looked at again only when its version or a sample of
+        its bytes changed.
+        """
         place, version = address_of(tensor), None if tensor.is_inference() else tensor._version
         nbytes = tensor.nbytes if tensor.is_cpu and tensor.is_contiguous() else 0
         probe = sample(place, nbytes)
         held = self._held.get(place)
-        if held is not None and held[1:3] == (version, probe) and not torch.UntypedStorage._expired(held[0].cdata):
+        if (
+            held is not None
+            and held[1:3] == (version, probe)
+            and not torch.UntypedStorage._expired(held[0].cdata)
+        ):
             return held[3], "identity"
         number, edge, _ = self._sight(tensor, slot, made, parameter=True)
         self._held[place] = storage_ref(tensor), version, probe, number
@@ -577,9 +737,13 @@ class GraphListener(Listener):
         key = (sizes.key, tuple(graph.slots), graph.moved)
         if key not in graph.programs:
             program, why = nodes.program_of(
-                graph.module, inputs, dict(zip(graph.inputs, graph.slots)), sizes,
-                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0], graph.scope,
-            )  # fmt: skip
+                graph.module,
+                inputs,
+                dict(zip(graph.inputs, graph.slots)),
+                sizes,
+                lambda name, tensor: self._sight(tensor, f"constant.{name}", made)[0],
+                graph.scope,
+            )
             if program is not None and program.id not in self._programs:
                 self._programs.add(program.id)
                 new = program
@@ -610,22 +774,49 @@ class GraphListener(Listener):
                     made.refs.append(Ref(slot, *self._sight(tensor, slot, made)[:2]))
         if graph.expected is not None and not error:
             changed = difference(
-                graph.expected, [*tensors_in(list(out) if isinstance(out, (list, tuple)) else out), *(t for _, t in made.mutated)]
+                graph.expected,
+                [
+                    *tensors_in(list(out) if isinstance(out, (list, tuple)) else out),
+                    *(t for _, t in made.mutated),
+                ],
             )
             graph.expected = None
             what = f"{changed}" if changed else "none"
             session.note(
-                "observer", f"observer effect: {what} ({graph.words}, mode {graph.mode}, against the same graph with nothing taken)"
+                "observer",
+                f"observer effect: {what} ({graph.words}, mode {graph.mode}, against the same "
+                "graph with nothing taken)",
             )
         self._sights.call(
             Call(
-                id=made.order, scope="", root=made.root.name, step=made.step, order=made.order, rank=session.rank, micro=made.micro,
-                phase=made.phase, op=graph.id, occurrence=_counted(made.state, f"{made.phase}:<graph>/{graph.id}"), kind="graph",
-                op_type="graph", parent=made.above.order, number=made.number, training=made.training, refs=tuple(made.refs),
-                arguments={"mode": graph.mode, "graph": graph.name, "compile_id": graph.torch_id, **made.numbers}, program=made.program[0],
-                no_program=made.program[1], error=error, placements=made.placements,
+                id=made.order,
+                scope="",
+                root=made.root.name,
+                step=made.step,
+                order=made.order,
+                rank=session.rank,
+                micro=made.micro,
+                phase=made.phase,
+                op=graph.id,
+                occurrence=_counted(made.state, f"{made.phase}:<graph>/{graph.id}"),
+                kind="graph",
+                op_type="graph",
+                parent=made.above.order,
+                number=made.number,
+                training=made.training,
+                refs=tuple(made.refs),
+                arguments={
+                    "mode": graph.mode,
+                    "graph": graph.name,
+                    "compile_id": graph.torch_id,
+                    **made.numbers,
+                },
+                program=made.program[0],
+                no_program=made.program[1],
+                error=error,
+                placements=made.placements,
             )
-        )  # fmt: skip
+        )
 
     # ---- one tensor of an execution
 
@@ -635,7 +826,9 @@ class GraphListener(Listener):
         if site is not None and isinstance(value, torch.Tensor):
             self._taking(graph, lambda made: self._take_tensor(made, site, value))
 
-    def take_node(self, graph: Graph, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
+    def take_node(
+        self, graph: Graph, node: Any, args: Any, kwargs: Any, out: Any, value: Any
+    ) -> None:
         """A node has run eagerly, on these arguments."""
         self._taking(graph, lambda made: self._take_node(made, node, args, kwargs, out, value))
 
@@ -664,14 +857,31 @@ class GraphListener(Listener):
         arguments = {"overload": what.overload, **({"kernel": site.kernel} if site.kernel else {})}
         notes = () if site.shape is not None else ("no node of the graph is its value",)
         self._operator(
-            made, what, (*refs, Ref("output.0", record, edge)), arguments, site.origins, ("", "it is in the program of its graph"), notes
-        )  # fmt: skip
+            made,
+            what,
+            (*refs, Ref("output.0", record, edge)),
+            arguments,
+            site.origins,
+            ("", "it is in the program of its graph"),
+            notes,
+        )
 
-    def _take_node(self, made: Execution, node: Any, args: Any, kwargs: Any, out: Any, value: Any) -> None:
+    def _take_node(
+        self, made: Execution, node: Any, args: Any, kwargs: Any, out: Any, value: Any
+    ) -> None:
         what, maker, options = nodes.named(node), nodes.origin_of(node), self.session.options
         scope = made.graph.scope(what)
         seer = _Seer(scope, what.base, made.keep and self.session.elements_on)
-        ran = MadeInGraph(overload_of(maker.target), made.order, scope, made.phase, made, -1, what.source, (args, kwargs))
+        ran = MadeInGraph(
+            overload_of(maker.target),
+            made.order,
+            scope,
+            made.phase,
+            made,
+            -1,
+            what.source,
+            (args, kwargs),
+        )
         ran.take()
         for slot, tensor in ran.inputs:
             ran.see(slot, self._sight(tensor, slot, seer), "")
@@ -688,27 +898,60 @@ class GraphListener(Listener):
         refs = ran.refs if self.session.selector.slots("input") else []
         arguments = {**ran.arguments, "overload": what.overload}
         self._operator(
-            made, what, (*refs, Ref("output.0", record, edge)), arguments, (what.name,), (program.id if program else "", why), ()
+            made,
+            what,
+            (*refs, Ref("output.0", record, edge)),
+            arguments,
+            (what.name,),
+            (program.id if program else "", why),
+            (),
         )
 
     def _operator(
-        self, made: Execution, what: nodes.Named, refs: tuple[Ref, ...], arguments: dict[str, Any], origins: tuple[str, ...],
-        program: tuple[str, str], notes: tuple[str, ...],
-    ) -> None:  # fmt: skip
+        self,
+        made: Execution,
+        what: nodes.Named,
+        refs: tuple[Ref, ...],
+        arguments: dict[str, Any],
+        origins: tuple[str, ...],
+        program: tuple[str, str],
+        notes: tuple[str, ...],
+    ) -> None:
         session, scope = self.session, made.graph.scope(what)
         made.operators += 1
         number = f"{made.number}_op{made.operators}"
-        if not session.takes_all and not session.selector.wants(scope, what.base, number.count("_") + 1, number, made.step):
+        if not session.takes_all and not session.selector.wants(
+            scope, what.base, number.count("_") + 1, number, made.step
+        ):
             return
         order = session.next_order()
         self._sights.call(
             Call(
-                id=order, scope=scope, root=made.root.name, step=made.step, order=order, rank=session.rank, micro=made.micro,
-                phase=made.phase, op=what.name, occurrence=_counted(made.state, f"{made.phase}:{scope}/{what.name}"), kind="operator",
-                op_type=what.base, source=what.source, parent=made.order, number=number, leaf=True, training=made.training, refs=refs,
-                arguments=arguments, program=program[0], no_program="" if program[0] else program[1], notes=notes, origins=origins,
+                id=order,
+                scope=scope,
+                root=made.root.name,
+                step=made.step,
+                order=order,
+                rank=session.rank,
+                micro=made.micro,
+                phase=made.phase,
+                op=what.name,
+                occurrence=_counted(made.state, f"{made.phase}:{scope}/{what.name}"),
+                kind="operator",
+                op_type=what.base,
+                source=what.source,
+                parent=made.order,
+                number=number,
+                leaf=True,
+                training=made.training,
+                refs=refs,
+                arguments=arguments,
+                program=program[0],
+                no_program="" if program[0] else program[1],
+                notes=notes,
+                origins=origins,
             )
-        )  # fmt: skip
+        )
 
     # ---- modules, and what is outside any
 
@@ -733,10 +976,20 @@ class GraphListener(Listener):
         last = local.last
         if last is None and len(self._roots) == 1:  # a backward pass on a thread of its own
             root = next(iter(self._roots.values()))
-            last = root, max(0, root.steps.get("", 0) - (not root.trained)), max(0, root.micro - 1), {}
+            last = (
+                root,
+                max(0, root.steps.get("", 0) - (not root.trained)),
+                max(0, root.micro - 1),
+                {},
+            )
         root, step, micro, state = last or (self._nowhere, 0, 0, {})
         region = local.region
-        if region is not None and region.kind == kind and region.root is root and (region.step, region.micro) == (step, micro):
+        if (
+            region is not None
+            and region.kind == kind
+            and region.root is root
+            and (region.step, region.micro) == (step, micro)
+        ):
             return region
         self._close_region()
         if last is None:
@@ -759,11 +1012,21 @@ class GraphListener(Listener):
         if region.wanted and not self.session.failed:
             self._sights.call(
                 Call(
-                    id=region.order, scope="", root=region.root.name, step=region.step, order=region.order, rank=self.session.rank,
-                    micro=region.micro, phase="backward" if region.kind == "backward" else "forward", op=region.kind,
-                    occurrence=_counted(region.state, f"<{region.kind}>"), kind="region", op_type=region.kind, number=region.number,
+                    id=region.order,
+                    scope="",
+                    root=region.root.name,
+                    step=region.step,
+                    order=region.order,
+                    rank=self.session.rank,
+                    micro=region.micro,
+                    phase="backward" if region.kind == "backward" else "forward",
+                    op=region.kind,
+                    occurrence=_counted(region.state, f"<{region.kind}>"),
+                    kind="region",
+                    op_type=region.kind,
+                    number=region.number,
                 )
-            )  # fmt: skip
+            )
 
 
 class _Seer:
@@ -809,7 +1072,9 @@ def _moved(old: str, new: str) -> tuple[str, str]:
 
 
 def _logical(value: Any, shape: Any) -> Any:
-    """The buffer in the shape of the node. A buffer has the node's order of elements; only its extents may be folded."""
+    """The buffer in the shape of the node. A buffer has the node's order of elements; only its
+    extents may be folded.
+    """
     if shape is None or len(shape) == value.dim():
         return value
     wanted = [int(n) if isinstance(n, int) else -1 for n in shape]
@@ -822,7 +1087,9 @@ def _logical(value: Any, shape: Any) -> Any:
 
 
 def _own(gm: Any) -> Any:
-    """A copy that a compile may change. Graphs of branches and loops are changed too, so they are copied with it."""
+    """A copy that a compile may change. Graphs of branches and loops are changed too, so they are
+    copied with it.
+    """
     if any(isinstance(child, torch.fx.GraphModule) for child in gm.children()):
         return copy.deepcopy(gm)
     return nodes.copied(gm)
@@ -839,7 +1106,12 @@ def _mutated(gm: Any) -> tuple[int, ...]:
         for name in facts.writes:
             value = (dict(zip(facts.positional, node.args)) | node.kwargs).get(name)
             for at in nodes.flat(value):
-                while isinstance(at, torch.fx.Node) and at.op == "call_function" and at.args and not nodes.is_value(at):
+                while (
+                    isinstance(at, torch.fx.Node)
+                    and at.op == "call_function"
+                    and at.args
+                    and not nodes.is_value(at)
+                ):
                     at = at.args[0]
                 if at in places:
                     found.add(places[at])
@@ -847,16 +1119,22 @@ def _mutated(gm: Any) -> tuple[int, ...]:
 
 
 def _settled(program: Any) -> Any:
-    return msgspec.structs.replace(program, constants=tuple(int(getattr(c, "id", c)) for c in program.constants))
+    return msgspec.structs.replace(
+        program, constants=tuple(int(getattr(c, "id", c)) for c in program.constants)
+    )
 
 
 def _reported_strides() -> Any:
-    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None where none is kept."""
+    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None
+    where none is kept.
+    """
     return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
 
 
 def _report_strides(gm: Any) -> None:
-    """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for it."""
+    """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for
+    it.
+    """
     reported = _reported_strides()
     if reported is None or len(reported):
         return
@@ -868,7 +1146,9 @@ def _report_strides(gm: Any) -> None:
 
 @contextlib.contextmanager
 def _stock_hooks(graph: Graph) -> Iterator[None]:
-    """On devices whose kernels torch itself puts hooks behind: they are ours while this graph runs."""
+    """On devices whose kernels torch itself puts hooks behind: they are ours while this graph
+    runs.
+    """
     if not graph.learned["exact"].stock:
         yield
         return
@@ -886,19 +1166,32 @@ def _kernels(learned: Collected) -> str:
             kernels.setdefault(site.kernel, {}).update(dict.fromkeys(site.origins))
     if not kernels:
         return ""
-    sources = {n.name: nodes.named(n).source for n in learned.graph.graph.nodes if n.op == "call_function"}
+    sources = {
+        n.name: nodes.named(n).source for n in learned.graph.graph.nodes if n.op == "call_function"
+    }
     lines = ["", "# kernels: the nodes that each computes, and their source lines"]
     for kernel, origins in kernels.items():
         lines.append(f"# {kernel}: {', '.join(origins)}")
-        lines += [f"#     {line}" for line in dict.fromkeys(sources.get(name, "") for name in origins) if line]
+        lines += [
+            f"#     {line}"
+            for line in dict.fromkeys(sources.get(name, "") for name in origins)
+            if line
+        ]
     return "\n".join(lines) + "\n"
 
 
 def compiled_by(
-    model: Any, listen: Callable[[Any], GraphListener], *, torch_mode: str | None = None, options: Any = None, dynamic: Any = None,
+    model: Any,
+    listen: Callable[[Any], GraphListener],
+    *,
+    torch_mode: str | None = None,
+    options: Any = None,
+    dynamic: Any = None,
     fullgraph: bool = False,
-) -> Any:  # fmt: skip
-    """`torch.compile(model)` with what `listen(compiled)` returns listening. The result is a context manager and has `close()`."""
+) -> Any:
+    """`torch.compile(model)` with what `listen(compiled)` returns listening. The result is a
+    context manager and has `close()`.
+    """
     backend = _Inductor(torch_mode, options, dynamic)
     made = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     kind = type(made)
@@ -915,7 +1208,11 @@ def compiled_by(
         def __exit__(self, *error: Any) -> None:
             self.close()
 
-    Compiled.__name__, Compiled.__qualname__, Compiled.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    Compiled.__name__, Compiled.__qualname__, Compiled.__module__ = (
+        kind.__name__,
+        kind.__qualname__,
+        kind.__module__,
+    )
     made.__class__ = Compiled
     backend.listener = listen(made)
     atexit.register(made.close)
@@ -923,7 +1220,8 @@ def compiled_by(
 
 
 def backend_with(listener: GraphListener, ended: Callable[[], None] | None = None) -> Any:
-    """Inductor for `torch.compile`, its graphs told to a listener that is installed; `close()` ends it, with its session.
+    """Inductor for `torch.compile`, its graphs told to a listener that is installed; `close()` ends
+    it, with its session.
 
     ended: called then, in the process that made it.
     """
@@ -934,7 +1232,8 @@ def backend_with(listener: GraphListener, ended: Callable[[], None] | None = Non
 
 
 class _Inductor(torch._TorchCompileInductorWrapper):  # type: ignore[misc]
-    """What `torch.compile` takes as backend: inductor, its graphs instrumented as long as a listener is there.
+    """What `torch.compile` takes as backend: inductor, its graphs instrumented as long as a
+    listener is there.
 
     Equal to itself only: dynamo would take code compiled for one capture for another.
     """

@@ -1,4 +1,6 @@
-"""Whether taking tensors out of compiled code changes what it computes: the same code once more with nothing taken, compared bit by bit."""
+"""Whether taking tensors out of compiled code changes what it computes: the same code once more
+with nothing taken, compared bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,18 @@ from whence.frameworks.torch_arrays import tensors_in
 from whence.instrument.torch.compiled.fx_nodes import flat
 from whence.instrument.wording import raised
 
-_PURE = {"aten", "prims", "inductor", "quantized", "mkldnn", "mkl", "mkldnn_prepacked", "onednn", "whence", "rngprims"}
+_PURE = {
+    "aten",
+    "prims",
+    "inductor",
+    "quantized",
+    "mkldnn",
+    "mkl",
+    "mkldnn_prepacked",
+    "onednn",
+    "whence",
+    "rngprims",
+}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,14 +33,24 @@ class Cannot(Exception):
 
 
 def silently(
-    gm: Any, code: Callable[[Any], Any], inputs: Sequence[Any], keep: Collection[int], mutated: Collection[int]
-) -> list[Any]:  # fmt: skip
-    """What the code returns for clones of these inputs, then what it left in the inputs at `mutated`. The program sees nothing of it.
+    gm: Any,
+    code: Callable[[Any], Any],
+    inputs: Sequence[Any],
+    keep: Collection[int],
+    mutated: Collection[int],
+) -> list[Any]:
+    """What the code returns for clones of these inputs, then what it left in the inputs at
+    `mutated`. The program sees nothing of it.
 
-    keep: places of inputs that need no clone: the code does not write them. Random number generators are put back. Raises Cannot.
+    keep: places of inputs that need no clone: the code does not write them. Random number
+    generators are put back. Raises Cannot.
     """
     for node in gm.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _PURE:
+        if (
+            node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and node.target.namespace not in _PURE
+        ):
             raise Cannot(f"it runs {node.target}, which may act outside the graph")
         if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
             raise Cannot(f"it runs {node.target.name()}, a higher-order operator")
@@ -62,12 +85,18 @@ def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
         if storage._cdata not in storages:
             storages[storage._cdata] = storage.clone()
         clone = torch.empty(0, dtype=value.dtype, device=value.device)
-        made.append(clone.set_(storages[storage._cdata], value.storage_offset(), value.shape, value.stride()))
+        made.append(
+            clone.set_(
+                storages[storage._cdata], value.storage_offset(), value.shape, value.stride()
+            )
+        )
     return made
 
 
 def difference(expected: Sequence[Any], found: Sequence[Any]) -> str:
-    """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5 tensors"."""
+    """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5
+    tensors".
+    """
     if len(expected) != len(found):
         return f"{len(found)} tensors instead of {len(expected)}"
     apart = worst = 0
@@ -94,5 +123,7 @@ def _ulp(a: Any, b: Any) -> int:
         return 0
     if kind in (torch.uint8, torch.int64):
         return 1 if kind is torch.uint8 else int((first - second).abs().max())
-    first, second = (torch.where(v < 0, torch.iinfo(kind).min - v.long(), v.long()) for v in (first, second))
+    first, second = (
+        torch.where(v < 0, torch.iinfo(kind).min - v.long(), v.long()) for v in (first, second)
+    )
     return max(1, int((first - second).abs().max()))

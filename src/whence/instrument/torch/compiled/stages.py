@@ -1,6 +1,8 @@
-"""Puts another backend in the place of the one a program gives to `torch.compile`: one rung of the ladder of compile stages.
+"""Puts another backend in the place of the one a program gives to `torch.compile`: one rung of the
+ladder of compile stages.
 
-Nothing of the program is edited: `torch.compile` itself is wrapped while a capture with the option `rung` is active.
+Nothing of the program is edited: `torch.compile` itself is wrapped while a capture with the option
+`rung` is active.
 """
 
 from __future__ import annotations
@@ -23,18 +25,25 @@ NOTE = "rung"
 """Kind of the note in which a run says what it compiled."""
 
 ROUNDED = "rounded"
-"""Eager too, and what every module returns is rounded once more, up or down by chance: how far rounding alone takes this program."""
+"""Eager too, and what every module returns is rounded once more, up or down by chance: how far
+rounding alone takes this program.
+"""
 
-# The rung of `options.RUNGS` -> the backend of that name in torch. "eager" compiles nothing, "inductor" is what the program asks for.
-_BACKENDS = {"dynamo": "eager", "aot_eager": "aot_eager", "aot_eager_decomp_partition": "aot_eager_decomp_partition"}
+# The rung of `options.RUNGS` -> the backend of that name in torch. "eager" compiles nothing,
+# "inductor" is what the program asks for.
+_BACKENDS = {
+    "dynamo": "eager",
+    "aot_eager": "aot_eager",
+    "aot_eager_decomp_partition": "aot_eager_decomp_partition",
+}
 _UNCOMPILED = ("eager", ROUNDED)
 
 
 class Compiled(msgspec.Struct, frozen=True):
     """What a program compiled.
 
-    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks: graphs that dynamo made,
-    and reasons for which it broke off.
+    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks:
+    graphs that dynamo made, and reasons for which it broke off.
     """
 
     rung: str
@@ -45,10 +54,12 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Rung:
-    """While installed, `torch.compile` uses the backend of one rung. remove() puts torch back and notes what was compiled.
+    """While installed, `torch.compile` uses the backend of one rung. remove() puts torch back and
+    notes what was compiled.
 
-    Kept of the program's own options: dynamic, fullgraph, disable and the guard filter; on the rung "inductor" all, backend too.
-    Random numbers are drawn as eager draws them (inductor's `fallback_random`), or dropout would differ on every rung.
+    Kept of the program's own options: dynamic, fullgraph, disable and the guard filter; on the rung
+    "inductor" all, backend too. Random numbers are drawn as eager draws them (inductor's
+    `fallback_random`), or dropout would differ on every rung.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,7 +104,9 @@ class Rung:
             torch._inductor.config.fallback_random = self._random
         (graphs, breaks), (before, broken) = _counted(), self._before
         reasons = sum(count > broken.get(reason, 0) for reason, count in breaks.items())
-        return Compiled(self._name, self._asked, tuple(self._backends), max(graphs - before, 0), reasons)
+        return Compiled(
+            self._name, self._asked, tuple(self._backends), max(graphs - before, 0), reasons
+        )
 
     def _compile(self, original: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
         self._met(given)
@@ -101,8 +114,15 @@ class Rung:
             return _seen(model, model)
         self._draw_as_eager()
         if self._name in _BACKENDS:
-            options = {k: v for k, v in (given.get("options") or {}).items() if k == "guard_filter_fn"}
-            given = {**given, "backend": _BACKENDS[self._name], "mode": None, "options": options or None}
+            options = {
+                k: v for k, v in (given.get("options") or {}).items() if k == "guard_filter_fn"
+            }
+            given = {
+                **given,
+                "backend": _BACKENDS[self._name],
+                "mode": None,
+                "options": options or None,
+            }
         return _seen(original(model, **given), model)
 
     def _met(self, given: dict[str, Any]) -> None:
@@ -110,7 +130,11 @@ class Rung:
             return
         self._asked += 1
         backend = given.get("backend") or "inductor"
-        self._backends[backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)] = None
+        self._backends[
+            backend
+            if isinstance(backend, str)
+            else getattr(backend, "__name__", type(backend).__name__)
+        ] = None
 
     def _draw_as_eager(self) -> None:
         if self._random is None:
@@ -121,7 +145,9 @@ class Rung:
 
 
 class _Rounding:
-    """A forward hook: floating results times 1 + u * xi, xi uniform in -1..1, u the unit roundoff. Draws nothing of the program's."""
+    """A forward hook: floating results times 1 + u * xi, xi uniform in -1..1, u the unit roundoff.
+    Draws nothing of the program's.
+    """
 
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -134,8 +160,15 @@ class _Rounding:
             wide = torch.float64 if value.dtype in (torch.float64, torch.float32) else torch.float32
             if value.device not in self._generators:
                 self._generators[value.device] = torch.Generator(value.device).manual_seed(0)
-            xi = torch.rand(value.shape, dtype=wide, device=value.device, generator=self._generators[value.device])
-            return (value.to(wide) * (1 + (2 * xi - 1) * torch.finfo(value.dtype).eps / 2)).to(value.dtype)
+            xi = torch.rand(
+                value.shape,
+                dtype=wide,
+                device=value.device,
+                generator=self._generators[value.device],
+            )
+            return (value.to(wide) * (1 + (2 * xi - 1) * torch.finfo(value.dtype).eps / 2)).to(
+                value.dtype
+            )
         if type(value) in (tuple, list):
             return type(value)(self._rounded(v) for v in value)
         return {k: self._rounded(v) for k, v in value.items()} if type(value) is dict else value
@@ -154,14 +187,20 @@ class Function(torch.nn.Module):  # type: ignore[misc]
 
 
 def _seen(compiled: Any, model: Any) -> Any:
-    """A compiled plain function, such that its calls are those of a module; anything of a module is seen without."""
-    if isinstance(model, (torch.nn.Module, type)) or isinstance(getattr(model, "__self__", None), torch.nn.Module):
+    """A compiled plain function, such that its calls are those of a module; anything of a module is
+    seen without.
+    """
+    if isinstance(model, (torch.nn.Module, type)) or isinstance(
+        getattr(model, "__self__", None), torch.nn.Module
+    ):
         return compiled
     shell = type(getattr(model, "__name__", type(model).__name__), (Function,), {})(compiled)
 
     @functools.wraps(compiled)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, torch.nn.Module) for value in args):  # a method of a module: that one's call is seen
+        if any(
+            isinstance(value, torch.nn.Module) for value in args
+        ):  # a method of a module: that one's call is seen
             return compiled(*args, **kwargs)
         return shell(*args, **kwargs)
 
@@ -181,7 +220,9 @@ def of_run(run: Run) -> list[Compiled]:
 
 
 def _counted() -> tuple[int, dict[str, int]]:
-    """What dynamo has counted in this process so far: graphs, and how often for each reason it broke one."""
+    """What dynamo has counted in this process so far: graphs, and how often for each reason it
+    broke one.
+    """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is None:
         return 0, {}
