@@ -13,9 +13,9 @@ import whence
 from whence import cli
 from whence.align import align
 from whence.align.calls.fused_operators import joined
-from whence.readers import Building, Opened, open_run
-from whence.readers.figures import described
-from whence.records.views import Read
+from whence.readers import Building, ForeignRun, open_run
+from whence.readers.figures import with_figures
+from whence.records.views import CachedRun
 
 DATA = Path(__file__).parents[1] / "data" / "ascend"
 
@@ -216,7 +216,7 @@ def test_rows_are_those_of_the_vendors_report():
 
     with (DATA / "expected_msit_ge_fx.csv").open() as file:
         report = [r for r in csv.DictReader(file) if "TransData" not in r["my_data_path"]]
-    sides = [Read(described(open_run(DATA / side))) for side in ("fx_new", "ge")]
+    sides = [CachedRun(with_figures(open_run(DATA / side))) for side in ("fx_new", "ge")]
     found = align(*sides)
     rows = []
     for pair in found.plan.pairs:
@@ -283,7 +283,7 @@ def test_a_fused_graph_against_an_unfused_one(tmp_path):
         ("Cast_9", [product], [both["output.0"]], {}),
     ]
     fused = [*calls[:2], ("MulCast_9", [both["input.0"], both["input.1"]], [both["output.0"]], {})]
-    found = whence.compare(Opened(run_of(*calls), "test"), Opened(run_of(*fused), "test"))
+    found = whence.compare(ForeignRun(run_of(*calls), "test"), ForeignRun(run_of(*fused), "test"))
     assert (found.status, found.unmatched) == ("same", 0)
 
 
@@ -311,7 +311,9 @@ def test_steps_that_count_from_another_number(first):
             )
         )
 
-    left, right = (described(Opened(run, "test")) for run in (steps(100, 0), steps(100, first)))
+    left, right = (
+        with_figures(ForeignRun(run, "test")) for run in (steps(100, 0), steps(100, first))
+    )
     found = align(left, right)
     moved = 1 if first == 1 else 0
     assert [

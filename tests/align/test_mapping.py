@@ -5,7 +5,7 @@ import pytest
 
 from handmade import Builder, net
 from whence import align, api
-from whence.align.plan_editor import Matching
+from whence.align.plan_editor import PlanEditor
 from whence.errors import UsageError
 from whence.results import CallPair
 
@@ -234,7 +234,7 @@ def test_what_a_map_takes_from_a_pair_leaves_all_others_of_it_unmatched(tmp_path
     """
     halves = np.split(Q, 2)
     target = run(("", {"input.0": X}), linear("a", halves[0]), linear("b", halves[1]))
-    both = Matching(SPLIT, target, align.plan(SPLIT, target))
+    both = PlanEditor(SPLIT, target, align.plan(SPLIT, target))
     for call in (1, 2):
         both.free("target", target.calls[call])
     both.free("reference", SPLIT.calls[1])

@@ -7,7 +7,7 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
-from whence.align.batches.gather import Axes, Seen, axes
+from whence.align.batches.gather import Axes, SeenTokens, axes
 from whence.align.batches.positions import Course, places_of, rows_of
 from whence.align.batches.sequences import asked, fed, same_batches
 
@@ -223,6 +223,7 @@ FRONTS = frozenset({3})
 )
 def test_an_axis_of_positions_lies_in_front(sights, expected):
     seen = [
-        Seen(shape, batch, width, total, fronts=FRONTS) for shape, batch, width, total in sights
+        SeenTokens(shape, batch, width, total, fronts=FRONTS)
+        for shape, batch, width, total in sights
     ]
     assert axes("input.position_ids", False, seen) == expected

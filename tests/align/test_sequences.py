@@ -5,7 +5,7 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
-from whence.align.batches.gather import Axes, Seen, axes
+from whence.align.batches.gather import Axes, SeenTokens, axes
 from whence.align.batches.sequences import asked, fed, matched, same_batches
 from whence.results import Parted
 
@@ -166,7 +166,7 @@ def test_what_the_other_run_asked_tells_rows_of_one_length_apart():
     ],
 )
 def test_axes_follow_what_the_root_was_given(slot, sights, expected):
-    assert axes(slot, False, [Seen(*s) for s in sights]) == expected
+    assert axes(slot, False, [SeenTokens(*s) for s in sights]) == expected
 
 
 def outputs(own):
@@ -211,4 +211,4 @@ def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
 
 def test_runs_asked_nothing_in_common_stay_as_they_are():
     a, b = run({"input_ids": IDS}), run({"input_ids": np.array([[30, 31]])})
-    assert align.facing(a, b) == align.Faced(a, b)
+    assert align.facing(a, b) == align.AlignedBatches(a, b)

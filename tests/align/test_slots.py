@@ -3,8 +3,8 @@
 import numpy as np
 
 from whence.align.calls.tensor_slots import face
-from whence.readers import Building, Opened
-from whence.readers.figures import described
+from whence.readers import Building, ForeignRun
+from whence.readers.figures import with_figures
 
 RNG = np.random.default_rng(0)
 X, Y, Q, K, V = RNG.standard_normal((5, 4, 8)).astype(np.float32)
@@ -19,7 +19,7 @@ def called(kind, op_type, inputs, output):
         inputs=[building.array(x) for x in inputs],
         outputs=[building.array(output)],
     )
-    run = described(Opened(building.run(), "test"))
+    run = with_figures(ForeignRun(building.run(), "test"))
     return next(c for c in run.calls if c.scope == "it"), run
 
 

@@ -14,7 +14,7 @@ import whence
 from whence import api, report
 from whence.cli import execute
 from whence.errors import UsageError
-from whence.readers import Building, Opened, known
+from whence.readers import Building, ForeignRun, known
 
 MSIT = (
     "token_id,data_id,golden_data_path,golden_op_type,golden_dtype,golden_shape,golden_max_value,golden_min_value,golden_mean_value,"
@@ -44,7 +44,7 @@ def dump(name, change=1.0, drop=(), more=()):
             step=0,
         )
         x = y + k
-    return Opened(run.run(), "npy")
+    return ForeignRun(run.run(), "npy")
 
 
 def table(result, view):
@@ -109,7 +109,9 @@ def test_msit_holds_what_only_moves_elements_against_itself():
         "a", op_type="Mul", inputs=[reference.array(x)], outputs=[reference.array(x * 2)]
     )
     result = whence.compare(
-        Opened(reference.run(), "fx"), Opened(target.run(), "ge"), view=("msit", "torch_xray")
+        ForeignRun(reference.run(), "fx"),
+        ForeignRun(target.run(), "ge"),
+        view=("msit", "torch_xray"),
     )
     rows = table(result, "msit")
     assert [r["whence_call"] for r in rows] == ["a.input.0", "a.output.0", "trans_1.input.0"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import whence
-from whence.readers import Building, Opened
+from whence.readers import Building, ForeignRun
 
 X = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((2, 8, 8)).astype(np.float32)
@@ -42,7 +42,7 @@ def dump(name, *, blocks=True, root=False, change=1.0):
             run.fill(block, outputs=[run.array(x)])
     if root:
         run.fill(above, outputs=[run.array(x)])
-    return Opened(run.run(), name)
+    return ForeignRun(run.run(), name)
 
 
 @pytest.mark.parametrize("root", [False, True])

@@ -14,7 +14,7 @@ from whence import store
 from whence.instrument import options
 from whence.instrument.session import Session
 from whence.instrument.torch.modules import Listener
-from whence.instrument.torch.staging import Ring
+from whence.instrument.torch.staging import StagingRing
 from whence.records import RunInfo
 from whence.store import open_run
 
@@ -27,7 +27,7 @@ def fail(error):
 
 def test_bytes_arrive_in_order_on_one_other_thread():
     got, threads = [], set()
-    ring = Ring(fail)
+    ring = StagingRing(fail)
     for n in range(50):
 
         def arrived(data, copied, n=n):
@@ -51,7 +51,7 @@ def test_bytes_arrive_in_order_on_one_other_thread():
 
 def test_writes_after_submit_do_not_reach_the_copy():
     gate, got = threading.Event(), []
-    ring = Ring(fail)
+    ring = StagingRing(fail)
     ring.then(gate.wait)
     value = torch.ones(4)
     ring.submit(value, lambda data, _: got.append(data.view(np.float32).tolist()))
@@ -63,7 +63,7 @@ def test_writes_after_submit_do_not_reach_the_copy():
 
 def test_submit_waits_for_room():
     gate, third = threading.Event(), threading.Event()
-    ring = Ring(fail, limit_bytes=1000)
+    ring = StagingRing(fail, limit_bytes=1000)
     ring.then(gate.wait)
     ring.submit(torch.zeros(100), lambda *_: None)
     ring.submit(torch.zeros(100), lambda *_: None)
@@ -85,7 +85,7 @@ def test_submit_waits_for_room():
 def test_an_error_ends_the_ring_and_frees_who_waits():
     told, ran = [], []
     gate = threading.Event()
-    ring = Ring(told.append, limit_bytes=1000)
+    ring = StagingRing(told.append, limit_bytes=1000)
     ring.then(gate.wait)
     ring.then(lambda: 1 / 0)
     ring.submit(torch.zeros(200), lambda *_: ran.append(1))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import Error, below_masks, between, grow
+from whence.judge import PairError, below_masks, between, grow
 from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
@@ -27,20 +27,20 @@ U = 2.0**-24
     ],
 )
 def test_growth(e_in, e_out, verdict):
-    assert grow([Error(e, u=U) for e in e_in], [Error(e_out, u=U)], U).verdict == verdict
+    assert grow([PairError(e, u=U) for e in e_in], [PairError(e_out, u=U)], U).verdict == verdict
 
 
 def test_bitwise_equal_is_identical():
-    assert grow([Error(0.3)], [Error(0.0, exact=True)], U).verdict == "identical"
+    assert grow([PairError(0.3)], [PairError(0.0, exact=True)], U).verdict == "identical"
 
 
 def test_an_input_that_could_not_be_measured_makes_growth_undetermined():
-    assert grow([Error(None), Error(0.0)], [Error(1e-3)], U).verdict == "undetermined"
-    assert grow([Error(0.0)], [Error(None)], U).verdict == "undetermined"
+    assert grow([PairError(None), PairError(0.0)], [PairError(1e-3)], U).verdict == "undetermined"
+    assert grow([PairError(0.0)], [PairError(None)], U).verdict == "undetermined"
 
 
 def test_two_dumps_are_never_certain():
-    verdict = judge_region(0, 1, grow([Error(0.0)], [Error(1.0)], U))
+    verdict = judge_region(0, 1, grow([PairError(0.0)], [PairError(1.0)], U))
     assert (verdict.verdict, verdict.confidence) == ("introduced", "likely")
 
 
@@ -91,8 +91,8 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
 
     def judged(y):
         moved = drift(record(x), record(y, "bfloat16"))
-        out = Error(max(moved[:3]), "statistics", u=2.0**-8, drift=moved)
-        return judge_region(0, -1, grow([Error(0.0, exact=True)], [out], 2.0**-8))
+        out = PairError(max(moved[:3]), "statistics", u=2.0**-8, drift=moved)
+        return judge_region(0, -1, grow([PairError(0.0, exact=True)], [out], 2.0**-8))
 
     assert judged(x + noise).verdict in ("noise", "inherited")
     found = judged(fault + noise)
@@ -107,13 +107,13 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
 
 
 def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():
-    alone = Error(3 * U, u=U, lone=1.0)
-    assert grow([Error(0.0)], [Error(3 * U, u=U)], U).verdict == "inherited"
-    found = grow([Error(0.0)], [alone], U)
+    alone = PairError(3 * U, u=U, lone=1.0)
+    assert grow([PairError(0.0)], [PairError(3 * U, u=U)], U).verdict == "inherited"
+    found = grow([PairError(0.0)], [alone], U)
     assert (found.verdict, found.moved) == ("introduced", "lone")
     assert "one element" in judge_region(0, -1, found).sentence
     # Where an input has such an element already, it was handed on.
-    assert grow([Error(3 * U, u=U, lone=1.0)], [alone], U).verdict != "introduced"
+    assert grow([PairError(3 * U, u=U, lone=1.0)], [alone], U).verdict != "introduced"
 
 
 def test_figures_of_what_was_made_of_quite_other_inputs_prove_nothing():
@@ -122,8 +122,8 @@ def test_figures_of_what_was_made_of_quite_other_inputs_prove_nothing():
 
     def found(e_in):
         one, two = (
-            Error(e_in, u=u, drift=Drift(0.0, 0.0, 0.0, 0.0)),
-            Error(e_in, u=u, drift=Drift(0.0, 0.0, 20.0, 0.0)),
+            PairError(e_in, u=u, drift=Drift(0.0, 0.0, 0.0, 0.0)),
+            PairError(e_in, u=u, drift=Drift(0.0, 0.0, 20.0, 0.0)),
         )
         return grow([one], [two], u).verdict
 
@@ -131,10 +131,10 @@ def test_figures_of_what_was_made_of_quite_other_inputs_prove_nothing():
 
 
 def test_integers_that_flip_prove_nothing_when_inputs_differ():
-    flipped = Error(1.0, u=0.0)
-    assert grow([Error(1e-4, u=U)], [flipped, Error(1e-4, u=U)], U).verdict == "inherited"
-    assert grow([Error(1e-4, u=U)], [flipped], U).verdict == "undetermined"
-    assert grow([Error(0.0, exact=True)], [flipped], 0.0).verdict == "introduced"
+    flipped = PairError(1.0, u=0.0)
+    assert grow([PairError(1e-4, u=U)], [flipped, PairError(1e-4, u=U)], U).verdict == "inherited"
+    assert grow([PairError(1e-4, u=U)], [flipped], U).verdict == "undetermined"
+    assert grow([PairError(0.0, exact=True)], [flipped], 0.0).verdict == "introduced"
 
 
 def test_sentinels_of_each_sides_dtype_match():
@@ -162,7 +162,7 @@ def test_what_a_mask_is_written_over_is_measured_without_it():
     wrong = scores * 1.5
     hidden = np.arange(8) > 4
     a, b = (np.where(hidden, -1e4, x).astype(np.float32) for x in (scores, wrong))
-    seen = Error(float(np.linalg.norm(a - b) / np.linalg.norm(a)), u=U)
+    seen = PairError(float(np.linalg.norm(a - b) / np.linalg.norm(a)), u=U)
     x, y = a[:, :5].astype(np.float64), b[:, :5].astype(np.float64)
     assert seen.value < 1e-3
     assert below_masks(a, b, seen).value == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whence import metrics
-from whence.judge import Error as Err
+from whence.judge import PairError as Err
 from whence.judge import are_codes, at_boundaries, beyond_boundaries, error_of_codes, grow
 
 RNG = np.random.default_rng(5)

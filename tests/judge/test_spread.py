@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import f as f_distribution
 
 from whence import judge
-from whence.judge import Error, grow
+from whence.judge import PairError, grow
 from whence.judge.error_structure import Structure
 from whence.judge.limits import LIMITS
 from whence.results import Measured, Verdict
@@ -113,13 +113,13 @@ def test_no_spread_changes_nothing():
     ],
 )
 def test_growth_beyond_the_spread(e_in, e_out, spread, verdict):
-    got = grow([Error(e_in, u=U)], [Error(e_out, u=U, spread=spread)], U)
+    got = grow([PairError(e_in, u=U)], [PairError(e_out, u=U, spread=spread)], U)
     assert got.verdict == ("noise" if verdict == "inherited" and e_in == 0 else verdict)
 
 
 def test_each_output_has_its_own_spread():
-    outputs = [Error(1e-3, u=U, spread=1e-3), Error(1e-4, u=U)]
-    assert grow([Error(0.0, exact=True)], outputs, U).verdict == "introduced"
+    outputs = [PairError(1e-3, u=U, spread=1e-3), PairError(1e-4, u=U)]
+    assert grow([PairError(0.0, exact=True)], outputs, U).verdict == "introduced"
 
 
 def test_the_limit_is_what_a_correct_run_rarely_exceeds():
@@ -177,7 +177,7 @@ def test_siblings_whose_slope_is_within_their_spread_are_not_pooled():
     def siblings(spread_rel):
         structure = Structure(slope=1e-4, slope_z=4.0, changed=1000)
         return [
-            ("norms", judge.Local(0.9, structure=structure, spread_rel=spread_rel, u=U))
+            ("norms", judge.ReplayError(0.9, structure=structure, spread_rel=spread_rel, u=U))
             for _ in range(5)
         ]
 

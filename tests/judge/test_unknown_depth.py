@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whence import dtypes
-from whence.judge import LIMITS, Error, Sight, grow, judge_region, judge_unseen, sight
+from whence.judge import LIMITS, PairError, Sight, grow, judge_region, judge_unseen, sight
 
 U32, BF16 = 2.0**-24, 2.0**-8
 RNG = np.random.default_rng(11)
@@ -81,8 +81,8 @@ def test_nothing_is_seen_of_other_shapes(one, two):
 
 
 def judged(e_in, e_out, u=U32, before=(), look=None, evidence="two dumps"):
-    inputs = [Error(e_in, u=u), *before]
-    growth = grow(inputs, [Error(e_out, evidence, u=u)], u)
+    inputs = [PairError(e_in, u=u), *before]
+    growth = grow(inputs, [PairError(e_out, evidence, u=u)], u)
     return judge_unseen(judge_region(0, -1, growth), growth, u, inputs, lambda: look)
 
 
@@ -112,7 +112,7 @@ def test_sizes(e_in, e_out, u, verdict):
 
 
 def test_float32_that_was_seen_to_be_float32_leaves_less_room():
-    agreeing = [Error(3e-7, u=U32)] * 2
+    agreeing = [PairError(3e-7, u=U32)] * 2
     assert judged(0.0, 0.02, before=agreeing).verdict == "introduced"
     assert judged(0.0, 0.02, before=agreeing[:1]).verdict == "undetermined" or len(agreeing) == 2
     assert judged(0.0, 1e-3, before=agreeing).verdict == "undetermined"
@@ -131,9 +131,9 @@ def test_statistics_do_not_show_the_order_of_elements():
 
 
 def test_integers_may_be_chosen_by_scores_that_are_nearly_equal():
-    growth = grow([Error(0.0, exact=True)], [Error(1.0)], 0.0)
+    growth = grow([PairError(0.0, exact=True)], [PairError(1.0)], 0.0)
     verdict = judge_unseen(
-        judge_region(0, -1, growth), growth, 0.0, [Error(0.0, exact=True)], lambda: None
+        judge_region(0, -1, growth), growth, 0.0, [PairError(0.0, exact=True)], lambda: None
     )
     assert verdict.verdict == "undetermined"
     assert "scores" in verdict.sentence

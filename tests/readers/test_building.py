@@ -9,8 +9,8 @@ import pytest
 
 import whence
 from whence.errors import ElementsMissing
-from whence.readers import GATHERED, Building, Opened
-from whence.readers.figures import Described, described
+from whence.readers import GATHERED, Building, ForeignRun
+from whence.readers.figures import MeasuredRun, with_figures
 from whence.readers.opening import open_to_show
 from whence.records import Statistics
 from whence.report import run as show
@@ -61,7 +61,7 @@ def chain(
                 step=step,
             )
             x = y
-    return Opened(run.run(), "test")
+    return ForeignRun(run.run(), "test")
 
 
 def test_places_parents_and_roots():
@@ -116,8 +116,8 @@ def test_elements_are_checked_and_a_damaged_tensor_costs_itself_only():
 
 
 def test_equal_content_is_one_tensor_and_tells_the_data_flow():
-    run = described(chain())
-    assert isinstance(run, Described)
+    run = with_figures(chain())
+    assert isinstance(run, MeasuredRun)
     by_name = {c.scope: c for c in run.calls}
     for k in range(4):
         assert by_name[f"op{k + 1}"].refs[0].record == by_name[f"op{k}"].slots("output")[0].record
@@ -132,7 +132,7 @@ def test_small_and_constant_tensors_are_not_taken_for_one():
     run = Building("dump", "test")
     run.call("a", outputs=[run.array(np.ones(100)), run.array(np.arange(4))])
     run.call("b", inputs=[run.array(np.ones(100)), run.array(np.arange(4))])
-    calls = described(Opened(run.run(), "test")).calls
+    calls = with_figures(ForeignRun(run.run(), "test")).calls
     assert [r.record for c in calls[:2] for r in c.refs] == [0, 1, 2, 3]
 
 
@@ -187,7 +187,7 @@ def test_digests_alone_show_what_is_equal_and_no_more():
             run.call(
                 f"op{k}", outputs=[run.tensor("float32", (9,), why="digests only", digest=digest)]
             )
-        return Opened(run.run(), "test")
+        return ForeignRun(run.run(), "test")
 
     assert whence.compare(digests(), digests()).status == "same"
     result = whence.compare(digests(), digests((2,)))
@@ -212,7 +212,7 @@ def test_statistics_alone_name_a_fault():
                 f"op{k}",
                 outputs=[run.tensor("float32", x.shape, why="statistics only", statistics=s)],
             )
-        return Opened(run.run(), "test")
+        return ForeignRun(run.run(), "test")
 
     result = whence.compare(figures(), figures(1.05))
     assert (result.status, result.evidence, [f.name for f in result.findings]) == (
@@ -269,7 +269,7 @@ def test_operators_that_only_one_dump_has_and_that_hand_on_are_no_gap():
                     outputs=[made.array(shown)],
                 )
             x = y
-        return Opened(made.run(), "test")
+        return ForeignRun(made.run(), "test")
 
     same = whence.compare(run(True), run(False))
     assert (same.status, same.coverage.calls, same.unmatched) == ("same", 5, 5)

@@ -7,7 +7,7 @@ from whence.align.calls.compiled_graphs import cut_alike, is_compiled, is_piece,
 from whence.align.calls.layout_operators import is_handed_on
 from whence.align.calls.match import MATCHES, plan
 from whence.align.calls.nearest import nearest
-from whence.align.derived_run import Derived, Making
+from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.environment import changed, differences, settings_of, told
 from whence.align.layout.axes import fit
 from whence.align.layout.provenance import named
@@ -25,8 +25,8 @@ __all__ = [
     "NOT_SELECTED",
     "Aligned",
     "Derived",
+    "DerivedTensors",
     "Inner",
-    "Making",
     "Map",
     "Shard",
     "align",

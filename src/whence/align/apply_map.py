@@ -14,9 +14,9 @@ import msgspec
 
 from whence.align.call_sites import selected
 from whence.align.calls.match import pair_of
-from whence.align.derived_run import Derived, Making
+from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.dims import Unfit, names
-from whence.align.plan_editor import USER_MAP, Matching
+from whence.align.plan_editor import USER_MAP, PlanEditor
 from whence.align.user_map import Entry, Map, compiled, filled
 from whence.records import Call, Run
 from whence.records.marks import NOT_SELECTED
@@ -88,7 +88,7 @@ def applied(
     named: the target's own names by rewritten ones. Raises UsageError for entries that match
     nothing, contradict or do not fit.
     """
-    at = Matching(reference, target, plan)
+    at = PlanEditor(reference, target, plan)
     at.pairs = {call: _by_name(pair, target, named) for call, pair in at.pairs.items()}
     said: dict[int, tuple[Entry, CallPair]] = {}
     others = _table(selected(target.calls))
@@ -171,7 +171,7 @@ def _explicit(
     chart: Map,
     reference: Run,
     target: Run,
-    making: Making,
+    making: DerivedTensors,
 ) -> CallPair:
     first = next(iter(facing.values()))
     base = pair_of(call, first, USER_MAP, reference, target)

@@ -80,7 +80,7 @@ class Derived(Over):
         return view
 
 
-class Making:
+class DerivedTensors:
     """Collects the tensors to be made of one run; each once. Reads no elements."""
 
     def __init__(self, run: Run) -> None:

@@ -86,7 +86,7 @@ def align(
         reference, target, joined = join.joined(
             reference, target, chart.ranks if chart is not None else ()
         )
-    faced = batches.Faced(reference, target)
+    faced = batches.AlignedBatches(reference, target)
     if match in ("auto", "names"):
         faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
     reference, target = faced.reference, faced.target

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from whence.align.derived_run import Making, text
+from whence.align.derived_run import DerivedTensors, text
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Run, children
@@ -26,7 +26,7 @@ MOST_PARTS = 4  # that one call may be in the other run
 READ = 3  # of a family of siblings: so many are read to decide for all
 
 
-class Matching:
+class PlanEditor:
     """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner
     or `also`), free, ambiguous.
 
@@ -36,7 +36,7 @@ class Matching:
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
         self.reference, self.target, self.plan = reference, target, plan
-        self.making = Making(target)
+        self.making = DerivedTensors(target)
         self.pairs: dict[int, CallPair] = {p.reference: p for p in plan.pairs}
         self.free_reference, self.free_target = (
             set(plan.unmatched_reference),

@@ -1,6 +1,4 @@
-"""Two runs face to face: who faces whom, how far each pair of tensors is apart, and what faces a
-slot of a program.
-"""
+"""The plan of a comparison applied to two runs: partner of a call, partner of a tensor slot."""
 
 from __future__ import annotations
 
@@ -8,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from whence import align, judge, metrics
 from whence.comparison.options import CompareOptions
-from whence.comparison.prepare.masks import alike
+from whence.comparison.prepare.masks import unify_masks
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, children, marks, region
-from whence.records.views import Read
+from whence.records.views import CachedRun
 from whence.results import CallPair, Measured, Plan, SlotPair
 
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
@@ -22,15 +20,15 @@ class PairedRuns:
     """The plan of a comparison, carried out.
 
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each
-    pair, by slot of the reference. target: with its masks in the reference's form (`masks.alike`);
+    pair, by slot of the reference. target: with its masks in the reference's form (`unify_masks`);
     shown: as it is. kids, target_kids: children of every call. made: records that some call of the
     reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
     """
 
     def __init__(
         self,
-        reference: Read,
-        target: Read,
+        reference: CachedRun,
+        target: CachedRun,
         plan: Plan,
         options: CompareOptions,
         tell: Callable[[int, int, str], None],
@@ -44,7 +42,7 @@ class PairedRuns:
         }
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = plan
-        self.shown, self.target = target, alike(reference, target, self.plan)
+        self.shown, self.target = target, unify_masks(reference, target, self.plan)
         self.pair_of = {p.reference: i for i, p in enumerate(self.plan.pairs)}
         self.slots: list[dict[str, SlotPair]] = [
             {s.reference_slot: s for s in p.slots} for p in self.plan.pairs
@@ -213,11 +211,11 @@ class PairedRuns:
             return True
         around = self.alone(pair.reference)
         within = {k for call in (pair.reference, *around) for k in self.kids.get(call, ())}
-        paired = [self.pair_of[k] for k in within if k in self.pair_of]
+        pairs = [self.pair_of[k] for k in within if k in self.pair_of]
         return (
             bool(around)
             and all(self.kids.get(k) for k in around)
-            and all(map(self._is_identical, paired))
+            and all(map(self._is_identical, pairs))
         )
 
     def _is_identical(self, index: int) -> bool:

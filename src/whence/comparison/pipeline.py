@@ -12,15 +12,15 @@ import msgspec
 from whence import align, extras
 from whence.comparison.answer import generation
 from whence.comparison.answer.occurrences import counted, of_operators
-from whence.comparison.answer.origin import Tracer, flow_of
-from whence.comparison.answer.summary import Answer
-from whence.comparison.inputs.positions_masks import Otherwise
-from whence.comparison.inputs.root_inputs import FirstThings
+from whence.comparison.answer.origin import OriginTracer, flow_of
+from whence.comparison.answer.summary import Summary
+from whence.comparison.inputs.positions_masks import PositionsAndMasks
+from whence.comparison.inputs.root_inputs import RootInputs
 from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.prepare import rewritten_modules
 from whence.comparison.prepare.labels import plain as labelled_plain
-from whence.comparison.prepare.stored_precision import Computed, as_computed
+from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
 from whence.comparison.prepare.whole_model import put_together
 from whence.comparison.verdicts import compiled_kernels, rewritten
 from whence.comparison.verdicts.checkpoints import complete
@@ -29,17 +29,17 @@ from whence.comparison.verdicts.indices import notes as notes_of_ties
 from whence.comparison.verdicts.operator_forms import formed
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.patched import declare_patched
-from whence.comparison.verdicts.ranks import Ranked
-from whence.comparison.verdicts.regions import Judging
-from whence.comparison.verdicts.repeated_runs import Again
+from whence.comparison.verdicts.ranks import RankFaults
+from whence.comparison.verdicts.regions import RegionJudge
+from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.comparison.verdicts.source_lines import placed
 from whence.comparison.verdicts.sparse_target import inside
 from whence.comparison.verdicts.status import decide
-from whence.comparison.verdicts.third_run import Third
+from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.comparison.views.rows import viewed
-from whence.readers.figures import described
+from whence.readers.figures import with_figures
 from whence.records import Run, regions
-from whence.records.views import Read
+from whence.records.views import CachedRun
 from whence.results import Comparison
 
 NO_TORCH = (
@@ -62,10 +62,13 @@ def without_replay(
 
 def brought_face_to_face(
     reference: Run, target: Run, options: CompareOptions
-) -> tuple[Read, Read, align.Aligned]:
+) -> tuple[CachedRun, CachedRun, align.Aligned]:
     """Both runs as they are compared, and the plan with the runs it speaks of."""
     within = functools.partial(inside, allow=options.allow) if options.replay else None
-    own, other = Read(as_computed(described(reference))), Read(as_computed(described(target)))
+    own, other = (
+        CachedRun(as_computed(with_figures(reference))),
+        CachedRun(as_computed(with_figures(target))),
+    )
     aligned = align.align(own, other, match=options.match, chart=options.chart, inside=within)
     return own, other, rewritten_modules.judged_by_module(aligned, options.match, options.chart)
 
@@ -93,18 +96,20 @@ def compare_runs(
     with _Timer(timing, "plan"):
         reference, target, labelled = labelled_plain(reference, target)
         own, other, aligned = brought_face_to_face(reference, target, options)
-        left, right = Read(aligned.reference), Read(aligned.target)
+        left, right = CachedRun(aligned.reference), CachedRun(aligned.target)
 
-    def beside(run: Run) -> Read:
+    def beside(run: Run) -> CachedRun:
         """A run of the reference's program in the form that the reference was brought to."""
         if aligned.reference is own:
-            return Read(run)
-        alike = align.align(Read(run), other, match=options.match, chart=options.chart).reference
-        return Read(rewritten_modules.folded_like(left.base, alike))
+            return CachedRun(run)
+        alike = align.align(
+            CachedRun(run), other, match=options.match, chart=options.chart
+        ).reference
+        return CachedRun(rewritten_modules.folded_like(left.base, alike))
 
     with _Timer(timing, "again"):
-        further = [beside(described(run)) for run in again]
-        repeated = Again(
+        further = [beside(with_figures(run)) for run in again]
+        repeated = RepeatedRuns(
             left,
             further,
             allow=options.allow,
@@ -113,23 +118,23 @@ def compare_runs(
             tell=tell,
         )
     with _Timer(timing, "third"):
-        finer = Third(
-            left, right, beside(described(third)) if third is not None else None, tell=tell
+        finer = ThirdRunJudge(
+            left, right, beside(with_figures(third)) if third is not None else None, tell=tell
         )
-    faces = PairedRuns(
+    paired = PairedRuns(
         left, right, put_together(aligned.plan, left.calls, right.calls), options, tell
     )
-    errors = PairErrors(faces, options.policy, repeated)
+    errors = PairErrors(paired, options.policy, repeated)
     with _Timer(timing, "measure"):
-        faces.measure()
-    otherwise = Otherwise(faces, errors.of)
-    first = FirstThings(faces, otherwise, errors.of)
+        paired.measure()
+    otherwise = PositionsAndMasks(paired, errors.of)
+    first = RootInputs(paired, otherwise, errors.of)
     inputs_differ = first.sentences()
     with _Timer(timing, "judge"):
-        tiles = list(regions(faces.calls))
+        tiles = list(regions(paired.calls))
         repeated.find(tiles)
-        judging = Judging(errors, tiles, options, repeated, otherwise, tell)
-        verdicts = Ranked(judging).explained(judging.verdicts())
+        judging = RegionJudge(errors, tiles, options, repeated, otherwise, tell)
+        verdicts = RankFaults(judging).explained(judging.verdicts())
         figures = (
             (call, local) for call, found in judging.locals.items() for local in found.values()
         )
@@ -137,22 +142,22 @@ def compare_runs(
         verdicts = finer.judged(verdicts, tiles, judging.first, errors.of)
         verdicts = otherwise.judged(verdicts, first.differ)
         verdicts = first.doubted(
-            complete(formed(rewritten.doubted(verdicts, errors), errors), faces)
+            complete(formed(rewritten.doubted(verdicts, errors), errors), paired)
         )
-        verdicts = declare_patched(verdicts, faces.plan.pairs, faces.calls, right.calls)
-        verdicts = placed(compiled_kernels.named(verdicts, faces), faces)
-    answer = Answer(faces, judging, finer)
+        verdicts = declare_patched(verdicts, paired.plan.pairs, paired.calls, right.calls)
+        verdicts = placed(compiled_kernels.named(verdicts, paired), paired)
+    answer = Summary(paired, judging, finer)
     with _Timer(timing, "locate"):
-        judged = order_and_taint(faces.calls, tiles, verdicts, judging.blind.calls)
+        judged = order_and_taint(paired.calls, tiles, verdicts, judging.blind.calls)
         found = [
-            answer.with_worst(f) for f in findings(judged, faces.calls, faces.plan, align.starred)
+            answer.with_worst(f) for f in findings(judged, paired.calls, paired.plan, align.starred)
         ]
-        noted = remarks(judged, faces.calls, found, align.starred)
+        noted = remarks(judged, paired.calls, found, align.starred)
     per_call = answer.per_call(verdicts)
     coverage = answer.coverage(per_call)
-    if not faces.measured:  # a dump without tensors
+    if not paired.measured:  # a dump without tensors
         coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
-    every, plan = tuple(verdicts.values()), faces.plan
+    every, plan = tuple(verdicts.values()), paired.plan
     status, why = decide(
         found,
         every,
@@ -194,18 +199,18 @@ def compare_runs(
             *notes_of_ties(
                 every,
                 [
-                    faces.calls[p.reference].scope or faces.calls[p.reference].root
+                    paired.calls[p.reference].scope or paired.calls[p.reference].root
                     for p in plan.pairs
                 ],
             ),
             *(
                 said
                 for run in (own.base, other.base)
-                if isinstance(run, Computed)
+                if isinstance(run, StoredPrecisionRun)
                 for said in run.said
             ),
             *errors.declaring.notes(),
-            *compiled_kernels.notes(faces, judging),
+            *compiled_kernels.notes(paired, judging),
             *(options.model.notes() if options.model is not None else ()),
             *answer.run_notes(),
             *(judging.replayer.reference.notes() if judging.replayer is not None else ()),
@@ -218,18 +223,18 @@ def compare_runs(
         nearest=answer.nearest(),
         environment=tuple(align.differences(left, right)),
         timing=timing,
-        views=viewed(faces, options.views, per_call, tell) if options.views else {},
+        views=viewed(paired, options.views, per_call, tell) if options.views else {},
     )
-    if options.occurrences or of_operators(faces):
-        tracer = Tracer(flow_of(faces.reference, right, plan, result.rows, every))
-        start = tracer.first() if of_operators(faces) and tracer.significant else None
+    if options.occurrences or of_operators(paired):
+        tracer = OriginTracer(flow_of(paired.reference, right, plan, result.rows, every))
+        start = tracer.first() if of_operators(paired) and tracer.significant else None
         result = msgspec.structs.replace(
             result,
-            occurrences=counted(faces, per_call, tracer.significant),
+            occurrences=counted(paired, per_call, tracer.significant),
             origin=tracer.origin(start) if start is not None else None,
         )
     with _Timer(timing, "tokens"):
-        made, unknown = generation.generated(own, other, result, faces.calls)
+        made, unknown = generation.generated(own, other, result, paired.calls)
     return msgspec.structs.replace(result, generation=made, notes=(*result.notes, *unknown))
 
 

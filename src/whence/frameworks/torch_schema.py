@@ -49,7 +49,7 @@ AUTOCAST_KEYS = {
 }
 
 
-class Facts(NamedTuple):
+class OperatorSchema(NamedTuple):
     """What the schema of an overload says, worked out once."""
 
     name: str
@@ -64,11 +64,11 @@ class Facts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def facts_of(func: Any) -> Facts:
+def schema_of(func: Any) -> OperatorSchema:
     schema = func._schema
     namespace, _, base = schema.name.partition("::")
     returns = [r.alias_info for r in schema.returns]
-    return Facts(
+    return OperatorSchema(
         name=f"{namespace}.{base}.{func._overloadname}",
         base=base,
         namespace=namespace,
@@ -91,7 +91,7 @@ def _has_kernel(func: Any, key: str) -> bool:
         return False
 
 
-def draws(facts: Facts, named: dict[str, Any]) -> bool:
+def draws(facts: OperatorSchema, named: dict[str, Any]) -> bool:
     """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on
     every fused attention.
     """
@@ -124,7 +124,7 @@ def restored(func: Any, autocast: tuple[str, ...]) -> Any:
                 for k in autocast
                 if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::bilinear", k)
             )
-    elif facts_of(func).composite:
+    elif schema_of(func).composite:
         inner = ("ADInplaceOrView", *(k for k in autocast if not _has_kernel(func, k)))
     if not inner:
         return contextlib.nullcontext()

@@ -21,7 +21,7 @@ NESTING = 16
 BOXES = 10_000
 
 
-class Watched:
+class ObjectSnapshot:
     """A plain object that holds tensors (a KV cache): where its tensors hang, and which they were
     at the last look.
 

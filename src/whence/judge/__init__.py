@@ -5,8 +5,8 @@ from whence.judge.activation_forms import forms_of, told_apart
 from whence.judge.composite_error import measure as whole
 from whence.judge.composite_error import steadier
 from whence.judge.error_growth import (
-    Error,
-    Growth,
+    ErrorGrowth,
+    PairError,
     below_masks,
     between,
     error_of,
@@ -21,9 +21,9 @@ from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
-from whence.judge.pooling import Pooled, pool
+from whence.judge.pooling import PooledEvidence, pool
 from whence.judge.precision import partly, roundoff
-from whence.judge.replay_error import Local
+from whence.judge.replay_error import ReplayError
 from whence.judge.replay_error import measure as local
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
@@ -34,13 +34,13 @@ from whence.judge.verdict import LeafEvidence, judge_leaf, judge_region
 __all__ = [
     "LIMITS",
     "Choice",
-    "Error",
-    "Growth",
+    "ErrorGrowth",
     "LeafEvidence",
     "Limits",
-    "Local",
+    "PairError",
     "ParameterDifference",
-    "Pooled",
+    "PooledEvidence",
+    "ReplayError",
     "Sight",
     "ThreeWay",
     "are_codes",

@@ -46,7 +46,7 @@ _GELU: dict[str, Callable[[Floats], Floats]] = {
 _FORMS = {"gelu": _GELU}
 
 
-class Formed(NamedTuple):
+class ActivationForms(NamedTuple):
     """The forms of both sides. parts: elements at which they part, in the target's dtype; agree:
     how many are of the target's form.
     """
@@ -67,7 +67,7 @@ def forms_of(op_type: str) -> dict[str, Callable[[Floats], Floats]]:
 
 def told_apart(
     op_type: str, reference: tuple[Array, Array], target: tuple[Array, Array]
-) -> Formed | None:
+) -> ActivationForms | None:
     """The two forms when reference and target computed different ones beyond doubt, else None.
 
     reference, target: (input, output) of one call each, element by element, of any floating dtype;
@@ -85,7 +85,11 @@ def told_apart(
     y, mine, his = (a[parts].astype(np.float64) for a in (found, values, other))
     agree = int(np.count_nonzero(np.abs(y - mine) * _NEARER <= np.abs(y - his)))
     many = int(np.count_nonzero(parts))
-    return Formed(ours[0], name, many, agree) if many >= _LEAST and agree >= _AGREE * many else None
+    return (
+        ActivationForms(ours[0], name, many, agree)
+        if many >= _LEAST and agree >= _AGREE * many
+        else None
+    )
 
 
 def _form(

@@ -14,7 +14,15 @@ from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge.integer_codes import beyond_boundaries
 from whence.judge.limits import LIMITS, Limits
-from whence.judge.replay_error import Local, comparable, flat, norm, rounded, same_sentinel, worst
+from whence.judge.replay_error import (
+    ReplayError,
+    comparable,
+    flat,
+    norm,
+    rounded,
+    same_sentinel,
+    worst,
+)
 
 
 def measure(
@@ -24,7 +32,7 @@ def measure(
     *,
     reference: Array | None = None,
     limits: Limits = LIMITS,
-) -> Local:
+) -> ReplayError:
     """Judge `output` (what the target made) against `wide`, the same computation in wide arithmetic
     on the target's inputs.
 
@@ -36,13 +44,13 @@ def measure(
     kind = dtypes.of(output)
     if not kind.is_floating:
         count = beyond_boundaries(output, [wide, *copies])
-        return Local(math.inf if count else 0.0, integer_mismatch=count)
+        return ReplayError(math.inf if count else 0.0, integer_mismatch=count)
     u, big = unit_roundoff(kind.name), kind.max_finite or math.inf
     y, r = flat(output), flat(wide)
     runs = [flat(c if dtypes.of(c).name == kind.name else rounded(c, kind)) for c in copies]
     keep, mismatch = comparable(y, r, runs[0], big)
     if y.size == 0:
-        return Local(0.0, u=u)
+        return ReplayError(0.0, u=u)
     y, r = np.where(keep, y, 0.0), np.where(keep, r, 0.0)
     square = np.mean([np.where(keep & np.isfinite(w), w - r, 0.0) ** 2 for w in runs], axis=0)
     size, error = norm(r), norm(y - r)
@@ -64,7 +72,7 @@ def measure(
         if output.ndim
         else ()
     )
-    local = Local(
+    local = ReplayError(
         0.0,
         rho,
         z,
@@ -83,8 +91,8 @@ def measure(
 
 
 def steadier(
-    local: Local, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS
-) -> Local:
+    local: ReplayError, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS
+) -> ReplayError:
     """The same figures with the worst element measured by several repetitions, where nothing but
     that one element stands out.
 

@@ -19,7 +19,7 @@ from whence.results import Measured, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
+class PairError:
     """Relative error of one pair of tensors, as far as it is known.
 
     value: ||t - g|| / ||g||; 1 for integers that differ; None when nothing could be measured.
@@ -48,7 +48,7 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class ErrorGrowth:
     """verdict: identical, noise, inherited, amplified, introduced or undetermined. growth: e_out /
     max(e_in + 2u, spread).
 
@@ -104,7 +104,7 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
     )  # squares alone overflow
 
 
-def between(reference: Array, target: Array, u: float) -> Error:
+def between(reference: Array, target: Array, u: float) -> PairError:
     """The error of a pair without the elements that are a sentinel of the same sign on both sides
     (|v| >= 0.9 of the largest number).
 
@@ -116,12 +116,14 @@ def between(reference: Array, target: Array, u: float) -> Error:
     same = (np.abs(a) >= tops[0]) & (np.abs(b) >= tops[1]) & (np.signbit(a) == np.signbit(b))
     x, y = a[~same], b[~same]
     if not np.array_equal(np.isfinite(x), np.isfinite(y)):
-        return Error(math.inf, u=u)
+        return PairError(math.inf, u=u)
     size, apart = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
-    return Error(apart / size if size else (0.0 if apart == 0 else math.inf), exact=apart == 0, u=u)
+    return PairError(
+        apart / size if size else (0.0 if apart == 0 else math.inf), exact=apart == 0, u=u
+    )
 
 
-def below_masks(reference: Array, target: Array, error: Error) -> Error:
+def below_masks(reference: Array, target: Array, error: PairError) -> PairError:
     """The error without elements that dwarf all others, where both sides have them at the same
     places; else the error as it is.
 
@@ -173,14 +175,14 @@ def _filled(record: Record) -> bool:
     )
 
 
-def error_of(measured: Measured, reference: Record, target: Record, u: float) -> Error:
+def error_of(measured: Measured, reference: Record, target: Record, u: float) -> PairError:
     """The error of a pair from its elements, else from both sides' statistics. u: the coarser
     side's unit roundoff (0: exact kind).
     """
     if measured.identical:
-        return Error(0.0, exact=True, u=u)
+        return PairError(0.0, exact=True, u=u)
     if (u or reference.dtype != target.dtype) and _filled(reference) and _filled(target):
-        return Error(
+        return PairError(
             None, u=u, why="filled with the smallest number of each side's dtype, as masks are"
         )
     if measured.tier != "none":
@@ -188,15 +190,15 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             measured.values.get("inf_mismatch") or 0
         )
         if mismatched:
-            return Error(math.inf, u=u)
+            return PairError(math.inf, u=u)
         if u == 0.0:
-            return Error(
+            return PairError(
                 1.0 if (measured.values.get("equal_count") or 0) < reference.count else 0.0, u=u
             )
         value = measured.values.get("rel_l2")
         if value is None and measured.values.get("equal_count") == reference.count:
             value = 0.0
-        return Error(
+        return PairError(
             value, u=u, why=measured.whys.get("rel_l2", ""), drift=drift(reference, target)
         )
     a, b = reference.statistics, target.statistics
@@ -206,11 +208,11 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
         and reference.dtype == target.dtype
         and reference.shape == target.shape
     ):
-        return Error(0.0, exact=True, u=u)
+        return PairError(0.0, exact=True, u=u)
     if a is None or b is None or reference.shape != target.shape:
-        return Error(None, why=measured.why)
+        return PairError(None, why=measured.why)
     if a.nan != b.nan or a.inf != b.inf:
-        return Error(math.inf, "statistics", u=u)
+        return PairError(math.inf, "statistics", u=u)
     if u == 0.0:
         hashed = (
             bool(reference.hash and target.hash)
@@ -223,18 +225,18 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             (a.norm, b.norm),
         )  # a dump may have some of them only
         parted = any(x != y for x, y in figures if x is not None and y is not None)
-        return Error(
+        return PairError(
             1.0 if hashed or parted else 0.0, "statistics", u=u
         )  # without digests equal figures show no difference
     moved = drift(reference, target)
     if moved is None:
-        return Error(None, why="no finite element to take statistics of")
-    return Error(max(moved.extreme, moved.mean, moved.moment), "statistics", u=u, drift=moved)
+        return PairError(None, why="no finite element to take statistics of")
+    return PairError(max(moved.extreme, moved.mean, moved.moment), "statistics", u=u, drift=moved)
 
 
 def grow(
-    inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits = LIMITS
-) -> Growth:
+    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, limits: Limits = LIMITS
+) -> ErrorGrowth:
     """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs.
 
     Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
@@ -246,11 +248,11 @@ def grow(
         flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
         rest = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
         if flipped and not any(e.value for e in rest):
-            return Growth("undetermined", 0.0, max(known_in), 1.0, "two dumps")
+            return ErrorGrowth("undetermined", 0.0, max(known_in), 1.0, "two dumps")
         outputs = rest
     known_out = [e.value for e in outputs if e.value is not None]
     if not known_out:
-        return Growth("undetermined", 0.0, 0.0, 0.0, "")
+        return ErrorGrowth("undetermined", 0.0, 0.0, 0.0, "")
     e_in, e_out = max(known_in, default=0.0), max(known_out)
     evidence = (
         "statistics"
@@ -258,18 +260,18 @@ def grow(
         else "two dumps"
     )
     if all(e.exact for e in outputs):
-        return Growth("identical", 0.0, e_in, 0.0, evidence)
+        return ErrorGrowth("identical", 0.0, e_in, 0.0, evidence)
     if e_out == 0.0:
-        return Growth("noise", 0.0, e_in, 0.0, evidence)
+        return ErrorGrowth("noise", 0.0, e_in, 0.0, evidence)
     if math.isinf(e_in):
-        return Growth("inherited", 0.0, e_in, e_out, evidence)
+        return ErrorGrowth("inherited", 0.0, e_in, e_out, evidence)
     # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs
     # silent.
     band = e_in + (4 if evidence == "statistics" else 2) * u
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
     growth, spread = _over(worst, band), worst.spread
     if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
-        return Growth(
+        return ErrorGrowth(
             "inherited" if e_in > 0 and e_out > 2 * u else "noise",
             growth,
             e_in,
@@ -279,7 +281,7 @@ def grow(
         )
     unlike = e_in >= _UNLIKE and evidence == "two dumps"
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
-    found = Growth("", growth, e_in, e_out, evidence, spread, moved, by)
+    found = ErrorGrowth("", growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
         verdict = "undetermined"
     elif found.score(limits) > 1:
@@ -292,7 +294,7 @@ def grow(
 
 
 def _moved(
-    inputs: Sequence[Error], outputs: Sequence[Error], u: float, limits: Limits
+    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, limits: Limits
 ) -> tuple[str, float]:
     """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs
     and rounding move.
@@ -323,7 +325,7 @@ def _moved(
     return worst
 
 
-def _over(error: Error, band: float) -> float:
+def _over(error: PairError, band: float) -> float:
     """An output's error in units of the band, which its own run-to-run spread may widen."""
     band = max(band, error.spread)
     return (error.value or 0.0) / band if band > 0 else math.inf
@@ -333,7 +335,7 @@ _SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above
 
 
 def judge_stated(
-    verdict: Verdict, growth: Growth, u: float, first: bool, limits: Limits = LIMITS
+    verdict: Verdict, growth: ErrorGrowth, u: float, first: bool, limits: Limits = LIMITS
 ) -> Verdict:
     """The verdict of such a pair after that of its growth, with room for what rounding in unseen
     operators may make.

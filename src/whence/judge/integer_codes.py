@@ -14,7 +14,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.error_growth import Error
+from whence.judge.error_growth import PairError
 from whence.results import Measured
 
 _LEVELS = 3  # between smallest and largest code; masks have 0 and 1
@@ -31,7 +31,7 @@ def are_codes(dtype: str, measured: Measured) -> bool:
     return low is not None and high is not None and high - low >= _LEVELS
 
 
-def error_of_codes(measured: Measured) -> Error | None:
+def error_of_codes(measured: Measured) -> PairError | None:
     """The error of the values that were rounded to codes, relative to their spread; None where it
     cannot be told.
 
@@ -47,7 +47,7 @@ def error_of_codes(measured: Measured) -> Error | None:
     if apart is None or rms is None or largest is None or not spread or not count:
         return None
     lone = (largest - 1) / spread if largest >= 2 else 0.0
-    return Error(
+    return PairError(
         apart / (_MEAN * spread),
         u=_BY_CHANCE / (_MEAN * spread * count),
         lone=lone,

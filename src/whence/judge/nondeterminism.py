@@ -17,7 +17,7 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, Limits
-from whence.judge.replay_error import Local
+from whence.judge.replay_error import ReplayError
 from whence.results import Measured, Verdict
 
 _PASS = ("noise", "inherited", "amplified")
@@ -78,7 +78,7 @@ def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict
 
 
 def repeated(
-    verdict: Verdict, pairs: Iterable[tuple[Local, Local]], limits: Limits = LIMITS
+    verdict: Verdict, pairs: Iterable[tuple[ReplayError, ReplayError]], limits: Limits = LIMITS
 ) -> Verdict:
     """The verdict of a flagged replay, `nondeterministic` when a further run of the reference
     strays as far on its own inputs.

@@ -12,14 +12,14 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from whence.judge.limits import LIMITS, Limits
-from whence.judge.replay_error import Local
+from whence.judge.replay_error import ReplayError
 
 _MOST = 8.0
 _LEAST_CHANGED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledEvidence:
     """A group of siblings that share a scale error. z: significance; slope: mean relative scale;
     members: outputs that count.
     """
@@ -38,19 +38,19 @@ class Pooled:
 
 
 def pool(
-    outputs: Iterable[tuple[Hashable, Local]], limits: Limits = LIMITS
-) -> dict[Hashable, Pooled]:
+    outputs: Iterable[tuple[Hashable, ReplayError]], limits: Limits = LIMITS
+) -> dict[Hashable, PooledEvidence]:
     """Groups whose scale error is significant together. outputs: (group, figures); a group is a
     name with its numbers starred.
     """
-    groups: dict[Hashable, list[Local]] = {}
+    groups: dict[Hashable, list[ReplayError]] = {}
     for group, local in outputs:
         beyond = (
             abs(local.structure.slope) >= limits.spread * local.spread_rel
         )  # what runs of the reference differ by is no evidence
         if beyond and local.structure.changed > _LEAST_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
-    found: dict[Hashable, Pooled] = {}
+    found: dict[Hashable, PooledEvidence] = {}
     for group, members in groups.items():
         if len(members) < 2:
             continue
@@ -59,5 +59,5 @@ def pool(
         ) / math.sqrt(len(members))
         slope = sum(m.structure.slope for m in members) / len(members)
         if z > limits.pooled and abs(slope) >= limits.effect:
-            found[group] = Pooled(z, slope, len(members))
+            found[group] = PooledEvidence(z, slope, len(members))
     return found

@@ -36,7 +36,7 @@ _NONE: F64 = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class ReplayError:
     """Figures of one output. score > 1 is beyond this operator's own rounding.
 
     rho: ||y - r|| / E0, the error in units of the floor. z: worst element in units of its row's or
@@ -117,7 +117,7 @@ def measure(
     spread: Array | None = None,
     written_out: bool = False,
     limits: Limits = LIMITS,
-) -> Local:
+) -> ReplayError:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the
     reference's program on the target's inputs.
 
@@ -143,7 +143,7 @@ def measure(
             if wrong and exact.ndim
             else None
         )
-        return Local(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
+        return ReplayError(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
     u = unit_roundoff(kind.name)
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
@@ -159,7 +159,7 @@ def measure(
         if not known.all():
             g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
-        return Local(0.0, u=u)
+        return ReplayError(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, norm(r)
@@ -183,7 +183,7 @@ def measure(
     index = (
         tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
     )
-    local = Local(
+    local = ReplayError(
         0.0,
         rho,
         z,

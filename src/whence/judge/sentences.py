@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from whence.judge.error_growth import Growth
+from whence.judge.error_growth import ErrorGrowth
 from whence.judge.limits import LIMITS
-from whence.judge.replay_error import Local
+from whence.judge.replay_error import ReplayError
 
 
-def of_local(local: Local) -> str:
+def of_local(local: ReplayError) -> str:
     """What the replay says about one output."""
     chosen = [
         said for choice in local.choices for said in (choice.of_the_wrong, choice.of_ties) if said
@@ -17,7 +17,7 @@ def of_local(local: Local) -> str:
     return "; ".join([_of_figures(local), *chosen])
 
 
-def _of_figures(local: Local) -> str:
+def _of_figures(local: ReplayError) -> str:
     if local.integer_mismatch:
         return (
             f"{local.integer_mismatch} elements differ from what the reference's operators "
@@ -56,7 +56,7 @@ def _of_figures(local: Local) -> str:
     return "; ".join(parts)
 
 
-def of_growth(growth: Growth) -> str:
+def of_growth(growth: ErrorGrowth) -> str:
     """What two dumps say about one region."""
     if growth.verdict == "undetermined":
         return "nothing at its outputs could be measured"

@@ -264,7 +264,7 @@ def alternatives(
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedScores:
     """Indices of two runs, each judged by its own scores. tied: rows in which the target's are
     others, and hold what the ranks ask for; wrong: rows in which they do not; worst: of these, the
     pair furthest apart.
@@ -275,7 +275,7 @@ class Ranked:
     worst: Gap | None = None
 
 
-def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> Ranked | None:
+def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> RankedScores | None:
     """Does what the target chose have the ranks among its own scores that the reference's has among
     the reference's?
 
@@ -316,7 +316,7 @@ def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> 
         worst = Gap(
             int(i), int(j), int(rank), int(other[i, j]), float(gap[i, j]), float(explained[i, j])
         )
-    return Ranked(differs & ~bad, bad, worst)
+    return RankedScores(differs & ~bad, bad, worst)
 
 
 def _ranks(scores: F64, chosen: I64) -> tuple[I64, I64]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from whence.judge.error_growth import Error, Growth
+from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
 from whence.judge.limits import LIMITS, Limits
 from whence.results import Verdict
@@ -30,9 +30,9 @@ _ENOUGH = 2  # tensors in float32 that agree show that a network does not round 
 
 def judge_unseen(
     verdict: Verdict,
-    growth: Growth,
+    growth: ErrorGrowth,
     u: float,
-    before: Sequence[Error] | None,
+    before: Sequence[PairError] | None,
     look: Callable[[], Sight | None],
     *,
     next_step: str = RECORD_MORE,
@@ -91,7 +91,7 @@ def judge_unseen(
     return _open(verdict, said, next_step)
 
 
-def _of_integers(verdict: Verdict, growth: Growth) -> Verdict:
+def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
     if verdict.verdict != "introduced":
         return verdict
     return _open(
@@ -99,7 +99,7 @@ def _of_integers(verdict: Verdict, growth: Growth) -> Verdict:
     )
 
 
-def _within(verdict: Verdict, growth: Growth, u: float, room: float) -> Verdict:
+def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Verdict:
     if verdict.verdict in ("noise", "inherited"):
         return verdict
     name = "inherited" if growth.e_in > 2 * u else "noise"
@@ -112,7 +112,7 @@ def _within(verdict: Verdict, growth: Growth, u: float, room: float) -> Verdict:
     )
 
 
-def _far(u: float, before: Sequence[Error], limits: Limits) -> float:
+def _far(u: float, before: Sequence[PairError], limits: Limits) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
     bits, unless what came before did not.
     """
@@ -129,7 +129,7 @@ def _far(u: float, before: Sequence[Error], limits: Limits) -> float:
     return limits.far_seen if exact >= _ENOUGH else limits.far
 
 
-def _introduced(verdict: Verdict, growth: Growth, why: str) -> Verdict:
+def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
     score = verdict.score if verdict.score is not None else growth.score()
     return msgspec.structs.replace(

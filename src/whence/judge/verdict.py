@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from whence.judge import sentences
-from whence.judge.error_growth import Error, Growth, grow
+from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.parameters import ParameterDifference
-from whence.judge.replay_error import Local
+from whence.judge.replay_error import ReplayError
 from whence.results import Verdict
 
 
@@ -32,11 +32,11 @@ class LeafEvidence:
     """
 
     pair: int
-    inputs: Sequence[Error]
-    outputs: Sequence[Error]
+    inputs: Sequence[PairError]
+    outputs: Sequence[PairError]
     u: float
     parameters: Sequence[tuple[str, ParameterDifference]] = ()
-    local: Sequence[tuple[str, Local]] | None = None
+    local: Sequence[tuple[str, ReplayError]] | None = None
     no_replay: str = ""
     structural: str = ""
     cause: str = ""
@@ -100,7 +100,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     return found
 
 
-def repeated(growth: Growth, evidence: LeafEvidence, limits: Limits = LIMITS) -> Growth:
+def repeated(growth: ErrorGrowth, evidence: LeafEvidence, limits: Limits = LIMITS) -> ErrorGrowth:
     """The growth of a call that others like it speak against: `introduced` where 16 bits alone
     would let it pass.
 
@@ -140,7 +140,7 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
 
 
 def _from_replay(
-    evidence: LeafEvidence, growth: Growth, numbers: dict[str, float | None], limits: Limits
+    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
 ) -> Verdict:
     assert evidence.local
     slot, worst = max(evidence.local, key=lambda item: item[1].score)
@@ -222,7 +222,7 @@ def _from_replay(
 def judge_region(
     pair: int,
     stretch: int,
-    growth: Growth,
+    growth: ErrorGrowth,
     numbers: dict[str, float | None] | None = None,
     *,
     note: str = "",
@@ -253,7 +253,7 @@ def judge_region(
     return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
 
 
-def _of_growth(growth: Growth) -> dict[str, float | None]:
+def _of_growth(growth: ErrorGrowth) -> dict[str, float | None]:
     numbers = {
         "e_in": _finite(growth.e_in),
         "e_out": _finite(growth.e_out),

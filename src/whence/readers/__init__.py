@@ -16,9 +16,9 @@ from whence.readers.assembly.builder import LOGGED, Building
 from whence.readers.registry import Reader, known, open_run
 from whence.readers.source import Place
 from whence.records.marks import GATHERED, ONEDNN, TAKES, UNORDERED, UNTOLD, WIDER
-from whence.records.views import Opened
+from whence.records.views import ForeignRun
 
 __all__ = [
     "GATHERED", "LOGGED", "ONEDNN", "TAKES", "UNORDERED", "UNTOLD", "WIDER", "Building",
-    "Opened", "Place", "Reader", "known", "open_run",
+    "ForeignRun", "Place", "Reader", "known", "open_run",
 ]  # fmt: skip

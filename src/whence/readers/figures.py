@@ -15,7 +15,7 @@ import numpy as np
 from whence import dtypes
 from whence.errors import ElementsMissing
 from whence.frameworks import host
-from whence.readers import Opened
+from whence.readers import ForeignRun
 from whence.records import Call, Looked, Over, Record, Ref, Run, children
 
 _TELLING = 8  # elements from which on equal content is no coincidence
@@ -25,7 +25,7 @@ _KERNELS_FROM_BYTES = (
 )
 
 
-class Described(Over):
+class MeasuredRun(Over):
     """A dump with what a capture takes of every tensor: hash, statistics and sketch; and with the
     data flow that equal content shows.
 
@@ -35,18 +35,18 @@ class Described(Over):
     value, are alike by chance and stay apart.
     """
 
-    def __init__(self, base: Opened, threads: int | None = None) -> None:
+    def __init__(self, base: ForeignRun, threads: int | None = None) -> None:
         kernels = True if _nbytes(base) > _KERNELS_FROM_BYTES else None
         with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
             records = list(pool.map(lambda record: _described(base, record, kernels), base.records))
         super().__init__(base, _joined(base.calls, records), records)
 
 
-def described(run: Run) -> Run:
-    """The run as `Described` when a reader opened it, else the run itself. Reads every tensor
+def with_figures(run: Run) -> Run:
+    """The run as `MeasuredRun` when a reader opened it, else the run itself. Reads every tensor
     once.
     """
-    return Described(run) if isinstance(run, Opened) else run
+    return MeasuredRun(run) if isinstance(run, ForeignRun) else run
 
 
 def described_when_shown(run: Run, *, every: bool) -> Run:
@@ -54,7 +54,7 @@ def described_when_shown(run: Run, *, every: bool) -> Run:
 
     every: all of them will be; then only when that takes seconds (up to 4 GiB of elements).
     """
-    if not isinstance(run, Opened) or (every and _nbytes(run) > _SHOWN_BYTES):
+    if not isinstance(run, ForeignRun) or (every and _nbytes(run) > _SHOWN_BYTES):
         return run
     return Over(
         run,

@@ -12,7 +12,7 @@ from typing import Protocol
 from whence.errors import MissingDependency, UnreadableRun, WhenceError
 from whence.readers.source import Place
 from whence.records import Run
-from whence.records.views import Opened
+from whence.records.views import ForeignRun
 
 FOLDER = Path(__file__).parent / "formats"
 GROUP = "whence.readers"
@@ -62,7 +62,7 @@ def known() -> dict[str, Reader]:
     return dict(sorted(found.items(), key=lambda item: item[1].ORDER))
 
 
-def open_run(path: str | os.PathLike[str]) -> Opened:
+def open_run(path: str | os.PathLike[str]) -> ForeignRun:
     """Open a foreign dump with the first reader that recognises it.
 
     Raises UnreadableRun: nothing there, recognised but broken (with the reader's words), or
@@ -91,7 +91,7 @@ def open_run(path: str | os.PathLike[str]) -> Opened:
                 f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor "
                 "in it"
             )
-        return Opened(run, name)
+        return ForeignRun(run, name)
     asked = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
     held = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
     raise UnreadableRun(

@@ -98,7 +98,7 @@ class Looked(Sequence[Record]):
         return self._one(at % self._length)
 
 
-class Opened(Over):
+class ForeignRun(Over):
     """A run that a reader opened. reader: its name."""
 
     def __init__(self, base: Run, reader: str) -> None:
@@ -109,7 +109,7 @@ class Opened(Over):
 _CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
 
 
-class Read(Over):
+class CachedRun(Over):
     """A run whose calls were read once and whose records stay read: they are looked at many
     times.
     """

@@ -30,7 +30,7 @@ _HANDS_ON = {"_to_copy", "to", "clone", "contiguous", "type_as", "convert_elemen
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenChoices:
     """A choice as one run made it. scores: [rows, n], of this `dtype`; own: [rows, k], what the
     operator chose; used: what it was told to choose instead, else the same; shape: of the rows.
 
@@ -58,7 +58,7 @@ class Choices:
     """
 
     told: Mapping[int, I64] = field(default_factory=dict)
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, SeenChoices] = field(default_factory=dict)
     shown: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
 
     def made(
@@ -84,7 +84,7 @@ class Choices:
             results[number] = layout.back(used).to(index.dtype)
             if len(results) > 1:
                 results[0] = layout.back(torch.gather(scores, 1, used))
-        self.seen[place] = Seen(
+        self.seen[place] = SeenChoices(
             base,
             scores.to(torch.float64).numpy().copy(),
             own.numpy().astype(np.int64),

@@ -92,7 +92,7 @@ class Watch(Protocol):
     def made(self, results: list[Any]) -> None: ...
 
 
-class Held:
+class HeldTensor:
     """Parameters brought to one working dtype and layout, to be used by several runs of one
     program. See `Loaded.hold`.
     """
@@ -183,7 +183,7 @@ class Loaded:
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> Held:
+    ) -> HeldTensor:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
@@ -191,7 +191,7 @@ class Loaded:
             raise ReplayRefused(f"no working dtype {working!r}")
         policy, layouts = _Policy(working, self.base, self.default), strides or {}
         there = [slot for slot in self.program.params if slot in params]
-        return Held(
+        return HeldTensor(
             {
                 slot: _laid_out(policy.param(from_host(params[slot])), layouts.get(slot))
                 for slot in there
@@ -202,7 +202,7 @@ class Loaded:
     def run(
         self,
         inputs: Mapping[str, Array],
-        params: Mapping[str, Array] | Held,
+        params: Mapping[str, Array] | HeldTensor,
         *,
         working: str = "recorded",
         stepwise: bool = False,
@@ -236,7 +236,7 @@ class Loaded:
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
         program, part = self.program, self.part(outputs)
-        if not isinstance(params, Held):
+        if not isinstance(params, HeldTensor):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")

@@ -26,7 +26,7 @@ from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
 from whence.records import Call, Program
 from whence.replay import stepwise as written_out
-from whence.replay.engine import WORKING, Held, _laid_out
+from whence.replay.engine import WORKING, HeldTensor, _laid_out
 
 Rebuilt = Callable[[Any, Callable[[str, Any], Any]], Any]
 """(what a call returned, put) -> the same with `put(slot, tensor)` in the place of each tensor;
@@ -171,13 +171,13 @@ class Borrowed:
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> Held:
+    ) -> HeldTensor:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
         wide, layouts = _wide(working), strides or {}
         there = [slot for slot in self.program.params if slot in params]
-        return Held(
+        return HeldTensor(
             {
                 slot: _laid_out(_widened(from_host(params[slot]), wide), layouts.get(slot))
                 for slot in there
@@ -190,7 +190,7 @@ class Borrowed:
     def run(
         self,
         inputs: Mapping[str, Array],
-        params: Mapping[str, Array] | Held,
+        params: Mapping[str, Array] | HeldTensor,
         *,
         working: str = "recorded",
         stepwise: bool = False,
@@ -208,7 +208,7 @@ class Borrowed:
         no operations of a program. Raises ReplayRefused with the reason.
         """
         wide = _wide(working)
-        if not isinstance(params, Held):
+        if not isinstance(params, HeldTensor):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")

@@ -180,14 +180,14 @@ def face(
     """
     from whence import align
     from whence.comparison.verdicts.sparse_target import inside
-    from whence.readers.figures import described
+    from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
 
     opened = (
         open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
         for run in (reference, target)
     )
-    left, right = map(described, opened)
+    left, right = map(with_figures, opened)
     return align.align(
         left,
         right,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from whence.comparison.prepare.label_sides import Facing, Label, faced, labels_of, sides
+from whence.comparison.prepare.label_sides import Label, TensorMatcher, faced, labels_of, sides
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.records import Run
 from whence.results import Comparison, Finding, Shown, ViewRow
@@ -45,7 +45,7 @@ def compare_labels(
     return result
 
 
-def write_labels(result: Comparison, rows: Sequence[Facing], folder: Path) -> None:
+def write_labels(result: Comparison, rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write the files of a comparison of labels. Raises StoreFailed."""
     from whence.workflows.saved import write
 
@@ -59,7 +59,7 @@ def labels_compared(
     *,
     strict: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
-) -> tuple[Comparison, list[Facing]]:
+) -> tuple[Comparison, list[TensorMatcher]]:
     """As `compare_labels`, which writes; (the comparison, a row for every label)."""
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
@@ -131,7 +131,9 @@ def run_labels(
     return own, result
 
 
-def _with_alone(result: Comparison, rows: Sequence[Facing], said: Sequence[str]) -> Comparison:
+def _with_alone(
+    result: Comparison, rows: Sequence[TensorMatcher], said: Sequence[str]
+) -> Comparison:
     """With the labels that face nothing, and the tensors that are not there: neither is a pass."""
     alone = [row for row in rows if row.reference is None or row.target is None]
     names: dict[str, list[str]] = defaultdict(list)
@@ -194,7 +196,7 @@ def lost(label: Label) -> str:
     return record.why if record.elements is None and record.count else ""
 
 
-def write_table(rows: Sequence[Facing], folder: Path) -> None:
+def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write cmp_report.csv. Raises StoreFailed."""
     from whence import report
     from whence.errors import StoreFailed
@@ -207,7 +209,7 @@ def write_table(rows: Sequence[Facing], folder: Path) -> None:
         ) from error
 
 
-def _row(row: Facing) -> ViewRow:
+def _row(row: TensorMatcher) -> ViewRow:
     """What the table says of one row."""
     from whence.comparison.views import figures as figures_module
 

@@ -83,17 +83,17 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     from whence.comparison.pipeline import brought_face_to_face
     from whence.comparison.views.rows import viewed
     from whence.readers.opening import open_run
-    from whence.records.views import Read
+    from whence.records.views import CachedRun
 
     def tell(done: int, of: int, what: str) -> None:
         """Two dumps of logits are soon read."""
 
     options = CompareOptions(replay=False, views=("msit",))
     _, _, aligned = brought_face_to_face(open_run(golden), open_run(mine), options)
-    left, right = Read(aligned.reference), Read(aligned.target)
-    faces = PairedRuns(left, right, aligned.plan, options, tell)
-    faces.measure()
-    return viewed(faces, options.views, {}, tell)["msit"]
+    left, right = CachedRun(aligned.reference), CachedRun(aligned.target)
+    paired = PairedRuns(left, right, aligned.plan, options, tell)
+    paired.measure()
+    return viewed(paired, options.views, {}, tell)["msit"]
 
 
 def _levelled(

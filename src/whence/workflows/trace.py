@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from whence.errors import UnreadableRun, UsageError
 
 if TYPE_CHECKING:
-    from whence.comparison.answer.origin import Tracer
+    from whence.comparison.answer.origin import OriginTracer
     from whence.records import Call
     from whence.results import Comparison, Origin
 
@@ -26,9 +26,9 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     they were. Raises UsageError for a tensor that there is not, or when nothing differs;
     UnreadableRun when a run is gone or was changed.
     """
-    from whence.comparison.answer.origin import Tracer, flow_of
+    from whence.comparison.answer.origin import OriginTracer, flow_of
     from whence.comparison.programs import programs
-    from whence.readers.figures import described
+    from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
     from whence.results import Comparison
     from whence.workflows.saved import load_comparison
@@ -45,7 +45,7 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     left, right, _ = programs.laid(
         left, right, programs.programs(result.program_files or None, open_run)
     )
-    left, right = described(left), described(right)
+    left, right = with_figures(left), with_figures(right)
     named = {row.pair: row.name for row in result.rows}
     for index, pair in enumerate(result.plan.pairs):
         call = left.calls[pair.reference] if pair.reference < len(left.calls) else None
@@ -57,7 +57,7 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
             raise UnreadableRun(
                 f"{result.reference} is not the run that was compared; compare again"
             )
-    tracer = Tracer(flow_of(left, right, result.plan, result.rows, result.verdicts))
+    tracer = OriginTracer(flow_of(left, right, result.plan, result.rows, result.verdicts))
     start = tracer.first() if not tensor else _named(tracer, tensor)
     if start is None:
         raise UsageError(
@@ -67,7 +67,7 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
     return tracer.origin(start)
 
 
-def _named(tracer: Tracer, tensor: str) -> Call:
+def _named(tracer: OriginTracer, tensor: str) -> Call:
     found = _POINT.fullmatch(tensor)
     assert found is not None
     step, occurrence = (

@@ -28,7 +28,7 @@ def map_weights(
     """
     from whence import align
     from whence.comparison.verdicts.sparse_target import inside
-    from whence.readers.figures import described
+    from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
     from whence.results import FacedWeight, WeightMap
 
@@ -36,7 +36,7 @@ def map_weights(
         open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
         for run in (reference, target)
     )
-    left, right = map(described, opened)
+    left, right = map(with_figures, opened)
     aligned = align.align(
         left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from whence.align.batches.gather import Gathering, ends, shapes_of
+from whence.align.batches.gather import SequenceGatherer, ends, shapes_of
 from whence.align.batches.sequences import (
     Asked,
     Fed,
@@ -23,7 +23,7 @@ from whence.align.batches.sequences import (
     same_batches,
 )
 from whence.align.call_sites import match_roots, selected
-from whence.align.derived_run import Making
+from whence.align.derived_run import DerivedTensors
 from whence.records import Call, Run, marks
 from whence.results import Joined, Parted
 
@@ -32,14 +32,14 @@ from whence.results import Joined, Parted
 class _Side:
     name: str
     run: Run
-    making: Making
+    making: DerivedTensors
     gone: set[int] = field(default_factory=set)  # calls that units were made from
     made: list[list[Call]] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Faced:
+class AlignedBatches:
     """Two runs in one form: what was done in sentences, of what calls are made, and sequences that
     part.
     """
@@ -51,16 +51,16 @@ class Faced:
     parted: list[Parted] = field(default_factory=list)
 
 
-def facing(reference: Run, target: Run) -> Faced:
+def facing(reference: Run, target: Run) -> AlignedBatches:
     """Both runs in one form: rows and tokens cut and joined so that each faces itself.
 
     Only where the batches have other shapes, or rows another order; else both runs as they are.
     What a root was asked (tokens, masks, positions) is read, no other element.
     """
-    faced = Faced(reference, target)
+    faced = AlignedBatches(reference, target)
     left, right = (
-        _Side("reference", reference, Making(reference)),
-        _Side("target", target, Making(target)),
+        _Side("reference", reference, DerivedTensors(reference)),
+        _Side("target", target, DerivedTensors(target)),
     )
     tables = match_roots(selected(reference.calls), selected(target.calls))
     ours, others = _roots(reference), _roots(target)
@@ -193,10 +193,10 @@ class _Facing:
         _used(self.right, other, theirs, step, micro)
 
 
-def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> Gathering:
+def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> SequenceGatherer:
     given = {f.call.id: f for f in calls}
     rows = Counter(piece.call for one in sequences for piece in one.pieces)
-    return Gathering(side.making, side.run.calls, given, _totals(sequences, given), rows)
+    return SequenceGatherer(side.making, side.run.calls, given, _totals(sequences, given), rows)
 
 
 def _totals(sequences: Iterable[Asked], given: dict[int, Fed]) -> dict[int, int]:
@@ -266,7 +266,11 @@ def _note(lines: Sequence[Sequence[Piece]]) -> str:
 
 
 def _used(
-    side: _Side, gathering: Gathering, lines: Sequence[Sequence[Piece]], step: int, micro: int
+    side: _Side,
+    gathering: SequenceGatherer,
+    lines: Sequence[Sequence[Piece]],
+    step: int,
+    micro: int,
 ) -> None:
     roots = {p.call: side.run.calls[p.call] for line in lines for p in line}
     for root in roots:
@@ -275,7 +279,7 @@ def _used(
     side.joined.append(Joined(side.name, next(iter(roots.values())).root, step, micro, pieces))
 
 
-def _aside(side: _Side, gathering: Gathering, calls: Iterable[Fed], step: int) -> None:
+def _aside(side: _Side, gathering: SequenceGatherer, calls: Iterable[Fed], step: int) -> None:
     """Root calls without a partner get steps of their own, so that they take nobody's place."""
     if not side.gone:
         return

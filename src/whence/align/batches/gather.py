@@ -17,7 +17,7 @@ import msgspec
 
 from whence.align.batches.positions import WITH_PLAIN
 from whence.align.batches.sequences import Fed, Piece, followers, is_cache, is_position
-from whence.align.derived_run import Making
+from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.module_names import normal_scope
 from whence.records import Call, Ref
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 Place = tuple[str, str, int, str]
 
 
-class Seen(NamedTuple):
+class SeenTokens(NamedTuple):
     """One sight of a slot: its shape, and what the root was given then. total: tokens it could see,
     with those cached.
 
@@ -76,7 +76,7 @@ class Axes:
         )
 
 
-def fits(axes: Axes, sights: Sequence[Seen]) -> bool:
+def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
     """Could a tensor of these extents have these axes?"""
     return all(
         max(
@@ -93,7 +93,7 @@ def fits(axes: Axes, sights: Sequence[Seen]) -> bool:
     )
 
 
-def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
+def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
     """The axes of a slot from all sights of it; None when they do not follow what the root was
     given.
 
@@ -147,7 +147,7 @@ def axes(slot: str, boolean: bool, sights: Sequence[Seen]) -> Axes | None:
     return Axes(batch, token, seen, next(iter(one), None) if alone else None)
 
 
-def _behind(sights: Sequence[Seen]) -> Axes | None:
+def _behind(sights: Sequence[SeenTokens]) -> Axes | None:
     """The axes of a tensor that has its batch and tokens behind an axis of positions."""
     flat = any(s.batch is None for s in sights)
     token, batch = (
@@ -157,14 +157,14 @@ def _behind(sights: Sequence[Seen]) -> Axes | None:
     return Axes(batch, token) if all(k in (batch, token) for k in varied) else None
 
 
-class Gathering:
+class SequenceGatherer:
     """The calls of one side, as units are gathered from them. New calls take the place of those
     they were made from.
     """
 
     def __init__(
         self,
-        making: Making,
+        making: DerivedTensors,
         calls: Sequence[Call],
         given: Mapping[int, Fed],
         totals: Mapping[int, int],
@@ -181,8 +181,8 @@ class Gathering:
             if roots[call.id] in self._trees:
                 self._trees[roots[call.id]].append(call)
         self._axes: dict[tuple[Any, ...], Axes | None] = {}
-        self._sights: dict[tuple[Any, ...], list[Seen]] | None = None
-        self.other: Gathering | None = None  # the other run's
+        self._sights: dict[tuple[Any, ...], list[SeenTokens]] | None = None
+        self.other: SequenceGatherer | None = None  # the other run's
         self._by_place: dict[Place, Axes | None] | None = None
         self._lasts: set[Place] | None = None
         self._shapes: Mapping[Place, tuple[int, ...]] = {}
@@ -221,7 +221,7 @@ class Gathering:
                     self._lasts.add(_place(call, slot))
         return self._lasts
 
-    def scored_by(self, other: Gathering) -> set[Place]:
+    def scored_by(self, other: SequenceGatherer) -> set[Place]:
         """The slots of the other run that hold scores of all tokens, of which this one's have the
         last: in a call behind the root.
 
@@ -544,9 +544,9 @@ class Gathering:
                 )
         return self._by_place.get(place)
 
-    def _seen(self) -> dict[tuple[Any, ...], list[Seen]]:
+    def _seen(self) -> dict[tuple[Any, ...], list[SeenTokens]]:
         """Every sight of every slot below the roots that were given something."""
-        out: dict[tuple[Any, ...], list[Seen]] = defaultdict(list)
+        out: dict[tuple[Any, ...], list[SeenTokens]] = defaultdict(list)
         for root, given in self._given.items():
             batch = None if given.flat else given.batch
             fronts = self._fronts(root)
@@ -560,7 +560,7 @@ class Gathering:
                             else fronts - {batch}
                         )
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
-                            Seen(
+                            SeenTokens(
                                 record.shape,
                                 batch,
                                 given.width,
@@ -603,7 +603,7 @@ def _ends(line: Line) -> list[int]:
     return [total - 1 for total in itertools.accumulate(p.stop - p.start for p in line)]
 
 
-def shapes_of(calls: Iterable[Call], making: Making) -> dict[Place, Shape]:
+def shapes_of(calls: Iterable[Call], making: DerivedTensors) -> dict[Place, Shape]:
     """The shape of every tensor of the calls of one unit, by the name of its slot."""
     return {_place(c, r.slot): making.record(r.record).shape for c in calls for r in c.refs}
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from whence.align.batches.sequences import Fed, fed
 from whence.align.call_sites import step_of
-from whence.align.derived_run import Derived, Making
+from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -32,7 +32,7 @@ def dense(run: Run, other: Run) -> Run:
     """The run with its nested tensors (all rows behind each other, and their sizes) padded, where
     the other run has none.
     """
-    making = Making(run)
+    making = DerivedTensors(run)
     calls = [_dense(making, call) for call in run.calls]
     if not making.made or any(_nested(call) for call in other.calls):
         return run
@@ -48,7 +48,7 @@ def _nested(call: Call) -> dict[str, int]:
     }
 
 
-def _dense(making: Making, call: Call) -> Call:
+def _dense(making: DerivedTensors, call: Call) -> Call:
     sizes = _nested(call)
     if not sizes:
         return call
@@ -71,7 +71,9 @@ def _width(run: Run, call: Call) -> tuple[int, int] | None:
     return next(((s[0], s[1]) for s in masks if len(s) == 2), None)
 
 
-def _padded(making: Making, values: int, sizes: int, width: tuple[int, int] | None) -> int | None:
+def _padded(
+    making: DerivedTensors, values: int, sizes: int, width: tuple[int, int] | None
+) -> int | None:
     try:
         shapes = making.run.array(sizes)
     except ElementsMissing:

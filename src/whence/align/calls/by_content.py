@@ -8,13 +8,13 @@ import numpy as np
 
 from whence.align.calls import sequence_alignment
 from whence.align.calls.fingerprints import distance
-from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, Pairing, alone
+from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, SitePairing, alone
 
 _CLEARLY = 5.0  # times closer than the next candidate
 _LEAST_COUNT = 16
 
 
-def same_content(at: Pairing) -> None:
+def same_content(at: SitePairing) -> None:
     """Parameters that no other site has, then outputs that no other comes near in norm, sum of
     magnitudes and mean.
     """
@@ -29,7 +29,7 @@ def same_content(at: Pairing) -> None:
     _outputs(at)
 
 
-def _outputs(at: Pairing) -> None:
+def _outputs(at: SitePairing) -> None:
     mine, theirs = at.free()
     table: dict[float, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, free, features in ((0, mine, at.ours), (1, theirs, at.theirs)):

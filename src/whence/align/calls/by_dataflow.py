@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 from whence.align.call_sites import Sites
 from whence.align.calls import sequence_alignment as order
-from whence.align.calls.site_pairing import FLOW, Pairing, grouped
+from whence.align.calls.site_pairing import FLOW, SitePairing, grouped
 
 _ROUNDS = 8
 
@@ -58,7 +58,7 @@ class Flow:
         return f"between partners: after {before}, before {after}"
 
 
-def between_partners(at: Pairing) -> None:
+def between_partners(at: SitePairing) -> None:
     """A site between paired sites: what it reads comes from partners, what it makes goes to
     partners.
     """
@@ -82,7 +82,9 @@ def between_partners(at: Pairing) -> None:
             return
 
 
-def _place(at: Pairing, sites: Sites, flow: Flow, site: int, partner: dict[int, int]) -> Hashable:
+def _place(
+    at: SitePairing, sites: Sites, flow: Flow, site: int, partner: dict[int, int]
+) -> Hashable:
     producers = tuple(partner.get(p, -1) if p is not None else None for p in flow.producers(site))
     consumers = frozenset(partner[c] for c in flow.consumers(site) if c in partner)
     known = any(p is not None and p >= 0 for p in producers)

@@ -7,13 +7,13 @@ from collections.abc import Hashable
 
 from whence.align.call_sites import Sites
 from whence.align.calls import sequence_alignment
-from whence.align.calls.site_pairing import EXACT, NORMAL, ORDER, SIMILAR, Pairing, grouped
+from whence.align.calls.site_pairing import EXACT, NORMAL, ORDER, SIMILAR, SitePairing, grouped
 from whence.align.module_names import normal_scope, starred
 
 _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it changes
 
 
-def shifted(at: Pairing) -> None:
+def shifted(at: SitePairing) -> None:
     """Shared numbers that contradict what they number: one call more or less in a list, and all
     behind it have other numbers.
 
@@ -76,13 +76,13 @@ def _operators(sites: Sites, among: list[int]) -> set[str]:
     return {sites.first[s].op_type for s in among if sites.first[s].kind == "operator"}
 
 
-def _other_operator(at: Pairing, site: int, other: int, both: set[str]) -> bool:
+def _other_operator(at: SitePairing, site: int, other: int, both: set[str]) -> bool:
     """Are these two different operators, each of which the other's list has as well?"""
     one, two = at.left.first[site].op_type, at.right.first[other].op_type
     return one != two and one in both and two in both
 
 
-def _below(at: Pairing, site: int, other: int) -> None:
+def _below(at: SitePairing, site: int, other: int) -> None:
     """Pair what two partners call by its name inside them."""
     todo = [(site, other)]
     while todo:
@@ -96,7 +96,7 @@ def _below(at: Pairing, site: int, other: int) -> None:
                 todo.append((k, o))
 
 
-def _inside(at: Pairing, sites: Sites, site: int, parent: int) -> Hashable:
+def _inside(at: SitePairing, sites: Sites, site: int, parent: int) -> Hashable:
     """A site's name inside its parent."""
     key, above = sites.keys[site], sites.keys[parent].scope
     scope = (
@@ -105,7 +105,7 @@ def _inside(at: Pairing, sites: Sites, site: int, parent: int) -> Hashable:
     return at.lane(sites, site), normal_scope(scope), key.op, key.occurrence
 
 
-def _numbered(at: Pairing) -> list[tuple[list[int], list[int]]]:
+def _numbered(at: SitePairing) -> list[tuple[list[int], list[int]]]:
     """Lists of siblings that differ by a number only, below paired parents: layers.0, layers.1,
     ...
     """
@@ -126,7 +126,7 @@ def _numbered(at: Pairing) -> list[tuple[list[int], list[int]]]:
     return out
 
 
-def _list(at: Pairing, sites: Sites, site: int) -> Hashable:
+def _list(at: SitePairing, sites: Sites, site: int) -> Hashable:
     """What the siblings in one numbered list have in common."""
     key = sites.keys[site]
     return at.lane(sites, site), starred(normal_scope(key.scope)), key.op, key.occurrence

@@ -10,13 +10,13 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from whence.align.call_sites import Sites, match_roots
-from whence.align.calls.site_pairing import EXACT, NORMAL, SIMILAR, Pairing
+from whence.align.calls.site_pairing import EXACT, NORMAL, SIMILAR, SitePairing
 from whence.align.module_names import WRAPPER_CLASSES, likeness, normal_scope, plain_scope
 
 _ALIKE = 0.8  # of two components of a name
 
 
-def exact(at: Pairing) -> None:
+def exact(at: SitePairing) -> None:
     """Every part of the key is equal."""
     for site, key in enumerate(at.left.keys):
         other = at.right.number.get(key)
@@ -24,7 +24,7 @@ def exact(at: Pairing) -> None:
             at.pair(site, other, EXACT, at.classes(site, other))
 
 
-def normalised(at: Pairing) -> None:
+def normalised(at: SitePairing) -> None:
     """The names are equal without wrappers and index styles; roots are matched by class or as the
     only ones left.
     """
@@ -45,7 +45,7 @@ def normalised(at: Pairing) -> None:
         at.doubtful.update(doubtful)
 
 
-def _normal(at: Pairing, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
+def _normal(at: SitePairing, sites: Sites, site: int, roots: dict[str, str]) -> Hashable:
     key = sites.keys[site]
     return (
         at.lane(sites, site),
@@ -57,7 +57,7 @@ def _normal(at: Pairing, sites: Sites, site: int, roots: dict[str, str]) -> Hash
 
 
 def _within(
-    at: Pairing, mine: Sequence[int], others: Sequence[int]
+    at: SitePairing, mine: Sequence[int], others: Sequence[int]
 ) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
     """Pair the sites that share one normalised name: (pairs, doubtful).
 
@@ -88,7 +88,7 @@ def _within(
     return pairs, dict.fromkeys(left, free) if free else {}
 
 
-def spelt_alike(at: Pairing) -> None:
+def spelt_alike(at: SitePairing) -> None:
     """Equal without classes inside the names and without a prefix; then a typo or a word more in
     one component.
 
@@ -113,7 +113,7 @@ def spelt_alike(at: Pairing) -> None:
             _walk(at, ours[root], others[root])
 
 
-def _tree(at: Pairing, sites: Sites, roots: dict[str, str]) -> dict[Hashable, _Node]:
+def _tree(at: SitePairing, sites: Sites, roots: dict[str, str]) -> dict[Hashable, _Node]:
     out: dict[Hashable, _Node] = {}
     for site, key in enumerate(sites.keys):
         node = out.setdefault((at.lane(sites, site), roots.get(key.root, key.root)), _Node())
@@ -126,7 +126,7 @@ def _tree(at: Pairing, sites: Sites, roots: dict[str, str]) -> dict[Hashable, _N
     return out
 
 
-def _walk(at: Pairing, left: _Node, right: _Node, how: str = "") -> None:
+def _walk(at: SitePairing, left: _Node, right: _Node, how: str = "") -> None:
     todo = [(left, right, True, how)]
     while todo:
         a, b, plain, how = todo.pop()

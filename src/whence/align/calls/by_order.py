@@ -15,7 +15,7 @@ import numpy as np
 
 from whence.align.call_sites import Sites, selected
 from whence.align.calls import sequence_alignment
-from whence.align.calls.site_pairing import EXACT, ORDER, Pairing
+from whence.align.calls.site_pairing import EXACT, ORDER, SitePairing
 from whence.align.module_names import family
 from whence.errors import UsageError
 from whence.records import Call, Run, children
@@ -25,7 +25,7 @@ _NEIGHBOUR = 2.0
 _LONGEST = 2000
 
 
-def realign(at: Pairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
+def realign(at: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
     """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns
     calls that several fit equally.
     """
@@ -115,7 +115,7 @@ class _Neighbours:
 def _table(
     mine: list[int],
     theirs: list[int],
-    at: Pairing,
+    at: SitePairing,
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
 ) -> sequence_alignment.Scores:
@@ -192,7 +192,7 @@ def _few(shapes: str) -> str:
     return shapes if len(found) <= 3 else "] ".join(found[:3]) + f"] and {len(found) - 3} more"
 
 
-def counted(at: Pairing) -> None:
+def counted(at: SitePairing) -> None:
     """Operators below paired parents, where a name is called more often on one side: aligned as one
     sequence, counters given up.
 
@@ -216,7 +216,7 @@ def _operators(sites: Sites, kids: Sequence[int]) -> list[int]:
     return [s for s in kids if sites.first[s].kind == "operator" and s not in sites.kids]
 
 
-def _shifted(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
+def _shifted(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
     """Is a name that is called several times called more often on one side?"""
     ours, others = (
         Counter(_counted_as(sites, s) for s in found)
@@ -232,7 +232,7 @@ def _counted_as(sites: Sites, site: int) -> Hashable:
     return key.scope, key.op
 
 
-def _sequence(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
+def _sequence(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
     for site in mine:
         at.part(site)
         at.counted.add(site)

@@ -12,7 +12,7 @@ import numpy as np
 from whence.align.call_sites import Sites
 from whence.align.calls import sequence_alignment
 from whence.align.calls.fingerprints import Feature, distance
-from whence.align.calls.site_pairing import CONTENT, ORDER, Pairing, alone
+from whence.align.calls.site_pairing import CONTENT, ORDER, SitePairing, alone
 from whence.align.module_names import likeness, starred
 
 _NEAR_OUTPUT = 0.1
@@ -21,7 +21,7 @@ _BY_FAR = 10.0
 _CROSSINGS = 200
 
 
-def structure(at: Pairing) -> None:
+def structure(at: SitePairing) -> None:
     """Children of paired parents, in the order in which they ran; from the roots down."""
     todo = [(-1, -1), *((s, f.other) for s, f in at.face.items())]
     while todo:
@@ -30,7 +30,7 @@ def structure(at: Pairing) -> None:
         todo += [(s, at.face[s].other) for s in new]
 
 
-def _children(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+def _children(at: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
     if all(k in at.face for k in kids) or all(o in at.back for o in others):
         return []
     new: list[int] = []
@@ -43,7 +43,7 @@ def _children(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
     return new
 
 
-def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+def _parallel(at: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
     """Siblings that read the same tensors run in any order: parameters say which is which, equal
     ones or the nearest by far.
     """
@@ -69,7 +69,7 @@ def _parallel(at: Pairing, kids: Sequence[int], others: Sequence[int]) -> list[i
 
 
 def _nearest(
-    at: Pairing, mine: Sequence[int], theirs: Sequence[int], equal: Sequence[tuple[int, int]]
+    at: SitePairing, mine: Sequence[int], theirs: Sequence[int], equal: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Pairs (place in mine, in theirs) whose parameters are by far the nearest either way: in
     another dtype no two are equal.
@@ -94,7 +94,7 @@ def _nearest(
     return found
 
 
-def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
+def _between(at: SitePairing, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
     """Align what lies between pairs that are already there, so far as these keep the order."""
     to = {o: j for j, o in enumerate(theirs)}
     there = [
@@ -131,7 +131,7 @@ def _between(at: Pairing, mine: Sequence[int], theirs: Sequence[int], rule: str)
     return new
 
 
-def _elsewhere(at: Pairing, site: int, other: int) -> bool:
+def _elsewhere(at: SitePairing, site: int, other: int) -> bool:
     """Does the name of one of the two stand across under the same name in other layers? Then this
     one was left out, not renamed.
     """
@@ -145,7 +145,7 @@ def _elsewhere(at: Pairing, site: int, other: int) -> bool:
     return not {mine, theirs}.isdisjoint(at.shared_names or ())
 
 
-def _same_forms(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
+def _same_forms(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
     """Are these as many calls of the same forms, the outputs of several also near each other?"""
     if len(mine) != len(theirs):
         return False
@@ -163,12 +163,12 @@ def _same_forms(at: Pairing, mine: Sequence[int], theirs: Sequence[int]) -> bool
     return True
 
 
-def _translated(at: Pairing, sites: Sequence[int]) -> list[Feature]:
+def _translated(at: SitePairing, sites: Sequence[int]) -> list[Feature]:
     """Features with the classes that, wherever a class was paired so far, stood across."""
     return [f._replace(kind=at.classes_across.get(f.kind, f.kind)) for f in at.ours.many(sites)]
 
 
-def learn(at: Pairing) -> None:
+def learn(at: SitePairing) -> None:
     """Which class of the target stands for which of the reference, by the pairs there are."""
     across: dict[int, set[int]] = defaultdict(set)
     for site, face in at.face.items():
@@ -178,7 +178,7 @@ def learn(at: Pairing) -> None:
     at.classes_across = {a: next(iter(b)) for a, b in across.items() if len(b) == 1}
 
 
-def leaves(at: Pairing) -> None:
+def leaves(at: SitePairing) -> None:
     """Where the modules are nested otherwise: the calls that call no other, in the order in which
     they ran.
     """
@@ -195,7 +195,7 @@ def leaves(at: Pairing) -> None:
         )
 
 
-def containers(at: Pairing) -> None:
+def containers(at: SitePairing) -> None:
     """Modules whose insides face each other: the one that holds most of what faces what is inside,
     and little else.
     """

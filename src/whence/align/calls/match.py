@@ -22,7 +22,7 @@ from whence.align.calls.by_name import exact, normalised, spelt_alike
 from whence.align.calls.by_order import counted, line_by_line, realign
 from whence.align.calls.by_structure import containers, learn, leaves, structure
 from whence.align.calls.fused_operators import RULE
-from whence.align.calls.site_pairing import Pairing
+from whence.align.calls.site_pairing import SitePairing
 from whence.align.calls.tensor_slots import face, fitted
 from whence.errors import UsageError
 from whence.records import Call, Run
@@ -50,7 +50,7 @@ def plan(
         return _plan(
             reference, target, pairs, {}, selected(reference.calls), selected(target.calls)
         )
-    at = Pairing(reference, target)
+    at = SitePairing(reference, target)
     for one, other, evidence in faced:
         at.pair(at.left.site_of[one], at.right.site_of[other], RULE, evidence)
     exact(at)
@@ -79,7 +79,7 @@ def plan(
     return _of(at, reference, target, match)
 
 
-def _of(at: Pairing, reference: Run, target: Run, match: str) -> Plan:
+def _of(at: SitePairing, reference: Run, target: Run, match: str) -> Plan:
     """From sites back to calls: partners face each other step by step."""
     left, right = at.left, at.right
     pairs: dict[int, tuple[int, str, str]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from whence.align.calls import sequence_alignment
-from whence.align.calls.site_pairing import Pairing
+from whence.align.calls.site_pairing import SitePairing
 from whence.align.module_names import likeness, normal_scope
 from whence.records import Run
 from whence.results import Nearest, Plan
@@ -29,7 +29,7 @@ def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> t
     """
     if not wanted:
         return ()
-    at = Pairing(reference, target)
+    at = SitePairing(reference, target)
     paired = {p.target for p in plan.pairs}
     free = [
         o

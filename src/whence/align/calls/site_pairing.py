@@ -33,7 +33,7 @@ class Face(NamedTuple):
     evidence: str
 
 
-class Pairing:
+class SitePairing:
     """The sites of two runs, paired. face: site of the reference -> Face; back: site of the target
     -> site of the reference.
 

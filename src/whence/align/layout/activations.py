@@ -16,12 +16,12 @@ from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, in_memory, turned
 from whence.align.layout.consumers import used_so
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
-from whence.align.layout.layout_state import Face, Family, Laying
+from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
 from whence.records import MEMORY_ORDER
 
 
-def activations(at: Laying) -> None:
+def activations(at: LayoutState) -> None:
     """Decide for all tensors but parameters that lie otherwise."""
     for family in at.families(("input", "output", "mutated", "grad")):
         faces = [face for face in family if face not in at.decided]
@@ -60,7 +60,7 @@ def activations(at: Laying) -> None:
             at.decided[face] = node, why
 
 
-def _as_in_memory(at: Laying, faces: Sequence[Face], family: Family) -> bool:
+def _as_in_memory(at: LayoutState, faces: Sequence[Face], family: Family) -> bool:
     """Decide for tensors that on one side stand as a kernel library lays them out, where their
     elements say how.
     """
@@ -93,7 +93,7 @@ def _as_in_memory(at: Laying, faces: Sequence[Face], family: Family) -> bool:
     return len(found) == len(faces)
 
 
-def _as_channels(at: Laying, faces: Sequence[Face], family: Family) -> list[Face]:
+def _as_channels(at: LayoutState, faces: Sequence[Face], family: Family) -> list[Face]:
     """Decide for tensors whose channels lie as those of a weight beside them, all or head by head.
     Returns the others.
     """
@@ -118,7 +118,7 @@ def _as_channels(at: Laying, faces: Sequence[Face], family: Family) -> list[Face
     return [face for face in faces if face not in clear]
 
 
-def _beside(at: Laying, face: Face, call: int) -> list[ex.Node]:
+def _beside(at: LayoutState, face: Face, call: int) -> list[ex.Node]:
     """The orders of channels that weights in the same module, or in this one, have, as far as they
     fit this tensor.
     """
@@ -136,7 +136,7 @@ def _beside(at: Laying, face: Face, call: int) -> list[ex.Node]:
     return nodes
 
 
-def _may_be_turned(at: Laying, face: Face) -> bool:
+def _may_be_turned(at: LayoutState, face: Face) -> bool:
     """Do these differ by much, although their figures are alike?"""
     a, b = at.records(face)
     if a.statistics is not None and b.statistics is not None:
@@ -149,7 +149,7 @@ def _may_be_turned(at: Laying, face: Face) -> bool:
     return arrays is not None and not resembles(*arrays)
 
 
-def _may_be_left_out(at: Laying, face: Face, call: int) -> bool:
+def _may_be_left_out(at: LayoutState, face: Face, call: int) -> bool:
     """May a part of the target's tensor be left out: is it made of what the reference's weight has
     not, or filled with one value?
     """
@@ -169,7 +169,7 @@ def _may_be_left_out(at: Laying, face: Face, call: int) -> bool:
     )
 
 
-def _chosen(at: Laying, faces: Sequence[Face], possible: Sequence[ex.Node]) -> ex.Node | None:
+def _chosen(at: LayoutState, faces: Sequence[Face], possible: Sequence[ex.Node]) -> ex.Node | None:
     """The way that the elements of a few siblings agree on."""
     if len(possible) == 1 and ex.keeps_order(possible[0], at.records(faces[0])[1].shape):
         return possible[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from whence.align import dims as ex
 from whence.align.layout.axes import applied, candidates
 from whence.align.layout.distances import distance
-from whence.align.layout.layout_state import Face, Family, Laying
+from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
 
 # times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be
@@ -19,13 +19,13 @@ _AS_NEAR = 10.0
 _NEAR = 0.05
 
 
-def outputs_agree(at: Laying, call: int) -> bool:
+def outputs_agree(at: LayoutState, call: int) -> bool:
     """Does an output of this call of the reference agree with what it faces?"""
     outputs = [s for s in at.pairs[call].slots if s.reference_slot.startswith("output")]
     return any(at.agree((s.reference_record, s.target_record)) for s in outputs)
 
 
-def follows(at: Laying, made_by: int) -> bool:
+def follows(at: LayoutState, made_by: int) -> bool:
     """Does a tensor agree that was not there before this call: what a later sibling reads, or the
     parent returns?
 
@@ -62,13 +62,15 @@ def follows(at: Laying, made_by: int) -> bool:
     return any(at.resemble(face) for face in made if not _constant(at, face[0]))
 
 
-def _constant(at: Laying, record: int) -> bool:
+def _constant(at: LayoutState, record: int) -> bool:
     """Has it one value only? A first hidden state agrees with anything."""
     known = at.reference.records[record].statistics
     return known is not None and known.min == known.max
 
 
-def used_so(at: Laying, faces: Sequence[Face], node: ex.Node, family: Family, same: bool) -> bool:
+def used_so(
+    at: LayoutState, faces: Sequence[Face], node: ex.Node, family: Family, same: bool
+) -> bool:
     """Does what reads this tensor agree? A tensor in a wrong order is a fault, in another order it
     is not.
     """
@@ -96,14 +98,14 @@ def used_so(at: Laying, faces: Sequence[Face], node: ex.Node, family: Family, sa
     return not asked and not same
 
 
-def _given_so(at: Laying, call: int, node: ex.Node) -> bool:
+def _given_so(at: LayoutState, call: int, node: ex.Node) -> bool:
     """Was what this call is given laid in this order too?"""
     given = (s for s in at.pairs[call].slots if s.reference_slot.startswith("input"))
     found = (at.decided.get((s.reference_record, s.target_record)) for s in given)
     return any(how is not None and how[0] == node for how in found)
 
 
-def _apart(at: Laying, call: int) -> float:
+def _apart(at: LayoutState, call: int) -> float:
     """The largest distance of an output of this call from what it faces, in whatever order of axes
     is nearest.
     """

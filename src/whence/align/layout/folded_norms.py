@@ -15,14 +15,14 @@ import numpy as np
 from whence.align.derived_run import made_as
 from whence.align.layout.distances import AGREES, clear_best, distance
 from whence.align.module_names import starred
-from whence.align.plan_editor import READ, Matching, spread
+from whence.align.plan_editor import READ, PlanEditor, spread
 from whence.records import Call
 from whence.results import CallPair, SlotPair
 
 _NORMS = ("batchnorm", "batch_norm")
 
 
-def folded(at: Matching) -> None:
+def folded(at: PlanEditor) -> None:
     """conv and batch norm of the reference are one convolution of the target."""
     families: defaultdict[tuple[str, str], list[tuple[CallPair, Call, Call]]] = defaultdict(list)
     readers: defaultdict[int, list[Call]] = defaultdict(list)
@@ -56,7 +56,7 @@ def folded(at: Matching) -> None:
         )
 
 
-def _is_folded(at: Matching, pair: CallPair, norm: Call, other: Call) -> bool:
+def _is_folded(at: PlanEditor, pair: CallPair, norm: Call, other: Call) -> bool:
     made = at.array("target", other.slots("output")[0].record) if other.slots("output") else None
     call = at.reference.calls[pair.reference]
     before = at.array("reference", call.slots("output")[0].record)
@@ -66,7 +66,7 @@ def _is_folded(at: Matching, pair: CallPair, norm: Call, other: Call) -> bool:
     return clear_best([distance(after, made), distance(before, made)]) == 0
 
 
-def _fold(at: Matching, pair: CallPair, norm: Call) -> int:
+def _fold(at: PlanEditor, pair: CallPair, norm: Call) -> int:
     above = at.pairs.get(at.reference.calls[pair.reference].parent)
     if above is None or pair.reference not in at.pairs:
         return 0
@@ -76,7 +76,7 @@ def _fold(at: Matching, pair: CallPair, norm: Call) -> int:
     return 1
 
 
-def absorbed(at: Matching) -> None:
+def absorbed(at: PlanEditor) -> None:
     """An activation of the target that multiplies too: its output is what the reference makes of
     the activation's.
     """
@@ -136,7 +136,7 @@ def absorbed(at: Matching) -> None:
     _as_elsewhere(at, fuller)
 
 
-def _takes_more(at: Matching, pair: CallPair, side: str) -> bool:
+def _takes_more(at: PlanEditor, pair: CallPair, side: str) -> bool:
     """Does this side's call read more elements than the other's and make as many? Then it does
     something else as well.
     """
@@ -152,7 +152,7 @@ def _takes_more(at: Matching, pair: CallPair, side: str) -> bool:
     return many > few > 0 and many % few == 0
 
 
-def _unmatched_inputs(at: Matching, pair: CallPair) -> list[SlotPair]:
+def _unmatched_inputs(at: PlanEditor, pair: CallPair) -> list[SlotPair]:
     call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
     mine, theirs = call.slots("input"), other.slots("input")
     return (
@@ -162,7 +162,7 @@ def _unmatched_inputs(at: Matching, pair: CallPair) -> list[SlotPair]:
     )
 
 
-def _as_elsewhere(at: Matching, pairs: Sequence[CallPair]) -> None:
+def _as_elsewhere(at: PlanEditor, pairs: Sequence[CallPair]) -> None:
     """A call of the reference that does more than its namesake faces what its tensors face in other
     calls.
     """
@@ -178,7 +178,7 @@ def _as_elsewhere(at: Matching, pairs: Sequence[CallPair]) -> None:
             at.put(pair.reference, slots)
 
 
-def _nearer(at: Matching, later: int, own: int, theirs: int) -> bool:
+def _nearer(at: PlanEditor, later: int, own: int, theirs: int) -> bool:
     """Is the target's tensor the later one of the reference's, and not the call's own output?"""
     arrays = at.array("reference", later), at.array("reference", own), at.array("target", theirs)
     if any(a is None for a in arrays):

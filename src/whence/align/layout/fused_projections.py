@@ -22,7 +22,7 @@ from whence.align.layout.folded_norms import absorbed, folded
 from whence.align.layout.logits_outside import heads
 from whence.align.layout.residual_streams import streams
 from whence.align.module_names import starred
-from whence.align.plan_editor import MOST_PARTS, Matching, distinct, identifier, short, spread
+from whence.align.plan_editor import MOST_PARTS, PlanEditor, distinct, identifier, short, spread
 from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.records.marks import is_unplaced
@@ -37,7 +37,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     """Pair what is one call in one run and several in the other. Elements are read of few of every
     family of siblings.
     """
-    at = Matching(reference, target, plan)
+    at = PlanEditor(reference, target, plan)
     _Projections(at).join()
     own_parameters(at)
     folded(at)
@@ -48,7 +48,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     return at.done()
 
 
-def _packed(at: Matching) -> None:
+def _packed(at: PlanEditor) -> None:
     """Tell what cannot be compared: weights that an engine has laid out anew for its kernels and
     left empty.
     """
@@ -93,7 +93,7 @@ class _Family:
 
 
 class _Projections:
-    def __init__(self, at: Matching) -> None:
+    def __init__(self, at: PlanEditor) -> None:
         self.at = at
 
     def join(self) -> None:
@@ -525,7 +525,7 @@ def _and(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def own_parameters(at: Matching) -> None:
+def own_parameters(at: PlanEditor) -> None:
     """Make such parameters of the parts, which belong to the call's partner then."""
     known: dict[tuple[str, str], tuple[int, int] | None] = {}
     for pair in list(at.pairs.values()):
@@ -570,7 +570,7 @@ def own_parameters(at: Matching) -> None:
             at.belongs(call.id, [k for k in kids if k in at.free_target])
 
 
-def _run_of_kids(at: Matching, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
+def _run_of_kids(at: PlanEditor, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
     """(first, behind the last) of the calls whose weights one after another are this one, told by
     most of its rows.
     """

@@ -12,7 +12,7 @@ from whence.align import dims as ex
 from whence.align.layout.axes import applied, ways
 from whence.align.layout.distances import AGREES, distance, resembles
 from whence.align.module_names import starred
-from whence.align.plan_editor import Matching
+from whence.align.plan_editor import PlanEditor
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
 from whence.results import CallPair, Plan, SlotPair
@@ -23,7 +23,7 @@ Family = dict[
 ]  # facing tensors of siblings, with the call of the reference and the slots they were met in
 
 
-class Laying(Matching):
+class LayoutState(PlanEditor):
     """decided: how tensors of the target are brought to the axes of those they face, and why.
     modules: calls by module of both sides.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from whence import dtypes
 from whence.align.call_sites import same_step
 from whence.align.calls.match import pair_of
-from whence.align.plan_editor import Matching
+from whence.align.plan_editor import PlanEditor
 from whence.records import Call, Ref, Run
 from whence.results import SlotPair
 
@@ -20,7 +20,7 @@ RULE = "data flow"
 _WORDS = "makes what the root of the other run returns"
 
 
-def heads(at: Matching) -> None:
+def heads(at: PlanEditor) -> None:
     """Pair the call that makes what one root returns with the one beside the other root that makes
     as much; then what roots return.
     """
@@ -106,7 +106,7 @@ def _alone(calls: Iterable[Call], root: Call, run: Run, across: Run, record: int
     return found[0] if len(found) == 1 else None
 
 
-def _face(at: Matching, call: Call | None, other: Call | None) -> None:
+def _face(at: PlanEditor, call: Call | None, other: Call | None) -> None:
     if (
         call is None
         or other is None

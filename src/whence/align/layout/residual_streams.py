@@ -17,7 +17,7 @@ from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout.distances import clear_best, distance
 from whence.align.module_names import starred
-from whence.align.plan_editor import Matching, identifier, spread
+from whence.align.plan_editor import PlanEditor, identifier, spread
 from whence.records import Call
 from whence.results import SlotPair
 
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
     fits: tuple[tuple[str, int], ...]
 
 
-def streams(at: Matching) -> None:
+def streams(at: PlanEditor) -> None:
     """Where one call has more tensors of one size than its partner: which of them, or which sum, is
     the partner's.
     """
@@ -51,7 +51,7 @@ def streams(at: Matching) -> None:
     _apart(at)
 
 
-def _decided(at: Matching, many: str) -> list[tuple[_Place, Chosen]]:
+def _decided(at: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
     """What is chosen for every place. many: the side that has more tensors.
 
     Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made
@@ -101,7 +101,7 @@ def _decided(at: Matching, many: str) -> list[tuple[_Place, Chosen]]:
     return out
 
 
-def _places(at: Matching, many: str) -> Iterator[_Place]:
+def _places(at: PlanEditor, many: str) -> Iterator[_Place]:
     one = "reference" if many == "target" else "target"
     records = {"reference": at.reference.records, "target": at.target.records}
     for pair in at.pairs.values():
@@ -124,7 +124,7 @@ def _places(at: Matching, many: str) -> Iterator[_Place]:
                     yield _Place(pair.reference, slot, record, fits)
 
 
-def _floats(at: Matching, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
+def _floats(at: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
     run = at.reference if side == "reference" else at.target
     found = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
     return [
@@ -134,17 +134,17 @@ def _floats(at: Matching, side: str, call: Call, kind: str) -> list[tuple[str, i
     ]
 
 
-def _calls(at: Matching, place: _Place) -> tuple[Call, Call]:
+def _calls(at: PlanEditor, place: _Place) -> tuple[Call, Call]:
     pair = at.pairs[place.call]
     return at.reference.calls[pair.reference], at.target.calls[pair.target]
 
 
-def _kind(at: Matching, place: _Place) -> tuple[object, ...]:
+def _kind(at: PlanEditor, place: _Place) -> tuple[object, ...]:
     call, other = _calls(at, place)
     return call.op_type, other.op_type, place.slot, tuple(name for name, _ in place.fits)
 
 
-def _chosen(at: Matching, places: Sequence[_Place], many: str) -> Chosen | None:
+def _chosen(at: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
     """Which of the tensors of the side that has more, or of their sums, is the other's, by the data
     of a few siblings.
     """
@@ -168,7 +168,7 @@ def _chosen(at: Matching, places: Sequence[_Place], many: str) -> Chosen | None:
     return candidates[votes.most_common(1)[0][0]] if votes else None
 
 
-def _put(at: Matching, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
+def _put(at: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
     """Put what was chosen in the place of what the slot of the reference faced."""
     for (call, slot, record, fits), picked in chosen:
         bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
@@ -195,7 +195,7 @@ def _put(at: Matching, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
 # ---- the reference keeps two
 
 
-def _apart(at: Matching) -> None:
+def _apart(at: PlanEditor) -> None:
     """Where the reference's call has more: its tensors face what they face elsewhere, or what is
     equal to them in the target's call.
     """
@@ -241,7 +241,7 @@ def _apart(at: Matching) -> None:
     )
 
 
-def _alike(at: Matching, split: Mapping[int, set[str]]) -> dict[tuple[int, str], tuple[int, str]]:
+def _alike(at: PlanEditor, split: Mapping[int, set[str]]) -> dict[tuple[int, str], tuple[int, str]]:
     """Which tensor of the target's call, given or made, is what a slot of the reference holds: by
     data, for siblings together.
     """
@@ -280,7 +280,7 @@ def _alike(at: Matching, split: Mapping[int, set[str]]) -> dict[tuple[int, str],
     return out
 
 
-def _all_floats(at: Matching, side: str, call: Call) -> list[tuple[str, int]]:
+def _all_floats(at: PlanEditor, side: str, call: Call) -> list[tuple[str, int]]:
     return [
         found for kind in ("input", "output", "mutated") for found in _floats(at, side, call, kind)
     ]

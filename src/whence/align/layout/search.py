@@ -12,7 +12,7 @@ from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout.activations import activations
 from whence.align.layout.axes import ways
-from whence.align.layout.layout_state import Face, Laying
+from whence.align.layout.layout_state import Face, LayoutState
 from whence.align.layout.weights import parameters
 from whence.align.module_names import starred
 from whence.records import Run
@@ -23,7 +23,7 @@ def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     """Give the target's tensors the axes of those they face. Elements are read of few of every
     family of siblings.
     """
-    at = Laying(reference, target, plan)
+    at = LayoutState(reference, target, plan)
     _left_over(at)
     parameters(at)
     activations(at)
@@ -46,7 +46,7 @@ def _with(slot: SlotPair, made: dict[Face, int]) -> SlotPair:
     return slot if found is None else msgspec.structs.replace(slot, target_record=found)
 
 
-def _left_over(at: Laying) -> None:
+def _left_over(at: LayoutState) -> None:
     """Pair slots that are left on both sides where one layout fits and the data agree."""
     known: dict[tuple[object, ...], bool] = {}
     for pair in list(at.pairs.values()):
@@ -84,14 +84,14 @@ def _left_over(at: Laying) -> None:
             )
 
 
-def _fit(at: Laying, face: Face) -> bool:
+def _fit(at: LayoutState, face: Face) -> bool:
     a, b = at.records(face)
     return dtypes.is_floating(a.dtype) == dtypes.is_floating(b.dtype) and bool(
         ways(b.shape, a.shape)
     )
 
 
-def _told(at: Laying) -> list[str]:
+def _told(at: LayoutState) -> list[str]:
     """How many tensors were laid otherwise, and what of the target's parameters is left out, in
     sentences.
     """

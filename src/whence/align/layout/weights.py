@@ -22,7 +22,7 @@ from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, orders, ways
 from whence.align.layout.consumers import follows, outputs_agree
 from whence.align.layout.distances import resembles
-from whence.align.layout.layout_state import Face, Family, Laying
+from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.module_names import starred
 from whence.align.plan_editor import READ, spread
 from whence.dtypes import Array
@@ -67,7 +67,7 @@ def lies(reference: Array, target: Array) -> Order | None:
     return None
 
 
-def parameters(at: Laying) -> None:
+def parameters(at: LayoutState) -> None:
     """Decide for all parameters that lie otherwise, and for the tensors whose channels are
     theirs.
     """
@@ -80,7 +80,7 @@ def parameters(at: Laying) -> None:
             _order(at, lie, family)
 
 
-def _orders_of(at: Laying, family: Family) -> dict[Face, Order]:
+def _orders_of(at: LayoutState, family: Family) -> dict[Face, Order]:
     """How the parameters of one family lie, {} where they lie as the reference's or it cannot be
     told.
     """
@@ -109,7 +109,7 @@ def _orders_of(at: Laying, family: Family) -> dict[Face, Order]:
     }
 
 
-def _suspect(at: Laying, face: Face) -> bool:
+def _suspect(at: LayoutState, face: Face) -> bool:
     """May these parameters hold the same elements in another order?"""
     a, b = at.records(face)
     if a.shape != b.shape:
@@ -122,18 +122,18 @@ def _suspect(at: Laying, face: Face) -> bool:
     return len(norms) == 2 and math.isclose(*norms, rel_tol=0.02)
 
 
-def _identical_siblings(at: Laying, family: Family) -> int:
+def _identical_siblings(at: LayoutState, family: Family) -> int:
     """How many parameters of the same starred name are equal bit by bit."""
     call, slot = next(iter(family.values()))
     return at.equal_parameters[starred(at.reference.calls[call].scope), slot.reference_slot]
 
 
-def _lies(at: Laying, face: Face) -> Order | None:
+def _lies(at: LayoutState, face: Face) -> Order | None:
     arrays = at.arrays(face)
     return lies(*arrays) if arrays is not None else None
 
 
-def _by_shape(at: Laying, faces: Iterable[Face]) -> None:
+def _by_shape(at: LayoutState, faces: Iterable[Face]) -> None:
     """Where data say nothing, a layout that is the only one possible, and hides no element."""
     for face in faces:
         a, b = at.records(face)
@@ -142,7 +142,7 @@ def _by_shape(at: Laying, faces: Iterable[Face]) -> None:
             at.decided[face] = found[0], "the only way the shapes allow"
 
 
-def _legitimate(at: Laying, found: dict[Face, Order], family: Family) -> bool:
+def _legitimate(at: LayoutState, found: dict[Face, Order], family: Family) -> bool:
     """Does what is computed with these parameters agree, so that the order is a choice and not a
     fault?
     """
@@ -163,7 +163,7 @@ def _legitimate(at: Laying, found: dict[Face, Order], family: Family) -> bool:
     return False
 
 
-def _order(at: Laying, found: dict[Face, Order], family: Family) -> None:
+def _order(at: LayoutState, found: dict[Face, Order], family: Family) -> None:
     for face, order in found.items():
         call, slot = family[face]
         what = (
@@ -197,7 +197,7 @@ def _order(at: Laying, found: dict[Face, Order], family: Family) -> None:
                     )
 
 
-def _channels(at: Laying, face: Face, places: permutations.Order, axis: int) -> None:
+def _channels(at: LayoutState, face: Face, places: permutations.Order, axis: int) -> None:
     """The channels of an input or output lie as the rows or columns of the weight do."""
     a, b = at.records(face)
     if len(b.shape) < 2 - (axis == -1) or b.shape[axis] != len(places):

@@ -146,7 +146,7 @@ class Side:
         return f"{key[4] or key[0]}:{slot}"
 
 
-class Joining:
+class RankGroups:
     """Two sides whose ranks are joined.
 
     layouts: how tensors lie on the ranks. first: where each was met first; other: what faces it.

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from whence.align.derived_run import Making
+from whence.align.derived_run import DerivedTensors
 from whence.align.ranks import shards
-from whence.align.ranks.groups import Joining, Side
+from whence.align.ranks.groups import RankGroups, Side
 from whence.align.ranks.joined_run import joined_run
 from whence.align.ranks.partial_sums import choose, unreduced
 from whence.align.ranks.pipeline_stages import find_stages, renumber
@@ -48,7 +48,7 @@ def joined(
     if left == right and not declared and _same_shapes(reference, target):
         return reference, target, ()
     sides = Side("reference", reference), Side("target", target)
-    joining = Joining(*sides, declared)
+    joining = RankGroups(*sides, declared)
     _decide(joining)
     runs = [side.run if len(side.ranks) < 2 else joined_run(joining, side) for side in sides]
     rank = min(
@@ -69,7 +69,7 @@ def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
     if own == rank:
         return run, ()
     calls = [msgspec.structs.replace(c, rank=rank) for c in run.calls]
-    return Making(run).done(calls), (f"target: rank {own} faces rank {rank}",)
+    return DerivedTensors(run).done(calls), (f"target: rank {own} faces rank {rank}",)
 
 
 def _same_shapes(reference: Run, target: Run) -> bool:
@@ -91,7 +91,7 @@ def _same_shapes(reference: Run, target: Run) -> bool:
     return met
 
 
-def _decide(at: Joining) -> None:
+def _decide(at: RankGroups) -> None:
     """How every tensor lies on the ranks of both sides, and what is to be told of it."""
     renumber(at)
     find_stages(at)
@@ -102,7 +102,7 @@ def _decide(at: Joining) -> None:
         _tell(at, side)
 
 
-def _tell(at: Joining, side: Side) -> None:
+def _tell(at: RankGroups, side: Side) -> None:
     if len(side.ranks) < 2:
         return
     counted = Counter(

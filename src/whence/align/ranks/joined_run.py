@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from whence.align import derived_run
-from whence.align.derived_run import Making
+from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
 from whence.align.ranks import shards
-from whence.align.ranks.groups import Joining, Key, Side, described
+from whence.align.ranks.groups import Key, RankGroups, Side, described
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
 
@@ -21,9 +21,9 @@ from whence.records import Call, Ref, Run, marks
 _MIXED = 8
 
 
-def joined_run(at: Joining, side: Side) -> Run:
+def joined_run(at: RankGroups, side: Side) -> Run:
     """One run of one rank."""
-    making, shown = Making(side.run), at.shown[side.name]
+    making, shown = DerivedTensors(side.run), at.shown[side.name]
     lead = {key: group.get(shown) or group[min(group)] for key, group in side.groups.items()}
     keys = sorted(side.groups, key=_position(side, lead).__getitem__)
     place = {key: i for i, key in enumerate(keys)}
@@ -52,7 +52,7 @@ def joined_run(at: Joining, side: Side) -> Run:
 
 
 def _refs(
-    at: Joining, side: Side, making: Making, key: Key, lead: Call
+    at: RankGroups, side: Side, making: DerivedTensors, key: Key, lead: Call
 ) -> tuple[tuple[Ref, ...], bool, bool]:
     edges = {r.slot: r.edge for r in lead.refs}
     refs: list[tuple[Ref, Layout, float]] = []
@@ -84,9 +84,9 @@ def _refs(
 
 
 def _joined(
-    at: Joining,
+    at: RankGroups,
     side: Side,
-    making: Making,
+    making: DerivedTensors,
     ranks: Sequence[int],
     records: Sequence[int],
     layout: Layout,

@@ -8,9 +8,9 @@ import numpy as np
 
 from whence.align.ranks import shards
 from whence.align.ranks.groups import (
-    Joining,
     Key,
     Place,
+    RankGroups,
     Side,
     between,
     described,
@@ -21,7 +21,7 @@ from whence.align.ranks.shards import FITS, Level
 from whence.errors import ElementsMissing
 
 
-def unreduced(at: Joining, side: Side) -> None:
+def unreduced(at: RankGroups, side: Side) -> None:
     """Partial sums that nobody adds up: each rank goes on with its own, so the tensor is what one
     rank has.
     """
@@ -56,7 +56,7 @@ def unreduced(at: Joining, side: Side) -> None:
 
 
 def _added_up(
-    at: Joining, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
+    at: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> bool:
     """Does what is made of these summands come out whole on all ranks: of the modules that read
     them, else of the calls around?
@@ -81,7 +81,7 @@ def _added_up(
 
 
 def _stand_in(
-    at: Joining, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
+    at: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> None:
     """The sum as the ranks made it, where that is the sum of these summands but for the rounding of
     adding them up.
@@ -111,7 +111,7 @@ def _stand_in(
             return
 
 
-def _outputs(at: Joining, side: Side, key: Key, but: Place) -> list[Place]:
+def _outputs(at: RankGroups, side: Side, key: Key, but: Place) -> list[Place]:
     """What a call returns, but for one tensor."""
     found = [
         (side.name, side.holders(key, slot)[1])
@@ -121,7 +121,7 @@ def _outputs(at: Joining, side: Side, key: Key, but: Place) -> list[Place]:
     return [p for p in found if p != but and p in at.layouts]
 
 
-def _is_whole(at: Joining, place: Place) -> bool:
+def _is_whole(at: RankGroups, place: Place) -> bool:
     """Have all ranks the same, or pieces of what the other side has?"""
     if any(level.how != "replicated" for level in at.layouts[place]) and place in at.other:
         name, records = at.other[place]
@@ -135,7 +135,7 @@ def _is_whole(at: Joining, place: Place) -> bool:
     return at.parted.get(place, 0.0) <= at.rounding(place)
 
 
-def choose(at: Joining, side: Side) -> None:
+def choose(at: RankGroups, side: Side) -> None:
     """Which rank stands for all where they should be alike: the first, or the one that is furthest
     off where only some are.
     """
@@ -186,7 +186,7 @@ def choose(at: Joining, side: Side) -> None:
     )
 
 
-def _from_other(at: Joining, place: Place) -> list[float]:
+def _from_other(at: RankGroups, place: Place) -> list[float]:
     """How far each rank's replica is from what faces it."""
     if place not in at.other:
         return []

@@ -9,13 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from whence.align.module_names import starred
-from whence.align.ranks.groups import Joining, Side
+from whence.align.ranks.groups import RankGroups, Side
 from whence.records import Record
 
 _STAGES = 0.02  # ranks of two pipeline stages share at most this share of their leaf modules
 
 
-def renumber(at: Joining) -> None:
+def renumber(at: RankGroups) -> None:
     """Layers and experts that a rank counts from 0 again get the numbers that the other side gives
     to the same parameters.
     """
@@ -44,14 +44,14 @@ def renumber(at: Joining) -> None:
         mine.group()
 
 
-def _shift(at: Joining, side: Side, rank: int, prefix: str, place: int, offset: int) -> None:
+def _shift(at: RankGroups, side: Side, rank: int, prefix: str, place: int, offset: int) -> None:
     for call in side.calls:
         if call.rank == rank and _prefix(starred(call.scope), place) == prefix:
             side.scope[call.id] = _with_number(side.scope[call.id], place, offset)
     at.notes.append(f"{side.name}: rank {rank} counts {prefix} from 0 again: {offset:+d}")
 
 
-def find_stages(at: Joining) -> None:
+def find_stages(at: RankGroups) -> None:
     """Ranks that share no leaf module are stages of a pipeline, in the order in which the other
     side calls these modules.
     """

@@ -14,7 +14,7 @@ from whence.align.layout.permutations import located
 from whence.align.module_names import starred
 from whence.align.ranks import shards
 from whence.align.ranks.combined_figures import together
-from whence.align.ranks.groups import Joining, Key, Place, Side, between
+from whence.align.ranks.groups import Key, Place, RankGroups, Side, between
 from whence.align.ranks.shards import FITS, Layout, Level
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
@@ -31,7 +31,7 @@ Facing = tuple[
 ]  # groups of calls that face each other, with their pairs of slots
 
 
-def place(at: Joining) -> None:
+def place(at: RankGroups) -> None:
     """Decide how every tensor of both sides lies: what faces each other first, parameters before
     what is made with them.
     """
@@ -48,7 +48,7 @@ def place(at: Joining) -> None:
             place_alone(at, side, other, faced)
 
 
-def _facing(at: Joining) -> list[Facing]:
+def _facing(at: RankGroups) -> list[Facing]:
     """Groups of calls that face each other, with their pairs of slots, in the order of the
     reference.
     """
@@ -79,7 +79,7 @@ def _facing(at: Joining) -> list[Facing]:
     return sorted(found.values(), key=lambda item: order[item[0]])
 
 
-def _is_part(at: Joining, pair: Facing, faced: dict[str, dict[Key, Key]]) -> bool:
+def _is_part(at: RankGroups, pair: Facing, faced: dict[str, dict[Key, Key]]) -> bool:
     """Is one of two calls only a part of what the other fuses, of equal extents because that one
     lies on several ranks?
     """
@@ -109,7 +109,7 @@ def _is_part(at: Joining, pair: Facing, faced: dict[str, dict[Key, Key]]) -> boo
     return False
 
 
-def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) -> None:
+def _place(at: RankGroups, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) -> None:
     """Decide the layouts of two tensors that face each other."""
     held = [side.holders(key, slot) for side, key, slot in (one, two)]
     places = [
@@ -163,7 +163,7 @@ def _place(at: Joining, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) 
 
 
 def _pick(
-    at: Joining,
+    at: RankGroups,
     pairs: list[Both],
     places: Sequence[Place],
     shapes: Sequence[Sequence[shards.Shape]],
@@ -220,7 +220,7 @@ def _pick(
 
 
 def _by_parts(
-    at: Joining, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]
+    at: RankGroups, pairs: Sequence[Both], arrays: Sequence[Sequence[Array]]
 ) -> list[tuple[float, Both]]:
     """Parameters whose parts were cut one by one."""
     found: list[tuple[float, Both]] = []
@@ -244,7 +244,7 @@ def _by_parts(
 
 
 def _as_parameters(
-    at: Joining, pairs: Sequence[Both], where: Sequence[tuple[Side, Key, str]]
+    at: RankGroups, pairs: Sequence[Both], where: Sequence[tuple[Side, Key, str]]
 ) -> Iterator[Any]:
     """Outputs, and a bias, in parts as their call's weight is."""
     for pair in pairs:
@@ -265,7 +265,7 @@ def _complexity(pair: Both) -> tuple[int, ...]:
     return levels.count("sum"), len(levels), len(levels) - levels.count("replicated")
 
 
-def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key, Key]]) -> None:
+def place_alone(at: RankGroups, side: Side, other: Side, faced: dict[str, dict[Key, Key]]) -> None:
     """Layouts of what no tensor of the other side faces: equal on all ranks, cut as its call's
     weight is, or not known.
     """
@@ -285,7 +285,7 @@ def place_alone(at: Joining, side: Side, other: Side, faced: dict[str, dict[Key,
 
 
 def _lies_alone(
-    at: Joining,
+    at: RankGroups,
     side: Side,
     other: Side,
     key: Key,
@@ -343,7 +343,7 @@ def _lies_alone(
 
 
 def _is_part_of(
-    at: Joining,
+    at: RankGroups,
     side: Side,
     other: Side,
     key: Key,
@@ -384,7 +384,7 @@ def _is_part_of(
 
 
 def fused_parts(
-    at: Joining,
+    at: RankGroups,
     side: Side,
     other: Side,
     key: Key,

@@ -39,7 +39,7 @@ class Match:
     sure: bool = True
 
 
-class Partners:
+class TensorCandidates:
     """Finds the partners of some taps among some places."""
 
     def __init__(self, elements: Elements, taps: Sequence[Tap], places: Sequence[Place]) -> None:

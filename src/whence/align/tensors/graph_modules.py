@@ -17,9 +17,9 @@ import msgspec
 
 from whence.align import dims as ex
 from whence.align.call_sites import match_roots, selected
-from whence.align.derived_run import Derived, Making, renumbered
+from whence.align.derived_run import Derived, DerivedTensors, renumbered
 from whence.align.layout import axes
-from whence.align.tensors.candidates import Partners, split
+from whence.align.tensors.candidates import TensorCandidates, split
 from whence.align.tensors.elements import Elements, Inner, Inside, Place, Tap
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Ref, Run, children
@@ -84,7 +84,7 @@ def as_graphs(reference: Run, target: Run) -> Run:
     )  # node's call in the reference -> (graph, record of the target)
     for record, (node, _, _) in at.faced.items():
         faced[reference.calls[node].parent].append((node, record))
-    making = Making(target)
+    making = DerivedTensors(target)
     replaced: dict[int, Call | None] = {}
     added: list[Call] = []
     for graph in (c for c in reference.calls if c.id in faced):
@@ -156,7 +156,7 @@ def _descendants(run: Run, call: int) -> list[int]:
 class _ByModule:
     def __init__(self, reference: Run, target: Run) -> None:
         self.reference, self.target = reference, target
-        self.making = Making(target)
+        self.making = DerivedTensors(target)
         self.met: set[int] = set()  # modules of the target that the reference called too
         self.faced: dict[int, tuple[int, str, SlotPair]] = {}
         self.elements = Elements(reference, target)
@@ -289,7 +289,7 @@ class _ByModule:
                         made=True,
                     )
                 )
-        partners = Partners(self.elements, taps, places)
+        partners = TensorCandidates(self.elements, taps, places)
         partners.by_content()
         partners.by_name()
         left = {tap.call: tap for tap in taps}

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from whence.align.call_sites import selected
-from whence.align.derived_run import Making, text
+from whence.align.derived_run import DerivedTensors, text
 from whence.align.layout import axes
 from whence.align.plan_editor import USER_MAP
-from whence.align.tensors.candidates import CLEARER, Match, Partners, split
+from whence.align.tensors.candidates import CLEARER, Match, TensorCandidates, split
 from whence.align.tensors.elements import Elements, Family, Inner, Inside, Numbers, Place, Tap
 from whence.records import Call, Run
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
@@ -106,7 +106,7 @@ class _Facing:
     ) -> None:
         self.rich, self.taps, self.plan, self._inside = rich, taps, plan, inside
         self.labels = labels
-        self.making = Making(taps)
+        self.making = DerivedTensors(taps)
         self.elements = Elements(rich, taps)
         self.notes: list[str] = []
         self._copies: set[int] = set()
@@ -189,7 +189,7 @@ class _Facing:
         places = [p for p in self._places(step) if p.record not in self.said]
         if not places:
             return []
-        found = Partners(self.elements, taps, places)
+        found = TensorCandidates(self.elements, taps, places)
         found.by_content()
         found.as_before(self._known)
         found.by_name()
@@ -198,7 +198,7 @@ class _Facing:
             counts = frozenset(self.taps.records[t.record].count for t in left)
             inner = self._added(self._inside(step, counts))
             if inner:
-                deeper = Partners(self.elements, left, inner)
+                deeper = TensorCandidates(self.elements, left, inner)
                 deeper.by_content()
                 for call, match in deeper.matched.items():
                     if (

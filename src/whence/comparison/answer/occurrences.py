@@ -17,14 +17,14 @@ from whence.results import Counted, Occurrence, Occurrences
 _OPERATORS = 0.5  # share of calls that are operators, from which on a run is one of operators
 
 
-def of_operators(faces: PairedRuns) -> bool:
+def of_operators(paired: PairedRuns) -> bool:
     """Are these runs of operators (a predictor, a dump of a graph), not of modules?"""
-    leaves = [c for c in faces.calls if c.leaf]
+    leaves = [c for c in paired.calls if c.leaf]
     return bool(leaves) and sum(c.kind == "operator" for c in leaves) >= _OPERATORS * len(leaves)
 
 
 def counted(
-    faces: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]
+    paired: PairedRuns, per_call: Mapping[int, str], significant: Collection[int]
 ) -> Occurrences:
     """The table. per_call: the verdict of each paired call of the reference. significant: those
     that rounding does not explain.
@@ -33,10 +33,10 @@ def counted(
     outputs are bit for bit.
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
-    for call in sorted(align.selected(faces.calls), key=lambda c: (c.step, c.micro, c.order)):
+    for call in sorted(align.selected(paired.calls), key=lambda c: (c.step, c.micro, c.order)):
         if not call.leaf or GATHERED in call.notes:
             continue
-        found, differs = _occurrence(faces, call, per_call)
+        found, differs = _occurrence(paired, call, per_call)
         for key in (("type", call.op_type or call.scope), ("name", call.scope or call.root)):
             rows.setdefault(key, []).append((found, differs, call.id in significant))
     table = tuple(_row(by, name, listed) for (by, name), listed in rows.items())
@@ -47,9 +47,9 @@ def counted(
         return min(
             found,
             key=lambda one: (
-                faces.calls[one.call].step,
-                faces.calls[one.call].micro,
-                faces.calls[one.call].order,
+                paired.calls[one.call].step,
+                paired.calls[one.call].micro,
+                paired.calls[one.call].order,
             ),
             default=None,
         )
@@ -62,21 +62,23 @@ def counted(
 
 
 def _occurrence(
-    faces: PairedRuns, call: Call, per_call: Mapping[int, str]
+    paired: PairedRuns, call: Call, per_call: Mapping[int, str]
 ) -> tuple[Occurrence | None, bool]:
     """(the execution, does it differ); None when it has no partner or nothing of it could be
     measured.
     """
-    index = faces.pair_of.get(call.id)
+    index = paired.pair_of.get(call.id)
     if index is None:
         return None, False
     slots = [
-        s for s in faces.slots[index].values() if s.reference_slot.startswith(("output", "mutated"))
+        s
+        for s in paired.slots[index].values()
+        if s.reference_slot.startswith(("output", "mutated"))
     ]
     measured = [
         m
         for s in slots
-        if (m := faces.measured[s.reference_record, s.target_record]).tier != "none"
+        if (m := paired.measured[s.reference_record, s.target_record]).tier != "none"
     ]
     if not measured:
         return None, False

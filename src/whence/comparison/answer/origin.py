@@ -29,7 +29,7 @@ _LONGEST = 200  # steps of a way that are listed
 _AGREE = ("identical", "noise", "declared", "nondeterministic", "precision")
 
 
-class Flow(NamedTuple):
+class DataFlow(NamedTuple):
     """What a way is found in. measured: by index of the pair and slot of the reference; verdicts:
     of calls of the reference, the worst.
     """
@@ -43,14 +43,14 @@ class Flow(NamedTuple):
 
 def flow_of(
     reference: Run, target: Run, plan: Plan, rows: Iterable[Row], verdicts: Iterable[Verdict]
-) -> Flow:
+) -> DataFlow:
     """The flow of a comparison that was made."""
     worst: dict[int, Verdict] = {}
     for verdict in verdicts:
         call = plan.pairs[verdict.pair].reference
         if call not in worst or severity(verdict.verdict) > severity(worst[call].verdict):
             worst[call] = verdict
-    return Flow(
+    return DataFlow(
         reference,
         target,
         plan.pairs,
@@ -59,12 +59,12 @@ def flow_of(
     )
 
 
-class Tracer:
+class OriginTracer:
     """Finds ways in one comparison. significant: calls whose difference rounding does not
     explain.
     """
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: DataFlow) -> None:
         self.flow = flow
         self.calls = sorted(
             (c for c in flow.reference.calls if c.leaf and GATHERED not in c.notes),

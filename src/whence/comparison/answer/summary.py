@@ -15,8 +15,8 @@ from whence import align
 from whence._version import __version__
 from whence.align.environment import observer_effects
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts.regions import Judging
-from whence.comparison.verdicts.third_run import Third
+from whence.comparison.verdicts.regions import RegionJudge
+from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.dtypes import Array
 from whence.readers import GATHERED
 from whence.records import Call, Program, Run, children, marks
@@ -25,13 +25,13 @@ from whence.results import Coverage, Finding, Nearest, Row, SlotPair, Verdict, s
 _CLEARLY = 0.1  # of the largest error of any token
 
 
-class Answer:
+class Summary:
     """Puts together what is reported of a judged comparison."""
 
-    def __init__(self, faces: PairedRuns, judging: Judging, third: Third) -> None:
-        self.faces, self.judging, self._third = faces, judging, third
-        self._unread = unread(faces.reference)
-        self._made = {made.record: made for made in faces.plan.made_target}
+    def __init__(self, paired: PairedRuns, judging: RegionJudge, third: ThirdRunJudge) -> None:
+        self.paired, self.judging, self._third = paired, judging, third
+        self._unread = unread(paired.reference)
+        self._made = {made.record: made for made in paired.plan.made_target}
 
     def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
         """One verdict per paired call: of a leaf its own, of a container the worst of its
@@ -42,27 +42,27 @@ class Answer:
             old = worst.get(call)
             if old is None or severity(verdict.verdict) > severity(old):
                 worst[call] = verdict.verdict
-        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
             outputs = [
                 s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))
             ]
             if pair.reference not in worst and not outputs:
-                if self.faces.calls[pair.reference].slots("output"):
+                if self.paired.calls[pair.reference].slots("output"):
                     worst[pair.reference] = "incomparable"
                 elif slots and all(
-                    self.faces.measured[s.reference_record, s.target_record].identical
+                    self.paired.measured[s.reference_record, s.target_record].identical
                     for s in slots.values()
                 ):
                     worst[pair.reference] = "identical"
             elif pair.reference not in worst:
                 measured = [
-                    self.faces.measured[s.reference_record, s.target_record] for s in outputs
+                    self.paired.measured[s.reference_record, s.target_record] for s in outputs
                 ]
                 same = all(m.identical for m in measured)
                 worst[pair.reference] = "identical" if same else "inherited"
-                if same and any(self.faces.partly(s) for s in outputs):
+                if same and any(self.paired.partly(s) for s in outputs):
                     worst[pair.reference] = "undetermined"
-            own = self.faces.calls[pair.reference]
+            own = self.paired.calls[pair.reference]
             if (
                 outputs
                 and all(
@@ -83,27 +83,29 @@ class Answer:
             Counter(
                 verdict
                 for call, verdict in per_call.items()
-                if GATHERED not in self.faces.calls[call].notes
+                if GATHERED not in self.paired.calls[call].notes
             )
         )
 
     def coverage(self, per_call: Mapping[int, str]) -> Coverage:
-        paired = {p.reference: i for i, p in enumerate(self.faces.plan.pairs)}
+        pair_of = {p.reference: i for i, p in enumerate(self.paired.plan.pairs)}
         selected = [
             c
-            for c in align.selected(self.faces.calls)
-            if GATHERED not in c.notes and (c.id in paired or not self.faces.hands_on(c))
+            for c in align.selected(self.paired.calls)
+            if GATHERED not in c.notes and (c.id in pair_of or not self.paired.hands_on(c))
         ]
-        handing_on = (c for c in self.faces.calls if c.id not in paired and self.faces.hands_on(c))
+        handing_on = (
+            c for c in self.paired.calls if c.id not in pair_of and self.paired.hands_on(c)
+        )
         handed_on = {r.record for c in handing_on for r in c.slots("output")}
-        put_together = [c for c in self.faces.calls if GATHERED in c.notes]
-        for number, pair in enumerate(self.faces.plan.pairs):
-            if self.faces.shows_no_inside(number, pair):
-                self.judging.inside[pair.reference] = len(self.faces.alone(pair.reference))
+        put_together = [c for c in self.paired.calls if GATHERED in c.notes]
+        for number, pair in enumerate(self.paired.plan.pairs):
+            if self.paired.shows_no_inside(number, pair):
+                self.judging.inside[pair.reference] = len(self.paired.alone(pair.reference))
         measured = 0
-        root_ok = bool(self.faces.plan.pairs)
+        root_ok = bool(self.paired.plan.pairs)
         for call in selected:
-            index = paired.get(call.id)
+            index = pair_of.get(call.id)
             full = index is not None and self._outputs_known(call, index)
             measured += full
             if call.parent == -1 and not full and (call.kind != "region" or call.slots("output")):
@@ -114,10 +116,10 @@ class Answer:
                 call, refs=tuple(r for r in call.refs if r.record not in handed_on)
             )
             ends = bool(rest.slots("output")) or not call.slots("output")
-            root_ok &= (index := paired.get(call.id)) is not None and (
+            root_ok &= (index := pair_of.get(call.id)) is not None and (
                 not ends or self._outputs_known(rest, index)
             )
-        facing = len(self.faces.plan.pairs) - sum(call.id in paired for call in put_together)
+        facing = len(self.paired.plan.pairs) - sum(call.id in pair_of for call in put_together)
         return Coverage(
             len(selected),
             facing,
@@ -143,16 +145,16 @@ class Answer:
         """How many pairs of outputs were printed in part only."""
         slots = {
             (s.reference_record, s.target_record): s
-            for table in self.faces.slots
+            for table in self.paired.slots
             for s in table.values()
         }
         return sum(
-            s.reference_slot.startswith(("output", "mutated")) and bool(self.faces.partly(s))
+            s.reference_slot.startswith(("output", "mutated")) and bool(self.paired.partly(s))
             for s in slots.values()
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
-        slots = self.faces.slots[index]
+        slots = self.paired.slots[index]
         covered = self.judging.tapped.covered  # made on the way to what was compared
         refs = [
             r
@@ -170,11 +172,11 @@ class Answer:
             if (
                 slot is None
                 or self.judging.errors.of(slot).value is None
-                or self.faces.partly(slot)
+                or self.paired.partly(slot)
             ):
                 # Empty tensors and lone reasons hold nothing that could differ.
                 if slot is not None and (
-                    self.faces.reference.records[ref.record].count == 0 or self._other_form(slot)
+                    self.paired.reference.records[ref.record].count == 0 or self._other_form(slot)
                 ):
                     continue
                 if self._replayed_otherwise(call, ref.slot):
@@ -191,13 +193,13 @@ class Answer:
         """
         if slot not in self.judging.locals.get(call.id, {}) or call.parent < 0:
             return False
-        slots = self.faces.slots[self.faces.pair_of[call.id]].values()
+        slots = self.paired.slots[self.paired.pair_of[call.id]].values()
         unknown = [
             s.reference_slot
             for s in slots
             if s.reference_slot.startswith("input") and self.judging.errors.of(s).value is None
         ]
-        place = self.faces.kids[call.parent].index(call.id)
+        place = self.paired.kids[call.parent].index(call.id)
         judged = self.judging.locals.get(call.parent, {})
         return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
 
@@ -206,8 +208,8 @@ class Answer:
         is read of it is compared where it is.
         """
         a, b = (
-            self.faces.reference.records[slot.reference_record],
-            self.faces.target.records[slot.target_record],
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
         )
         return align.is_cache(slot.reference_slot) and a.shape != b.shape
 
@@ -215,8 +217,8 @@ class Answer:
         """A cache that only one run has: what it held went on into later calls, which are joined
         with this one.
         """
-        index = self.faces.pair_of[call.id]
-        other = self.faces.target.calls[self.faces.plan.pairs[index].target]
+        index = self.paired.pair_of[call.id]
+        other = self.paired.target.calls[self.paired.plan.pairs[index].target]
         cache = align.is_cache(slot) or slot.startswith("mutated")
         return cache and any(marks.is_gathered(c) for c in (call, other))
 
@@ -226,7 +228,7 @@ class Answer:
             return "replay"
         if kinds and any(
             r.quantum or r.whole
-            for run in (self.faces.reference, self.faces.target)
+            for run in (self.paired.reference, self.paired.target)
             for r in run.records
         ):
             return "text"
@@ -236,11 +238,11 @@ class Answer:
         return "two dumps" if kinds or any(found) else ""
 
     def first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
-        for pair in self.faces.plan.pairs:
+        for pair in self.paired.plan.pairs:
             verdict = per_call.get(pair.reference, "identical")
             if verdict in ("identical", "noise", "declared", "nondeterministic"):
                 continue
-            call = self.faces.calls[pair.reference]
+            call = self.paired.calls[pair.reference]
             if verdict == "inherited" and call.parent == -1:
                 continue
             return {
@@ -254,25 +256,25 @@ class Answer:
 
     def incomparable(self) -> int:
         keys = {
-            (s.reference_record, s.target_record) for p in self.faces.plan.pairs for s in p.slots
+            (s.reference_record, s.target_record) for p in self.paired.plan.pairs for s in p.slots
         }
         lost = [
             key
             for key in keys
-            if self.faces.measured[key].tier == "none"
-            and self.faces.reference.records[key[0]].count
+            if self.paired.measured[key].tier == "none"
+            and self.paired.reference.records[key[0]].count
         ]
         return sum(
             1 for key in lost if self.judging.errors.of(SlotPair("", "", *key)).value is None
         )
 
     def rows(self, per_call: Mapping[int, str]) -> Iterator[Row]:
-        for index, pair in enumerate(self.faces.plan.pairs):
-            call, verdict = self.faces.calls[pair.reference], per_call.get(pair.reference, "")
+        for index, pair in enumerate(self.paired.plan.pairs):
+            call, verdict = self.paired.calls[pair.reference], per_call.get(pair.reference, "")
             name = call.scope or call.root
             for slot in pair.slots:
                 key = slot.reference_record, slot.target_record
-                a, b = self.faces.reference.records[key[0]], self.faces.shown.records[key[1]]
+                a, b = self.paired.reference.records[key[0]], self.paired.shown.records[key[1]]
                 yield Row(
                     index,
                     name,
@@ -290,7 +292,7 @@ class Answer:
                     b.shape,
                     verdict,
                     pair.rule,
-                    self._third.columns(key, self.faces.measured[key]),
+                    self._third.columns(key, self.paired.measured[key]),
                 )
 
     def with_worst(self, finding: Finding) -> Finding:
@@ -300,15 +302,15 @@ class Answer:
         finding = self._with_layout(finding)
         if finding.pair < 0 or finding.verdict == "param-diff":
             return finding
-        slots = self.faces.slots[finding.pair]
-        slot = self.faces.slot(finding.pair, finding.slot) if finding.slot else None
+        slots = self.paired.slots[finding.pair]
+        slot = self.paired.slot(finding.pair, finding.slot) if finding.slot else None
         slot = slot or next(
             (s for s in slots.values() if s.reference_slot.startswith("output")), None
         )
         if slot is None:
             return finding
-        measured = self.faces.measured[slot.reference_record, slot.target_record]
-        arrays = self.faces.arrays(slot)
+        measured = self.paired.measured[slot.reference_record, slot.target_record]
+        arrays = self.paired.arrays(slot)
         at = measured.max_abs_index
         if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
             return finding
@@ -333,13 +335,13 @@ class Answer:
         joined from differs.
         """
         slot = (
-            self.faces.slot(finding.pair, finding.slot)
+            self.paired.slot(finding.pair, finding.slot)
             if finding.pair >= 0 and finding.slot
             else None
         )
-        if slot is None or not slot.dims or self._since(finding, self.faces.arrays(slot)):
+        if slot is None or not slot.dims or self._since(finding, self.paired.arrays(slot)):
             return finding
-        arrays = self.faces.arrays(slot)
+        arrays = self.paired.arrays(slot)
         parts: tuple[str, ...] = ()
         if arrays is not None and arrays[0].shape == arrays[1].shape:
             # Of activations all elements differ a little: those that differ most are meant.
@@ -351,7 +353,7 @@ class Answer:
             if apart is not None and np.isfinite(apart).all():
                 limit = 0.0 if finding.verdict == "param-diff" else float(apart.max()) / 10
                 parts = align.named(
-                    self._made, self.faces.shown.records, slot.target_record, apart > limit
+                    self._made, self.paired.shown.records, slot.target_record, apart > limit
                 )
         where = (
             _and(parts)
@@ -366,12 +368,12 @@ class Answer:
         """Where the calls of several steps were joined: from which token and step on they part."""
         if arrays is None or arrays[0].shape != arrays[1].shape:
             return ""
-        pair = self.faces.plan.pairs[finding.pair]
+        pair = self.paired.plan.pairs[finding.pair]
         sides = {
-            "reference": self.faces.calls[pair.reference],
-            "target": self.faces.target.calls[pair.target],
+            "reference": self.paired.calls[pair.reference],
+            "target": self.paired.target.calls[pair.target],
         }
-        for joined in reversed(self.faces.plan.joined):  # of the target where both were
+        for joined in reversed(self.paired.plan.joined):  # of the target where both were
             call = sides[joined.side]
             total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim
             # Features are last, unless there is one number for each token.
@@ -400,37 +402,37 @@ class Answer:
     def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
         """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
         k, colon, name = finding.slot.partition(":")
-        kids = self.faces.kids.get(self.faces.plan.pairs[finding.pair].reference, [])
+        kids = self.paired.kids.get(self.paired.plan.pairs[finding.pair].reference, [])
         if not colon or not k.isdigit() or int(k) >= len(kids):
             return slot.reference_slot
-        child = self.faces.calls[kids[int(k)]]
+        child = self.paired.calls[kids[int(k)]]
         return f"{child.scope.rpartition('.')[2] or child.op_type}:{name}"
 
     def without_partner(self) -> dict[str, tuple[str, ...]]:
         def names(calls: Sequence[Call], ids: Iterable[int]) -> tuple[str, ...]:
             return tuple(dict.fromkeys(calls[i].scope or calls[i].root for i in ids))
 
-        plan = self.faces.plan
-        inside = {k for call in self.judging.inside for k in self.faces.alone(call)}
+        plan = self.paired.plan
+        inside = {k for call in self.judging.inside for k in self.paired.alone(call)}
         sides = {
             "reference": names(
-                self.faces.calls, (i for i in plan.unmatched_reference if i not in inside)
+                self.paired.calls, (i for i in plan.unmatched_reference if i not in inside)
             ),
-            "target": names(self.faces.target.calls, plan.unmatched_target),
-            "ambiguous": names(self.faces.calls, (a for a, _ in plan.ambiguous)),
+            "target": names(self.paired.target.calls, plan.unmatched_target),
+            "ambiguous": names(self.paired.calls, (a for a, _ in plan.ambiguous)),
         }
         return {side: found for side, found in sides.items() if found}
 
     def nearest(self) -> tuple[Nearest, ...]:
         """For calls without a partner that the other run should have: what comes nearest."""
-        plan = self.faces.plan
-        inside = {k for call in self.judging.inside for k in self.faces.alone(call)}
+        plan = self.paired.plan
+        inside = {k for call in self.judging.inside for k in self.paired.alone(call)}
         wanted = [i for i in plan.unmatched_reference if i not in inside]
-        return align.nearest(self.faces.reference, self.faces.shown, plan, wanted)
+        return align.nearest(self.paired.reference, self.paired.shown, plan, wanted)
 
     def run_notes(self) -> list[str]:
         out = []
-        for side, run in (("reference", self.faces.reference), ("target", self.faces.target)):
+        for side, run in (("reference", self.paired.reference), ("target", self.paired.target)):
             if run.ended:
                 out.append(f"{side}: {run.ended}")
             raised = next((c for c in run.calls if c.error and c.parent == -1), None)
@@ -454,7 +456,7 @@ class Answer:
         return out
 
     def versions(self) -> dict[str, str]:
-        return {"whence": __version__, "format": str(self.faces.reference.info.format)}
+        return {"whence": __version__, "format": str(self.paired.reference.info.format)}
 
 
 _SAID = 200  # characters of an exception that are shown

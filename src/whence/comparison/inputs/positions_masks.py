@@ -18,17 +18,17 @@ from whence.records import Call
 from whence.results import SlotPair, Verdict
 
 
-class Otherwise:
+class PositionsAndMasks:
     """Integers that are no tokens and differ, where the target was given them and did not make
     them.
     """
 
-    def __init__(self, faces: PairedRuns, error_of: Callable[[SlotPair], judge.Error]) -> None:
-        self.faces, self._error_of = faces, error_of
+    def __init__(self, paired: PairedRuns, error_of: Callable[[SlotPair], judge.PairError]) -> None:
+        self.paired, self._error_of = paired, error_of
         self._harmless: dict[str, list[str]] = {}
         self._given: set[int] = set()
         made: set[int] = set()
-        for call in faces.target.calls:
+        for call in paired.target.calls:
             if call.parent == -1:
                 self._given.update(r.record for r in call.slots("input"))
             made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
@@ -37,8 +37,8 @@ class Otherwise:
         self._roots: dict[tuple[object, ...], list[int]] = defaultdict(
             list
         )  # pairs of roots, by step
-        for index, pair in enumerate(faces.plan.pairs):
-            call = faces.calls[pair.reference]
+        for index, pair in enumerate(paired.plan.pairs):
+            call = paired.calls[pair.reference]
             if call.parent == -1:
                 self._roots[align.step_of(call)].append(index)
 
@@ -57,10 +57,10 @@ class Otherwise:
         """Is this an integer or boolean tensor that the caller of the target chose? Then no
         operator of it is at fault; it is noted.
         """
-        exact = judge.unit_roundoff(self.faces.target.records[slot.target_record].dtype) == 0.0
+        exact = judge.unit_roundoff(self.paired.target.records[slot.target_record].dtype) == 0.0
         if not exact or slot.target_record not in self._given:
             return False
-        if not self.faces.measured[slot.reference_record, slot.target_record].identical:
+        if not self.paired.measured[slot.reference_record, slot.target_record].identical:
             self.blame(slot)
         return True
 
@@ -93,7 +93,7 @@ class Otherwise:
                 continue
             error, limit = self._outputs(call)
             what = f"{name.removeprefix('input.')} {self._where(slot)}"
-            number = self.faces.pair_of[call.id]
+            number = self.paired.pair_of[call.id]
             size = (
                 f"the outputs differ by rel_l2 {error:.2g}, rounding explains {limit:.1g}"
                 if error is not None
@@ -118,11 +118,11 @@ class Otherwise:
         one, and its slot.
         """
         users: dict[tuple[int, int], list[tuple[Call, str]]] = defaultdict(list)
-        for pair in self.faces.plan.pairs if self._found else ():
+        for pair in self.paired.plan.pairs if self._found else ():
             for slot in pair.slots:
                 key = slot.reference_record, slot.target_record
                 if key in self._found and slot.reference_slot.startswith("input"):
-                    users[key].append((self.faces.calls[pair.reference], slot.reference_slot))
+                    users[key].append((self.paired.calls[pair.reference], slot.reference_slot))
         for key, found in users.items():
             yield *min(found, key=lambda user: (not user[0].leaf, user[0].order)), self._found[key]
 
@@ -135,7 +135,7 @@ class Otherwise:
         errors = [
             self._error_of(s)
             for index in self._roots[align.step_of(call)]
-            for s in self.faces.slots[index].values()
+            for s in self.paired.slots[index].values()
             if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
         ]
         u = max((e.u for e in errors), default=0.0)
@@ -144,9 +144,9 @@ class Otherwise:
         return (max(values) if values and len(values) == len(errors) else None), limit
 
     def _where(self, slot: SlotPair) -> str:
-        arrays = self.faces.arrays(slot)
+        arrays = self.paired.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
-            return f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'other content'})"  # noqa: E501
+            return f"({self.paired.measured[slot.reference_record, slot.target_record].why or 'other content'})"  # noqa: E501
         different = np.argwhere(arrays[0] != arrays[1])
         if not len(different):
             return f"({arrays[0].dtype} against {arrays[1].dtype})"

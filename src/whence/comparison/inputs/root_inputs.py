@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import align, judge
-from whence.comparison.inputs.positions_masks import Otherwise
+from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
 from whence.readers import GATHERED
@@ -17,13 +17,16 @@ from whence.records import Call
 from whence.results import CallPair, Parted, SlotPair, Verdict
 
 
-class FirstThings:
+class RootInputs:
     """Root inputs that differ. notes: what explains some of them."""
 
     def __init__(
-        self, faces: PairedRuns, otherwise: Otherwise, error_of: Callable[[SlotPair], judge.Error]
+        self,
+        paired: PairedRuns,
+        otherwise: PositionsAndMasks,
+        error_of: Callable[[SlotPair], judge.PairError],
     ) -> None:
-        self.faces, self._otherwise, self._error_of = faces, otherwise, error_of
+        self.paired, self._otherwise, self._error_of = paired, otherwise, error_of
         self.notes: list[str] = []
         self.differ: set[str] = (
             set()
@@ -35,20 +38,20 @@ class FirstThings:
         """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
-        behind = align.followers(self.faces.calls)  # what those are given was made by the program
-        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
-            call = self.faces.calls[pair.reference]
+        behind = align.followers(self.paired.calls)  # what those are given was made by the program
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
+            call = self.paired.calls[pair.reference]
             if call.parent != -1 or call.id in behind:
                 continue
             for slot in slots.values():
                 if (
                     not slot.reference_slot.startswith("input")
-                    or slot.reference_record in self.faces.made
+                    or slot.reference_record in self.paired.made
                 ):
                     continue
                 a, b = (
-                    self.faces.reference.records[slot.reference_record],
-                    self.faces.target.records[slot.target_record],
+                    self.paired.reference.records[slot.reference_record],
+                    self.paired.target.records[slot.target_record],
                 )
                 error = self._error_of(slot)
                 limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
@@ -86,7 +89,7 @@ class FirstThings:
                     elif not told_apart:
                         self.differ.add(call.root)
         return sentences + [
-            said for parted in self.faces.plan.parted if (said := self._parted(parted))
+            said for parted in self.paired.plan.parted if (said := self._parted(parted))
         ]
 
     def doubted(
@@ -99,14 +102,14 @@ class FirstThings:
         """
         out = dict(verdicts)
         for key, verdict in verdicts.items():
-            pair = self.faces.plan.pairs[verdict.pair]
+            pair = self.paired.plan.pairs[verdict.pair]
             if (
                 verdict.verdict != "introduced"
                 or verdict.confidence != "likely"
                 or verdict.evidence not in ("two dumps", "statistics")
             ):
                 continue
-            if self.faces.calls[pair.reference].root in self.differ and self._moved_along(verdict):
+            if self.paired.calls[pair.reference].root in self.differ and self._moved_along(verdict):
                 out[key] = msgspec.structs.replace(
                     verdict,
                     confidence="suspect",
@@ -118,15 +121,15 @@ class FirstThings:
         e_in, e_out = (verdict.numbers.get(key) or 0.0 for key in ("e_in", "e_out"))
         if verdict.evidence == "statistics" or 0 < e_out <= judge.LIMITS.growth * e_in:
             return True
-        return any(self.faces.partly(slot) for slot in self.faces.slots[verdict.pair].values())
+        return any(self.paired.partly(slot) for slot in self.paired.slots[verdict.pair].values())
 
     def _unknown(self, slot: SlotPair) -> bool:
         """Of one dtype, without elements and without digests that part?"""
         a, b = (
-            self.faces.reference.records[slot.reference_record],
-            self.faces.target.records[slot.target_record],
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
         )
-        measured = self.faces.measured[slot.reference_record, slot.target_record]
+        measured = self.paired.measured[slot.reference_record, slot.target_record]
         return (
             measured.tier == "none"
             and a.dtype == b.dtype
@@ -155,8 +158,8 @@ class FirstThings:
                 "the target"
             )
         tokens = f"token {parted.tokens}: {parted.reference} against {parted.target}"
-        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
-            call = self.faces.calls[pair.reference]
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
+            call = self.paired.calls[pair.reference]
             if (call.parent, call.root, call.step, call.micro) != (
                 -1,
                 parted.root,
@@ -168,7 +171,7 @@ class FirstThings:
                 parted.reference,
                 parted.target,
                 (
-                    self.faces.arrays(s)
+                    self.paired.arrays(s)
                     for s in slots.values()
                     if s.reference_slot.startswith("output")
                 ),
@@ -185,11 +188,11 @@ class FirstThings:
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
         name = slot.reference_slot.removeprefix("input.")
         where = f"{call.root} step {call.step}: {name}"
-        arrays = self.faces.arrays(slot)
+        arrays = self.paired.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
             return (
                 f"{where} "
-                f"({self.faces.measured[slot.reference_record, slot.target_record].why or 'different content'})"  # noqa: E501
+                f"({self.paired.measured[slot.reference_record, slot.target_record].why or 'different content'})"  # noqa: E501
             )
         different = np.argwhere(arrays[0] != arrays[1])
         if different.size == 0 and arrays[0].ndim:
@@ -204,8 +207,8 @@ class FirstThings:
         """Tokens that differ because the scores of the step before were a near tie: a sentence; ""
         when that does not explain them.
         """
-        call = self.faces.calls[pair.reference]
-        arrays = self.faces.arrays(slot)
+        call = self.paired.calls[pair.reference]
+        arrays = self.paired.arrays(slot)
         if (
             arrays is None
             or arrays[0].shape != arrays[1].shape
@@ -216,7 +219,7 @@ class FirstThings:
         before = next(
             (
                 slots
-                for p, slots in zip(self.faces.plan.pairs, self.faces.slots)
+                for p, slots in zip(self.paired.plan.pairs, self.paired.slots)
                 if self._precedes(p, call)
             ),
             None,
@@ -224,7 +227,7 @@ class FirstThings:
         for score in (before or {}).values():
             if not score.reference_slot.startswith("output"):
                 continue
-            scores = self.faces.arrays(score)
+            scores = self.paired.arrays(score)
             if (
                 scores is None
                 or scores[0].ndim < 2
@@ -241,7 +244,7 @@ class FirstThings:
 
     def _precedes(self, pair: CallPair, call: Call) -> bool:
         """Is this the call of the same root one step before?"""
-        other = self.faces.calls[pair.reference]
+        other = self.paired.calls[pair.reference]
         return (other.parent, other.root, other.step, other.rank) == (
             -1,
             call.root,

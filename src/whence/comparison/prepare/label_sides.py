@@ -42,7 +42,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Facing:
+class TensorMatcher:
     """A row: two labels, or one and the reason why it is alone."""
 
     reference: Label | None
@@ -78,19 +78,19 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
     return out
 
 
-def faced(labels: Iterable[Label]) -> list[Facing]:
+def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
     """Who faces whom: equal ids, else equal names and occurrences, of one rank and one task.
     Whoever is left is alone.
     """
     labels = list(labels)
     sides: dict[str, list[Label]] = {"reference": [], "target": []}
-    out: list[Facing] = []
+    out: list[TensorMatcher] = []
     for label in labels:
         if label.side in sides:
             sides[label.side].append(label)
         else:
             out.append(
-                Facing(
+                TensorMatcher(
                     label,
                     None,
                     'names no side: whence.label(..., side="reference") or side="target"',
@@ -108,7 +108,9 @@ def faced(labels: Iterable[Label]) -> list[Facing]:
                 found = open_[k].pop(0)
                 partner[id(label)], partner[id(found)] = found, label
     out += [
-        Facing(label, partner[id(label)]) for label in sides["reference"] if id(label) in partner
+        TensorMatcher(label, partner[id(label)])
+        for label in sides["reference"]
+        if id(label) in partner
     ]
     for name, other in (("reference", "target"), ("target", "reference")):
         places: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
@@ -118,7 +120,9 @@ def faced(labels: Iterable[Label]) -> list[Facing]:
             if id(label) not in partner:
                 why = _alone(label, other, places[label.call.scope])
                 out.append(
-                    Facing(label, None, why) if name == "reference" else Facing(None, label, why)
+                    TensorMatcher(label, None, why)
+                    if name == "reference"
+                    else TensorMatcher(None, label, why)
                 )
     return sorted(out, key=lambda row: (row.reference or row.target).at)  # type: ignore[union-attr]
 
@@ -197,7 +201,7 @@ class Side:
         return label.run.array(label.call.refs[0].record)
 
 
-def sides(rows: Sequence[Facing]) -> tuple[Run, Run, list[str]]:
+def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
     """Both sides of the rows that face each other, the target's tensors in the reference's shapes;
     and what was done for that.
     """
@@ -228,7 +232,7 @@ def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
     """
     from whence import align
 
-    making = align.Making(target)
+    making = align.DerivedTensors(target)
     calls, said = list(target.calls), []
     for i, (own, other) in enumerate(zip(reference.records, target.records)):
         if own.shape == other.shape or not own.count or own.count != other.count:

@@ -22,7 +22,7 @@ Bits = npt.NDArray[np.bool_]
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with, as everywhere
 
 
-class Alike(Over):
+class UnifiedMasks(Over):
     """A run in which some records are read in another form. base: the run as it is."""
 
     def __init__(self, base: Run, read: dict[int, tuple[Record, Array]]) -> None:
@@ -40,7 +40,7 @@ class Alike(Over):
         return self.base.array(record) if found is None else found
 
 
-def alike(reference: Run, target: Run, plan: Plan) -> Run:
+def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
     """The target with its masks in the reference's form; the target itself where none has
     another.
     """
@@ -82,7 +82,7 @@ def alike(reference: Run, target: Run, plan: Plan) -> Run:
             ),
             as_theirs,
         )
-    return Alike(target, read) if read else target
+    return UnifiedMasks(target, read) if read else target
 
 
 def in_form_of(reference: Array, target: Array) -> Array | None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers import Opened
+from whence.readers import ForeignRun
 from whence.records import Key, Over, Record, Run
 
 
@@ -43,7 +43,7 @@ def _cut(run: Run, table: dict[int, tuple[int, ...]]) -> Run:
     if not table:
         return run
     out = _Cut(run, table)
-    return Opened(out, run.reader) if isinstance(run, Opened) else out
+    return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
 
 
 class _Cut(Over):

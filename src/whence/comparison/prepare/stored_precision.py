@@ -33,7 +33,7 @@ _SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
 _MANY = 16  # significant bits that constants and steps of a grid do without
 
 
-class Computed(Over):
+class StoredPrecisionRun(Over):
     """A run of which some records are given in the dtype they were computed in; elements are the
     same numbers. said: which.
     """
@@ -102,7 +102,7 @@ def as_computed(run: Run) -> Run:
         if kind in _SIGNIFICANT and not _is_whole(array) and _fits(array, kind):
             kinds[number] = kind
     kinds = {number: kind for number, kind in kinds.items() if kind != run.records[number].dtype}
-    return Computed(run, kinds) if kinds else run
+    return StoredPrecisionRun(run, kinds) if kinds else run
 
 
 def held(array: Array) -> str | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from whence.errors import ReplayRefused
 from whence.frameworks.paddle_programs import DRAWS
-from whence.readers import TAKES, Opened
+from whence.readers import TAKES, ForeignRun
 from whence.records import Call, Over, Program, Ref, Run
 from whence.replay.paddle_translation import Operand, program
 
@@ -93,7 +93,7 @@ def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
                 computed.setdefault(twins.get((operator.id, i), (operator.id, i)), ref.record)
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.programs = programs
-    return Opened(out, run.reader) if isinstance(run, Opened) else out
+    return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
 
 
 def _seen(

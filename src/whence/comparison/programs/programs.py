@@ -30,7 +30,7 @@ from whence.comparison.programs.program_diff import (
 from whence.comparison.programs.program_order import in_order, taking
 from whence.errors import UsageError
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
-from whence.readers import UNTOLD, Opened
+from whence.readers import UNTOLD, ForeignRun
 from whence.records import Call, Note, Over, Ref, Run, region
 from whence.results import CallPair, Comparison, Coverage, Finding, Plan
 
@@ -321,7 +321,7 @@ def _without(run: Run, gone: Set[int]) -> Run:
             for i, c in enumerate(kept)
         ],
     )
-    return Opened(out, run.reader) if isinstance(run, Opened) else out
+    return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
 
 
 _NUMBERED = re.compile(r"inner_var\.\d+")
@@ -352,7 +352,7 @@ def _unread(call: Call) -> Call:
 
 def _changed(run: Run, calls: Mapping[int, Call]) -> Run:
     out = Over(run, [calls.get(c.id, c) for c in run.calls]) if calls else run
-    return Opened(out, run.reader) if calls and isinstance(run, Opened) else out
+    return ForeignRun(out, run.reader) if calls and isinstance(run, ForeignRun) else out
 
 
 def _ran(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
@@ -436,7 +436,7 @@ def attached(run: Run, program: Run) -> Run:
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
     return with_programs(
-        Opened(out, run.reader) if isinstance(run, Opened) else out, program, where
+        ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out, program, where
     )
 
 
@@ -533,7 +533,9 @@ def agreed(reference: Run, target: Run) -> tuple[Run, Run]:
             != {r.slot for r in others[key].slots("input")}
         }
         changed = Over(run, [cut.get(c.id, c) for c in run.calls]) if cut else run
-        out.append(Opened(changed, run.reader) if cut and isinstance(run, Opened) else changed)
+        out.append(
+            ForeignRun(changed, run.reader) if cut and isinstance(run, ForeignRun) else changed
+        )
     return out[0], out[1]
 
 

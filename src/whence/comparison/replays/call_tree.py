@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes, judge
-from whence.comparison.replays.side import Side
+from whence.comparison.replays.side import ReplaySource
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call
@@ -23,7 +23,7 @@ from whence.records import Call
 Noise = np.random.Generator
 
 
-class Chain:
+class TreeReplay:
     """One evaluation of calls of the reference, in one working dtype.
 
     held: gives a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
@@ -33,7 +33,7 @@ class Chain:
 
     def __init__(
         self,
-        side: Side,
+        side: ReplaySource,
         working: str,
         held: Callable[[Any, Call, str], Any],
         *,
@@ -146,7 +146,7 @@ def perturbed(array: Array, working: str, noise: Noise) -> Array:
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm"})
 
 
-class Walk(Chain):
+class TreeWalk(TreeReplay):
     """A chain over whole roots, one after the other, that shows each tensor which comes up and goes
     on with the target's.
 
@@ -158,7 +158,7 @@ class Walk(Chain):
 
     def __init__(
         self,
-        side: Side,
+        side: ReplaySource,
         working: str,
         held: Callable[[Any, Call, str], Any],
         instead: Callable[[int], Array | None],

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence import dtypes, judge
-from whence.comparison.prepare.masks import Alike
-from whence.comparison.replays.call_tree import Chain, perturbed
+from whence.comparison.prepare.masks import UnifiedMasks
+from whence.comparison.replays.call_tree import TreeReplay, perturbed
 from whence.comparison.replays.program_difference import (
     Parting,
     first_parting,
@@ -25,8 +25,8 @@ from whence.comparison.replays.program_difference import (
     written_anew,
 )
 from whence.comparison.replays.program_difference import difference as program_difference
-from whence.comparison.replays.semantics import PLAIN, Cause, Replayed, Semantics
-from whence.comparison.replays.side import Side
+from whence.comparison.replays.semantics import PLAIN, FaultCause, ReplayResult, Semantics
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
 from whence.comparison.replays.tied_choices import I64, Choosing, Figures, run_options, settled
 from whence.dtypes import Array
@@ -119,9 +119,12 @@ class Replayer:
         model: Models | None = None,
     ) -> None:
         self.paired, self.inner, self.shown, self.spread = paired, inner, shown, spread
-        self.reference, self.target = Side(reference, allow, model), Side(target, allow)
+        self.reference, self.target = (
+            ReplaySource(reference, allow, model),
+            ReplaySource(target, allow),
+        )
         # What the target itself ran had its masks in its own form.
-        self.own = Side(target.base if isinstance(target, Alike) else target, allow)
+        self.own = ReplaySource(target.base if isinstance(target, UnifiedMasks) else target, allow)
         self.refused: Counter[str] = Counter()
         self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
         self._held_bytes = 0
@@ -136,7 +139,7 @@ class Replayer:
         semantics: Semantics = PLAIN,
         *,
         thorough: bool = False,
-    ) -> Replayed:
+    ) -> ReplayResult:
         """Figures of one paired call, for every output of its program that the target has.
 
         slots: the pair of tensors that face each other in a slot of the program. given: parameter
@@ -155,7 +158,7 @@ class Replayer:
                     return self.figures(
                         call, other, slots, given, skip, semantics, thorough=thorough
                     )
-                found = Replayed(
+                found = ReplayResult(
                     refused={"": str(error)},
                     misrouted=error.slots if isinstance(error, _Misrouted) else {},
                 )
@@ -178,11 +181,11 @@ class Replayer:
         skip: Callable[[str, Sequence[str]], bool],
         semantics: Semantics,
         thorough: bool,
-    ) -> Replayed:
+    ) -> ReplayResult:
         loaded = self._loaded(call)
         if semantics.program is not None:
             loaded = self.reference.edited(semantics.program)
-        program, found = loaded.program, Replayed(refused=dict(loaded.program.lost))
+        program, found = loaded.program, ReplayResult(refused=dict(loaded.program.lost))
         faced = {
             slot: pair
             for slot in (*program.inputs, *program.params)
@@ -199,7 +202,7 @@ class Replayer:
                 ),
             )
         ):
-            return Replayed(refused={"": _PRINTED})
+            return ReplayResult(refused={"": _PRINTED})
         # A parameter that the target keeps in another form has no partner; what stands in for it
         # needs none.
         own = self.reference.records(
@@ -292,7 +295,7 @@ class Replayer:
 
         def figures(
             r: Mapping[str, Array], working: Mapping[str, Array], *, written_out: bool = False
-        ) -> dict[str, judge.Local]:
+        ) -> dict[str, judge.ReplayError]:
             return {
                 slot: _measured(
                     slot,
@@ -308,10 +311,10 @@ class Replayer:
                 for slot, y in produced.items()
             }
 
-        def highest(figures: Mapping[str, judge.Local]) -> float:
+        def highest(figures: Mapping[str, judge.ReplayError]) -> float:
             return max(local.score for local in figures.values())
 
-        def in_units_of_rounding(r: Mapping[str, Array]) -> dict[str, judge.Local]:
+        def in_units_of_rounding(r: Mapping[str, Array]) -> dict[str, judge.ReplayError]:
             found = figures(r, run.working())
             if highest(found) > judge.LIMITS.suspect:
                 # A fused operator rounds once, a correct target may round in between: the noisier
@@ -335,7 +338,7 @@ class Replayer:
             found.local = in_units_of_rounding(r)
         if run.choosing is not None and highest(found.local) > judge.LIMITS.suspect:
 
-            def with_inherited_noise(r: Mapping[str, Array]) -> dict[str, judge.Local]:
+            def with_inherited_noise(r: Mapping[str, Array]) -> dict[str, judge.ReplayError]:
                 measured = in_units_of_rounding(r)
                 for seed in range(
                     _REPLICAS
@@ -427,7 +430,7 @@ class Replayer:
         )
         return judge.roundoff(a, b) > judge.coarser(a.dtype, b.dtype)
 
-    def examined(self, call: Call, found: Replayed) -> Replayed:
+    def examined(self, call: Call, found: ReplayResult) -> ReplayResult:
         """What stands of a finding: nothing where the program is wrong about the reference too,
         unless the target agrees with it.
         """
@@ -444,7 +447,7 @@ class Replayer:
                 if agrees and np.isfinite(score) and score > 1:
                     return dataclasses.replace(found, broken=score)
                 self.refused[why] += 1
-                return Replayed(refused={"": why})
+                return ReplayResult(refused={"": why})
         return found
 
     def instead(self, call: Call, why: str) -> bool:
@@ -642,7 +645,7 @@ class Replayer:
 
     # ---- why a flagged operator is at fault
 
-    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> Cause:
+    def cause(self, call: Call, other: Call, slots: Slots, flagged: Sequence[str]) -> FaultCause:
         """The cause of an introduced error whose parameters are equal. flagged: the outputs in
         question.
 
@@ -653,7 +656,11 @@ class Replayer:
         if not other.program:
             # The reference could be replayed, so it drew none.
             random = other.no_program.startswith("draws random numbers")
-            return Cause("semantic", f"only the target {other.no_program}") if random else Cause()
+            return (
+                FaultCause("semantic", f"only the target {other.no_program}")
+                if random
+                else FaultCause()
+            )
         words = ""
         try:
             theirs, borrowed = self.own.program(other), self.reference.borrows(call)
@@ -678,7 +685,7 @@ class Replayer:
                         theirs,
                         next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1),
                     )
-                    return Cause(
+                    return FaultCause(
                         "kernel",
                         f"{what}, run again on its own inputs, do not give what it recorded",
                         alone,
@@ -691,9 +698,9 @@ class Replayer:
                 else:
                     parting = self._parting(call, slots, flagged, theirs, right, wide)
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-            return Cause("", words)
+            return FaultCause("", words)
         because = "; ".join(w for w in (words, parting.words) if w)
-        return Cause(
+        return FaultCause(
             "semantic",
             because
             or "the target's own operators reproduce it, so its code computes something else",
@@ -735,7 +742,7 @@ class Replayer:
 
 
 def own_score(
-    side: Side, call: Call, outputs: Sequence[str]
+    side: ReplaySource, call: Call, outputs: Sequence[str]
 ) -> tuple[float, str, dict[int, Array]]:
     """How far what a call recorded is from its own program on its own inputs, over the limit; above
     1 it is not what the program says.
@@ -916,7 +923,7 @@ class _Running:
         return self._semantics.run(run, given, dtype, self._produced)
 
 
-class _Between(Chain):
+class _Between(TreeReplay):
     """Calls without a partner run again; of those inside them that have one, what the target made
     goes on.
     """
@@ -990,7 +997,7 @@ class _Whole:
 
     def measure(
         self,
-        found: Replayed,
+        found: ReplayResult,
         produced: Mapping[str, Array],
         records: Mapping[str, int],
         *,
@@ -1095,7 +1102,7 @@ def _measured(
     semantics: Semantics,
     *,
     written_out: bool = False,
-) -> judge.Local:
+) -> judge.ReplayError:
     if r.shape != y.shape or w.shape != y.shape:
         raise ReplayRefused(f"{slot} of the replay has shape {r.shape}, the target's {y.shape}")
     made, again = (

@@ -97,7 +97,7 @@ class Semantics:
         reference_wide: Array | None,
         spread: Array | None,
         written_out: bool = False,
-    ) -> judge.Local:
+    ) -> judge.ReplayError:
         """`judge.local`, with masked elements left out and a declared tolerance in the place of the
         noise floor.
         """
@@ -144,7 +144,7 @@ def _numpy(working: str, like: Array) -> Any:
     return like.dtype if working == "recorded" else dtypes.named(working).numpy
 
 
-def _tolerance_score(entry: Entry, produced: Array, wide: Array, local: judge.Local) -> float:
+def _tolerance_score(entry: Entry, produced: Array, wide: Array, local: judge.ReplayError) -> float:
     """The error in units of what is declared: relative 2-norm, or the worst |y - r| / (atol + rtol
     |r|).
     """
@@ -183,7 +183,7 @@ def _nearer(one: Array, other: Array, produced: Array) -> Array:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What a replay of one call found. local: figures by output slot. refused: reasons by output
     slot ("" for the whole call).
 
@@ -195,7 +195,7 @@ class Replayed:
     reference's operators give them, in sentences, where no tie explains that.
     """
 
-    local: dict[str, judge.Local] = field(default_factory=dict)
+    local: dict[str, judge.ReplayError] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     inside: int = 0
     ran: list[Call] = field(default_factory=list)
@@ -211,7 +211,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FaultCause:
     """Why an operator is at fault: kernel, semantic or "" (not known), in words, which operator
     inside it, and where it is called.
     """

@@ -28,7 +28,7 @@ _CHECKS = 3
 _SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
 
-class Side:
+class ReplaySource:
     """A run with its programs, each loaded once and used only after it reproduced its own
     recording.
     """
@@ -337,7 +337,7 @@ class Side:
             return np.inf
         if any(wide[s].shape != made[s].shape for s in made):
             return np.inf
-        found: Mapping[str, judge.Local] = {
+        found: Mapping[str, judge.ReplayError] = {
             s: judge.local(made[s], wide[s], working[s]) for s in made
         }
         with contextlib.suppress(ReplayRefused):

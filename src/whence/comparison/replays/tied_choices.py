@@ -23,7 +23,7 @@ from whence.judge import ties
 from whence.records import Program
 
 if TYPE_CHECKING:
-    from whence.replay.choices import Choices, Seen
+    from whence.replay.choices import Choices, SeenChoices
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ _ROWS = 1023  # such rows that are tried
 _SHOWN = 4  # rows that are named
 
 Replay = Callable[["Choices"], Mapping[str, Array]]
-Figures = Mapping[str, judge.Local]
+Figures = Mapping[str, judge.ReplayError]
 Measure = Callable[[Mapping[str, Array]], Figures]
 
 
@@ -111,7 +111,7 @@ class Choosing:
         self._told = dict(self._accepted)
         return wide, found
 
-    def said(self, found: Figures) -> dict[str, judge.Local]:
+    def said(self, found: Figures) -> dict[str, judge.ReplayError]:
         """The figures, with what is to be said of each operator that chose otherwise."""
         choices = self._choices()
         return {slot: dataclasses.replace(local, choices=choices) for slot, local in found.items()}
@@ -256,7 +256,7 @@ class Choosing:
             self._told[place] = told
         return changed
 
-    def _noise(self, place: int, seen: Seen) -> F64:
+    def _noise(self, place: int, seen: SeenChoices) -> F64:
         workings = [
             w.seen[place]
             for w in self._workings
@@ -273,7 +273,7 @@ class Choosing:
             judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen
         )
 
-    def _judged(self, place: int, seen: Seen, other: I64) -> ties.Followed:
+    def _judged(self, place: int, seen: SeenChoices, other: I64) -> ties.Followed:
         return ties.follow(
             seen.own,
             other,
@@ -305,7 +305,7 @@ class Choosing:
                     wide, found = self._nearer(wide, found, measure)
         return wide, found
 
-    def _best(self, place: int, seen: Seen, made: Mapping[str, Array]) -> I64 | None:
+    def _best(self, place: int, seen: SeenChoices, made: Mapping[str, Array]) -> I64 | None:
         """Of every row the tied choice that explains the outputs best, -1 where it is the replay's
         own; None: of every row.
         """
@@ -325,7 +325,7 @@ class Choosing:
         return told if (best > 0).any() else None
 
     def _gains(
-        self, place: int, seen: Seen, way: I64, rows: I64, made: Mapping[str, Array]
+        self, place: int, seen: SeenChoices, way: I64, rows: I64, made: Mapping[str, Array]
     ) -> F64 | None:
         """By how much the outputs come nearer with this way of choosing, by row; None where the
         program does not run so.
@@ -366,7 +366,7 @@ class Choosing:
         return out
 
 
-def _completed(seen: Seen, positions: I64, shown: I64) -> I64:
+def _completed(seen: SeenChoices, positions: I64, shown: I64) -> I64:
     """The indices of a choice of which some elements are shown: the others keep the replay's
     order.
     """

@@ -13,35 +13,37 @@ _NAMED = 3  # of the weights without a partner
 
 
 def complete(
-    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+    verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns
 ) -> dict[tuple[int, int], Verdict]:
     """The verdicts, with what is missing on one side where both runs hold parameters only.
 
     Of a module that ran, its outputs tell what a missing weight did; of a checkpoint nothing does:
     `undetermined`.
     """
-    out, plan = dict(verdicts), faces.plan
-    if not (_is_checkpoint(faces.reference) and _is_checkpoint(faces.target)):
+    out, plan = dict(verdicts), paired.plan
+    if not (_is_checkpoint(paired.reference) and _is_checkpoint(paired.target)):
         return out
-    roots = {c.id for c in faces.calls if c.parent == -1}
+    roots = {c.id for c in paired.calls if c.parent == -1}
     for index, pair in enumerate(plan.pairs):
         lone = [
             (side, slot)
             for side, slots in (("reference", pair.only_reference), ("target", pair.only_target))
             for slot in slots
         ]
-        scope = faces.calls[pair.reference].scope
+        scope = paired.calls[pair.reference].scope
         lacking = [
             (side, ".".join(filter(None, (scope, slot.removeprefix("param.")))))
             for side, slot in lone
             if slot.startswith("param")
         ]
         if pair.reference in roots:
-            lacking += [("reference", faces.calls[call].scope) for call in plan.unmatched_reference]
             lacking += [
-                ("target", faces.target.calls[call].scope) for call in plan.unmatched_target
+                ("reference", paired.calls[call].scope) for call in plan.unmatched_reference
             ]
-        tile = (pair.reference, 0 if faces.kids.get(pair.reference) else -1)
+            lacking += [
+                ("target", paired.target.calls[call].scope) for call in plan.unmatched_target
+            ]
+        tile = (pair.reference, 0 if paired.kids.get(pair.reference) else -1)
         if lacking and (tile not in out or out[tile].verdict not in GUILTY):
             said = "; ".join(
                 f"only the {side} has {', '.join(names[:_NAMED])}{' ...' if names[_NAMED:] else ''}"

@@ -15,14 +15,14 @@ import numpy as np
 from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.replays.replayer import Replayer, own_score
-from whence.comparison.replays.side import Side
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
 from whence.comparison.verdicts.findings import GUILTY
-from whence.comparison.verdicts.regions import Judging
+from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
-from whence.records.views import Read
+from whence.records.views import CachedRun
 from whence.results import CallPair, Verdict
 
 _MOST = 256  # kernels that are run twice more, to see which roundings they leave out
@@ -34,24 +34,24 @@ _CLOSER = 0.8  # ratio of the errors of both sides from which on one is called c
 
 
 def named(
-    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+    verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns
 ) -> dict[tuple[int, int], Verdict]:
     """The verdicts, where a node of a graph is at fault with its name and kernel in the
     sentence.
     """
-    out, own = dict(verdicts), _OwnGraphs(faces)
+    out, own = dict(verdicts), _OwnGraphs(paired)
     first: dict[Any, list[Call]] = defaultdict(list)
-    for at, verdict in sorted(verdicts.items(), key=lambda item: faces.calls[item[0][0]].order):
+    for at, verdict in sorted(verdicts.items(), key=lambda item: paired.calls[item[0][0]].order):
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
-        pair = faces.plan.pairs[verdict.pair]
-        call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
+        pair = paired.plan.pairs[verdict.pair]
+        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
         if (
             "whole" in verdict.numbers
-            and (slot := faces.slots[verdict.pair].get(verdict.slot)) is not None
+            and (slot := paired.slots[verdict.pair].get(verdict.slot)) is not None
         ):
             other = (
-                made if (made := faces.maker(slot)) is not None and align.kernel(made) else other
+                made if (made := paired.maker(slot)) is not None and align.kernel(made) else other
             )
         words = align.kernel(other) or align.kernel(call)
         if not words:
@@ -64,7 +64,7 @@ def named(
                 for c in first[kernel]
                 if kernel[1]
                 and align.is_piece(call)
-                and _computed(c, faces) & _computed(call, faces)
+                and _computed(c, paired) & _computed(call, paired)
             ),
             None,
         )
@@ -90,9 +90,9 @@ class _OwnGraphs:
     on what it was given.
     """
 
-    def __init__(self, faces: PairedRuns) -> None:
-        self._faces = faces
-        self._side: Side | None = None
+    def __init__(self, paired: PairedRuns) -> None:
+        self._paired = paired
+        self._side: ReplaySource | None = None
         self._calls: dict[int, Call] = {}
 
     def cause(self, node: Call) -> tuple[str, str]:
@@ -102,9 +102,9 @@ class _OwnGraphs:
         if not align.is_compiled(node):
             return "", ""
         if self._side is None:
-            run = self._faces.target
-            cut = Read(align.cut_alike(run, run).reference)
-            self._side = Side(cut)
+            run = self._paired.target
+            cut = CachedRun(align.cut_alike(run, run).reference)
+            self._side = ReplaySource(cut)
             self._calls = {
                 r.record: c for c in cut.calls if align.is_piece(c) for r in c.slots("output")
             }
@@ -131,9 +131,9 @@ class _OwnGraphs:
         )
 
 
-def _computed(call: Call, faces: PairedRuns) -> set[str]:
+def _computed(call: Call, paired: PairedRuns) -> set[str]:
     """The nodes that are computed on the way to one, views left out."""
-    program = faces.reference.programs.get(call.program)
+    program = paired.reference.programs.get(call.program)
     return (
         {n for n, op in zip(program.names, program.operations) if not align.is_move(op.name)}
         if program is not None
@@ -141,7 +141,7 @@ def _computed(call: Call, faces: PairedRuns) -> set[str]:
     )
 
 
-def notes(faces: PairedRuns, judging: Judging) -> list[str]:
+def notes(paired: PairedRuns, judging: RegionJudge) -> list[str]:
     """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it
     is so.
     """
@@ -149,21 +149,22 @@ def notes(faces: PairedRuns, judging: Judging) -> list[str]:
         return []
     pairs = [
         p
-        for p in faces.plan.pairs
-        if align.is_piece(faces.calls[p.reference]) and align.is_piece(faces.target.calls[p.target])
+        for p in paired.plan.pairs
+        if align.is_piece(paired.calls[p.reference])
+        and align.is_piece(paired.target.calls[p.target])
     ]
-    return [*_left_out(pairs, faces, judging.replayer), *_closer(pairs, faces, judging)]
+    return [*_left_out(pairs, paired, judging.replayer), *_closer(pairs, paired, judging)]
 
 
-def _closer(pairs: list[CallPair], faces: PairedRuns, judging: Judging) -> Iterator[str]:
+def _closer(pairs: list[CallPair], paired: PairedRuns, judging: RegionJudge) -> Iterator[str]:
     """Of kernels that both sides round in: the ratio of the target's error to the reference's, both
     against exact arithmetic.
     """
     ratios = [
         local.error_rel / local.reference_rel
         for pair in pairs
-        if align.is_compiled(faces.calls[pair.reference])
-        != align.is_compiled(faces.target.calls[pair.target])
+        if align.is_compiled(paired.calls[pair.reference])
+        != align.is_compiled(paired.target.calls[pair.target])
         for local in judging.locals.get(pair.reference, {}).values()
         if local.score <= 1
         and local.reference_rel
@@ -181,30 +182,30 @@ def _closer(pairs: list[CallPair], faces: PairedRuns, judging: Judging) -> Itera
         )
 
 
-def _left_out(pairs: list[CallPair], faces: PairedRuns, replayer: Replayer) -> Iterator[str]:
+def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> Iterator[str]:
     """Kernels that keep in float32 what their graph rounds to 16 bits in between: run both ways,
     the latter comes closer.
     """
     found: list[str] = []
     tried = 0
     for pair in pairs:
-        call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
-        program = faces.reference.programs.get(call.program)
+        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
+        program = paired.reference.programs.get(call.program)
         if (
             program is None
             or not align.is_compiled(other)
             or tried >= _MOST
-            or not _rounds_between(program, faces, pair)
+            or not _rounds_between(program, paired, pair)
         ):
             continue
         slot = next((s for s in pair.slots if s.reference_slot == "output.0"), None)
-        if slot is None or faces.measured[slot.reference_record, slot.target_record].identical:
+        if slot is None or paired.measured[slot.reference_record, slot.target_record].identical:
             continue
         tried += 1
         try:
             with Threads(1):
-                rounded, kept = _both_ways(call, program, pair, faces, replayer)
-            y = faces.target.array(slot.target_record).astype(np.float64)
+                rounded, kept = _both_ways(call, program, pair, paired, replayer)
+            y = paired.target.array(slot.target_record).astype(np.float64)
         except (ReplayRefused, ElementsMissing, KeyError):
             continue
         far, near = (float(np.linalg.norm(np.subtract(y, r))) for r in (rounded, kept))
@@ -221,7 +222,7 @@ def _left_out(pairs: list[CallPair], faces: PairedRuns, replayer: Replayer) -> I
 
 
 def _both_ways(
-    call: Call, program: Program, pair: CallPair, faces: PairedRuns, replayer: Replayer
+    call: Call, program: Program, pair: CallPair, paired: PairedRuns, replayer: Replayer
 ) -> tuple[Array, Array]:
     """The reference's operators on the target's inputs, rounding as they say and not in between;
     both in the target's dtype at the end.
@@ -236,7 +237,7 @@ def _both_ways(
         {s: given[s] for s in (*program.inputs, *program.params)}
     )
     kind = dtypes.of(
-        faces.target.array(
+        paired.target.array(
             next(s.target_record for s in pair.slots if s.reference_slot == "output.0")
         )
     )
@@ -252,13 +253,15 @@ def _both_ways(
     ).astype(np.float64)
 
 
-def _rounds_between(program: Program, faces: PairedRuns, pair: CallPair) -> bool:
+def _rounds_between(program: Program, paired: PairedRuns, pair: CallPair) -> bool:
     """May a value be rounded to 16 bits before the last operator?"""
     computing = [op for op in program.operations if not align.is_move(op.name)]
     if len(computing) < 2:
         return False
     narrow = any(_cast(op) in _HALVES for op in computing[:-1])
-    return narrow or any(faces.target.records[s.target_record].dtype in _HALVES for s in pair.slots)
+    return narrow or any(
+        paired.target.records[s.target_record].dtype in _HALVES for s in pair.slots
+    )
 
 
 def _cast(op: Any) -> str:

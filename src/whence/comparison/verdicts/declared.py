@@ -30,7 +30,7 @@ from whence.replay import declared_semantics as semantics_of
 from whence.results import Declared, Plan, SlotPair, Verdict
 
 if TYPE_CHECKING:
-    from whence.comparison.replays.semantics import Replayed
+    from whence.comparison.replays.semantics import ReplayResult
 
 _PASSES = ("identical", "noise", "inherited", "amplified")
 _IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
@@ -47,12 +47,12 @@ _DYNAMIC = (
 
 
 @dataclass(frozen=True, slots=True)
-class Replaying:
+class CallReplay:
     """Replays of one paired call. figures: under some semantics. cause: of flagged outputs, in one
     word. wide: outputs of a program without parameters on the target's inputs, in float64.
     """
 
-    figures: Callable[[Semantics], Replayed]
+    figures: Callable[[Semantics], ReplayResult]
     cause: Callable[[Sequence[str]], str]
     wide: Callable[[Program], Mapping[str, Array]]
 
@@ -72,7 +72,7 @@ class _Weight:
     loss: float
 
 
-class Declaring:
+class DeclaredDifferences:
     """Verdicts of calls that a policy speaks of, or whose weights are quantised in the target.
 
     error: of a pair of tensors. Raises UsageError at once for an entry that selects no paired call.
@@ -104,8 +104,8 @@ class Declaring:
         call: Call,
         other: Call,
         slots: Mapping[str, SlotPair],
-        replaying: Replaying | None,
-    ) -> tuple[Verdict | None, list[judge.Local]]:
+        replaying: CallReplay | None,
+    ) -> tuple[Verdict | None, list[judge.ReplayError]]:
         """(verdict, figures it rests on) of a leaf call; (None, []) when nothing is declared of it
         and nothing is quantised.
         """
@@ -185,7 +185,7 @@ class Declaring:
         weights: Sequence[_Weight],
         activations: Scheme | None,
         sqnr: float | None,
-        replaying: Replaying,
+        replaying: CallReplay,
         *,
         changed: bool,
     ) -> Verdict:
@@ -240,7 +240,7 @@ class Declaring:
 
     @staticmethod
     def _but_introduced(
-        verdict: Verdict, replaying: Replaying, what: str, numbers: dict[str, float | None]
+        verdict: Verdict, replaying: CallReplay, what: str, numbers: dict[str, float | None]
     ) -> Verdict:
         if verdict.verdict != "introduced":
             return msgspec.structs.replace(verdict, numbers=numbers)
@@ -332,7 +332,7 @@ class Declaring:
         other: Call,
         entries: Mapping[str, Entry],
         weights: Sequence[_Weight],
-        replaying: Replaying,
+        replaying: CallReplay,
     ) -> Iterable[tuple[Semantics, Scheme | None]]:
         """Every replay that what is declared allows, the likeliest first; with each the activation
         scheme it assumes.
@@ -376,7 +376,7 @@ class Declaring:
                     )
 
     def _edited(
-        self, call: Call, entries: Mapping[str, Entry], replaying: Replaying
+        self, call: Call, entries: Mapping[str, Entry], replaying: CallReplay
     ) -> Iterable[Program | None]:
         program = self.reference.programs.get(call.program)
         made: list[Program | None] = [None]
@@ -399,7 +399,7 @@ class Declaring:
             made = [*found] or made
         return made
 
-    def _gelu(self, program: Program, form: str, replaying: Replaying) -> Program | None:
+    def _gelu(self, program: Program, form: str, replaying: CallReplay) -> Program | None:
         key = (program.id, form)
         if key not in self._programs:
             found = semantics_of.with_gelu(program, form)
@@ -570,7 +570,7 @@ class Declaring:
 
     def error(
         self, slot: SlotPair, measure: Callable[[Array, Array], Any], u: float
-    ) -> judge.Error | None:
+    ) -> judge.PairError | None:
         """The error of a pair over the rows that are not masked; None when no declaration masks it,
         or it cannot be read.
         """
@@ -589,7 +589,7 @@ class Declaring:
         zero = a.dtype.type(0)
         left, right = np.where(keep, a, zero), np.where(keep, b, b.dtype.type(0))
         if left.dtype == right.dtype and left.tobytes() == right.tobytes():
-            return judge.Error(0.0, exact=True, u=u)
+            return judge.PairError(0.0, exact=True, u=u)
         measured = measure(left, right)
         return judge.error_of(
             measured,
@@ -658,7 +658,9 @@ class Declaring:
 
     # ---- stretches
 
-    def container(self, found: Replayed, call: Call, other: Call, replaying: Replaying) -> Replayed:
+    def container(
+        self, found: ReplayResult, call: Call, other: Call, replaying: CallReplay
+    ) -> ReplayResult:
         """The replay of a container's own operators, under what is declared of the container where
         that explains them better.
         """
@@ -828,7 +830,7 @@ class Declaring:
         ]
 
 
-def _worst(found: Replayed) -> float:
+def _worst(found: ReplayResult) -> float:
     return max((item.score for item in found.local.values()), default=math.inf)
 
 
@@ -945,12 +947,12 @@ def _scheme(scheme: Scheme) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
-class Tolerated:
+class TensorTolerances:
     """Applies `tolerance` entries; what else can be declared is of calls, which such tensors have
     none of.
     """
 
-    def __init__(self, declaring: Declaring) -> None:
+    def __init__(self, declaring: DeclaredDifferences) -> None:
         self._declaring = declaring
 
     def entry(self, slot: SlotPair, call: Call, label: Call) -> Entry | None:

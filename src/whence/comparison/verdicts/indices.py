@@ -55,7 +55,7 @@ class Indices:
     """Verdicts that rest on growth alone, of calls that choose among scores."""
 
     def __init__(self, errors: PairErrors) -> None:
-        self._faces, self.errors = errors.paired, errors
+        self._paired, self.errors = errors.paired, errors
         self._known: dict[str, frozenset[str]] = {}
 
     def judged(
@@ -84,7 +84,7 @@ class Indices:
                 _but(verdict, numbers={"tied_rows": 0.0, **verdict.numbers}) if flipped else verdict
             )
         if flipped and not any(
-            dtypes.named(self._faces.reference.records[s.reference_record].dtype).is_floating
+            dtypes.named(self._paired.reference.records[s.reference_record].dtype).is_floating
             for s in inputs
         ):
             return verdict  # whole numbers that rest on whole numbers differ by no rounding
@@ -176,14 +176,14 @@ class Indices:
         return all(dtypes.named(k).kind in ("int", "uint", "bool") for k in kinds)
 
     def _of(self, slot: SlotPair) -> tuple[tuple[Run, int], tuple[Run, int]]:
-        return (self._faces.reference, slot.reference_record), (
-            self._faces.target,
+        return (self._paired.reference, slot.reference_record), (
+            self._paired.target,
             slot.target_record,
         )
 
-    def _ranked(self, slot: SlotPair, among: Sequence[SlotPair]) -> ties.Ranked | None:
+    def _ranked(self, slot: SlotPair, among: Sequence[SlotPair]) -> ties.RankedScores | None:
         """The indices of a slot, judged by the first tensor that they can have been chosen from."""
-        indices = self._faces.arrays(slot)
+        indices = self._paired.arrays(slot)
         if indices is None or indices[0].shape != indices[1].shape or not indices[0].size:
             return None
         for other in among:
@@ -193,7 +193,7 @@ class Indices:
                 not u
                 or a.shape != b.shape
                 or a.count > _LARGEST
-                or (scores := self._faces.arrays(other)) is None
+                or (scores := self._paired.arrays(other)) is None
             ):
                 continue
             for axis in _axes(indices[0].shape, a.shape):
@@ -210,7 +210,7 @@ class Indices:
         """The share of indices that differ, 0 where the elements are not there; of a mask, of the
         places that either side has set.
         """
-        arrays = self._faces.arrays(slot)
+        arrays = self._paired.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape or not arrays[0].size:
             return 0.0
         if (
@@ -231,7 +231,7 @@ class Indices:
         for _, slot in outputs:
             if not self._differs(slot):
                 continue
-            arrays = self._faces.arrays(slot)
+            arrays = self._paired.arrays(slot)
             if arrays is None or arrays[0].shape != arrays[1].shape or arrays[0].ndim < 2:
                 return False
             a, b = (x.astype(np.float64).reshape(-1, x.shape[-1]) for x in arrays)
@@ -247,7 +247,7 @@ class Indices:
     def _operators(self, call: Call) -> frozenset[str]:
         """Names of the operators in the call's program; `max` and `min` only where they reduce."""
         if call.program not in self._known:
-            program = self._faces.reference.programs.get(call.program) if call.program else None
+            program = self._paired.reference.programs.get(call.program) if call.program else None
             names = [op.name.split(".") for op in program.operations] if program is not None else []
             self._known[call.program] = frozenset(
                 n[1] for n in names if len(n) == 3 and n[2] != "other"
@@ -272,7 +272,7 @@ def _rows(array: npt.NDArray[Any], axis: int, *, squeezed: bool = False) -> npt.
     return moved.reshape(-1, moved.shape[-1])
 
 
-def _said(ranked: ties.Ranked) -> str:
+def _said(ranked: ties.RankedScores) -> str:
     assert ranked.worst is not None
     worst, count = ranked.worst, int(ranked.wrong.sum())
     apart = (

@@ -24,10 +24,10 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
     """The verdicts, with calls guilty that computed another form of their operator than the
     reference, and what their arguments say.
     """
-    out, faces = dict(verdicts), errors.paired
+    out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
-        pair = faces.plan.pairs[verdict.pair]
-        call, other = faces.calls[pair.reference], faces.target.calls[pair.target]
+        pair = paired.plan.pairs[verdict.pair]
+        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
         if (
             key[1] < 0
             and verdict.evidence == "two dumps"
@@ -69,13 +69,13 @@ def not_passed(pair: CallPair, call: Call) -> str:
 
 
 def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
-    faces = errors.paired
-    slots = faces.slots[verdict.pair].values()
+    paired = errors.paired
+    slots = paired.slots[verdict.pair].values()
     inputs = [s for s in slots if s.reference_slot.startswith("input")]
     outputs = [s for s in slots if s.reference_slot.startswith("output")]
     if len(inputs) != 1 or len(outputs) != 1 or not judge.forms_of(call.op_type):
         return verdict
-    given, made = (faces.arrays(slot) for slot in (inputs[0], outputs[0]))
+    given, made = (paired.arrays(slot) for slot in (inputs[0], outputs[0]))
     if given is None or made is None:
         return verdict
     found = judge.told_apart(call.op_type, (given[0], made[0]), (given[1], made[1]))

@@ -12,8 +12,8 @@ import numpy as np
 
 from whence import judge, metrics
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts.declared import Declaring
-from whence.comparison.verdicts.repeated_runs import Again
+from whence.comparison.verdicts.declared import DeclaredDifferences
+from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.judge.policy import Policy
 from whence.records import Call
 from whence.results import Measured, SlotPair
@@ -24,13 +24,13 @@ class PairErrors:
     pair is compared.
     """
 
-    def __init__(self, paired: PairedRuns, policy: Policy | None, again: Again) -> None:
+    def __init__(self, paired: PairedRuns, policy: Policy | None, again: RepeatedRuns) -> None:
         self.paired, self._again = paired, again
-        self.declaring = Declaring(policy, paired.reference, paired.target, paired.plan)
+        self.declaring = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
         self._lone_errors: dict[tuple[int, int], float] = {}
-        self._masks: dict[tuple[int, int], judge.Error] = {}
+        self._masks: dict[tuple[int, int], judge.PairError] = {}
 
-    def of(self, slot: SlotPair) -> judge.Error:
+    def of(self, slot: SlotPair) -> judge.PairError:
         """Error of a pair of tensors, and what is known of it besides its size."""
         a, b = (
             self.paired.reference.records[slot.reference_record],
@@ -55,7 +55,7 @@ class PairErrors:
         spread = self._again.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
 
-    def accumulated(self, slot: SlotPair, error: judge.Error) -> judge.Error:
+    def accumulated(self, slot: SlotPair, error: judge.PairError) -> judge.PairError:
         """The error of what was computed from codes: wider integers are sums of them, and differ by
         as much as numbers do.
         """
@@ -66,11 +66,11 @@ class PairErrors:
         size = self.paired.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
         if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
             return error
-        return judge.Error(size, codes=True)
+        return judge.PairError(size, codes=True)
 
     def rounded(
-        self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.Error
-    ) -> judge.Error:
+        self, slot: SlotPair, inputs: Iterable[SlotPair], error: judge.PairError
+    ) -> judge.PairError:
         """The error of codes, none where they part only at values of an input that lie at the
         boundary between two.
         """
@@ -93,7 +93,7 @@ class PairErrors:
                 return dataclasses.replace(error, value=0.0)
         return error
 
-    def below_masks(self, slot: SlotPair, call: Call) -> judge.Error:
+    def below_masks(self, slot: SlotPair, call: Call) -> judge.PairError:
         """The error of what a call read without what masks hide (`judge.below_masks`); without
         elements, unknown for what softmax read.
         """
@@ -109,10 +109,12 @@ class PairErrors:
             self.paired.reference.records[slot.reference_record]
         )
         return (
-            judge.Error(None, u=error.u, why="a mask hides it from statistics") if masked else error
+            judge.PairError(None, u=error.u, why="a mask hides it from statistics")
+            if masked
+            else error
         )
 
-    def _between_sentinels(self, slot: SlotPair, unknown: judge.Error) -> judge.Error:
+    def _between_sentinels(self, slot: SlotPair, unknown: judge.PairError) -> judge.PairError:
         """The error of a mask, each worked out once: all layers share one."""
         key = (slot.reference_record, slot.target_record)
         found = self._masks.get(key)

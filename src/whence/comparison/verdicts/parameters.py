@@ -13,8 +13,8 @@ from whence.results import SlotPair
 class Parameters:
     """Compares each pair of parameters once, bit by bit."""
 
-    def __init__(self, faces: PairedRuns) -> None:
-        self.faces = faces
+    def __init__(self, paired: PairedRuns) -> None:
+        self.paired = paired
         self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
         self._known: dict[tuple[int, int], judge.ParameterDifference] = {}
 
@@ -43,10 +43,10 @@ class Parameters:
         key = (slot.reference_record, slot.target_record)
         known = self._known.get(key)
         if known is None:
-            if key in self.faces.measured and self.faces.measured[key].identical:
+            if key in self.paired.measured and self.paired.measured[key].identical:
                 known = judge.ParameterDifference(True, True)
             else:
-                arrays = self.faces.arrays(slot)
+                arrays = self.paired.arrays(slot)
                 if arrays is None:
                     known = self._from_hash(slot)
                 else:
@@ -56,8 +56,8 @@ class Parameters:
 
     def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
         a, b = (
-            self.faces.reference.records[slot.reference_record],
-            self.faces.target.records[slot.target_record],
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
         )
         if (
             a.sketch is not None
@@ -95,14 +95,14 @@ class Parameters:
         held: dict[str, int] = {}
         roots: dict[str, str] = {}
         several: set[str] = set()
-        for other in self.faces.target.calls:
+        for other in self.paired.target.calls:
             for ref in other.slots("param"):
                 path = align.normal_scope(".".join(filter(None, (other.scope, ref.slot[6:]))))
                 if held.setdefault(path, ref.record) != ref.record and roots[path] != other.root:
                     several.add(path)
                 roots.setdefault(path, other.root)
         seen: set[tuple[str, str]] = set()
-        for call in self.faces.calls:
+        for call in self.paired.calls:
             found = []
             for ref in call.slots("param"):
                 path = align.normal_scope(".".join(filter(None, (call.scope, ref.slot[6:]))))
@@ -123,9 +123,9 @@ class Parameters:
         """
         found: list[tuple[str, str, judge.ParameterDifference]] = []
         seen: set[tuple[int, int]] = set()
-        for inner in (self.faces.calls[k] for k in self.faces.alone(call.id)):
+        for inner in (self.paired.calls[k] for k in self.paired.alone(call.id)):
             for ref in inner.slots("param"):
-                pair = self.faces.inner_parameter(other, inner, ref.slot)
+                pair = self.paired.inner_parameter(other, inner, ref.slot)
                 if (
                     pair is None
                     or (pair.reference_record, pair.target_record) in seen

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.align import derived_run, dims
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.regions import Judging
+from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
@@ -27,20 +27,20 @@ F64 = npt.NDArray[np.float64]
 _NICE = 0.02
 
 
-class Ranked:
+class RankFaults:
     """Explains findings of joined calls."""
 
-    def __init__(self, judging: Judging) -> None:
-        self.judging, self.faces = judging, judging.faces
-        self.made = {m.record: m for m in self.faces.plan.made_target}
+    def __init__(self, judging: RegionJudge) -> None:
+        self.judging, self.paired = judging, judging.paired
+        self.made = {m.record: m for m in self.paired.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with what the ranks did wrong where that can be shown."""
         for at, verdict in verdicts.items():
             if verdict.verdict not in ("introduced", "param-diff") or verdict.side != "target":
                 continue
-            pair = self.faces.plan.pairs[verdict.pair]
-            call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
+            pair = self.paired.plan.pairs[verdict.pair]
+            call, other = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
             try:
                 said = (
                     self._parameter(verdict)
@@ -76,8 +76,8 @@ class Ranked:
 
     def _parameter(self, verdict: Verdict) -> str:
         """Whose piece of a parameter is not the reference's, and whose it is instead."""
-        slot = self.faces.slot(verdict.pair, verdict.slot)
-        arrays = self.faces.arrays(slot) if slot is not None else None
+        slot = self.paired.slot(verdict.pair, verdict.slot)
+        arrays = self.paired.arrays(slot) if slot is not None else None
         if (
             slot is None
             or not self._ranks(slot.target_record)
@@ -88,7 +88,9 @@ class Ranked:
         mine, theirs = arrays[0].astype(arrays[1].dtype), arrays[1]
         owner = self._filled(
             slot.target_record,
-            lambda record, place: np.full(self.faces.target.records[record].shape, place, np.int32),
+            lambda record, place: np.full(
+                self.paired.target.records[record].shape, place, np.int32
+            ),
         )
         ranks = [int(r) for r in np.unique(owner)]
         wrong = [r for r in ranks if not np.array_equal(mine[owner == r], theirs[owner == r])]
@@ -127,7 +129,10 @@ class Ranked:
             )
         return _applied(
             made,
-            [self._filled(r, piece) if self._ranks(r) else self.faces.target.array(r) for r in ids],
+            [
+                self._filled(r, piece) if self._ranks(r) else self.paired.target.array(r)
+                for r in ids
+            ],
         )
 
     def _swapped(self, mine: Array, theirs: Array, n: int) -> str:
@@ -159,10 +164,10 @@ class Ranked:
     # ---- sums
 
     def _output(self, call: Call, verdict: Verdict) -> str:
-        slot = self.faces.slot(verdict.pair, verdict.slot or "output.0")
+        slot = self.paired.slot(verdict.pair, verdict.slot or "output.0")
         if slot is None:
             return ""
-        arrays = self.faces.arrays(slot)
+        arrays = self.paired.arrays(slot)
         if (
             arrays is None
             or arrays[0].shape != arrays[1].shape
@@ -183,7 +188,7 @@ class Ranked:
         """
         slots = [r.slot for r in call.refs if r.slot.startswith(("input", "param"))]
         if call.program:
-            program = self.faces.reference.programs.get(call.program)
+            program = self.paired.reference.programs.get(call.program)
             slots += (
                 [s for s in (*program.inputs, *program.params) if s not in slots]
                 if program is not None
@@ -192,7 +197,7 @@ class Ranked:
         pairs = {
             s: p
             for s in slots
-            if (p := self.faces.slot(index, s)) is not None and self._ranks(p.target_record)
+            if (p := self.paired.slot(index, s)) is not None and self._ranks(p.target_record)
         }
         inputs = {s: p for s, p in pairs.items() if not s.startswith("param")}
         return inputs or pairs
@@ -235,7 +240,7 @@ class Ranked:
         """What each rank's pieces alone give, and what is left without any (a bias); [] where the
         operator is not linear in them.
         """
-        whole = {slot: self.faces.target.array(p.target_record) for slot, p in pieces.items()}
+        whole = {slot: self.paired.target.array(p.target_record) for slot, p in pieces.items()}
         alone = [
             {slot: self._only(p.target_record, r) for slot, p in pieces.items()}
             for r in (*range(n), None)
@@ -253,7 +258,7 @@ class Ranked:
         """A joined tensor with zeros in the place of all pieces but one rank's."""
 
         def piece(one: int, place: int) -> Array:
-            array = self.faces.target.array(one)
+            array = self.paired.target.array(one)
             return array if place == rank else np.zeros_like(array)
 
         return self._filled(record, piece)
@@ -269,7 +274,7 @@ class Ranked:
             pairs = {
                 s: p
                 for s in (*program.inputs, *program.params)
-                if (p := self.faces.slot(index, s)) is not None
+                if (p := self.paired.slot(index, s)) is not None
             }
             arrays, strides = replayer.target.arrays(
                 {s: pairs[s].target_record for s in program.inputs if s in pairs}
@@ -289,8 +294,8 @@ class Ranked:
                 )
             return np.asarray(made[name], np.float64)
         held = {
-            s: put[s] if s in put else self.faces.target.array(p.target_record)
-            for s, p in self.faces.slots[index].items()
+            s: put[s] if s in put else self.paired.target.array(p.target_record)
+            for s, p in self.paired.slots[index].items()
         }
         x, weight = held.get("input.0"), held.get("param.weight")
         if (

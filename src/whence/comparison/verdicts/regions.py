@@ -14,19 +14,19 @@ import msgspec
 import numpy as np
 
 from whence import align, judge
-from whence.comparison.inputs.positions_masks import Otherwise
+from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.programs.programs import PLACED
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.replays.semantics import Replayed, Semantics
-from whence.comparison.verdicts.declared import Replaying
+from whence.comparison.replays.semantics import ReplayResult, Semantics
+from whence.comparison.verdicts.declared import CallReplay
 from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
-from whence.comparison.verdicts.repeated_runs import Again
-from whence.comparison.verdicts.sparse_target import Tapped
-from whence.comparison.verdicts.unseen_inputs import Blind
+from whence.comparison.verdicts.repeated_runs import RepeatedRuns
+from whence.comparison.verdicts.sparse_target import SparseTargetJudge
+from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.readers import GATHERED
 from whence.records import Call, Region, marks
 from whence.results import CallPair, SlotPair, Verdict, severity
@@ -38,7 +38,7 @@ _FEW_OPERATORS = 12  # of a program that is one layer and no network
 _FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with what they lead to
 
 
-class Judging:
+class RegionJudge:
     """Judges the regions of a comparison in the order of execution.
 
     first: by record of the reference, the target's that it was first seen with. locals: figures of
@@ -51,40 +51,40 @@ class Judging:
         errors: PairErrors,
         regions: Sequence[Region],
         options: CompareOptions,
-        again: Again,
-        otherwise: Otherwise,
+        again: RepeatedRuns,
+        otherwise: PositionsAndMasks,
         tell: Callable[[int, int, str], None],
     ) -> None:
-        self.faces = faces = errors.paired
+        self.paired = paired = errors.paired
         self.errors, self.regions, self._otherwise, self._tell = errors, regions, otherwise, tell
-        self.parameters = Parameters(faces)
+        self.parameters = Parameters(paired)
         self.first: dict[int, int] = {}
-        self.locals: dict[int, dict[str, judge.Local]] = {}
+        self.locals: dict[int, dict[str, judge.ReplayError]] = {}
         self.quick: set[int] = set()
         self.worst = self._worst_by_step()
-        self.blind = Blind(errors)
+        self.blind = UnseenInputs(errors)
         self.indices = Indices(errors)
         self.inside: dict[int, int] = {}
         self.replayer = None
         if options.replay:
             self.replayer = Replayer(
-                faces.reference,
-                faces.target,
-                paired=faces.pair_of,
-                inner=faces.inner_parameter,
-                shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot),
+                paired.reference,
+                paired.target,
+                paired=paired.pair_of,
+                inner=paired.inner_parameter,
+                shown=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
                 allow=options.allow,
                 spread=again.elementwise,
                 model=options.model,
             )
-        self.tapped = Tapped(errors, regions, self.replayer)
-        self.between: dict[int, Replayed] = {}
-        self.seen_errors: dict[int, list[judge.Error]] = {}
+        self.tapped = SparseTargetJudge(errors, regions, self.replayer)
+        self.between: dict[int, ReplayResult] = {}
+        self.seen_errors: dict[int, list[judge.PairError]] = {}
         self.not_replayed: set[int] = set()
         self.postponed: dict[int, int] = {}
         self.widened: set[tuple[str, str]] = set()
         self.sampling = Sampling(
-            align.selected(faces.calls), everything=options.sample == "all", budget=options.budget
+            align.selected(paired.calls), everything=options.sample == "all", budget=options.budget
         )
 
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
@@ -92,48 +92,51 @@ class Judging:
         verdicts = self.tapped.verdicts()
         for label, index in self.tapped.labels.items():
             verdicts[label, -1] = self._unless_partial(
-                verdicts[label, -1], self.faces.slots[index].values()
+                verdicts[label, -1], self.paired.slots[index].values()
             )
-            for slot in self.faces.slots[index].values():
+            for slot in self.paired.slots[index].values():
                 self.first.setdefault(slot.reference_record, slot.target_record)
         self.inside |= self.tapped.inside()
         self.not_replayed |= self.tapped.not_replayed
-        paired = [
-            (region, self.faces.pair_of[region.call])
+        paired_regions = [
+            (region, self.paired.pair_of[region.call])
             for region in self.regions
-            if region.call in self.faces.pair_of and region.call not in self.tapped.calls
+            if region.call in self.paired.pair_of and region.call not in self.tapped.calls
         ]
 
         # All calls of one module together: its parameters are converted once. The order within a
         # module stays.
         def order(item: tuple[Region, int]) -> tuple[bool, str]:
-            call = self.faces.calls[item[0].call]
+            call = self.paired.calls[item[0].call]
             return not self.sampling.first(call), call.scope
 
-        leaves = sorted((item for item in paired if item[0].stretch < 0), key=order)
+        leaves = sorted((item for item in paired_regions if item[0].stretch < 0), key=order)
         for done, (region, index) in enumerate(leaves):
             self._tell(done + 1, len(leaves), "judging")
-            verdict = self._leaf(index, self.faces.plan.pairs[index])
+            verdict = self._leaf(index, self.paired.plan.pairs[index])
             verdicts[region.call, -1] = self._unless_partial(
-                verdict, self.faces.slots[index].values()
+                verdict, self.paired.slots[index].values()
             )
         self._widen(verdicts)
-        for region, index in paired:
-            pair = self.faces.plan.pairs[index]
+        for region, index in paired_regions:
+            pair = self.paired.plan.pairs[index]
             if region.stretch < 0:
-                for slot in self.faces.slots[index].values():
+                for slot in self.paired.slots[index].values():
                     if slot.reference_slot.startswith(("input", "output", "mutated")):
                         self.first.setdefault(slot.reference_record, slot.target_record)
             else:
                 between = self._stretch(index, pair, region)
-                call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
+                call, other = (
+                    self.paired.calls[pair.reference],
+                    self.paired.target.calls[pair.target],
+                )
                 between = self.errors.declaring.stretch(
-                    between, call, other, list(self.faces.slots[index].values())
+                    between, call, other, list(self.paired.slots[index].values())
                 )
                 if between is not None:
                     between = self._where_it_comes_in(between, region)
                     verdicts[region.call, region.stretch] = self._unless_partial(
-                        between, self.faces.slots[index].values()
+                        between, self.paired.slots[index].values()
                     )
         self._after_ties(verdicts)
         self._second_look(verdicts)
@@ -142,12 +145,14 @@ class Judging:
     def _worst_by_step(self) -> dict[int, float]:
         """The largest error of any output, by step."""
         worst: dict[int, float] = {}
-        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots):
-            step = self.faces.calls[pair.reference].step
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
+            step = self.paired.calls[pair.reference].step
             for slot in slots.values():
                 if (
                     slot.reference_slot.startswith(("output", "mutated"))
-                    and not self.faces.measured[slot.reference_record, slot.target_record].identical
+                    and not self.paired.measured[
+                        slot.reference_record, slot.target_record
+                    ].identical
                 ):
                     worst[step] = max(worst.get(step, 0.0), self.errors.of(slot).value or 0.0)
         return worst
@@ -155,7 +160,7 @@ class Judging:
     def _after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """What two dumps prove of calls behind a choice that ties decided."""
         tied = [key for key, verdict in verdicts.items() if "tied_rows" in verdict.numbers]
-        kids = self.faces.kids
+        kids = self.paired.kids
         places = [
             kids[call][stretch] if 0 <= stretch < len(kids.get(call, ())) else call
             for call, stretch in tied
@@ -177,14 +182,14 @@ class Judging:
         }
         for call in sorted(spared):
             # The working replay was spared: what rounds inside has patterns that only it knows.
-            pair = self.faces.plan.pairs[self.faces.pair_of[call]]
+            pair = self.paired.plan.pairs[self.paired.pair_of[call]]
             given = self.parameters.given(
-                self.faces.calls[call], self.faces.slots[self.faces.pair_of[call]]
+                self.paired.calls[call], self.paired.slots[self.paired.pair_of[call]]
             )
             self._replayed(
-                self.faces.pair_of[call],
-                self.faces.calls[call],
-                self.faces.target.calls[pair.target],
+                self.paired.pair_of[call],
+                self.paired.calls[call],
+                self.paired.target.calls[pair.target],
                 given,
                 thorough=True,
             )
@@ -193,8 +198,8 @@ class Judging:
         for (call, stretch), verdict in verdicts.items():
             found = pooled.get(
                 (
-                    align.starred(self.faces.calls[call].scope),
-                    self.faces.calls[call].op_type,
+                    align.starred(self.paired.calls[call].scope),
+                    self.paired.calls[call].op_type,
                     stretch,
                 )
             )
@@ -207,7 +212,7 @@ class Judging:
                     sentence=f"introduced here: {found.sentence}",
                 )
 
-    def _pooled(self) -> dict[Any, judge.Pooled]:
+    def _pooled(self) -> dict[Any, judge.PooledEvidence]:
         return judge.pool(
             (self._group(call, slot), local)
             for call, found in self.locals.items()
@@ -220,19 +225,23 @@ class Judging:
         """
         stretch = (
             -1
-            if self.faces.calls[call].leaf
+            if self.paired.calls[call].leaf
             else int(slot.partition(":")[0])
             if slot[0].isdigit()
-            else len(self.faces.kids.get(call, ()))
+            else len(self.paired.kids.get(call, ()))
         )
-        return align.starred(self.faces.calls[call].scope), self.faces.calls[call].op_type, stretch
+        return (
+            align.starred(self.paired.calls[call].scope),
+            self.paired.calls[call].op_type,
+            stretch,
+        )
 
     def _leaf(self, index: int, pair: CallPair) -> Verdict:
-        call, other = self.faces.calls[pair.reference], self.faces.target.calls[pair.target]
-        slots = self.faces.slots[index]
+        call, other = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
+        slots = self.paired.slots[index]
         given = self.parameters.given(call, slots)
         if slots and all(
-            self.faces.measured[s.reference_record, s.target_record].identical
+            self.paired.measured[s.reference_record, s.target_record].identical
             for s in slots.values()
         ):
             return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
@@ -335,7 +344,7 @@ class Judging:
             return True
         if call.kind != "module" or call.parent != -1 or GATHERED in call.notes:
             return False
-        program = self.faces.reference.programs.get(call.program)
+        program = self.paired.reference.programs.get(call.program)
         return program is None or len(program.operations) > _FEW_OPERATORS
 
     def _doubting(self, evidence: judge.LeafEvidence, call: Call) -> judge.LeafEvidence:
@@ -357,19 +366,19 @@ class Judging:
         printed or captured whole.
         """
         found: Counter[Hashable] = Counter()
-        for pair, slots in zip(self.faces.plan.pairs, self.faces.slots, strict=True):
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots, strict=True):
             made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
-            call = self.faces.calls[pair.reference]
+            call = self.paired.calls[pair.reference]
             if (
                 call.leaf
                 and made
                 and all(
                     self.errors.of(s).exact
-                    and self.faces.reference.records[s.reference_record].count
+                    and self.paired.reference.records[s.reference_record].count
                     for s in made
                 )
             ):
-                found[self._alike(call, self.faces.target.calls[pair.target])] += 1
+                found[self._alike(call, self.paired.target.calls[pair.target])] += 1
         return found
 
     def _alike(self, call: Call, other: Call) -> Hashable:
@@ -377,11 +386,11 @@ class Judging:
         read and leave.
         """
         records = [
-            (r.slot.partition(".")[0], self.faces.reference.records[r.record]) for r in call.refs
+            (r.slot.partition(".")[0], self.paired.reference.records[r.record]) for r in call.refs
         ]
         return call.op_type, other.op_type, tuple((kind, r.dtype, r.shape) for kind, r in records)
 
-    def _postponed(self, call: Call, index: int, growth: judge.Growth) -> str:
+    def _postponed(self, call: Call, index: int, growth: judge.ErrorGrowth) -> str:
         """Why this call is not replayed now, "" when it is."""
         stands_out = (
             growth.growth > judge.LIMITS.amplified
@@ -401,14 +410,14 @@ class Judging:
     def _widen(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """A module that is at fault in a step that was replayed is looked at in all."""
         guilty = (
-            self.faces.calls[call]
+            self.paired.calls[call]
             for (call, _), verdict in verdicts.items()
             if verdict.verdict in GUILTY
         )
         self.widened = {(call.root, call.scope) for call in guilty}
         for call, index in list(self.postponed.items()):
-            if (self.faces.calls[call].root, self.faces.calls[call].scope) in self.widened:
-                verdicts[call, -1] = self._leaf(index, self.faces.plan.pairs[index])
+            if (self.paired.calls[call].root, self.paired.calls[call].scope) in self.widened:
+                verdicts[call, -1] = self._leaf(index, self.paired.plan.pairs[index])
 
     def _replayed(
         self,
@@ -418,7 +427,7 @@ class Judging:
         given: Mapping[str, bool],
         *,
         thorough: bool = False,
-    ) -> Replayed:
+    ) -> ReplayResult:
         """What a replay of this call finds, all its outputs together."""
         assert self.replayer is not None
         replaying = self._replaying(index, call, other, given, thorough=thorough)
@@ -436,10 +445,10 @@ class Judging:
         }
         (self.quick.add if found.quick else self.quick.discard)(call.id)
         if found.inside:
-            self.inside[call.id] = len(self.faces.alone(call.id))
+            self.inside[call.id] = len(self.paired.alone(call.id))
         return found
 
-    def _surprising(self, index: int, found: Replayed) -> bool:
+    def _surprising(self, index: int, found: ReplayResult) -> bool:
         """Is there anything that a program must be right about the reference for, before it is
         believed?
         """
@@ -448,7 +457,7 @@ class Judging:
                 local.floor_rel, local.u
             ):
                 return True
-            pair = self.faces.slot(index, slot)
+            pair = self.paired.slot(index, slot)
             if pair is not None and (self.errors.of(pair).value or 0.0) > judge.LIMITS.growth * (
                 (local.inherited_rel or 0.0) + local.floor_rel + 2 * local.u
             ):
@@ -463,20 +472,20 @@ class Judging:
         given: Mapping[str, bool],
         *,
         thorough: bool = False,
-    ) -> Replaying:
+    ) -> CallReplay:
         replayer = self.replayer
         assert replayer is not None
 
         def slot_of(slot: str) -> SlotPair | None:
-            return self.faces.slot(index, slot)
+            return self.paired.slot(index, slot)
 
-        def figures(semantics: Semantics) -> Replayed:
+        def figures(semantics: Semantics) -> ReplayResult:
             found = replayer.figures(
                 call,
                 other,
                 slot_of,
                 given,
-                lambda slot, needs: self.faces.all_same(index, (slot, *needs)),
+                lambda slot, needs: self.paired.all_same(index, (slot, *needs)),
                 semantics,
                 thorough=thorough,
             )
@@ -484,7 +493,7 @@ class Judging:
                 self.not_replayed.add(call.id)
             return found
 
-        return Replaying(
+        return CallReplay(
             figures,
             lambda flagged: replayer.cause(call, other, slot_of, flagged).cause,
             lambda p: replayer.wide(p, slot_of),
@@ -496,7 +505,7 @@ class Judging:
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
         found = self.replayer.cause(
-            call, other, lambda slot: self.faces.slot(evidence.pair, slot), flagged
+            call, other, lambda slot: self.paired.slot(evidence.pair, slot), flagged
         )
         verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
         return _but_verdict(verdict, operator=found.operator, source=found.source)
@@ -514,7 +523,7 @@ class Judging:
             return verdict
         for slot, was_given in given.items():
             pair = slots[slot]
-            if was_given or pair.reference_record in self.faces.made:
+            if was_given or pair.reference_record in self.paired.made:
                 continue
             error = self.errors.of(pair)
             before = max((e for step, e in self.worst.items() if step < call.step), default=0.0)
@@ -539,7 +548,7 @@ class Judging:
         made what went wrong; below a root that no dump held, which has no code of its own, else the
         one that reads it.
         """
-        kids = self.faces.kids.get(region.call, [])
+        kids = self.paired.kids.get(region.call, [])
         if (
             verdict.where
             or verdict.verdict != "introduced"
@@ -547,13 +556,13 @@ class Judging:
             or region.stretch >= len(kids)
         ):
             return verdict
-        wrong = self.faces.slot(verdict.pair, verdict.slot) if verdict.slot else None
+        wrong = self.paired.slot(verdict.pair, verdict.slot) if verdict.slot else None
         for kid in reversed(kids[: region.stretch]):
-            call = self.faces.calls[kid]
+            call = self.paired.calls[kid]
             if (
                 wrong
                 and call.leaf
-                and kid not in self.faces.pair_of
+                and kid not in self.paired.pair_of
                 and wrong.reference_record in _written(call)
             ):
                 return _but_verdict(
@@ -562,9 +571,9 @@ class Judging:
                     named=kid,
                     sentence=f"the target has no such call: {verdict.sentence}",
                 )
-        if GATHERED not in self.faces.calls[region.call].notes:
+        if GATHERED not in self.paired.calls[region.call].notes:
             return verdict
-        reader = self.faces.calls[kids[region.stretch]]
+        reader = self.paired.calls[kids[region.stretch]]
         return _but_verdict(
             verdict,
             where=reader.scope,
@@ -582,7 +591,7 @@ class Judging:
             (
                 said
                 for s in slots
-                if not s.reference_slot.startswith("param") and (said := self.faces.partly(s))
+                if not s.reference_slot.startswith("param") and (said := self.paired.partly(s))
             ),
             "",
         )
@@ -600,12 +609,12 @@ class Judging:
         """A container's own operators between two children: what the next child reads, or it
         returns, against all it could see.
         """
-        call = self.faces.calls[region.call]
-        kids = self.faces.kids.get(region.call, [])
+        call = self.paired.calls[region.call]
+        kids = self.paired.kids.get(region.call, [])
         outputs: list[tuple[str, SlotPair]] = []
         if region.stretch < len(kids):
-            child = self.faces.pair_of.get(kids[region.stretch])
-            candidates = self.faces.slots[child].values() if child is not None else ()
+            child = self.paired.pair_of.get(kids[region.stretch])
+            candidates = self.paired.slots[child].values() if child is not None else ()
             outputs = [
                 (f"{region.stretch}:{s.reference_slot}", s)
                 for s in candidates
@@ -614,12 +623,12 @@ class Judging:
         else:
             outputs = [
                 (s.reference_slot, s)
-                for s in self.faces.slots[index].values()
+                for s in self.paired.slots[index].values()
                 if s.reference_slot.startswith(("output", "mutated"))
             ]
         if region.stretch == 0:
             given = (
-                s for s in self.faces.slots[index].values() if s.reference_slot.startswith("input")
+                s for s in self.paired.slots[index].values() if s.reference_slot.startswith("input")
             )
             for slot in given:
                 self.first.setdefault(slot.reference_record, slot.target_record)
@@ -642,15 +651,15 @@ class Judging:
         errors_in += [
             self.errors.of(SlotPair("", "", r, self.first[r]))
             for r in region.inputs
-            if r in self.first and r not in fresh and (r, self.first[r]) in self.faces.measured
+            if r in self.first and r not in fresh and (r, self.first[r]) in self.paired.measured
         ]
         errors_in += self.blind.within(region.call, region.stretch)
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         inner: dict[str, str] = {}
         if region.stretch == 0:
-            _, _, parameters = self._sorted(call, self.faces.slots[index])
+            _, _, parameters = self._sorted(call, self.paired.slots[index])
             for scope, name, difference in self.parameters.inside(
-                call, self.faces.target.calls[pair.target]
+                call, self.paired.target.calls[pair.target]
             ):
                 inner[f"{scope}.{name}"] = scope
                 parameters.append((f"{scope}.{name}", difference))
@@ -675,7 +684,7 @@ class Judging:
         read = [
             slot
             for slot in read
-            if (slot.reference_record, slot.target_record) in self.faces.measured
+            if (slot.reference_record, slot.target_record) in self.paired.measured
         ]
 
         def by_growth(outputs: list[tuple[str, SlotPair]], why: str = "") -> Verdict:
@@ -721,7 +730,7 @@ class Judging:
                 self._with_cause(
                     _but(evidence, local=local, broken=found.broken),
                     call,
-                    self.faces.target.calls[pair.target],
+                    self.paired.target.calls[pair.target],
                 ),
                 stretch=region.stretch,
             )
@@ -744,8 +753,8 @@ class Judging:
         self,
         verdict: Verdict,
         region: Region,
-        growth: judge.Growth,
-        before: Sequence[judge.Error],
+        growth: judge.ErrorGrowth,
+        before: Sequence[judge.PairError],
         outputs: Sequence[SlotPair],
         u: float,
     ) -> Verdict:
@@ -759,56 +768,56 @@ class Judging:
     def _hidden_before(self, region: Region) -> int:
         """How many innermost calls right before a stretch show nothing that could be measured."""
         hidden = 0
-        for kid in reversed(self.faces.kids.get(region.call, [])[: region.stretch]):
+        for kid in reversed(self.paired.kids.get(region.call, [])[: region.stretch]):
             if self._shows_something(kid):
                 break
             todo = [kid]
             while todo:
                 call = todo.pop()
-                below = self.faces.kids.get(call, [])
+                below = self.paired.kids.get(call, [])
                 hidden += not below
                 todo += below
         return hidden
 
     def _shows_something(self, call: int) -> bool:
         """Was an output of this call, or of one inside it, measured?"""
-        index = self.faces.pair_of.get(call)
-        slots = self.faces.slots[index].values() if index is not None else ()
+        index = self.paired.pair_of.get(call)
+        slots = self.paired.slots[index].values() if index is not None else ()
         made = (s for s in slots if s.reference_slot.startswith(("output", "mutated")))
         if any(self.errors.of(s).value is not None for s in made):
             return True
-        return any(map(self._shows_something, self.faces.kids.get(call, ())))
+        return any(map(self._shows_something, self.paired.kids.get(call, ())))
 
     def _one_content(self, one: int, two: int) -> bool:
         """Do two records of the target hold the same bytes, as far as that is known?"""
-        a, b = (self.faces.target.records[record].hash for record in (one, two))
+        a, b = (self.paired.target.records[record].hash for record in (one, two))
         return bool(a) and a == b
 
     def _inside_before(self, region: Region) -> str:
         """The first of the leaves without a partner right before a stretch that alone were replayed
         with it, "" when there are none.
         """
-        kids = self.faces.kids.get(region.call, [])
+        kids = self.paired.kids.get(region.call, [])
         first = ""
         for kid in reversed(kids[: region.stretch]):
-            if kid in self.faces.pair_of or not self.faces.calls[kid].leaf:
+            if kid in self.paired.pair_of or not self.paired.calls[kid].leaf:
                 break
-            first = self.faces.calls[kid].scope
-        return first if any(kid in self.faces.pair_of for kid in kids) else ""
+            first = self.paired.calls[kid].scope
+        return first if any(kid in self.paired.pair_of for kid in kids) else ""
 
-    def _between(self, index: int, pair: CallPair, call: Call) -> Replayed:
+    def _between(self, index: int, pair: CallPair, call: Call) -> ReplayResult:
         """The replay of a container's own operators, once for all its stretches."""
         found = self.between.get(call.id)
         if found is None:
-            given = self.parameters.given(call, self.faces.slots[index])
+            given = self.parameters.given(call, self.paired.slots[index])
             found = self.between[call.id] = self._replayed(
-                index, call, self.faces.target.calls[pair.target], given
+                index, call, self.paired.target.calls[pair.target], given
             )
         return found
 
     def _explained(self, index: int, name: str) -> bool:
         """Is an output that was not replayed bitwise equal?"""
-        return self.faces.all_same(index, (name,))
+        return self.paired.all_same(index, (name,))
 
     def _sorted(
         self, call: Call, slots: Mapping[str, SlotPair]
@@ -837,8 +846,8 @@ class Judging:
     def _structural(self, inputs: Iterable[SlotPair], outputs: Iterable[SlotPair]) -> str:
         def clash(slot: SlotPair) -> bool:
             one, two = (
-                self.faces.reference.records[slot.reference_record],
-                self.faces.target.records[slot.target_record],
+                self.paired.reference.records[slot.reference_record],
+                self.paired.target.records[slot.target_record],
             )
             partly = any(
                 marks.is_unplaced(r) or r.whole for r in (one, two)
@@ -852,7 +861,7 @@ class Judging:
         slot = wrong[0]
         return (
             f"{slot.reference_slot} has "
-            f"{self.faces.measured[slot.reference_record, slot.target_record].why}, its inputs "
+            f"{self.paired.measured[slot.reference_record, slot.target_record].why}, its inputs "
             "agree in shape"
         )
 

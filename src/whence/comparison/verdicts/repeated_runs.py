@@ -24,7 +24,7 @@ Key = tuple[int, int]
 Tell = Callable[[int, int, str], None]  # done, of, what
 
 
-class Again:
+class RepeatedRuns:
     """The reference against further runs of it, `runs`: by record, how far they part; by region,
     whether it repeats itself.
 
@@ -205,7 +205,7 @@ class Again:
             return None
 
     def explained(
-        self, verdicts: Mapping[Key, Verdict], figures: Iterable[tuple[int, judge.Local]]
+        self, verdicts: Mapping[Key, Verdict], figures: Iterable[tuple[int, judge.ReplayError]]
     ) -> dict[Key, Verdict]:
         """The verdicts, `nondeterministic` where the spread explains them. figures: by call, those
         of the replay on the target.
@@ -216,7 +216,7 @@ class Again:
                 out[key] = judge.explain(out[key], spread)
         if not self.runs:
             return out
-        by_call: dict[int, list[judge.Local]] = {}
+        by_call: dict[int, list[judge.ReplayError]] = {}
         for call, local in figures:
             by_call.setdefault(call, []).append(local)
         for key, verdict in verdicts.items():
@@ -230,7 +230,9 @@ class Again:
                 )
         return out
 
-    def _repetition(self, call: Call, verdict: Verdict, target: Sequence[judge.Local]) -> Verdict:
+    def _repetition(
+        self, call: Call, verdict: Verdict, target: Sequence[judge.ReplayError]
+    ) -> Verdict:
         """Where inputs part too: each further run is replayed on its own inputs, and what it scores
         is allowed.
         """

@@ -23,7 +23,7 @@ def doubted(
     The limit of growth holds for one operator; how many of them stand here, and how they are
     written, differs between the runs.
     """
-    out, faces = dict(verdicts), errors.paired
+    out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
         if (
             verdict.verdict != "introduced"
@@ -31,13 +31,13 @@ def doubted(
             or verdict.cause
         ):
             continue
-        call = faces.calls[faces.plan.pairs[verdict.pair].reference]
+        call = paired.calls[paired.plan.pairs[verdict.pair].reference]
         e_out = verdict.numbers.get("e_out")
         if REWRITTEN not in call.notes or e_out is None:
             continue
         made = [
             s
-            for s in faces.slots[verdict.pair].values()
+            for s in paired.slots[verdict.pair].values()
             if s.reference_slot.startswith(("output", "mutated"))
         ]
         u = max((errors.of(slot).u for slot in made), default=0.0)

@@ -33,7 +33,7 @@ def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
 
 
 def placed(
-    verdicts: Mapping[tuple[int, int], Verdict], faces: PairedRuns
+    verdicts: Mapping[tuple[int, int], Verdict], paired: PairedRuns
 ) -> dict[tuple[int, int], Verdict]:
     """The verdicts, with the line that calls what is at fault, where no operator inside it has
     one.
@@ -48,10 +48,10 @@ def placed(
             or verdict.named >= 0
         ):
             continue
-        pair = faces.plan.pairs[verdict.pair]
+        pair = paired.plan.pairs[verdict.pair]
         broken = verdict.side == "reference"
-        run: Run = faces.reference if broken else faces.target
-        below = faces.kids if broken else faces.target_kids
+        run: Run = paired.reference if broken else paired.target
+        below = paired.kids if broken else paired.target_kids
         call = run.calls[pair.reference if broken else pair.target]
         if call.kind == "module" and (line := of_call(run, below, call)):
             out[key] = msgspec.structs.replace(verdict, source=line)

@@ -21,11 +21,11 @@ import numpy as np
 
 from whence import align, judge
 from whence.align import Inner
-from whence.comparison.replays.call_tree import Walk
+from whence.comparison.replays.call_tree import TreeWalk
 from whence.comparison.replays.replayer import Replayer
-from whence.comparison.replays.side import Side
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.declared import Tolerated, allows
+from whence.comparison.verdicts.declared import TensorTolerances, allows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.dtypes import Array
@@ -44,7 +44,7 @@ _INNER_CALLS = 2_000
 Tile = tuple[int, int]
 
 
-def _worst(errors: Sequence[judge.Error]) -> list[judge.Error]:
+def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
     """Of errors the few that say all about their size: the largest of each kind of evidence, and
     one that is not known.
     """
@@ -57,7 +57,7 @@ def inside(run: Run, allow: Sequence[str] = ()) -> Callable[[int, frozenset[int]
     """What the programs of a run give inside its calls, on its own inputs: for `align.align`.
     Bounded to 1 GiB and 2 000 calls.
     """
-    side = Side(run, allow)
+    side = ReplaySource(run, allow)
 
     def found(step: int, counts: frozenset[int]) -> Iterator[Inner]:
         held = calls = 0
@@ -152,28 +152,28 @@ class _Around:
     """What was made around labels by calls that are no labels, in one process, root and step."""
 
     def __init__(self, errors: PairErrors, labels: Mapping[int, int]) -> None:
-        faces = errors.paired
-        self._faces, self.errors = faces, errors
+        paired = errors.paired
+        self._paired, self.errors = paired, errors
         self._calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
         self._looked: dict[tuple[int, str, int], int] = defaultdict(int)
-        self._worst: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
-        for call in sorted(faces.calls, key=lambda c: c.order) if labels else ():
+        self._worst: dict[tuple[int, str, int], list[judge.PairError]] = defaultdict(list)
+        for call in sorted(paired.calls, key=lambda c: c.order) if labels else ():
             if (
                 call.leaf
-                and call.id in faces.pair_of
+                and call.id in paired.pair_of
                 and call.id not in labels
                 and call.phase == "forward"
             ):
                 self._calls[call.rank, call.root, call.step].append(call)
 
-    def before(self, label: Call) -> list[judge.Error]:
+    def before(self, label: Call) -> list[judge.PairError]:
         """The largest errors of what was made before a label. Labels are asked for in their
         order.
         """
         key = label.rank, label.root, label.step
         calls, errors = self._calls[key], list(self._worst[key])
         while self._looked[key] < len(calls) and calls[self._looked[key]].order < label.order:
-            slots = self._faces.slots[self._faces.pair_of[calls[self._looked[key]].id]].values()
+            slots = self._paired.slots[self._paired.pair_of[calls[self._looked[key]].id]].values()
             made = (
                 self.errors.of(s)
                 for s in slots
@@ -197,7 +197,7 @@ class _Around:
         return "a kernel behind the last printed tensor" if calls else ""
 
 
-class Tapped:
+class SparseTargetJudge:
     """The pairs of a comparison that `align` made of tensors (rule "tensor").
 
     calls: the reference's calls of these pairs. covered: records that lie between tensors that were
@@ -207,22 +207,22 @@ class Tapped:
     def __init__(
         self, errors: PairErrors, tiles: Sequence[Region], replayer: Replayer | None
     ) -> None:
-        faces = errors.paired
-        self.faces, self.errors, self._replayer = faces, errors, replayer
+        paired = errors.paired
+        self.paired, self.errors, self._replayer = paired, errors, replayer
         self.labels = {
             p.reference: i
-            for i, p in enumerate(faces.plan.pairs)
-            if _is_label(faces.calls[p.reference])
+            for i, p in enumerate(paired.plan.pairs)
+            if _is_label(paired.calls[p.reference])
         }
         self.pairs = {
             p.reference: i
-            for i, p in enumerate(faces.plan.pairs)
+            for i, p in enumerate(paired.plan.pairs)
             if p.rule == TENSOR_RULE and p.reference not in self.labels
         }
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()
-        self._tolerated = Tolerated(errors.declaring)
+        self._tolerated = TensorTolerances(errors.declaring)
         self.not_replayed: set[int] = set()
         self.notes: list[str] = []
         self._slots: dict[int, tuple[int, SlotPair]] = {}
@@ -238,7 +238,7 @@ class Tapped:
             for record in tile.outputs:
                 self._maker.setdefault(record, (tile.call, tile.stretch))
         for call, index in self.pairs.items():
-            for slot in faces.plan.pairs[index].slots:
+            for slot in paired.plan.pairs[index].slots:
                 old = self._slots.get(slot.reference_record)
                 inner = slot.reference_slot.startswith("inside.")
                 if inner:
@@ -251,8 +251,8 @@ class Tapped:
 
     def _inner_tile(self, call: int, operation: int) -> Tile:
         """The stretch of a call's own operators that this one is in."""
-        found = self.faces.calls[call]
-        program = self.faces.reference.programs.get(found.program)
+        found = self.paired.calls[call]
+        program = self.paired.reference.programs.get(found.program)
         if found.leaf or program is None:
             return call, -1
         return call, sum(1 for _, at in program.calls if at <= operation)
@@ -300,7 +300,7 @@ class Tapped:
             if record not in figures and verdict.verdict != "identical":
                 self.not_replayed.add(tile[0])
             if record in declared:
-                call = self.faces.calls[self.faces.plan.pairs[index].reference]
+                call = self.paired.calls[self.paired.plan.pairs[index].reference]
                 verdict = self._tolerated.declared(
                     verdict, declared[record], call, figures[record].error_rel
                 )
@@ -311,7 +311,7 @@ class Tapped:
                 through = self._wrong_inside(record, up, flagged)
                 if other_weights := next((t for t in up.places if t in spoilt), None):
                     verdict = _follows(
-                        verdict, f"the parameters of {self.faces.calls[other_weights[0]].scope}"
+                        verdict, f"the parameters of {self.paired.calls[other_weights[0]].scope}"
                     )
                 elif through is not None:
                     verdict = self._consequence(verdict, through)
@@ -331,7 +331,7 @@ class Tapped:
         self.covered = {r for t in replayed for r in self._tiles[t].outputs}
         # What a call leaves in a cache is state: read by the next step, and replayed there.
         self.covered |= {
-            r.record for call, _ in replayed for r in self.faces.calls[call].slots("mutated")
+            r.record for call, _ in replayed for r in self.paired.calls[call].slots("mutated")
         }
         self.ran = self._whole(replayed)
         self._note(figures)
@@ -359,7 +359,7 @@ class Tapped:
         otherwise.
         """
         out: dict[Tile, Verdict] = {}
-        for call, found in Parameters(self.faces).by_path():
+        for call, found in Parameters(self.paired).by_path():
             around = next((c for c in reversed(self._path(call.id)) if c in self.pairs), None)
             if around is None or all(p.equal or not p.comparable for _, p in found):
                 continue
@@ -376,10 +376,10 @@ class Tapped:
         out: dict[int, Entry] = {}
         for record in beyond:
             index, slot = self._slots[record]
-            call = self.faces.calls[self.faces.plan.pairs[index].reference]
-            entry = self._tolerated.entry(slot, call, self.faces.target.calls[self._label(slot)])
+            call = self.paired.calls[self.paired.plan.pairs[index].reference]
+            entry = self._tolerated.entry(slot, call, self.paired.target.calls[self._label(slot)])
             if entry is not None and allows(
-                entry, self.faces.target.array(slot.target_record), self._wide[record]
+                entry, self.paired.target.array(slot.target_record), self._wide[record]
             ):
                 out[record] = entry
         return out
@@ -389,22 +389,22 @@ class Tapped:
         on all before it in its step.
         """
         out: dict[Tile, Verdict] = {}
-        before: dict[tuple[int, str, int], list[judge.Error]] = defaultdict(list)
+        before: dict[tuple[int, str, int], list[judge.PairError]] = defaultdict(list)
         around = _Around(self.errors, self.labels)
         note = (
             "labels have no programs"
-            if self.faces.stated
+            if self.paired.stated
             else "the reference is made of named arrays, which have no programs"
         )
         for call, index in sorted(
-            self.labels.items(), key=lambda item: self.faces.calls[item[0]].order
+            self.labels.items(), key=lambda item: self.paired.calls[item[0]].order
         ):
             step = (
-                self.faces.calls[call].rank,
-                self.faces.calls[call].root,
-                self.faces.calls[call].step,
+                self.paired.calls[call].rank,
+                self.paired.calls[call].root,
+                self.paired.calls[call].step,
             )
-            slots = self.faces.plan.pairs[index].slots
+            slots = self.paired.plan.pairs[index].slots
             # Statistics and lone elements of tensors that need not be computed from each other say
             # nothing.
             errors = [dataclasses.replace(self.errors.of(s), drift=None, lone=0.0) for s in slots]
@@ -413,14 +413,14 @@ class Tapped:
                 e.codes for e in errors
             ):  # and what they were rounded from was computed as what is seen before it
                 u = max([u, *(e.u for e in before[step])])
-            has_order = UNORDERED not in self.faces.calls[call].notes
-            came = [*before[step], *around.before(self.faces.calls[call])]
-            growth = judge.grow(came if has_order else [judge.Error(None)], errors, u)
+            has_order = UNORDERED not in self.paired.calls[call].notes
+            came = [*before[step], *around.before(self.paired.calls[call])]
+            growth = judge.grow(came if has_order else [judge.PairError(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)
-            if self.faces.stated:
+            if self.paired.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
             elif verdict.verdict == "introduced" and (
-                kernel := around.kernel(self.faces.calls[call])
+                kernel := around.kernel(self.paired.calls[call])
             ):
                 said = (
                     f"logged by {kernel}: differs by rel_l2 {_said(growth.e_out)}, which "
@@ -448,11 +448,11 @@ class Tapped:
                     "inherits is not known",
                 )
             for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
-                own = self.faces.calls[call]
+                own = self.paired.calls[call]
                 entry = self._tolerated.entry(
-                    slot, own, self.faces.target.calls[self.faces.plan.pairs[index].target]
+                    slot, own, self.paired.target.calls[self.paired.plan.pairs[index].target]
                 )
-                arrays = self.faces.arrays(slot)
+                arrays = self.paired.arrays(slot)
                 if entry is not None and arrays is not None and allows(entry, arrays[1], arrays[0]):
                     verdict = self._tolerated.declared(verdict, entry, own, growth.e_out)
             out[call, -1] = verdict
@@ -476,9 +476,11 @@ class Tapped:
         """By paired call, how many calls without a partner ran as part of it, on the way to a
         tensor that was compared.
         """
-        calls, hands_on = self.faces.calls, self.faces.hands_on
+        calls, hands_on = self.paired.calls, self.paired.hands_on
         counts = {
-            call: sum(1 for k in self.faces.alone(call) if k in self.ran and not hands_on(calls[k]))
+            call: sum(
+                1 for k in self.paired.alone(call) if k in self.ran and not hands_on(calls[k])
+            )
             for call in self.pairs
         }
         return {call: count for call, count in counts.items() if count}
@@ -489,7 +491,7 @@ class Tapped:
         slot: SlotPair,
         record: int,
         up: _Upstream,
-        figures: Mapping[int, judge.Local],
+        figures: Mapping[int, judge.ReplayError],
         why: str,
     ) -> Verdict:
         error = self.errors.of(slot)
@@ -520,7 +522,7 @@ class Tapped:
                 f"seen{f'; no replay: {why}' if why else ''}",
             )
         tile = self._maker[record]
-        label = self.faces.target.calls[self._label(slot)]
+        label = self.paired.target.calls[self._label(slot)]
         shown = label.scope or label.root
         sentence = f"{verdict.sentence} (the target's {shown})"
         return _but(
@@ -535,13 +537,13 @@ class Tapped:
         """The operator that gave a tensor inside a call, "" for one at its boundary."""
         if not slot.reference_slot.startswith("inside."):
             return ""
-        program = self.faces.reference.programs.get(
-            self.faces.calls[self.faces.plan.pairs[index].reference].program
+        program = self.paired.reference.programs.get(
+            self.paired.calls[self.paired.plan.pairs[index].reference].program
         )
         return program.operations[int(slot.reference_slot[7:])].name if program is not None else ""
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
-        return _follows(verdict, self.faces.target.calls[self._label(self._slots[first][1])].scope)
+        return _follows(verdict, self.paired.target.calls[self._label(self._slots[first][1])].scope)
 
     def _shared(self, all_: Iterable[_Upstream]) -> set[Tile]:
         """Regions that tensors rest on which have not the same before them: positions, masks, what
@@ -564,7 +566,7 @@ class Tapped:
         """With the name of what lies between: the call it happened in, or the first and last of
         several.
         """
-        calls = self.faces.calls
+        calls = self.paired.calls
         suspects = (
             suspects or behind
         )  # each was on the way to a tensor that is right, and together they are wrong
@@ -608,7 +610,7 @@ class Tapped:
     def _topmost(self, call: int, behind: Set[Tile]) -> int:
         """The largest call around this one of which everything lies between the tensors seen."""
         found = call
-        while (parent := self.faces.calls[found].parent) != -1:
+        while (parent := self.paired.calls[found].parent) != -1:
             tiles = [
                 t
                 for t, region in self._tiles.items()
@@ -621,19 +623,19 @@ class Tapped:
 
     def _within(self, call: int, above: int) -> bool:
         while call != -1 and call != above:
-            call = self.faces.calls[call].parent
+            call = self.paired.calls[call].parent
         return call == above
 
     def _path(self, call: int) -> list[int]:
         path = [call]
-        while (parent := self.faces.calls[path[-1]].parent) != -1:
+        while (parent := self.paired.calls[path[-1]].parent) != -1:
             path.append(parent)
         return path[::-1]
 
     def _label(self, slot: SlotPair) -> int:
         """The call of the target that shows a tensor."""
-        found = self.faces.maker(slot) if slot.target_record >= 0 else None
-        pair = self.faces.plan.pairs[
+        found = self.paired.maker(slot) if slot.target_record >= 0 else None
+        pair = self.paired.plan.pairs[
             0 if slot.target_record >= 0 else self._slots[slot.reference_record][0]
         ]
         return found.id if found is not None else pair.target
@@ -664,7 +666,7 @@ class Tapped:
         tile = self._maker[record]
         known = self._needed.get(tile[0])
         if known is None:
-            known = self._needed[tile[0]] = self._needs(self.faces.calls[tile[0]])
+            known = self._needed[tile[0]] = self._needs(self.paired.calls[tile[0]])
         if record in known:
             return known[record]
         return {
@@ -694,20 +696,20 @@ class Tapped:
             out[record] = set(side.records(call, _inputs_of(loaded.program, at)).values())
         return out
 
-    def _note(self, figures: Mapping[int, judge.Local]) -> None:
-        target = self.faces.target
+    def _note(self, figures: Mapping[int, judge.ReplayError]) -> None:
+        target = self.paired.target
         if figures and not any(r.slot.startswith("param") for c in target.calls for r in c.refs):
             self.notes.append("the target shows no parameters: the reference's were used")
         roots = [
             c
-            for c in self.faces.calls
+            for c in self.paired.calls
             if c.parent == -1 and c.id in {self._path(call)[0] for call in self.pairs}
         ]
         unseen = (
             r
             for c in roots
             for r in c.slots("input")
-            if r.record not in self._slots and r.record not in self.faces.made
+            if r.record not in self._slots and r.record not in self.paired.made
         )
         hidden = dict.fromkeys(
             align.starred(r.slot) if r.slot.count(".") > 1 else r.slot for r in unseen
@@ -720,9 +722,9 @@ class Tapped:
 
     # ---- replay
 
-    def _figures(self) -> tuple[dict[int, judge.Local], str]:
+    def _figures(self) -> tuple[dict[int, judge.ReplayError], str]:
         """Figures of every tensor that came up, by record, and why others did not."""
-        out: dict[int, judge.Local] = {}
+        out: dict[int, judge.ReplayError] = {}
         why = ""
         walks = [
             self._walk("float64", None),
@@ -747,7 +749,7 @@ class Tapped:
     def _roots(self) -> list[Call]:
         """The outermost calls with tensors that the target shows, in order of execution."""
         roots = dict.fromkeys(self._path(call)[0] for call in self.pairs)
-        return sorted((self.faces.calls[root] for root in roots), key=lambda c: c.order)
+        return sorted((self.paired.calls[root] for root in roots), key=lambda c: c.order)
 
     def _coarse(self, beyond: Set[int]) -> dict[int, _Coarse]:
         """Of tensors that are further off than rounding explains, those that activations of fewer
@@ -797,7 +799,7 @@ class Tapped:
                 came = walk.through(root)
                 for record in (beyond & came.keys()) - out.keys():
                     y, exact = (
-                        self.faces.target.array(self._slots[record][1].target_record),
+                        self.paired.target.array(self._slots[record][1].target_record),
                         self._wide[record],
                     )
                     before, after = (
@@ -813,12 +815,12 @@ class Tapped:
                     )
         return out
 
-    def _local(self, record: int, wide: Array, copies: Sequence[Array]) -> judge.Local | None:
-        y = self.faces.target.array(self._slots[record][1].target_record)
+    def _local(self, record: int, wide: Array, copies: Sequence[Array]) -> judge.ReplayError | None:
+        y = self.paired.target.array(self._slots[record][1].target_record)
         if wide.shape != y.shape:
             return None
         local = judge.whole(y, wide, copies)
-        made = self.faces.reference.array(record).astype(np.float64)
+        made = self.paired.reference.array(record).astype(np.float64)
         size = float(np.linalg.norm(made))
         apart = float(np.linalg.norm(wide.astype(np.float64) - made))
         inherited = apart / size if size and np.isfinite(apart) else None
@@ -826,13 +828,13 @@ class Tapped:
 
     def _walk(
         self, working: str, seed: int | None, coarser: Callable[[Array], Array] | None = None
-    ) -> Walk:
+    ) -> TreeWalk:
         """The reference, ready to be run through. seed: of noise on every call's outputs; coarser:
         done to what matrix products take.
         """
         assert self._replayer is not None
         noise = np.random.default_rng(seed) if seed is not None else None
-        walk = Walk(
+        walk = TreeWalk(
             self._replayer.reference,
             working,
             self._held,
@@ -849,7 +851,7 @@ class Tapped:
         found = self._slots.get(record)
         if found is None:
             return None
-        return self.faces.target.array(found[1].target_record)
+        return self.paired.target.array(found[1].target_record)
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
         assert self._replayer is not None

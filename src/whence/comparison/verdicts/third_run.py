@@ -18,7 +18,7 @@ Key = tuple[int, int]
 Tell = Callable[[int, int, str], None]  # done, of, what
 
 
-class Third:
+class ThirdRunJudge:
     """Reference and target against a third run. Without one, nothing is measured and every verdict
     stays as it is.
 
@@ -99,7 +99,7 @@ class Third:
         verdicts: Mapping[Key, Verdict],
         regions: Sequence[Region],
         faces: Mapping[int, int],
-        error: Callable[[SlotPair], judge.Error],
+        error: Callable[[SlotPair], judge.PairError],
     ) -> dict[Key, Verdict]:
         """The verdicts with their three-way numbers, and where no replay was possible, with what
         the third run says.

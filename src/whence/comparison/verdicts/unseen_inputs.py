@@ -13,10 +13,10 @@ from whence.readers import LOGGED, UNTOLD
 from whence.records import Run
 from whence.results import SlotPair
 
-_NOTHING = judge.Error(0.0, exact=True)
+_NOTHING = judge.PairError(0.0, exact=True)
 
 
-class Blind:
+class UnseenInputs:
     """Paired calls of the reference whose inputs at least one run does not tell, and those of which
     it shows some elements only.
 
@@ -26,22 +26,22 @@ class Blind:
     """
 
     def __init__(self, errors: PairErrors) -> None:
-        faces = errors.paired
-        outputs_only = any(_outputs_only(run) for run in (faces.reference, faces.target))
+        paired = errors.paired
+        outputs_only = any(_outputs_only(run) for run in (paired.reference, paired.target))
         self.calls: set[int] = set()
-        self.before: dict[int, judge.Error] = {}
-        self.ahead: dict[int, judge.Error] = {}
+        self.before: dict[int, judge.PairError] = {}
+        self.ahead: dict[int, judge.PairError] = {}
         logged: dict[
-            tuple[int, str], judge.Error
+            tuple[int, str], judge.PairError
         ] = {}  # by the kernel that runs now, which has not yet given its result
-        worst: dict[tuple[int, str], judge.Error] = {}  # by process and root, in this step
+        worst: dict[tuple[int, str], judge.PairError] = {}  # by process and root, in this step
         earlier: dict[
-            tuple[int, str, str], judge.Error
+            tuple[int, str, str], judge.PairError
         ] = {}  # up to the call of this name, in steps before
-        upto: dict[int, judge.Error] = {}  # by record, the largest on the way to it
+        upto: dict[int, judge.PairError] = {}  # by record, the largest on the way to it
         step: dict[tuple[int, str], int] = {}
-        for call in sorted(faces.calls, key=lambda c: c.order):
-            index = faces.pair_of.get(call.id)
+        for call in sorted(paired.calls, key=lambda c: c.order):
+            index = paired.pair_of.get(call.id)
             came = _NOTHING
             for ref in call.slots("input"):
                 came = _worse(came, upto.get(ref.record, _NOTHING))
@@ -61,14 +61,14 @@ class Blind:
             untold = untold or UNTOLD in call.notes or untold_region
             if untold:
                 self.calls.add(call.id)
-            slots = faces.slots[index].values()
+            slots = paired.slots[index].values()
             read = [s for s in slots if s.reference_slot.startswith("input")]
             ahead = self.ahead[call.id] = _worse(
                 came, _worse(worst[whole], earlier.get(name, _NOTHING))
             )
             if untold:
                 came = ahead
-            if untold or any(map(faces.partly, read)):
+            if untold or any(map(paired.partly, read)):
                 self.before[call.id] = came
             for slot in slots if call.leaf else ():
                 if slot.reference_slot.startswith(("output", "mutated")):
@@ -79,46 +79,48 @@ class Blind:
             if LOGGED not in call.notes:
                 worst[whole] = _worse(worst[whole], logged[whole])
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
-        self._faces, self.errors = faces, errors
+        self._paired, self.errors = paired, errors
         self._looked: dict[int, int] = {}
 
-    def within(self, call: int, stretch: int) -> list[judge.Error]:
+    def within(self, call: int, stretch: int) -> list[judge.PairError]:
         """Errors of what was made inside the children right before a stretch of which a dump holds
         no outputs.
 
         Stretches are asked for in order; children before one that was asked for are told once.
         """
-        kids = self._faces.kids.get(call, [])
+        kids = self._paired.kids.get(call, [])
         todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
         self._looked[call] = stretch
-        found: list[judge.Error] = []
+        found: list[judge.PairError] = []
         while todo:
             kid = todo.pop()
             found += [self.errors.of(slot) for slot in self._made(kid)]
-            todo += self._faces.kids.get(kid, [])
+            todo += self._paired.kids.get(kid, [])
         return found
 
     def _shown(self, call: int) -> bool:
         return (
-            not self._faces.kids.get(call)
-            or call not in self._faces.pair_of
+            not self._paired.kids.get(call)
+            or call not in self._paired.pair_of
             or bool(self._made(call))
         )
 
     def _made(self, call: int) -> list[SlotPair]:
         slots = (
-            self._faces.slots[self._faces.pair_of[call]].values()
-            if call in self._faces.pair_of
+            self._paired.slots[self._paired.pair_of[call]].values()
+            if call in self._paired.pair_of
             else ()
         )
         return [slot for slot in slots if slot.reference_slot.startswith(("output", "mutated"))]
 
 
-def _worse(one: judge.Error, other: judge.Error) -> judge.Error:
+def _worse(one: judge.PairError, other: judge.PairError) -> judge.PairError:
     """The larger of two errors."""
     if other.value is None or other.value <= (one.value or 0.0):
         return one
-    return judge.Error(other.value, other.evidence, u=other.u, lone=other.lone, coarse=other.coarse)
+    return judge.PairError(
+        other.value, other.evidence, u=other.u, lone=other.lone, coarse=other.coarse
+    )
 
 
 def _outputs_only(run: Run) -> bool:

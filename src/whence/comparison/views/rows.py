@@ -28,7 +28,7 @@ _MOVES = ("cast", "transdata")
 
 
 def viewed(
-    faces: PairedRuns,
+    paired: PairedRuns,
     views: Sequence[str],
     per_call: Mapping[int, str],
     tell: Callable[[int, int, str], None],
@@ -38,21 +38,21 @@ def viewed(
     """
     out: dict[str, tuple[ViewRow, ...]] = {}
     for view in views:
-        rows = [row for _, row in sorted(_rows(faces, per_call, view), key=lambda found: found[0])]
-        out[view] = tuple(results.results(view, list(_figures(faces, view, rows, tell))))
+        rows = [row for _, row in sorted(_rows(paired, per_call, view), key=lambda found: found[0])]
+        out[view] = tuple(results.results(view, list(_figures(paired, view, rows, tell))))
     return out
 
 
 def _rows(
-    faces: PairedRuns, per_call: Mapping[int, str], view: str
+    paired: PairedRuns, per_call: Mapping[int, str], view: str
 ) -> Iterator[tuple[_Place, ViewRow]]:
     """(place, row) of everything. A call that only the target has stands behind the one before it
     that has a partner.
     """
-    plan, target = faces.plan, faces.shown
+    plan, target = paired.plan, paired.shown
     behind: dict[int, int] = {}  # calls of the target -> order of the reference
     for pair in plan.pairs:
-        mine, other = faces.calls[pair.reference], target.calls[pair.target]
+        mine, other = paired.calls[pair.reference], target.calls[pair.target]
         behind[pair.target] = mine.order
         if GATHERED in mine.notes and GATHERED in other.notes:
             continue
@@ -65,13 +65,13 @@ def _rows(
             continue
         place = {ref.slot: i for i, ref in enumerate(mine.refs)}
         for slot in pair.slots:
-            numbers = faces.measured[slot.reference_record, slot.target_record]
+            numbers = paired.measured[slot.reference_record, slot.target_record]
             yield (
                 (mine.order, 0, place.get(slot.reference_slot, 0)),
                 ViewRow(
                     call,
                     slot.reference_slot,
-                    _shown(faces.reference, mine, slot.reference_slot, slot.reference_record),
+                    _shown(paired.reference, mine, slot.reference_slot, slot.reference_record),
                     _shown(target, other, slot.target_slot, slot.target_record),
                     verdict=verdict,
                     rel_l2=0.0 if numbers.identical else numbers.values.get("rel_l2"),
@@ -82,17 +82,17 @@ def _rows(
         for name in pair.only_reference:
             yield (
                 (mine.order, 0, place.get(name, 0)),
-                _lone(call, faces.reference, mine, name, is_target=False),
+                _lone(call, paired.reference, mine, name, is_target=False),
             )
         for i, name in enumerate(pair.only_target):
             yield (mine.order, 1, i), _lone(call, target, other, name, is_target=True)
     lost = [*plan.unmatched_reference, *(a for a, _ in plan.ambiguous)]
     for call_id in lost:
-        one = faces.calls[call_id]
+        one = paired.calls[call_id]
         for i, ref in enumerate(one.refs if GATHERED not in one.notes else ()):
             yield (
                 (one.order, 0, i),
-                _lone((call_id, -1), faces.reference, one, ref.slot, is_target=False),
+                _lone((call_id, -1), paired.reference, one, ref.slot, is_target=False),
             )
     free = {*plan.unmatched_target, *(b for _, others in plan.ambiguous for b in others)}
     last, count = -1, 0
@@ -182,11 +182,11 @@ def _path(run: Run, file: str) -> str:
 
 
 def _figures(
-    faces: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]
+    paired: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]
 ) -> Iterator[ViewRow]:
     known: dict[tuple[int, int], tuple[figures_module.Figures, str]] = {}
     pairs = {
-        (p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in faces.plan.pairs
+        (p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in paired.plan.pairs
     }
     for done, row in enumerate(rows):
         tell(done + 1, len(rows), f"view {view}")
@@ -194,7 +194,7 @@ def _figures(
             pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
         )
         if row.call[0] < 0 and row.reference and row.target:
-            figures, why = _own_figures(faces.shown, faces.shown.calls[row.call[1]], view)
+            figures, why = _own_figures(paired.shown, paired.shown.calls[row.call[1]], view)
             yield msgspec.structs.replace(row, figures=figures, why=why)
             continue
         if slot is None:
@@ -202,11 +202,11 @@ def _figures(
             continue
         key = slot.reference_record, slot.target_record
         if key not in known:
-            arrays = faces.arrays(slot)
+            arrays = paired.arrays(slot)
             known[key] = (
                 figures_module.FORMULAS[view](*arrays)
                 if arrays is not None
-                else ({}, faces.measured[key].why or "elements are missing")
+                else ({}, paired.measured[key].why or "elements are missing")
             )
         figures, why = known[key]
         yield msgspec.structs.replace(row, figures=figures, why=why)

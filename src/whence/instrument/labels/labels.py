@@ -43,7 +43,7 @@ TASK = "WHENCE_TASK"
 NO_PROGRAM = "a label has no program"
 
 
-class Begun:
+class OpenTask:
     """A task that has begun. is_block: it ends with a block."""
 
     __slots__ = ("id", "is_block", "token")
@@ -63,8 +63,8 @@ class Tasks:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._nameless = itertools.count()
-        self._own: ContextVar[Begun | None] = ContextVar("whence_task", default=None)
-        self._open: list[Begun] = []
+        self._own: ContextVar[OpenTask | None] = ContextVar("whence_task", default=None)
+        self._open: list[OpenTask] = []
         self.variables: Mapping[str, str] = {}
 
     @property
@@ -78,11 +78,11 @@ class Tasks:
         with self._lock:
             return self._numbers.setdefault(task, len(self._numbers)) if task else 0
 
-    def begin(self, name: str | None) -> Begun:
+    def begin(self, name: str | None) -> OpenTask:
         """Begin a task, or go on with it, until `end`, or until the next outside a block. name:
         None for "task0", "task1" ...
         """
-        begun = Begun(f"task{next(self._nameless)}" if name is None else str(name))
+        begun = OpenTask(f"task{next(self._nameless)}" if name is None else str(name))
         before = self._own.get()
         with self._lock:
             if before is not None and not before.is_block and before in self._open:
@@ -92,7 +92,7 @@ class Tasks:
         self.announce(begun.id)
         return begun
 
-    def end(self, begun: Begun) -> None:
+    def end(self, begun: OpenTask) -> None:
         """The block of a task ends; the one before it is current again."""
         with self._lock:
             if begun in self._open:

@@ -12,7 +12,7 @@ import torch
 
 from whence.errors import UsageError
 from whence.frameworks import torch_arrays as adapter
-from whence.instrument.torch.modes import Quiet, is_traced
+from whence.instrument.torch.modes import ModesOff, is_traced
 
 
 def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
@@ -28,7 +28,7 @@ def read(value: Any) -> tuple[Any, tuple[int, ...], str, str] | None:
     device = str(value.device)
     if value.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UsageError("a CUDA graph is being recorded: reading the tensor would break it")
-    with _Unrecorded(), Quiet():
+    with _Unrecorded(), ModesOff():
         parts = adapter.plain(value)
         if parts is None or len(parts) != 1:
             raise UsageError(

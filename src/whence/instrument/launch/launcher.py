@@ -40,7 +40,7 @@ ERRORS = "attach-errors.txt"
 _RELAYED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     """How a command ended: its exit code (128 + n when signal n killed it) and how long it took, in
     seconds.
     """
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     duration_s: float
 
 
-class Beside(NamedTuple):
+class LaunchExtras(NamedTuple):
     """What is done beside a capture. environment(of the child, path of the run): it, changed.
     ended(path of the run, keep): afterwards.
     """
@@ -81,7 +81,7 @@ def launch(
     tell: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
-    extra: Beside | None = None,
+    extra: LaunchExtras | None = None,
 ) -> int:
     """Run `command` under capture and return the exit code for the shell: its own, or 3 when it
     ended with 0 and nothing was captured.
@@ -126,7 +126,7 @@ def conclude(
     shown: str,
     absolute: str,
     options: CaptureOptions,
-    ended: Ended,
+    ended: EndedProcess,
     processes: Processes,
     open_run: Callable[[str], Run],
     tell: Callable[[str], None],
@@ -303,7 +303,7 @@ _DETERMINISTIC_VARIABLES = {
 
 def execute(
     command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None
-) -> Ended:
+) -> EndedProcess:
     """Run a command to its end with our stdin, stdout, stderr, terminal and process group; pass
     signals on, each once.
 
@@ -329,7 +329,7 @@ def execute(
         for signum in early:
             relay(signum, None)
         status = child.wait()
-    return Ended(status if status >= 0 else 128 - status, time.monotonic() - began)
+    return EndedProcess(status if status >= 0 else 128 - status, time.monotonic() - began)
 
 
 def _start(

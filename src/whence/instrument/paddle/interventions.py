@@ -17,7 +17,7 @@ from whence.records import PATCHED, PATCHED_AS, Call, Run
 _WRITES = "writes "
 
 
-class Changes:
+class Interventions:
     """What one capture changes. points: as `--patch` has them, read from `reference`."""
 
     def __init__(self, session: Session, reference: Run, points: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from whence.frameworks import host
 from whence.frameworks import paddle_arrays as tensors
 from whence.instrument.guard import Guard, end_capture, put_back
 from whence.instrument.paddle import settings as paddle_facts
-from whence.instrument.paddle.interventions import Changes
+from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.operator_calls import NO_PROGRAM
 from whence.instrument.paddle.tensor_identity import Tensors
 from whence.instrument.session import Session
@@ -101,7 +101,7 @@ class Listener:
     """
 
     def __init__(
-        self, session: Session, layer: Any = None, *, changes: Changes | None = None
+        self, session: Session, layer: Any = None, *, changes: Interventions | None = None
     ) -> None:
         self.session, self.changes = session, changes
         self.active = False

@@ -18,11 +18,11 @@ import numpy as np
 from whence import dtypes
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
-from whence.instrument.paddle.interventions import Changes
+from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.tensor_identity import (
     FindExternal,
     Look,
-    Seen,
+    SeenTensor,
     Tensors,
     Unshown,
     Weight,
@@ -45,7 +45,7 @@ _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operato
 _SCRATCH = "__non_persistable"
 
 
-class Words(NamedTuple):
+class NameTable(NamedTuple):
     """What the readers know of Paddle: names without what changes between processes, and how its
     programs and weights are read.
 
@@ -136,18 +136,18 @@ class Root:
         self.holder: Callable[[], Any] = lambda: None
 
 
-class Watched:
+class PredictorRun:
     """One predictor, and its run in progress."""
 
     def __init__(
         self,
         session: Session,
-        words: Words,
+        words: NameTable,
         predictor: Any,
         root: Root,
         program: Program | None,
         find: FindExternal | None,
-        changes: Changes | None,
+        changes: Interventions | None,
         unshown: Unshown,
     ) -> None:
         self.session, self.words, self.root, self.program, self.changes = (
@@ -181,7 +181,7 @@ class Watched:
     def _clear(self) -> None:
         self._stack.clear()
         self._named: dict[str, tuple[int, bytes]] = {}
-        self._there: dict[str, Seen | None] = {}
+        self._there: dict[str, SeenTensor | None] = {}
         self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
         self._ended: list[_Frame] = []
         self._ran: dict[int, _Frame] = {}

@@ -25,8 +25,8 @@ from whence.frameworks import host
 from whence.frameworks.paddle_programs import Program
 from whence.instrument.guard import Guard, end_capture, put_back
 from whence.instrument.paddle import settings as paddle_facts
-from whence.instrument.paddle.interventions import Changes
-from whence.instrument.paddle.operator_calls import Root, Watched, Words
+from whence.instrument.paddle.interventions import Interventions
+from whence.instrument.paddle.operator_calls import NameTable, PredictorRun, Root
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
@@ -50,16 +50,16 @@ class Listener:
         session: Session,
         predictor: Any = None,
         *,
-        words: Words,
+        words: NameTable,
         folder: str = "",
         weights: Callable[[str, str], FindExternal] | None = None,
-        changes: Changes | None = None,
+        changes: Interventions | None = None,
     ) -> None:
         self.session, self.words, self.changes = session, words, changes
         self.active = False
         self._predictor, self._folder, self._weights = predictor, folder, weights
         self._lock = threading.RLock()
-        self._watched: dict[int, tuple[Any, list[Watched]]] = {}
+        self._watched: dict[int, tuple[Any, list[PredictorRun]]] = {}
         self._roots: list[Root] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._cached: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -181,7 +181,7 @@ class Listener:
         return previous(config, *given, **named)
 
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
-        watched: Watched | None = None
+        watched: PredictorRun | None = None
         with self._guard():
             watched = self._of(predictor)
             if watched is not None:
@@ -204,7 +204,7 @@ class Listener:
 
     # ---- predictors
 
-    def _of(self, predictor: Any) -> Watched | None:
+    def _of(self, predictor: Any) -> PredictorRun | None:
         if self.session.failed:
             self.active = False
             return None
@@ -225,7 +225,7 @@ class Listener:
         saved: str = "",
         program: str = "",
         unshown: Unshown | None = None,
-    ) -> Watched | None:
+    ) -> PredictorRun | None:
         """Hook a predictor.
 
         folder: where its program was saved for us; saved: where the user had it saved; program,
@@ -254,7 +254,7 @@ class Listener:
         find = self._weights(*files) if self._weights is not None and files[1] else None
         unshown = unshown or self._unshown(described, program, weights)
         _tidy(folder)
-        watched = Watched(
+        watched = PredictorRun(
             self.session, self.words, predictor, root, described, find, self.changes, unshown
         )
         watched.facts, watched.files, watched.folder, watched.saved_program = (
@@ -291,8 +291,8 @@ class Listener:
         root.holder = ref
         self._watched[place] = (ref, cell)
         if self._operators:
-            predictor.register_input_hook(_hook(self, cell, Watched.reads))
-            predictor.register_output_hook(_hook(self, cell, Watched.wrote))
+            predictor.register_input_hook(_hook(self, cell, PredictorRun.reads))
+            predictor.register_output_hook(_hook(self, cell, PredictorRun.wrote))
         return watched
 
     def _root(self, file: str) -> Root:
@@ -303,7 +303,7 @@ class Listener:
         self._roots.append(root)
         return root
 
-    def _settings(self, watched: Watched) -> None:
+    def _settings(self, watched: PredictorRun) -> None:
         settings = paddle_facts.versions() | watched.facts
         kinds = self._kinds(watched)
         if kinds:
@@ -315,7 +315,7 @@ class Listener:
             why = "attributes and the order of operands are not known: no program was saved for it"
             self.session.note("program", why, watched.root.name)
 
-    def _kinds(self, watched: Watched) -> dict[str, int]:
+    def _kinds(self, watched: PredictorRun) -> dict[str, int]:
         """How many parameters of each dtype the user's program has: passes fold quantised ones into
         others.
         """
@@ -420,7 +420,9 @@ class Listener:
 
 
 def _hook(
-    listener: Listener, cell: list[Watched], method: Callable[[Watched, str, str, Any], None]
+    listener: Listener,
+    cell: list[PredictorRun],
+    method: Callable[[PredictorRun, str, str, Any], None],
 ) -> Callable[[str, str, Any], None]:
     """A hook that keeps nothing alive and raises nothing; a Ctrl-C is raised when the predictor has
     returned.

@@ -42,7 +42,7 @@ _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
 _SPOT = 64  # bytes
 
 
-class Seen:
+class SeenTensor:
     """A tensor that was recorded. key: address, dtype and shape; touched: the number of the call
     that saw it last.
     """
@@ -66,7 +66,7 @@ class Seen:
         )
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A parameter as it was last hashed: where it lies, some of its bytes in memory and as they
     were then, its record and edge.
 
@@ -123,8 +123,8 @@ class Tensors:
 
     def __init__(self, session: Session, find_external: FindExternal | None = None) -> None:
         self._session, self._find_external = session, find_external
-        self._placed: dict[tuple[Any, ...], Seen] = {}
-        self._held: dict[str, Held] = {}
+        self._placed: dict[tuple[Any, ...], SeenTensor] = {}
+        self._held: dict[str, HeldTensor] = {}
         self._digests: dict[str, tuple[bytes, int]] = {}
 
     def begin(self) -> None:
@@ -141,17 +141,17 @@ class Tensors:
         found.touched = order
         return found.record
 
-    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> Seen | None:
+    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> SeenTensor | None:
         """These bytes at this place are this record from now on. Returns what `unmoved` asks; None
         for bytes without a place.
         """
         if not seen.place:
             return None
         key = seen.place, seen.dtype, seen.shape
-        made = self._placed[key] = Seen(record, digest, key, seen.nbytes, order)
+        made = self._placed[key] = SeenTensor(record, digest, key, seen.nbytes, order)
         return made
 
-    def unmoved(self, before: Seen, tensor: Any, order: int) -> bool:
+    def unmoved(self, before: SeenTensor, tensor: Any, order: int) -> bool:
         """Does a variable still lie where it was seen, with the same bytes? Then it is remembered
         as `remember` would.
         """
@@ -248,7 +248,7 @@ class Tensors:
         known, edge = self._weight(tensor, seen, name, scope=scope, slot=slot, op_type=op_type)
         place = int(tensor.data_ptr()) if seen.nbytes else 0
         spots = _spots(place, seen.nbytes) if seen.place else None
-        self._held[name] = Held(
+        self._held[name] = HeldTensor(
             place, spots, b"" if spots is None else spots.tobytes(), (known, "content")
         )
         return known, edge

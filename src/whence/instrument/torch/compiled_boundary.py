@@ -54,7 +54,7 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-class Trap:
+class CompiledCodeGuard:
     """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and
     `left` behind it.
 

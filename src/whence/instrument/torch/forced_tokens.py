@@ -17,7 +17,7 @@ import torch
 from whence.frameworks.torch_trees import rebuilt
 from whence.instrument.session import Session
 from whence.instrument.torch.logits import logits_of, tokens_of, widest
-from whence.instrument.torch.modes import NoFunctions, Quiet
+from whence.instrument.torch.modes import ModesOff, NoFunctions
 from whence.instrument.wording import raised
 
 Tokens = tuple[int, ...]
@@ -33,7 +33,7 @@ class _Row:
     given: int = 0
 
 
-class Forced:
+class ForcedTokens:
     """Feeds `sequences`, the tokens of the reference from the prompt's first on. path: of the
     reference, for what is said of it.
     """
@@ -57,7 +57,7 @@ class Forced:
         ):
             return out
         try:
-            with Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 given = {str(i): v for i, v in enumerate(args)} | kwargs
                 return self._left(
                     frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out

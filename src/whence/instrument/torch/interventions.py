@@ -21,12 +21,12 @@ from whence.frameworks.torch_trees import rebuilt
 from whence.instrument.patch_points import outputs_of, parse_fault, parse_point
 from whence.instrument.session import Session
 from whence.instrument.torch import faults
-from whence.instrument.torch.forced_tokens import Forced
-from whence.instrument.torch.modes import NoFunctions, Quiet
+from whence.instrument.torch.forced_tokens import ForcedTokens
+from whence.instrument.torch.modes import ModesOff, NoFunctions
 from whence.records import PATCHED, Call, Run
 
 
-class Changes:
+class Interventions:
     """What one capture changes. points: as `--patch` has them, read from `reference`; fault: as
     `--inject` has it, or "".
 
@@ -39,7 +39,7 @@ class Changes:
         reference: Run | None,
         points: Sequence[str],
         fault: str,
-        forced: Forced | None = None,
+        forced: ForcedTokens | None = None,
     ) -> None:
         self._session, self._reference, self._forced = session, reference, forced
         self._points = [parse_point(p) for p in points]
@@ -99,7 +99,7 @@ class Changes:
                 self._refuse(frame, "the reference has no call of this step and occurrence")
             return out
         try:
-            with Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 made = self._replaced(call, out)
         except (WhenceError, _Refused, RuntimeError, TypeError, ValueError) as error:
             self._refuse(frame, str(error))

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_trees import Watched, is_plain_object, rebuilt
+from whence.frameworks.torch_trees import ObjectSnapshot, is_plain_object, rebuilt
 from whence.instrument.selection import matcher
 from whence.instrument.session import Session
 from whence.instrument.torch.modules import Listener, _Frame
-from whence.instrument.torch.weak_registry import Known
+from whence.instrument.torch.weak_registry import ModuleInfo
 from whence.records import Ref
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
@@ -161,7 +161,7 @@ class LogitsListener(Listener):
     def _program_of(self, frame: _Frame, error: str) -> tuple[str, str]:
         return "", "--level logits"
 
-    def _held_by(self, known: Known, module: Any) -> None:
+    def _held_by(self, known: ModuleInfo, module: Any) -> None:
         return None
 
 
@@ -275,4 +275,4 @@ def _within(value: Any) -> Iterator[Any]:
         for item in value.values():
             yield from _within(item)
     elif is_plain_object(value):
-        yield from (tensor for _, tensor in Watched(value, lambda _: None).items())
+        yield from (tensor for _, tensor in ObjectSnapshot(value, lambda _: None).items())

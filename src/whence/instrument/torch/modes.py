@@ -19,7 +19,7 @@ _depth, _pop, _push = (
 )
 
 
-class Quiet:
+class ModesOff:
     """Dispatch modes, function modes and tensor subclasses of the program see nothing of what is
     done inside.
     """

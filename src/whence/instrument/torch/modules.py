@@ -27,15 +27,15 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, Watched, is_plain_object
+from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, ObjectSnapshot, is_plain_object
 from whence.instrument.guard import end_capture
 from whence.instrument.session import Session
 from whence.instrument.torch import settings as settings_module
 from whence.instrument.torch import settings as torch_settings
-from whence.instrument.torch.compiled_boundary import Trap, is_compilers
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
 from whence.instrument.torch.modes import (
+    ModesOff,
     NoFunctions,
-    Quiet,
     dynamo_knows,
     is_traced,
     set_call,
@@ -49,10 +49,10 @@ from whence.instrument.torch.program_recorder import (
     layout,
     tensors_of,
 )
-from whence.instrument.torch.tensor_identity import FindExternal, Sights
+from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.weak_registry import (
-    Held,
-    Known,
+    HeldTensor,
+    ModuleInfo,
     Pending,
     Root,
     StorageRef,
@@ -144,13 +144,13 @@ class _Frame:
     family: tuple[Any, ...] | None
     keep: bool
     kids: int
-    known: Known
+    known: ModuleInfo
     made: list[tuple[str, Any]]
     micro: int
     module: Any
     note: str
     number: str
-    objects: list[tuple[str, Watched]]
+    objects: list[tuple[str, ObjectSnapshot]]
     occurrence: int
     operators: int
     order: int
@@ -207,13 +207,13 @@ class Listener:
         self.session, self._changes = session, changes
         self.model = model
         self.active = self._removed = False
-        self._trap = Trap(self._met_compiled)
+        self._trap = CompiledCodeGuard(self._met_compiled)
         self._compilers = torch_settings.Compilers()
         self._local = _Thread()
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, ModuleInfo] = {}
         self._learned = 0
         self._lock = threading.RLock()
-        self._sights = Sights(
+        self._sights = TensorRegistry(
             session,
             find_external=find_external,
             staged=staged,
@@ -223,7 +223,7 @@ class Listener:
         )
         self._sight = self._sights.sight
         self._roots: dict[str, Root] = {}
-        self._objects: dict[int, Watched] = {}
+        self._objects: dict[int, ObjectSnapshot] = {}
         self._signatures: dict[tuple[Any, ...], _Ran] = {}
         self._families: dict[tuple[Any, ...], list[_Ran]] = {}
         self._programs: set[str] = set()
@@ -353,7 +353,7 @@ class Listener:
             above.pause()
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 frame = self._enter(module, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
@@ -388,7 +388,7 @@ class Listener:
         local = self._local
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 self._leave(frame, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
             self._give_up(ours)
@@ -607,14 +607,14 @@ class Listener:
             known = self._known.get(id(child))
             if known is None or known.ref() is not child or child is module:
                 self._learned += 1
-                self._known[id(child)] = Known(child, name, root, self._learned, self._forget)
+                self._known[id(child)] = ModuleInfo(child, name, root, self._learned, self._forget)
 
     def _forget(self, place: int, serial: int) -> None:
         """A module died: what is known of it would keep its tensors alive."""
         if (known := self._known.get(place)) is not None and known.serial == serial:
             del self._known[place]
 
-    def _adopt(self, module: Any, parent: _Frame) -> Known:
+    def _adopt(self, module: Any, parent: _Frame) -> ModuleInfo:
         """A module met inside a root that was not there when the root was walked."""
         root = parent.root
         top = root.ref()
@@ -778,14 +778,14 @@ class Listener:
                 watched.walk(value)
             found.extend((slot + path, tensor) for path, tensor in fresh)
 
-    def _watch(self, value: Any) -> Watched:
+    def _watch(self, value: Any) -> ObjectSnapshot:
         place, objects = id(value), self._objects
 
         def gone(ref: Any) -> None:
             if place in objects and objects[place].ref is ref:
                 del objects[place]
 
-        objects[place] = watched = Watched(value, gone)
+        objects[place] = watched = ObjectSnapshot(value, gone)
         return watched
 
     def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
@@ -890,7 +890,7 @@ class Listener:
                 frame.placements[item.slot] = item.placement
             refs.append(seen)
 
-    def _held_by(self, known: Known, module: Any) -> list[Held] | None:
+    def _held_by(self, known: ModuleInfo, module: Any) -> list[HeldTensor] | None:
         """What the module holds now, None while a part of it is lazy."""
         for name in [
             n
@@ -923,9 +923,11 @@ class Listener:
                 continue
             inner = tensors.plain(tensor) if hasattr(type(tensor), "__tensor_flatten__") else None
             if inner is None or len(inner) == 1:
-                known.entries.append(Held(slot, tensor, *home_of(module, slot[6:])))
+                known.entries.append(HeldTensor(slot, tensor, *home_of(module, slot[6:])))
             else:
-                known.entries += [Held(f"{slot}.{name}", part, None, "") for name, part in inner]
+                known.entries += [
+                    HeldTensor(f"{slot}.{name}", part, None, "") for name, part in inner
+                ]
         return known.entries
 
     # ---- programs
@@ -1035,7 +1037,7 @@ class Listener:
                     return slot
                 for slot, item in tensors_of(frame.module):
                     if layout(item) == place:
-                        held = Held(slot, item, *home_of(frame.module, slot[6:]))
+                        held = HeldTensor(slot, item, *home_of(frame.module, slot[6:]))
                         held.seen = Ref(slot, *self._sight(item, slot, frame, parameter=True)[:2])
                         held.version = None if item.is_inference() else item._version
                         held.remember(item)

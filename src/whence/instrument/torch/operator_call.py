@@ -18,7 +18,7 @@ from whence.frameworks.torch_schema import (
     STATISTICS_WRITERS,
     UNINITIALISED,
     draws,
-    facts_of,
+    schema_of,
 )
 from whence.frameworks.torch_trees import CLOSED
 from whence.records import Operation, Placement, Program, Ref, Statistics
@@ -56,7 +56,7 @@ class Overload:
     )
 
     def __init__(self, func: Any) -> None:
-        facts, schema = facts_of(func), func._schema
+        facts, schema = schema_of(func), func._schema
         self.func, self.name, self.base, self.positional, self.view = (
             func,
             facts.name,
@@ -95,7 +95,7 @@ class Overload:
         )
 
     def draws(self, named: dict[str, Any]) -> bool:
-        return self.random and draws(facts_of(self.func), named)
+        return self.random and draws(schema_of(self.func), named)
 
 
 _OVERLOADS: dict[
@@ -110,7 +110,7 @@ def overload_of(func: Any) -> Overload:
     return found
 
 
-class Made:
+class OperatorCall:
     """A call of an operator that is being recorded. above: the frame or region it is in. inputs:
     (slot, tensor), in schema order.
 

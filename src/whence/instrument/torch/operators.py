@@ -23,9 +23,9 @@ from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.dtensor_placement import HALF, is_half
-from whence.instrument.torch.modes import NoFunctions, Quiet
+from whence.instrument.torch.modes import ModesOff, NoFunctions
 from whence.instrument.torch.modules import Listener, _Frame, _Thread
-from whence.instrument.torch.operator_call import Made, Overload, overload_of
+from whence.instrument.torch.operator_call import OperatorCall, Overload, overload_of
 from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.sources import source_here
 from whence.instrument.torch.weak_registry import Root, StorageRef, storage_ref
@@ -444,10 +444,10 @@ class OperatorListener(Listener):
             or _tracing() is not None
         ):
             return self._pass(func, args, kwargs)
-        made: Made | None = None
+        made: OperatorCall | None = None
         local.busy = True
         try:
-            with self._lock, Quiet() if _depth() else NoFunctions():
+            with self._lock, ModesOff() if _depth() else NoFunctions():
                 made = self._begin(local, func, args, kwargs)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self._give_up(error)
@@ -490,7 +490,7 @@ class OperatorListener(Listener):
         with restored(func, self._local.autocast):
             return func(*args, **kwargs)
 
-    def _begin(self, local: _Local, func: Any, args: Any, kwargs: Any) -> Made | None:
+    def _begin(self, local: _Local, func: Any, args: Any, kwargs: Any) -> OperatorCall | None:
         session = self.session
         if session.failed:
             self.active = False
@@ -531,7 +531,7 @@ class OperatorListener(Listener):
             self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, wanted))
         if not wanted:
             return None
-        made = Made(overload, order, scope, phase, above, forward, source, (args, kwargs))
+        made = OperatorCall(overload, order, scope, phase, above, forward, source, (args, kwargs))
         above.operators += 1
         made.place = above.operators
         counts = above.state
@@ -557,7 +557,7 @@ class OperatorListener(Listener):
                 "the backward pass of compiled code: its operators are not recorded",
             )
 
-    def _take_inputs_of(self, made: Made) -> None:
+    def _take_inputs_of(self, made: OperatorCall) -> None:
         session, sampling, overload = self.session, self._sampling, made.overload
         chosen = not sampling.on or sampling.choose(made)
         if chosen and session.elements_on:
@@ -594,10 +594,10 @@ class OperatorListener(Listener):
             else ""
         )
 
-    def _end(self, local: _Local, made: Made, out: Any, error: str) -> None:
+    def _end(self, local: _Local, made: OperatorCall, out: Any, error: str) -> None:
         local.busy = True
         try:
-            with self._lock, Quiet() if _depth() else NoFunctions():
+            with self._lock, ModesOff() if _depth() else NoFunctions():
                 if not self.session.failed:
                     self._finish_operator(made, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
@@ -605,7 +605,7 @@ class OperatorListener(Listener):
         finally:
             local.busy = False
 
-    def _finish_operator(self, made: Made, out: Any, error: str) -> None:
+    def _finish_operator(self, made: OperatorCall, out: Any, error: str) -> None:
         overload, session = made.overload, self.session
         results = [] if error else made.results(out)
         if made.placements and is_half(overload.name):
@@ -659,7 +659,7 @@ class OperatorListener(Listener):
             )
         )
 
-    def _take_plain(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
+    def _take_plain(self, made: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
         """Results that are new tensors or views of what went in, of which all was written."""
         view, keep = made.overload.view, made.keep
         base = made.inputs[0][1] if view and made.inputs else None
@@ -672,7 +672,7 @@ class OperatorListener(Listener):
             )
             made.refs.append(Ref(slot, sight[0], sight[1]))
 
-    def _take_results_of(self, made: Made, results: list[tuple[str, Any, str]]) -> None:
+    def _take_results_of(self, made: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
         overload = made.overload
         if made.written and self._takes_outputs:
             for slot, tensor, same in results:
@@ -703,7 +703,7 @@ class OperatorListener(Listener):
                 elif slot.startswith("mutated"):
                     self._unwritten.pop(_storage(tensor), None)
 
-    def _still_unwritten(self, made: Made, slot: str, tensor: Any) -> bool:
+    def _still_unwritten(self, made: OperatorCall, slot: str, tensor: Any) -> bool:
         """Is this a view of memory that nobody wrote? What was written now is no longer among
         it.
         """
@@ -711,11 +711,11 @@ class OperatorListener(Listener):
             self._unwritten.pop(_storage(tensor), None)
         return made.overload.view and _storage(tensor) in self._unwritten
 
-    def _count(self, made: Made, slot: str, tensor: Any) -> None:
+    def _count(self, made: OperatorCall, slot: str, tensor: Any) -> None:
         if self.session.options.keep != "none":
             self._sights.figures(tensor, made.range_of(slot))
 
-    def _one_operation(self, made: Made, out: Any) -> tuple[str, str]:
+    def _one_operation(self, made: OperatorCall, out: Any) -> tuple[str, str]:
         options = self.session.options
         if not options.programs or options.keep != "full":
             return "", "programs were not recorded"

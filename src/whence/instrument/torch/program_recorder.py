@@ -39,10 +39,10 @@ from whence.frameworks.torch_schema import (
     METADATA_ONLY,
     STATISTICS_WRITERS,
     UNINITIALISED,
-    Facts,
+    OperatorSchema,
     draws,
-    facts_of,
     restored,
+    schema_of,
 )
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
@@ -192,7 +192,9 @@ class Recorder:
         self._entered: list[Any] = []
         self._casts = casts
         self._autocast: tuple[str, ...] = ()
-        self._operations: list[tuple[str, tuple[Any, ...], dict[str, Any], Any, Facts | None]] = []
+        self._operations: list[
+            tuple[str, tuple[Any, ...], dict[str, Any], Any, OperatorSchema | None]
+        ] = []
         self._operand: dict[tuple[Any, ...], Operand] = {}
         self._sight: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._epoch: dict[int, int] = {}
@@ -656,10 +658,10 @@ class Recorder:
 
     def _before(
         self, func: Any, args: Any, kwargs: Any
-    ) -> tuple[Facts, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
+    ) -> tuple[OperatorSchema, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
         if not isinstance(func, torch._ops.OpOverload):
             self._stop(f"calls compiled code or a higher-order operator ({func})")
-        facts = facts_of(func)
+        facts = schema_of(func)
         named = dict(zip(facts.positional, args))
         named.update(kwargs)
         if draws(facts, named):
@@ -706,7 +708,7 @@ class Recorder:
         self._hold(tensor, key[0])
         self._see(tensor, key)
 
-    def _written(self, facts: Facts, named: dict[str, Any]) -> list[Any]:
+    def _written(self, facts: OperatorSchema, named: dict[str, Any]) -> list[Any]:
         names = facts.writes
         if facts.base in STATISTICS_WRITERS and (
             named.get("training", named.get("train", named.get("use_input_stats")))
@@ -720,7 +722,7 @@ class Recorder:
         args: Any,
         kwargs: Any,
         out: Any,
-        facts: Facts,
+        facts: OperatorSchema,
         named: dict[str, Any],
         encoded: Any,
         encoded_kwargs: Any,
@@ -810,7 +812,7 @@ class Recorder:
             self._unknown(tensor, layout(tensor), reason)
 
     @staticmethod
-    def _size_depends_on_data(facts: Facts, named: dict[str, Any]) -> bool:
+    def _size_depends_on_data(facts: OperatorSchema, named: dict[str, Any]) -> bool:
         if facts.base == "index":
             return any(
                 t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices"))
@@ -827,7 +829,7 @@ class Recorder:
 
     # ---- cast points: what an fp32 recording must remember for a 16-bit replay
 
-    def _is_pinned(self, facts: Facts, named: dict[str, Any], outs: list[Any]) -> bool:
+    def _is_pinned(self, facts: OperatorSchema, named: dict[str, Any], outs: list[Any]) -> bool:
         """Would the result be float32 in a 16-bit run too? Only asked of float32 recordings."""
         if self._base is not torch.float32 or not any(t.dtype is torch.float32 for t in outs):
             return False
@@ -839,7 +841,9 @@ class Recorder:
         pins = [t for t in floats if t.dtype is torch.float32 and layout(t) in self._pinned]
         return bool(pins) and (any(t.dim() for t in pins) or not any(t.dim() for t in floats))
 
-    def _cast(self, facts: Facts, encoded: Any, named: dict[str, Any], outs: list[Any]) -> bool:
+    def _cast(
+        self, facts: OperatorSchema, encoded: Any, named: dict[str, Any], outs: list[Any]
+    ) -> bool:
         """Record a cast operator as a cast point where a 16-bit run would tell them apart; False:
         record it as it is.
         """
@@ -1077,7 +1081,7 @@ class Recorder:
     # ---- sizes that follow an input
 
     @staticmethod
-    def _takes_sizes(facts: Facts | None) -> bool:
+    def _takes_sizes(facts: OperatorSchema | None) -> bool:
         return facts is not None and any(n in _SIZE_ARGUMENTS for n in facts.positional)
 
     def _known_at(self, place: int) -> set[int]:
@@ -1092,7 +1096,7 @@ class Recorder:
         }
 
     def _sized(
-        self, facts: Facts | None, args: Any, kwargs: Any, known: set[int]
+        self, facts: OperatorSchema | None, args: Any, kwargs: Any, known: set[int]
     ) -> tuple[Any, Any]:
         if facts is None:
             return args, kwargs

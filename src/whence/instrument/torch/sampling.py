@@ -14,7 +14,7 @@ import xxhash
 
 from whence.frameworks.torch_arrays import NAMES
 from whence.instrument.session import Session
-from whence.instrument.torch.operator_call import Made, widen
+from whence.instrument.torch.operator_call import OperatorCall, widen
 
 NOTE = "operators"
 TELL_S = 5.0
@@ -25,7 +25,7 @@ class _Tally:
 
     __slots__ = ("arguments", "count", "held", "op", "phases", "scopes", "seconds", "tensors")
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: OperatorCall) -> None:
         self.op, self.arguments, self.tensors = (
             made.overload.name,
             made.arguments,
@@ -60,7 +60,7 @@ class Sampling:
         self._tallies: dict[Any, _Tally] = {}
         self._told = time.monotonic()
 
-    def choose(self, made: Made) -> bool:
+    def choose(self, made: OperatorCall) -> bool:
         """Does this call keep its elements?"""
         if self._samples is None:
             return True
@@ -75,7 +75,7 @@ class Sampling:
             return True
         return heapq.heappushpop(lowest, rank) != rank
 
-    def writes(self, made: Made, chosen: bool) -> bool:
+    def writes(self, made: OperatorCall, chosen: bool) -> bool:
         """Is this call written? With dedup the first of its signature, and those that were chosen
         among all.
         """
@@ -92,7 +92,7 @@ class Sampling:
         made.tally = self._tallies[key]
         return first or (chosen and self._samples is not None)
 
-    def tally(self, made: Made) -> None:
+    def tally(self, made: OperatorCall) -> None:
         """The call ended."""
         tally = made.tally
         assert tally is not None

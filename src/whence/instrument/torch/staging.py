@@ -22,7 +22,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Arrived = Callable[[Bytes, Any], None]
 
 
-class Ring:
+class StagingRing:
     """Submit device tensors and things to do after them; both happen in order, on one thread.
 
     limit_bytes: how much may wait (one tensor larger than that waits alone). on_error: called once,

@@ -17,15 +17,15 @@ import xxhash
 
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_trees import Watched
+from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import placement_of
-from whence.instrument.torch.staging import Ring
+from whence.instrument.torch.staging import StagingRing
 from whence.instrument.torch.weak_registry import (
     FULL_BYTES,
     UNSETTLED,
     Pending,
-    Seen,
+    SeenTensor,
     address_of,
     expired,
     sample,
@@ -52,7 +52,7 @@ class Sighter(Protocol):
     def op_type(self) -> str: ...
 
 
-class Sights:
+class TensorRegistry:
     """Records tensors into a session.
 
     again: a CPU tensor that was seen before is known again by its version and its memory where it
@@ -75,8 +75,8 @@ class Sights:
     ) -> None:
         self._session, self._find_external, self._staged = session, find_external, staged
         self._on_error, self._busy, self._remembers = on_error, busy, again
-        self.ring: Ring | None = None
-        self._live: dict[tuple[Any, ...], Seen] = {}
+        self.ring: StagingRing | None = None
+        self._live: dict[tuple[Any, ...], SeenTensor] = {}
 
     @property
     def waiting_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Sights:
         frame: Sighter,
         *,
         parameter: bool = False,
-        grows: tuple[Watched, str] | None = None,
+        grows: tuple[ObjectSnapshot, str] | None = None,
         unsettled: bool = False,
         tried: bool = False,
     ) -> tuple[Any, str, Any]:
@@ -250,7 +250,7 @@ class Sights:
             nbytes=nbytes,
             keep=frame.keep,
         )
-        self._live[key] = Seen(
+        self._live[key] = SeenTensor(
             number,
             digest,
             UNSETTLED if unsettled else version,
@@ -359,11 +359,11 @@ class Sights:
                 take(host.statistics(tensors.canonical(tensor), dtype)[0])
             return
         if self.ring is None:
-            self.ring = Ring(on_error=self._on_error)
+            self.ring = StagingRing(on_error=self._on_error)
         self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
 
     def _increment(
-        self, grows: tuple[Watched, str], tensor: Any, dtype: str, shape: tuple[int, ...]
+        self, grows: tuple[ObjectSnapshot, str], tensor: Any, dtype: str, shape: tuple[int, ...]
     ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
         """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the
         old part is unchanged bit by bit.
@@ -388,12 +388,12 @@ class Sights:
         form: tuple[str, tuple[int, ...], tuple[int, ...]],
         version: int | None,
         key: tuple[Any, ...],
-        known: Seen | None,
+        known: SeenTensor | None,
         slot: str,
         frame: Sighter,
         subclass: str,
         parameter: bool,
-        grows: tuple[Watched, str] | None,
+        grows: tuple[ObjectSnapshot, str] | None,
         unsettled: bool,
     ) -> tuple[Pending, str]:
         """A device tensor: cloned on its stream, copied by the ring; which record it is shows when
@@ -402,7 +402,7 @@ class Sights:
         It is copied at every sight: a kernel that wrote it may have left the version as it was.
         """
         if self.ring is None:
-            self.ring = Ring(on_error=self._on_error)
+            self.ring = StagingRing(on_error=self._on_error)
         session, op_type, device, keep = (
             self._session,
             frame.op_type,
@@ -413,7 +413,7 @@ class Sights:
         earlier = known if known is not None and known.agrees(version, frame.keep) else None
         pending = Pending()
         storage = earlier.storage if earlier is not None else storage_ref(tensor)
-        now = self._live[key] = Seen(
+        now = self._live[key] = SeenTensor(
             pending, b"", UNSETTLED if unsettled else version, storage, frame.keep
         )
 

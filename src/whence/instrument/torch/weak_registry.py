@@ -44,7 +44,7 @@ def storage_ref(tensor: Any) -> StorageRef:
     return StorageRef(tensor.untyped_storage()._weak_ref())
 
 
-class Seen(msgspec.Struct, gc=False, eq=False):
+class SeenTensor(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
     id: of the record; `Pending` while it is on its way. version: None of an inference tensor;
@@ -83,7 +83,7 @@ class Pending:
         self.id, self.edge, self.certain = -1, "", True
 
 
-class Known:
+class ModuleInfo:
     """What is known of one module: where it is, and the tensors it holds with the records they were
     last seen as.
     """
@@ -122,11 +122,11 @@ class Known:
         # Children that are used without being called (a fused path): their parameters are the
         # module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
-        self.entries: list[Held] | None = None
+        self.entries: list[HeldTensor] | None = None
         self.held: tuple[int, int, int] = (-1, -1, -1)
 
 
-class Held:
+class HeldTensor:
     """A tensor that a module holds: where (a table of the module, or None when it hangs deeper),
     and as which record it was last seen.
 

@@ -23,7 +23,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun, UsageError, WhenceError
 from whence.instrument.labels.labels import FOLDER, LABELS, NO_PROGRAM, Waiting, complain, described
 from whence.instrument.labels.library import anywhere, decoded, encoded, load
-from whence.instrument.launch.launcher import ENVIRONMENT, Beside
+from whence.instrument.launch.launcher import ENVIRONMENT, LaunchExtras
 from whence.records import Call, Ref
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def labelled_launch(
     most: int | None,
     dump: str,
     environment: Mapping[str, str] | None = None,
-) -> Beside:
+) -> LaunchExtras:
     """What labels need of a launched command: variables for it and its library before, files read
     afterwards. Raises UsageError.
 
@@ -141,7 +141,7 @@ def labelled_launch(
     def ended(run_path: str, keep: str) -> int:
         return gather(run_path, library=library, since=began, keep=keep)
 
-    return Beside(prepared, ended)
+    return LaunchExtras(prepared, ended)
 
 
 def left_over(run: Path) -> Path:

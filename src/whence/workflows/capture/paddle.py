@@ -16,7 +16,7 @@ from whence.readers.paddle.names import plain_name, plain_type
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
-    from whence.instrument.paddle.interventions import Changes
+    from whence.instrument.paddle.interventions import Interventions
     from whence.instrument.paddle.tensor_identity import Weight
     from whence.instrument.session import Session
     from whence.records import External
@@ -70,13 +70,13 @@ def listener(session: Session, model: Any, folder: str) -> Both:
     folder: of the run.
     """
     from whence.instrument.paddle import layers, predictor
-    from whence.instrument.paddle.operator_calls import Words
+    from whence.instrument.paddle.operator_calls import NameTable
 
     check(session.options)
     changes = _changes(session)
     found: list[Any] = []
     if model is None or hasattr(model, "register_output_hook"):
-        words = Words(
+        words = NameTable(
             plain_name,
             plain_type,
             lambda file: paddle_program.described(Place(Path(file))),
@@ -92,13 +92,13 @@ def listener(session: Session, model: Any, folder: str) -> Both:
     return Both(session, found)
 
 
-def _changes(session: Session) -> Changes | None:
+def _changes(session: Session) -> Interventions | None:
     if not session.options.patch:
         return None
     from whence import store
-    from whence.instrument.paddle.interventions import Changes
+    from whence.instrument.paddle.interventions import Interventions
 
-    return Changes(session, store.open_run(session.options.patch_from), session.options.patch)
+    return Interventions(session, store.open_run(session.options.patch_from), session.options.patch)
 
 
 def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:

@@ -16,7 +16,7 @@ from whence.errors import ElementsMissing, UsageError
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
-    from whence.instrument.torch.interventions import Changes
+    from whence.instrument.torch.interventions import Interventions
     from whence.instrument.torch.modules import Listener
     from whence.records import External, RunInfo
 
@@ -149,20 +149,20 @@ def _listener(session: Session, model: Any, folder: str, *, lasting: bool = Fals
     )
 
 
-def _changes(session: Session) -> Changes | None:
+def _changes(session: Session) -> Interventions | None:
     options = session.options
     if not options.patch and not options.inject and not options.force_tokens:
         return None
     from whence import store
-    from whence.instrument.torch.forced_tokens import Forced
-    from whence.instrument.torch.interventions import Changes
+    from whence.instrument.torch.forced_tokens import ForcedTokens
+    from whence.instrument.torch.interventions import Interventions
 
     forced = (
-        Forced(session, to_force(options.force_tokens), options.force_tokens)
+        ForcedTokens(session, to_force(options.force_tokens), options.force_tokens)
         if options.force_tokens
         else None
     )
-    return Changes(
+    return Interventions(
         session,
         store.open_run(options.patch_from) if options.patch else None,
         options.patch,

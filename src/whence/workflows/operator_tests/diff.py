@@ -79,7 +79,7 @@ class Tested:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedResults:
     """One test on both devices. passed: None when there was nothing to compare. why: of what does
     not pass, in words.
 
@@ -125,11 +125,11 @@ class Diff:
     reference: str
     target: str
     devices: tuple[str, str]
-    rows: tuple[Joined, ...]
+    rows: tuple[JoinedResults, ...]
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def failed(self) -> tuple[Joined, ...]:
+    def failed(self) -> tuple[JoinedResults, ...]:
         """Rows that do not pass, worst first."""
         return tuple(sorted((r for r in self.rows if r.passed is False), key=lambda r: -r.severity))
 
@@ -256,15 +256,15 @@ def diff(reference: Table, target: Table) -> Diff:
     return Diff(reference.path, target.path, (devices[0], devices[1]), rows, tuple(notes))
 
 
-def _through(row: Joined, alone: set[str]) -> Joined:
+def _through(row: JoinedResults, alone: set[str]) -> JoinedResults:
     """alone: operators of which a test fails that runs nothing else."""
     found = tuple(c for c in row.either.calls if c in alone) if row.passed is False else ()
     return replace(row, through=found, why=f"runs {', '.join(found)}; {row.why}") if found else row
 
 
-def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joined:
+def _joined(name: str, reference: Tested | None, target: Tested | None) -> JoinedResults:
     if reference is None or target is None:
-        return Joined(
+        return JoinedResults(
             name,
             reference,
             target,
@@ -272,10 +272,10 @@ def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joine
             f"missing in the {'reference' if reference is None else 'target'}'s table",
         )
     if reference.status == target.status == "skipped":
-        return Joined(name, reference, target, None, target.reason or "skipped on both")
+        return JoinedResults(name, reference, target, None, target.reason or "skipped on both")
     for side, row in (("target", target), ("reference", reference)):
         if not row.done:
-            return Joined(
+            return JoinedResults(
                 name,
                 reference,
                 target,
@@ -288,7 +288,7 @@ def _joined(name: str, reference: Tested | None, target: Tested | None) -> Joine
         if row.status == "fail"
     ]
     whys += _by_rule(reference, target)
-    return Joined(name, reference, target, not whys, "; ".join(whys))
+    return JoinedResults(name, reference, target, not whys, "; ".join(whys))
 
 
 def _by_rule(reference: Tested, target: Tested) -> list[str]:

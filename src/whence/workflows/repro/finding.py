@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.replays.replayer import Replayer
-    from whence.comparison.replays.side import Side
+    from whence.comparison.replays.side import ReplaySource
     from whence.replay.export.isolate import Way
     from whence.replay.export.script import Case
     from whence.replay.export.trace import Trace
@@ -212,21 +212,23 @@ class _Subject:
     ) -> None:
         self.finding, self.tell = finding, tell
         tell("reading the runs")
-        self.faces, self.replayer = _faced(compared, model)
+        self.paired, self.replayer = _faced(compared, model)
         self.index = finding.pair
         if not 0 <= self.index < len(compared.plan.pairs):
             raise ReplayRefused("it is about no pair of calls")
         then = compared.plan.pairs[self.index]
-        now = self.faces.plan.pairs[self.index] if self.index < len(self.faces.plan.pairs) else None
+        now = (
+            self.paired.plan.pairs[self.index] if self.index < len(self.paired.plan.pairs) else None
+        )
         if now is None or (now.reference, now.target) != (then.reference, then.target):
             raise UnreadableRun(
                 f"{compared.reference} and {compared.target} do not face each other as they did "
                 "when they were compared; compare them again"
             )
         self.index = self._innermost(now)
-        self.pair: CallPair = self.faces.plan.pairs[self.index]
-        self.call: Call = self.faces.calls[self.pair.reference]
-        self.other: Call = self.faces.target.calls[self.pair.target]
+        self.pair: CallPair = self.paired.plan.pairs[self.index]
+        self.call: Call = self.paired.calls[self.pair.reference]
+        self.other: Call = self.paired.target.calls[self.pair.target]
         self.reference_side, self.target_side = self.replayer.reference, self.replayer.own
         self.swapped = finding.side == "reference"
         self.judged: list[str] = []
@@ -237,9 +239,9 @@ class _Subject:
         """
         if self.finding.verdict != "param-diff":
             return self.index
-        above = self.faces.calls[pair.reference]
-        for call, index in self.faces.pair_of.items():
-            c = self.faces.calls[call]
+        above = self.paired.calls[pair.reference]
+        for call, index in self.paired.pair_of.items():
+            c = self.paired.calls[call]
             if c.scope == self.finding.name and (c.root, c.step, c.rank, c.micro) == (
                 above.root,
                 above.step,
@@ -264,8 +266,8 @@ class _Subject:
         with Threads(1):
             good, results, recorded = self._reference_trace()
         way, ours = (
-            self._way(self.faces.target, self.other, notes),
-            self._way(self.faces.reference, self.call, notes),
+            self._way(self.paired.target, self.other, notes),
+            self._way(self.paired.reference, self.call, notes),
         )
         ours = replace(ours, backend="", device="cpu")
         whole = piece(good, 0, len(good.steps), results)
@@ -402,13 +404,13 @@ class _Subject:
         elif flat.program.id == self.call.program:
             loaded = self.reference_side.load(self.call)
         else:
-            constants = [self.faces.reference.array(c) for c in flat.program.constants]
+            constants = [self.paired.reference.array(c) for c in flat.program.constants]
             loaded = load(flat.program, constants, allow=self.reference_side.allow)
         outputs = [slot for slot in wanted if slot in dict(flat.program.outputs)]
         pairs = {
             slot: pair
             for slot in outputs
-            if (pair := self.faces.slot(self.index, slot)) is not None
+            if (pair := self.paired.slot(self.index, slot)) is not None
         }
         produced = {slot: self._recorded(pair) for slot, pair in pairs.items()}
         if not produced:
@@ -439,7 +441,7 @@ class _Subject:
             {n: from_host(produced[slot]) for slot, n in numbers.items()},
         )
 
-    def _gathered(self, side: Side, call: Call) -> Flat | None:
+    def _gathered(self, side: ReplaySource, call: Call) -> Flat | None:
         """The operators below a call, of a run that has them as calls of their own; None of any
         other.
         """
@@ -473,8 +475,8 @@ class _Subject:
 
     def _recorded(self, pair: SlotPair) -> Array:
         if self.swapped:
-            return self.faces.reference.array(pair.reference_record)
-        return self.faces.target.array(pair.target_record)
+            return self.paired.reference.array(pair.reference_record)
+        return self.paired.target.array(pair.target_record)
 
     def _trusted(self, call: Call) -> Program:
         """The program of a call of the reference; where it found its own recording wrong, also
@@ -535,21 +537,21 @@ class _Subject:
         """The outputs that the finding is about."""
         slots = [slot for slot, _ in program.outputs]
         child, _, inner = self.finding.slot.rpartition(":")
-        calls = (self.faces.calls[kid] for kid in self.reference_side.children(self.call.id))
+        calls = (self.paired.calls[kid] for kid in self.reference_side.children(self.call.id))
         kids = [c.scope.rpartition(".")[2] or c.op_type for c in calls]
         named = [f"{k}:{inner}" for k, kid in enumerate(kids) if child and kid == child]
         for slot in (self.finding.slot, *named):
             if slot in slots:
                 return [slot]
-        return [s for s in slots if self.faces.slot(self.index, s) is not None]
+        return [s for s in slots if self.paired.slot(self.index, s) is not None]
 
     def _node(self, call: int, wanted: Sequence[str]) -> Any:
         from whence.replay.flatten import Node
 
-        c = self.faces.calls[call]
+        c = self.paired.calls[call]
         program = self._trusted(c)
         kids = self.reference_side.children(call)
-        alone = {k for k, kid in enumerate(kids) if kid not in self.faces.pair_of}
+        alone = {k for k, kid in enumerate(kids) if kid not in self.paired.pair_of}
         hidden: set[int] = set()
         loaded = self.reference_side.load(c)
         todo = [
@@ -565,7 +567,7 @@ class _Subject:
                 if k in alone and k not in hidden:
                     hidden.add(k)
                     todo += [s for s, _ in program.outputs if s.startswith(f"{k}:")]
-        shapes = {r.slot: self.faces.reference.records[r.record].shape for r in c.refs}
+        shapes = {r.slot: self.paired.reference.records[r.record].shape for r in c.refs}
         return Node(call, program, kids, frozenset(hidden), shapes)
 
     def _arrays(
@@ -579,17 +581,17 @@ class _Subject:
         arrays: dict[str, Array] = {}
         strides: dict[str, tuple[int, ...]] = {}
         faced: dict[str, SlotPair] = {}
-        run = self.faces.reference if self.swapped else self.faces.target
-        given = Parameters(self.faces).given(self.call, self.faces.slots[self.index])
+        run = self.paired.reference if self.swapped else self.paired.target
+        given = Parameters(self.paired).given(self.call, self.paired.slots[self.index])
         for slot in (*program.inputs, *program.params):
             call, own = origins[slot]
             pair = self._facing(call, own, slot)
             parameter = own.startswith("param")
             if pair is None:
-                record = self.reference_side.record(self.faces.calls[call], own)
+                record = self.reference_side.record(self.paired.calls[call], own)
                 lent = self.reference_side.lent(record) if not parameter else None
                 if parameter and record is not None:
-                    lent = self.faces.reference.array(record)
+                    lent = self.paired.reference.array(record)
                 if lent is not None:
                     arrays[slot] = lent
                 continue
@@ -605,11 +607,11 @@ class _Subject:
 
     def _facing(self, call: int, own: str, slot: str) -> SlotPair | None:
         if call == self.call.id:
-            return self.faces.slot(self.index, slot if slot[0].isdigit() else own)
-        if call in self.faces.pair_of:
-            return self.faces.slots[self.faces.pair_of[call]].get(own)
+            return self.paired.slot(self.index, slot if slot[0].isdigit() else own)
+        if call in self.paired.pair_of:
+            return self.paired.slots[self.paired.pair_of[call]].get(own)
         if own.startswith("param"):
-            return self.faces.inner_parameter(self.other, self.faces.calls[call], own)
+            return self.paired.inner_parameter(self.other, self.paired.calls[call], own)
         return None
 
     # ---- the target's own operators
@@ -678,13 +680,13 @@ class _Subject:
 
     def _across(self, slot: str) -> str:
         """The target's name of an output of the reference's program."""
-        pair = self.faces.slot(self.index, slot)
+        pair = self.paired.slot(self.index, slot)
         if pair is None:
             return ""
         if not slot[0].isdigit():
             return pair.target_slot
         kid = self.reference_side.children(self.call.id)[int(slot.partition(":")[0])]
-        there = self.faces.plan.pairs[self.faces.pair_of[kid]].target
+        there = self.paired.plan.pairs[self.paired.pair_of[kid]].target
         kids = self.target_side.children(self.other.id)
         return f"{kids.index(there)}:{pair.target_slot}" if there in kids else ""
 
@@ -755,7 +757,7 @@ class _Subject:
 
     def describe(self, case: Case, number: int, comparison: str, how: str) -> None:
         """Fill the case's title and story."""
-        f, target = self.finding, self.faces.target
+        f, target = self.finding, self.paired.target
         ran = case.bad if case.bad is not None and case.bad.steps else case.good
         names = [s.name.removeprefix("aten.").removesuffix(".default") for s in ran.steps]
         shown = (
@@ -777,7 +779,7 @@ class _Subject:
             *_facts(
                 (
                     "found by",
-                    f"whence compare {self.faces.reference.path} {target.path}, finding {number} "
+                    f"whence compare {self.paired.reference.path} {target.path}, finding {number} "
                     f"of {comparison}",
                 ),
                 (
@@ -786,7 +788,7 @@ class _Subject:
                     + (f", {f.source}" if f.source else ""),
                 ),
                 ("target", _conditions(target, self.other, case.way)),
-                ("reference", _conditions(self.faces.reference, self.call, case.reference)),
+                ("reference", _conditions(self.paired.reference, self.call, case.reference)),
             ),
         ]
 
@@ -879,24 +881,24 @@ def _faced(compared: Comparison, model: Any) -> tuple[PairedRuns, Replayer]:
     from whence.comparison.prepare.whole_model import put_together
     from whence.comparison.replays import user_model
     from whence.comparison.replays.replayer import Replayer
-    from whence.records.views import Read
+    from whence.records.views import CachedRun
     from whence.workflows.reopen import reopened
 
     aligned, options = reopened(compared, user_model.read(model) if model is not None else None)
-    one, two = Read(aligned.reference), Read(aligned.target)
-    faces = PairedRuns(
+    one, two = CachedRun(aligned.reference), CachedRun(aligned.target)
+    paired = PairedRuns(
         one, two, put_together(aligned.plan, one.calls, two.calls), options, lambda *_: None
     )
     replayer = Replayer(
         one,
-        faces.target,
-        paired=faces.pair_of,
-        inner=faces.inner_parameter,
-        shown=lambda call, slot: faces.slot(faces.pair_of[call.id], slot),
+        paired.target,
+        paired=paired.pair_of,
+        inner=paired.inner_parameter,
+        shown=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
         allow=options.allow,
         model=options.model,
     )
-    return faces, replayer
+    return paired, replayer
 
 
 def repro(

@@ -13,11 +13,11 @@ import torch
 import xxhash
 
 from whence.instrument.torch.compiled.fx_nodes import origin_of
-from whence.instrument.torch.operator_call import Made
+from whence.instrument.torch.operator_call import OperatorCall
 from whence.records import Program
 
 
-class MadeInGraph(Made):
+class MadeInGraph(OperatorCall):
     """An operator of a graph: its inputs are numbered in the order of the schema, as those of a
     kernel are.
     """

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from whence.frameworks.torch_arrays import NAMES
-from whence.frameworks.torch_schema import UNINITIALISED, draws, facts_of
+from whence.frameworks.torch_schema import UNINITIALISED, draws, schema_of
 from whence.instrument.torch.sources import is_the_program
 from whence.records import Operation, Program
 
@@ -49,7 +49,7 @@ def named(node: Any) -> Named:
     scope, local = _module_path(at)
     target = maker.target
     if isinstance(target, torch._ops.OpOverload):
-        facts = facts_of(target)
+        facts = schema_of(target)
         overload, base = facts.name, facts.base
     else:
         overload = base = getattr(target, "__name__", str(target))
@@ -104,7 +104,7 @@ def is_value(node: Any) -> bool:
         or not isinstance(maker.target, torch._ops.OpOverload)
     ):
         return False
-    facts = facts_of(maker.target)
+    facts = schema_of(maker.target)
     return (
         not facts.view
         and not facts.writes
@@ -384,7 +384,7 @@ def _program(
 def _allowed(node: Any, notes: set[str]) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         raise Unknown(f"runs {node.target}, a higher-order operator")
-    facts = facts_of(node.target)
+    facts = schema_of(node.target)
     if draws(facts, dict(zip(facts.positional, node.args)) | node.kwargs) or (
         facts.namespace == "prims" and "inductor_" in facts.base
     ):

@@ -27,7 +27,7 @@ import torch
 
 from whence.errors import CaptureError
 from whence.frameworks.torch_arrays import tensors_in
-from whence.frameworks.torch_schema import facts_of
+from whence.frameworks.torch_schema import schema_of
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled import inductor_taps as inductor
@@ -35,7 +35,7 @@ from whence.instrument.torch.compiled import other_backends as others
 from whence.instrument.torch.compiled.fx_interpreter import MadeInGraph, interpreted
 from whence.instrument.torch.compiled.inductor_taps import Collected, Site
 from whence.instrument.torch.compiled.observer_effect import Cannot, difference, silently
-from whence.instrument.torch.modes import NoFunctions, Quiet
+from whence.instrument.torch.modes import ModesOff, NoFunctions
 from whence.instrument.torch.modules import Listener, _Frame, _Thread
 from whence.instrument.torch.operator_call import overload_of
 from whence.instrument.torch.weak_registry import Root, StorageRef, address_of, sample, storage_ref
@@ -589,7 +589,7 @@ class GraphListener(Listener):
         execution: Execution | None = None
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 if not graph.examined:
                     graph.examined = True
                     self._examine(graph, inputs)
@@ -755,7 +755,7 @@ class GraphListener(Listener):
         local = self._local
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 if not self.session.failed:
                     self._end_execution(made, out, error)
         except Exception as ours:  # noqa: BLE001 - as above
@@ -839,7 +839,7 @@ class GraphListener(Listener):
             return
         local.busy = True
         try:
-            with self._lock, Quiet() if torch._C._len_torch_dispatch_stack() else NoFunctions():
+            with self._lock, ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
                 if not self.session.failed:
                     action(made)
         except Exception as error:  # noqa: BLE001 - as above
@@ -1102,7 +1102,7 @@ def _mutated(gm: Any) -> tuple[int, ...]:
     for node in gm.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        facts = facts_of(node.target)
+        facts = schema_of(node.target)
         for name in facts.writes:
             value = (dict(zip(facts.positional, node.args)) | node.kwargs).get(name)
             for at in nodes.flat(value):
