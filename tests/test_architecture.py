@@ -85,6 +85,7 @@ FOLDERS = {
         {"paired_runs"},
         {"inputs", "views"},
         {"verdicts"},
+        {"context"},
         {"answer"},
         {"pipeline"},
     ],

@@ -31,10 +31,10 @@ class PairedRuns:
         target: CachedRun,
         plan: Plan,
         options: CompareOptions,
-        tell: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str], None],
     ) -> None:
         self.reference = reference
-        self._options, self._tell = options, tell
+        self._options, self.progress = options, progress
         self.stated = options.stated
         self.calls = reference.calls
         self.made = {
@@ -95,7 +95,7 @@ class PairedRuns:
                     out[key] = Measured("none", False, why=str(error))
                     continue
                 readable.append(key)
-                self._tell(len(readable), len(left), "measuring")
+                self.progress(len(readable), len(left), "measuring")
                 yield pair
 
         results = metrics.measure_many(

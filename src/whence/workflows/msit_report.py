@@ -78,22 +78,21 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     """The rows of captures of logits alone, which `compare` judges token by token and without
     views.
     """
+    from whence.comparison.context import prepare
     from whence.comparison.options import CompareOptions
     from whence.comparison.paired_runs import PairedRuns
-    from whence.comparison.pipeline import brought_face_to_face
     from whence.comparison.views.rows import viewed
     from whence.readers.opening import open_run
-    from whence.records.views import CachedRun
 
-    def tell(done: int, of: int, what: str) -> None:
+    def progress(done: int, of: int, what: str) -> None:
         """Two dumps of logits are soon read."""
 
     options = CompareOptions(replay=False, views=("msit",))
-    _, _, aligned = brought_face_to_face(open_run(golden), open_run(mine), options)
-    left, right = CachedRun(aligned.reference), CachedRun(aligned.target)
-    paired = PairedRuns(left, right, aligned.plan, options, tell)
+    prepared = prepare(open_run(golden), open_run(mine), options)
+    plan = prepared.aligned.plan
+    paired = PairedRuns(prepared.reference, prepared.target, plan, options, progress)
     paired.measure()
-    return viewed(paired, options.views, {}, tell)["msit"]
+    return viewed(paired, options.views, {}, progress)["msit"]
 
 
 def _levelled(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence import align
+from whence.comparison.context import prepare
 from whence.comparison.options import CompareOptions
-from whence.comparison.pipeline import brought_face_to_face
 from whence.comparison.prepare import partial_prints
 from whence.comparison.prepare.labels import plain
 from whence.comparison.programs import programs
@@ -65,5 +65,5 @@ def reopened(
         left, right, programs.programs(compared.program_files or None, open_run)
     )
     left, right, _ = plain(*partial_prints.alike(*programs.agreed(left, right)))
-    _, _, aligned = brought_face_to_face(left, right, options)
+    aligned = prepare(left, right, options).aligned
     return aligned, options

@@ -1,0 +1,124 @@
+"""The answer of a comparison put together: verdicts become findings, counts, rows and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from whence import align
+from whence.comparison.answer.occurrences import counted, of_operators
+from whence.comparison.answer.origin import OriginTracer, flow_of
+from whence.comparison.answer.summary import Summary
+from whence.comparison.context import Context, timed
+from whence.comparison.verdicts import compiled_kernels, indices
+from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
+from whence.comparison.verdicts.status import decide
+from whence.comparison.views.rows import viewed
+from whence.results import Comparison, Verdict
+
+
+def comparison(
+    context: Context, verdicts: Mapping[tuple[int, int], Verdict], not_replayed: Sequence[str]
+) -> Comparison:
+    """The answer. not_replayed: notes that say why nothing was replayed."""
+    paired, options, plan = context.paired, context.options, context.paired.plan
+    summary = Summary(paired, context.judge, context.third)
+    with timed(context.timing, "locate"):
+        judged = order_and_taint(
+            paired.calls, list(context.regions), verdicts, context.judge.blind.calls
+        )
+        guilty = [
+            summary.with_worst(finding)
+            for finding in findings(judged, paired.calls, plan, align.starred)
+        ]
+        remarked = remarks(judged, paired.calls, guilty, align.starred)
+    per_call = summary.per_call(verdicts)
+    coverage = summary.coverage(per_call)
+    if not paired.measured:  # a dump without tensors
+        coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
+    every = tuple(verdicts.values())
+    status, why = decide(
+        guilty,
+        every,
+        coverage,
+        inputs_differ=bool(context.differing_inputs),
+        strict=options.strict,
+        min_coverage=options.min_coverage,
+        partly=summary.partly(),
+    )
+    views = viewed(paired, options.views, per_call, paired.progress) if options.views else {}
+    result = Comparison(
+        status=status,
+        evidence=summary.evidence(every, guilty),
+        reference=context.prepared.reference.path,
+        target=context.prepared.target.path,
+        findings=tuple(guilty),
+        first_difference=summary.first_difference(per_call),
+        counts=summary.counts(per_call),
+        coverage=coverage,
+        unmatched=len(plan.unmatched_reference)
+        - coverage.inside
+        + len(plan.unmatched_target)
+        + len(plan.ambiguous),
+        incomparable=summary.incomparable(),
+        inputs_differ=context.differing_inputs,
+        versions=summary.versions(),
+        plan=plan,
+        rows=tuple(summary.rows(per_call)),
+        verdicts=every,
+        headline=why,
+        notes=(*not_replayed, *_notes(context, summary, every)),
+        remarks=tuple(remarked),
+        declared=context.errors.declaring.summary(),
+        repetition=context.repeated.summary(),
+        third=context.third.summary(verdicts, plan.pairs),
+        without_partner=summary.without_partner(),
+        nearest=summary.nearest(),
+        environment=tuple(align.differences(context.prepared.reference, context.prepared.target)),
+        timing=context.timing,
+        views=views,
+    )
+    if options.occurrences or of_operators(paired):
+        return _with_origin(result, context, per_call)
+    return result
+
+
+def _notes(context: Context, summary: Summary, verdicts: Sequence[Verdict]) -> list[str]:
+    """What else a reader has to know, in the order in which it arose."""
+    paired, judge = context.paired, context.judge
+    calls = [paired.calls[p.reference] for p in paired.plan.pairs]
+    model, replayer = context.options.model, judge.replayer
+    return [
+        *context.labels_notes,
+        *context.repeated.notes,
+        *context.third.notes,
+        *judge.sampling.notes(len(judge.not_replayed)),
+        *judge.tapped.notes,
+        *context.root_inputs.notes,
+        *context.positions.notes(),
+        *indices.notes(verdicts, [call.scope or call.root for call in calls]),
+        *context.prepared.notes(),
+        *context.errors.declaring.notes(),
+        *compiled_kernels.notes(paired, judge),
+        *(model.notes() if model is not None else ()),
+        *summary.run_notes(),
+        *(replayer.reference.notes() if replayer is not None else ()),
+    ]
+
+
+def _with_origin(result: Comparison, context: Context, per_call: Mapping[int, str]) -> Comparison:
+    """The answer with a count of each operator's executions, and the way an error of operators
+    came.
+    """
+    paired = context.paired
+    flow = flow_of(
+        paired.reference, context.prepared.target, paired.plan, result.rows, result.verdicts
+    )
+    tracer = OriginTracer(flow)
+    start = tracer.first() if of_operators(paired) and tracer.significant else None
+    return msgspec.structs.replace(
+        result,
+        occurrences=counted(paired, per_call, tracer.significant),
+        origin=tracer.origin(start) if start is not None else None,
+    )

@@ -1,0 +1,185 @@
+"""What the stages of a comparison look at: two runs in one form, their pairs measured, their
+regions, and everything else that is known before the first verdict.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from whence import align, extras
+from whence.comparison.inputs.positions_masks import PositionsAndMasks
+from whence.comparison.inputs.root_inputs import RootInputs
+from whence.comparison.options import CompareOptions
+from whence.comparison.paired_runs import PairedRuns
+from whence.comparison.prepare import rewritten_modules
+from whence.comparison.prepare.labels import plain
+from whence.comparison.prepare.stored_precision import StoredPrecisionRun, as_computed
+from whence.comparison.prepare.whole_model import put_together
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.regions import RegionJudge
+from whence.comparison.verdicts.repeated_runs import RepeatedRuns
+from whence.comparison.verdicts.sparse_target import inside
+from whence.comparison.verdicts.third_run import ThirdRunJudge
+from whence.readers.figures import with_figures
+from whence.records import Region, Run, regions
+from whence.records.views import CachedRun
+
+NO_TORCH = (
+    "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For "
+    "replay: pip install 'whence[torch]', or "
+    "compare on a machine that has it"
+)
+
+
+@contextmanager
+def timed(timing: MutableMapping[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of a block to `timing` as `name_s`."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        timing[f"{name}_s"] = time.perf_counter() - start
+
+
+def followed(
+    reference: Run, target: Run, options: CompareOptions
+) -> tuple[CompareOptions, tuple[str, ...]]:
+    """The options as far as they can be followed here, and a note: recorded programs run in torch,
+    those of Paddle models too.
+    """
+    if not options.replay or not (reference.programs or target.programs) or extras.is_here("torch"):
+        return options, ()
+    return replace(options, replay=False), (NO_TORCH,)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRuns:
+    """Both runs in the form in which they are compared, and the plan that pairs their calls.
+
+    read_reference, read_target: before alignment, which may join ranks, cut batches or fold
+    modules; reference, target: after it.
+    """
+
+    read_reference: CachedRun
+    read_target: CachedRun
+    aligned: align.Aligned
+    reference: CachedRun
+    target: CachedRun
+
+    def like_reference(self, run: Run, options: CompareOptions) -> CachedRun:
+        """A further run of the reference's program in the form that the reference has."""
+        run = with_figures(run)
+        if self.aligned.reference is self.read_reference:
+            return CachedRun(run)
+        aligned = align.align(
+            CachedRun(run), self.read_target, match=options.match, chart=options.chart
+        )
+        return CachedRun(rewritten_modules.folded_like(self.reference.base, aligned.reference))
+
+    def notes(self) -> list[str]:
+        """Which tensors were computed in a coarser dtype than they are stored in."""
+        bases = (self.read_reference.base, self.read_target.base)
+        return [note for b in bases if isinstance(b, StoredPrecisionRun) for note in b.said]
+
+
+def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRuns:
+    """Align two runs. Reads what the alignment needs, measures nothing."""
+    within = functools.partial(inside, allow=options.allow) if options.replay else None
+    read_reference = CachedRun(as_computed(with_figures(reference)))
+    read_target = CachedRun(as_computed(with_figures(target)))
+    aligned = align.align(
+        read_reference, read_target, match=options.match, chart=options.chart, inside=within
+    )
+    aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
+    return PreparedRuns(
+        read_reference,
+        read_target,
+        aligned,
+        CachedRun(aligned.reference),
+        CachedRun(aligned.target),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every stage may look at and none changes.
+
+    judge: judges regions, and holds the figures of their replays once it has. differing_inputs:
+    the inputs of roots that differ without an explanation, in sentences.
+    """
+
+    prepared: PreparedRuns
+    options: CompareOptions
+    paired: PairedRuns
+    errors: PairErrors
+    regions: tuple[Region, ...]
+    judge: RegionJudge
+    repeated: RepeatedRuns
+    third: ThirdRunJudge
+    positions: PositionsAndMasks
+    root_inputs: RootInputs
+    differing_inputs: tuple[str, ...]
+    labels_notes: tuple[str, ...]
+    timing: dict[str, float]
+
+
+def context_of(
+    reference: Run,
+    target: Run,
+    options: CompareOptions,
+    *,
+    again: Sequence[Run] = (),
+    third: Run | None = None,
+) -> Context:
+    """Align and measure two runs. again, third: as `compare_runs` takes them."""
+    timing: dict[str, float] = {}
+
+    def progress(done: int, of: int, what: str) -> None:
+        if options.progress is not None:
+            options.progress(done, of, what)
+
+    with timed(timing, "plan"):
+        reference, target, labels_notes = plain(reference, target)
+        prepared = prepare(reference, target, options)
+    left, right = prepared.reference, prepared.target
+    with timed(timing, "again"):
+        repeated = RepeatedRuns(
+            left,
+            [prepared.like_reference(run, options) for run in again],
+            allow=options.allow,
+            model=options.model,
+            threads=options.threads,
+            tell=progress,
+        )
+    with timed(timing, "third"):
+        finer = prepared.like_reference(third, options) if third is not None else None
+        third_run = ThirdRunJudge(left, right, finer, tell=progress)
+    plan = put_together(prepared.aligned.plan, left.calls, right.calls)
+    paired = PairedRuns(left, right, plan, options, progress)
+    errors = PairErrors(paired, options.policy, repeated)
+    with timed(timing, "measure"):
+        paired.measure()
+    positions = PositionsAndMasks(paired, errors.of)
+    root_inputs = RootInputs(paired, positions, errors.of)
+    differing_inputs = tuple(root_inputs.sentences())
+    tiles = tuple(regions(paired.calls))
+    repeated.find(tiles)
+    return Context(
+        prepared,
+        options,
+        paired,
+        errors,
+        tiles,
+        RegionJudge(errors, tiles, options, repeated, positions, progress),
+        repeated,
+        third_run,
+        positions,
+        root_inputs,
+        differing_inputs,
+        tuple(labels_notes),
+        timing,
+    )
