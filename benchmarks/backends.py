@@ -33,7 +33,7 @@ import torch
 from _subjects import NEEDS, SUBJECTS, Side, running
 
 import whence
-from whence.comparison.replays.replayer import Side as Programs
+from whence.comparison.replays.side import ReplaySource as Programs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import rounded

@@ -35,7 +35,7 @@ def runs(monkeypatch, tmp_path):
         return made[path]
 
     monkeypatch.setattr("whence.readers.opening.open_run", open_run)
-    monkeypatch.setattr("whence.caches.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
+    monkeypatch.setattr("whence.cache_folders.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_written_the_answer_stands(runs, capsys, monkeypatc
     def refuse(*_, **__):
         raise full
 
-    monkeypatch.setattr("whence.caches.private", lambda folder: False)
+    monkeypatch.setattr("whence.cache_folders.private", lambda folder: False)
     code, out, err = call(capsys, "ref", "bad")
     assert (code, out[:5], err.count("\n")) == (1, "FAULT", 1) and err.startswith(
         "note: not kept for whence report"

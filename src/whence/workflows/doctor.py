@@ -311,7 +311,7 @@ class _Doctor:
         inputs; its unit roundoff without a replay.
         """
         from whence import judge
-        from whence.comparison.replays.replayer import Replayer
+        from whence.comparison.replays.replayer import Replayer, ReplayRequest
         from whence.results import SlotPair
 
         record = self._output(call)
@@ -319,10 +319,9 @@ class _Doctor:
         if call.leaf and call.program:
             slots = {r.slot: SlotPair(r.slot, r.slot, r.record, r.record) for r in call.refs}
             given = {r.slot: True for r in call.slots("param")}
-            found = Replayer(self.golden, self.golden).figures(
-                call, call, slots.get, given, lambda slot, needs: False
-            )
-            return max((local.floor_rel for local in found.local.values()), default=u) or u
+            request = ReplayRequest(call, call, slots.get, given, lambda slot, needs: False)
+            result = Replayer(self.golden, self.golden).figures(request)
+            return max((local.floor_rel for local in result.local.values()), default=u) or u
         return u
 
     # ---- pieces

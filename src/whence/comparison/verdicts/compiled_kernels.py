@@ -14,7 +14,8 @@ import numpy as np
 
 from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.replays.replayer import Replayer, own_score
+from whence.comparison.replays.fault_cause import own_score
+from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
 from whence.comparison.verdicts.findings import GUILTY

@@ -280,7 +280,9 @@ class RankFaults:
                 {s: pairs[s].target_record for s in program.inputs if s in pairs}
             )
             params = {
-                s: replayer.parameter(pairs[s], given=True) for s in program.params if s in pairs
+                s: replayer.sides.parameters.expected(pairs[s], given=True)
+                for s in program.params
+                if s in pairs
             }
             arrays |= {s: a for s, a in put.items() if s in arrays}
             params |= {s: a for s, a in put.items() if s in params}

@@ -16,7 +16,8 @@ import numpy as np
 from whence import align, judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.programs.programs import PLACED
-from whence.comparison.replays.replayer import Replayer
+from whence.comparison.replays.fault_cause import fault_cause
+from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import ReplayResult, Semantics
 from whence.comparison.verdicts.declared import CallReplay
@@ -480,22 +481,23 @@ class RegionJudge:
             return self.paired.slot(index, slot)
 
         def figures(semantics: Semantics) -> ReplayResult:
-            found = replayer.figures(
+            request = ReplayRequest(
                 call,
                 other,
                 slot_of,
                 given,
                 lambda slot, needs: self.paired.all_same(index, (slot, *needs)),
                 semantics,
-                thorough=thorough,
+                thorough,
             )
-            if found.refused and call.leaf and not semantics.name:
+            result = replayer.figures(request)
+            if result.refused and call.leaf and not semantics.name:
                 self.not_replayed.add(call.id)
-            return found
+            return result
 
         return CallReplay(
             figures,
-            lambda flagged: replayer.cause(call, other, slot_of, flagged).cause,
+            lambda flagged: fault_cause(replayer.sides, call, other, slot_of, flagged).cause,
             lambda p: replayer.wide(p, slot_of),
         )
 
@@ -504,11 +506,15 @@ class RegionJudge:
         if verdict.verdict != "introduced" or verdict.side == "reference" or self.replayer is None:
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
-        found = self.replayer.cause(
-            call, other, lambda slot: self.paired.slot(evidence.pair, slot), flagged
+        fault = fault_cause(
+            self.replayer.sides,
+            call,
+            other,
+            lambda slot: self.paired.slot(evidence.pair, slot),
+            flagged,
         )
-        verdict = judge.judge_leaf(_but(evidence, cause=found.cause, cause_words=found.words))
-        return _but_verdict(verdict, operator=found.operator, source=found.source)
+        verdict = judge.judge_leaf(_but(evidence, cause=fault.cause, cause_words=fault.words))
+        return _but_verdict(verdict, operator=fault.operator, source=fault.source)
 
     def _unless_unexplained(
         self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from whence import align, judge, metrics
-from whence.comparison.replays.replayer import Replayer
+from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.user_model import Models
 from whence.comparison.verdicts.extra_runs import asked_the_same, facing
 from whence.dtypes import Array
@@ -246,8 +246,9 @@ class RepeatedRuns:
             )
             # A parameter that training moved is the further run's own.
             given = dict.fromkeys(slots, False)
+            partner = run.calls[pair.target]
             local = replayer.figures(
-                call, run.calls[pair.target], slots.get, given, lambda *_: False
+                ReplayRequest(call, partner, slots.get, given, lambda *_: False)
             ).local
             if len(local) == len(target):
                 found = judge.repeated(verdict, list(zip(target, local.values())))

@@ -863,7 +863,7 @@ class SparseTargetJudge:
             tuple(records.get(s) for s in loaded.program.params),
             working,
         )
-        return self._replayer.hold(
+        return self._replayer.sides.parameters.hold(
             key, lambda: loaded.hold(side.arrays(records)[0], working=working)
         )
 

@@ -1,5 +1,5 @@
 """Calls of a dump that whence wrote in another tool's format: its cards say which call each tensor
-is of (`whence.cards`).
+is of (`whence.records.sidecar`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures what a page shows of a comparison (`whence.pages`): the calls in order, and tensors of
+"""Measures what a page shows of a comparison (`whence.results.page`): the calls in order, and tensors of
 the most telling ones looked at closely.
 
 The calls come from the comparison alone; where the runs still lie where they were, what only they

@@ -416,7 +416,9 @@ class _Subject:
         if not produced:
             raise ReplayRefused("the target has no tensor for what the reference's program makes")
         working = (
-            "recorded" if self.swapped else self.replayer.working_dtypes(faced, pairs, produced)[1]
+            "recorded"
+            if self.swapped
+            else self.replayer.sides.working_dtypes(faced, pairs, produced)[1]
         )
         writes = any(s.writes for s in loaded._steps)
         self.judged = list(produced)
@@ -597,7 +599,7 @@ class _Subject:
                 continue
             record = pair.reference_record if self.swapped else pair.target_record
             if parameter and not self.swapped:
-                arrays[slot] = self.replayer.parameter(pair, given.get(own, True))
+                arrays[slot] = self.replayer.sides.parameters.expected(pair, given.get(own, True))
             else:
                 arrays[slot] = run.array(record)
                 faced[slot] = pair

@@ -1,0 +1,212 @@
+"""How far rounding alone strays in a replay: noise floors, tried in order until nothing is suspect.
+
+Each floor is a function of a `Measurement`, and none runs another replay where the figures so far
+explain the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from whence import dtypes, judge
+from whence.comparison.replays.program_run import ProgramRun
+from whence.comparison.replays.semantics import PLAIN, Semantics
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+
+DRAWS = 8
+"""Inputs a rounding apart, drawn to see which values lie at the boundary between two codes."""
+REPLICAS = 3
+"""Noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)."""
+
+ReplayErrors = dict[str, judge.ReplayError]
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What the target produced against the replays of one call, by output slot.
+
+    wide: the replay in the finer dtype. terms: summands of the longest sum in the program.
+    reference: what the reference produced, and the wide replay on its inputs or None where these
+    are the target's. spread: by how much each element differs between runs of the reference.
+    is_gathered: the tensors were cut from or joined to other extents than the kernels ran on;
+    is_of_pieces: joined from the pieces of several ranks.
+    """
+
+    run: ProgramRun
+    produced: Mapping[str, Array]
+    wide: Mapping[str, Array]
+    terms: int
+    reference: Mapping[str, tuple[Array, Array | None]]
+    spread: Mapping[str, Array | None]
+    semantics: Semantics
+    thorough: bool = False
+    is_gathered: bool = False
+    is_of_pieces: bool = False
+    errors: ReplayErrors = field(default_factory=dict)
+    quick: bool = False
+
+    def is_suspect(self) -> bool:
+        """Is an error so large that another floor has to explain it?"""
+        return _highest(self.errors) > judge.LIMITS.suspect
+
+    def against(
+        self,
+        wide: Mapping[str, Array],
+        working: Mapping[str, Array],
+        *,
+        written_out: bool = False,
+    ) -> ReplayErrors:
+        """The errors in units of what the replay `working` strays from the replay `wide`."""
+        return {
+            slot: self._error(slot, wide[slot], working[slot], written_out=written_out)
+            for slot in self.produced
+        }
+
+    def _error(
+        self, slot: str, wide: Array, working: Array, *, written_out: bool
+    ) -> judge.ReplayError:
+        output = self.produced[slot]
+        if wide.shape != output.shape or working.shape != output.shape:
+            raise ReplayRefused(
+                f"{slot} of the replay has shape {wide.shape}, the target's {output.shape}"
+            )
+        reference, reference_wide = self.reference.get(slot, (None, None))
+        if reference is None or reference.shape != output.shape:
+            reference, reference_wide = None, None
+        return self.semantics.measure(
+            slot,
+            output,
+            wide,
+            working,
+            terms=self.terms,
+            reference=reference,
+            reference_wide=reference_wide,
+            spread=self.spread[slot],
+            written_out=written_out,
+        )
+
+    def copies(self, count: int) -> list[dict[str, Array]]:
+        """The working replay, then `count` more on inputs that are a rounding apart."""
+        return [self.run.working(seed=seed) for seed in (None, *range(count))]
+
+
+def rounded_once(measurement: Measurement) -> None:
+    """At 16 bits: the wide replay rounded once, the least noise there can be.
+
+    What passes this passes the working replay too, which is spared then.
+    """
+    produced = measurement.produced
+    if measurement.thorough or measurement.semantics is not PLAIN or not _is_half(produced):
+        return
+    wide = measurement.wide
+    rounded = {
+        slot: judge.rounded(wide[slot], dtypes.of(output).name) for slot, output in produced.items()
+    }
+    errors = measurement.against(wide, rounded)
+    if _highest(errors) <= judge.LIMITS.suspect:
+        measurement.errors, measurement.quick = errors, True
+
+
+def working_dtype(measurement: Measurement) -> None:
+    """The replay in the target's dtype; with intermediate rounding where that is not enough."""
+    if not measurement.quick:
+        measurement.errors = _in_roundings(measurement, measurement.wide)
+
+
+def other_choices(measurement: Measurement) -> None:
+    """Where scores tie: the choices of the target, and inputs that are a rounding apart."""
+    choosing = measurement.run.choosing
+    if choosing is None or not measurement.is_suspect():
+        return
+
+    def with_inherited_noise(wide: Mapping[str, Array]) -> ReplayErrors:
+        errors = _in_roundings(measurement, wide)
+        for seed in range(REPLICAS):
+            # `choosing` watches: what the call was given is off by a rounding each, which
+            # exponentials and sums enlarge.
+            measurement.run.working(seed=seed)
+        return errors
+
+    measurement.errors = with_inherited_noise(measurement.wide)
+    measurement.wide, errors = choosing.figures(
+        measurement.wide, measurement.errors, with_inherited_noise
+    )
+    measurement.errors = dict(errors)
+
+
+def code_boundaries(measurement: Measurement) -> None:
+    """Codes of 8 bits: those of values at the boundary between two codes may be either."""
+    for slot, error in measurement.errors.items():
+        output = measurement.produced[slot]
+        if not error.integer_mismatch or dtypes.of(output).bits != 8:
+            continue
+        draws = [copy[slot] for copy in measurement.copies(DRAWS)]
+        beyond = judge.beyond_boundaries(output, [measurement.wide[slot], *draws])
+        measurement.errors[slot] = dataclasses.replace(
+            error, score=np.inf if beyond else 0.0, integer_mismatch=beyond
+        )
+
+
+def other_extents(measurement: Measurement) -> None:
+    """Kernels are chosen by extents, and the recorded ones ran on others: what they may round is
+    that of inputs a rounding apart.
+    """
+    if not measurement.is_suspect():
+        return
+    if measurement.is_gathered:
+        copies = measurement.copies(REPLICAS)
+        for slot, output in measurement.produced.items():
+            elsewhere = judge.whole(output, measurement.wide[slot], [c[slot] for c in copies])
+            if elsewhere.score <= 1:
+                measurement.errors[slot] = min(
+                    measurement.errors[slot], elsewhere, key=lambda error: error.score
+                )
+    elif measurement.is_of_pieces:
+        copies = measurement.copies(REPLICAS)
+        measurement.errors = {
+            slot: judge.steadier(
+                error,
+                measurement.produced[slot],
+                measurement.wide[slot],
+                [c[slot] for c in copies],
+            )
+            for slot, error in measurement.errors.items()
+        }
+
+
+FLOORS = (rounded_once, working_dtype, other_choices, code_boundaries, other_extents)
+
+
+def measure(measurement: Measurement) -> ReplayErrors:
+    """The errors of every output, by the floor that explains most of them."""
+    for floor in FLOORS:
+        floor(measurement)
+    choosing = measurement.run.choosing
+    return choosing.said(measurement.errors) if choosing is not None else measurement.errors
+
+
+def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> ReplayErrors:
+    errors = measurement.against(wide, measurement.run.working())
+    if _highest(errors) <= judge.LIMITS.suspect:
+        return errors
+    # A fused operator rounds once, a correct target may round in between: the noisier of both
+    # floors counts.
+    stepwise = measurement.against(wide, measurement.run.working(stepwise=True), written_out=True)
+    return {
+        slot: min(error, stepwise[slot], key=lambda item: item.score)
+        for slot, error in errors.items()
+    }
+
+
+def _highest(errors: Mapping[str, judge.ReplayError]) -> float:
+    return max(error.score for error in errors.values())
+
+
+def _is_half(produced: Mapping[str, Array]) -> bool:
+    """Is everything that was produced of 16 bits or less?"""
+    return all(judge.unit_roundoff(dtypes.of(a).name) > 1e-5 for a in produced.values())

@@ -1,0 +1,176 @@
+"""A call that shows less inside than the reference's, run as one between tensors that both show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from whence import dtypes, judge
+from whence.comparison.replays.both_sides import BothSides
+from whence.comparison.replays.call_tree import TreeReplay
+from whence.comparison.replays.noise_floors import REPLICAS
+from whence.comparison.replays.parameters import CallParameters
+from whence.comparison.replays.semantics import ReplayResult
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.records import Call
+
+
+class _TreeBetweenPairs(TreeReplay):
+    """Calls without a partner run again; of those inside them that have one, what the target made
+    goes on.
+    """
+
+    def __init__(
+        self,
+        sides: BothSides,
+        working: str,
+        held: Callable[[Any, Call, str], Any],
+        **options: Any,
+    ) -> None:
+        super().__init__(sides.reference, working, held, **options)
+        self._sides = sides
+
+    def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
+        """What `call` leaves. Raises ReplayRefused."""
+        shown = self._shown(call) if call.id in self._sides.paired else {}
+        own = {r.slot: r.record for r in call.refs}
+        self.state.update(
+            (own[slot], array) for slot, array in shown.items() if slot.startswith("mutated")
+        )
+        return (
+            shown
+            if shown and shown.keys() >= set(self.side.left(call))
+            else super().run(call, given) | shown
+        )
+
+    def _shown(self, call: Call) -> dict[str, Array]:
+        reference, target = self._sides.reference.run, self._sides.target.run
+        pairs = {
+            slot: pair
+            for slot in self.side.left(call)
+            if (pair := self._sides.shown(call, slot)) is not None
+        }
+        return {
+            slot: target.array(pair.target_record)
+            for slot, pair in pairs.items()
+            if reference.records[pair.reference_record].shape
+            == target.records[pair.target_record].shape
+        }
+
+
+class WholeCall:
+    """A call that shows less inside than the reference's: what lies between the tensors that both
+    show, run as one.
+    """
+
+    def __init__(
+        self,
+        sides: BothSides,
+        call: Call,
+        other: Call,
+        loaded: Any,
+        inputs: Mapping[str, Array],
+        params: CallParameters,
+        strides: Mapping[str, tuple[int, ...]],
+        state: Mapping[int, Array],
+        wide: str,
+        working: str,
+    ) -> None:
+        self._sides, self._call, self._other = sides, call, other
+        self._loaded, self._state = loaded, state
+        self._inputs, self._params, self._strides = inputs, params, strides
+        self._wide, self._working = wide, working
+        self._ran: list[Call] = []
+
+    def measure(
+        self,
+        found: ReplayResult,
+        produced: Mapping[str, Array],
+        records: Mapping[str, int],
+        *,
+        same: bool,
+    ) -> None:
+        """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both
+        sides' inputs equal?
+        """
+        r = self._run(self._wide, records, None)
+        copies = [self._run(self._working, records, seed) for seed in (None, *range(REPLICAS))]
+        side = self._sides.reference
+        for slot, y in produced.items():
+            if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
+                found.refused[slot] = "made inside, where it could not be followed"
+                continue
+            reference = side.run.array(records[slot]) if same else None
+            found.local[slot] = judge.whole(
+                y, r[slot], [c[slot] for c in copies], reference=reference
+            )
+        found.inside, found.ran = len(self._ran), self._ran
+
+    def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
+        side, call, loaded = self._sides.reference, self._call, self._loaded
+        own = side.records(call, loaded.program.inputs)
+        state = {
+            **self._state,
+            **{own[slot]: array for slot, array in self._inputs.items() if slot in own},
+        }
+        noise = np.random.default_rng(seed) if seed is not None else None
+        chain = _TreeBetweenPairs(self._sides, working, self._held, noise=noise, state=state)
+        kids = side.children(call.id)
+        leaves = {
+            s
+            for k, kid in enumerate(kids)
+            if kid not in self._sides.paired
+            for s in chain.leaves(k, kid)
+        }
+        there = {*self._inputs, *loaded.program.params, *leaves}
+        held = self._params.held(working)
+        made: dict[str, Array] = loaded.run(
+            self._inputs,
+            held,
+            working=working,
+            strides=self._strides,
+            outputs=loaded.determined(there),
+            child=lambda k, handed: chain.child(call, k, handed),
+            convert=False,
+        )
+        self._ran = chain.ran
+        # A cache that calls inside filled is not among what the call's own operators made.
+        return {
+            slot: chain.state[record] for slot, record in records.items() if record in chain.state
+        } | made
+
+    def _held(self, loaded: Any, call: Call, working: str) -> Any:
+        """The parameters of a call inside: the target's where it shows them, else the reference's
+        in the working dtype.
+        """
+        sides, run = self._sides, self._sides.reference.run
+        refs = {r.slot: r.record for r in call.refs}
+        missing = [s for s in loaded.program.params if s not in refs]
+        if missing:
+            raise ReplayRefused(f"{missing[0]} of {call.scope} was not captured")
+
+        def rounded(slot: str) -> Array:
+            pair = sides.inner(self._other, call, slot) if sides.inner is not None else None
+            array = run.array(refs[slot])
+            if pair is not None:  # one that is not the reference's is a finding of its own
+                return sides.target.run.array(pair.target_record)
+            same = dtypes.of(array).name == loaded.program.base and self._working in (
+                "bfloat16",
+                "float16",
+            )
+            return judge.rounded(array, self._working) if same else array
+
+        key = (
+            loaded.program.id,
+            "inside",
+            tuple(refs[s] for s in loaded.program.params),
+            working,
+            self._working,
+        )
+        return sides.parameters.hold(
+            key,
+            lambda: loaded.hold({s: rounded(s) for s in loaded.program.params}, working=working),
+        )
