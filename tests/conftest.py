@@ -6,6 +6,7 @@ once per machine, a file's tests on one worker, so that what they share is made 
 long runs only where WHENCE_TESTS=all asks for it, as .ci/run does.
 """
 
+import compileall
 import os
 import signal
 import sys
@@ -26,7 +27,15 @@ ALL = os.environ.get("WHENCE_TESTS") == "all"
 # Before anything imports torch. Workers share the processors, and a second thread of each spins
 # while it waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Otherwise each process that compiles starts others, to see whether the compiler knows the
+# instructions of this processor.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("CXX", str(Path(__file__).parent / "compiling" / "g++"))
+
+# Where no byte code is to be written, every program that a test starts would compile whence's
+# sources again.
+if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
+    compileall.compile_dir(Path(__file__).parents[1] / "src" / "whence", quiet=2)
 
 # The machine may be busy: how long an example takes says nothing.
 BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 import pytest
 import yaml
 
+import inside
 import whence
 import whence.judge.limits
 from stories import first_clauses
@@ -128,14 +128,7 @@ def test_python_in_the_docs_runs(remark, body, tmp_path):
     if remark.startswith(("not run: ", "file: ")):  # a file is run by the story it belongs to
         pytest.skip(remark)
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", body],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = inside.program(tmp_path, body)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"^print\(.*\)  # (.+)$", body, re.MULTILINE)
     assert [line for line in said if line not in done.stdout.splitlines()] == []
@@ -155,10 +148,7 @@ def test_the_tour_of_the_readme_from_top_to_bottom(tmp_path):
         elif kind == "sh":
             for command in words_of(body):
                 command = [sys.executable if w == "python" else w for w in command]
-                line = [sys.executable, "-m", "whence", *command]
-                done = subprocess.run(
-                    line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-                )
+                done = inside.or_outside(tmp_path, *command)
                 ran.append((command[0], done.returncode))
                 assert done.returncode == (
                     1 if command[:3] == ["compare", "runs/ref", "runs/broken"] else 0
@@ -294,7 +284,11 @@ def test_every_name_of_the_package_is_in_the_docs():
     assert [name for name in whence.__all__ if not getattr(whence, name).__doc__] == []
 
 
-SOURCES = {path: ast.parse(path.read_text()) for path in (ROOT / "src" / "whence").rglob("*.py")}
+SOURCES = [
+    ast.parse(text)
+    for text in (path.read_text() for path in (ROOT / "src" / "whence").rglob("*.py"))
+    if re.search("environ|getenv|WHENCE_|entry_points", text)
+]
 
 
 def variables(tree: ast.AST):
@@ -322,12 +316,12 @@ def variables(tree: ast.AST):
 
 def test_every_environment_variable_and_entry_point_is_in_the_docs():
     page = (ROOT / "docs" / "reference.md").read_text()
-    found = {name for tree in SOURCES.values() for name in variables(tree)}
+    found = {name for tree in SOURCES for name in variables(tree)}
     assert {"WHENCE_DEBUG", "RANK", "NUMBA_CACHE_DIR"} <= found
     assert sorted(name for name in found if f"`{name}`" not in page) == []
     groups = {
         node.value
-        for tree in SOURCES.values()
+        for tree in SOURCES
         if "entry_points(" in ast.unparse(tree)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and re.fullmatch(r"whence\.[a-z]+", str(node.value))

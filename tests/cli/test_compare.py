@@ -35,7 +35,9 @@ def runs(monkeypatch, tmp_path):
         return made[path]
 
     monkeypatch.setattr("whence.readers.opening.open_run", open_run)
-    monkeypatch.setattr("whence.cache_folders.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"])
+    monkeypatch.setattr(
+        "whence.cache_folders.homes", lambda: [tmp_path.parent / f"{tmp_path.name}-cache"]
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

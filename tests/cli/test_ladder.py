@@ -3,11 +3,12 @@ nothing of.
 """
 
 import json
-import subprocess
 import sys
 import textwrap
 
 import pytest
+
+import inside
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -53,10 +54,7 @@ SCRIPT = """
 
 
 def whence(place, *words):
-    line = [sys.executable, "-m", "whence", "ladder", *map(str, words)]
-    return subprocess.run(
-        line, cwd=place, capture_output=True, text=True, timeout=1800, check=False
-    )
+    return inside.or_outside(place, "ladder", *words)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from inside import or_outside as whence
+
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
 
@@ -27,17 +29,6 @@ SCRIPT = """
         open("started", "a").write("x")
         time.sleep(60)
 """
-
-
-def whence(place, *words, **more):
-    return subprocess.run(
-        [sys.executable, "-m", "whence", *map(str, words)],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        **more,
-    )
 
 
 @pytest.fixture(scope="module")

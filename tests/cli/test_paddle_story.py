@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import whence
+from inside import or_outside
 from stories import shown_in_order
 
 if importlib.util.find_spec("paddle") is None:
@@ -69,7 +70,7 @@ def test_the_story(project):
             continue
         for line in body.splitlines():
             words = [sys.executable if w == "python" else w for w in shlex.split(line)]
-            done = ran(project, sys.executable, "-m", "whence", *words[1:])
+            done = or_outside(project, *words[1:])
             expected = {"runs/b": 1, "margins": 0, "runs/ref": 0, "runs/a": 0}.get(
                 words[words.index("-o") + 1] if "-o" in words else ""
             )

@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+from inside import or_outside as whence
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch
@@ -29,16 +30,6 @@ def script(tmp_path):
     path = tmp_path / "infer.py"
     path.write_text(textwrap.dedent(MODEL))
     return path
-
-
-def whence(tmp_path, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "whence", *map(str, words)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def test_a_model_is_captured_and_computes_the_same(tmp_path, script):

@@ -1,15 +1,14 @@
 """docs/tutorial.md from top to bottom, word for word: what it shows is what comes."""
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from inside import or_outside
 from stories import first_clauses, shown_in_order
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,6 @@ DIFFERENT = ("compare runs/ref runs/ported -o cmp", "locate runs/ref runs/ported
 
 
 def test_the_tutorial(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said, printed = "", {}
     page = (ROOT / "docs" / "tutorial.md").read_text()
     for file, kind, body in BLOCK.findall(page[page.index("## The program") :]):
@@ -42,15 +40,7 @@ def test_the_tutorial(tmp_path):
             for line in body.splitlines():
                 _, arguments = line.split(" ", 1)
                 words = [sys.executable if w == "python" else w for w in shlex.split(arguments)]
-                done = subprocess.run(
-                    [sys.executable, "-m", "whence", *words],
-                    cwd=tmp_path,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
+                done = or_outside(tmp_path, *words)
                 assert done.returncode == (1 if arguments in DIFFERENT else 0), (
                     line,
                     done.stdout,

@@ -1,8 +1,6 @@
 """Scripts as the guides of other tools show them, run as users run them."""
 
-import os
-import subprocess
-import sys
+import inside
 
 HEAD = (
     "import sys, torch\ntorch.manual_seed(0)\ntorch.set_num_threads(1)\nBUG = 'bug' in sys.argv\n"
@@ -59,26 +57,13 @@ def generate(tokens):
 def python(folder, text, *arguments, **variables):
     """Run a script in a folder; its result. Fails the test when it fails."""
     (folder / "script.py").write_text(HEAD + text)
-    command = [sys.executable, "script.py", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = inside.program(folder, HEAD + text, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def whence(folder, *words, code=0):
     """Run a whence command in a folder; its result. The exit code is checked."""
-    command = [sys.executable, "-m", "whence", *map(str, words)]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = inside.or_outside(folder, *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done

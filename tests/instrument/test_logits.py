@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import inside
 import whence
 from whence import store
 from whence.align import prompts as sequences
@@ -385,21 +386,7 @@ def test_from_the_command_line(tmp_path):
     tokens = run("ref", 0, "--steps", "0:1000")
     assert run("forced", 1, "--force-tokens", str(tmp_path / "ref")) == tokens
     assert run("own", 1) != tokens
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "whence",
-            "compare",
-            str(tmp_path / "ref"),
-            str(tmp_path / "forced"),
-            "-o",
-            str(tmp_path / "cmp"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = inside.whence(tmp_path, "compare", "ref", "forced", "-o", "cmp")
     assert done.returncode == 1
     assert "TOKENS             0 of 8 prompts pass; 96 of 96 tokens compared" in done.stdout
     assert (tmp_path / "cmp" / "generation.csv").read_text().startswith("verdict,prompt,token,")

@@ -7,6 +7,7 @@ it under guard.
 import contextlib
 import functools
 import io
+import os
 import pickle
 import random
 import shutil
@@ -26,13 +27,16 @@ from whence.records import Run
 
 # Names that a dump may give and that lead out of it.
 ESCAPES = ("../../../../etc/passwd", "/etc/passwd", "a/../../b", "..", "x\0y", "file:///etc/passwd")
+# How many ways of cutting a file and of flipping a byte in it are tried: all of them where
+# WHENCE_TESTS=all is set.
+_CUTS, _FLIPS = (24, 48) if os.environ.get("WHENCE_TESTS") == "all" else (8, 16)
 _PEAK_BYTES = 64 << 20
 # 25 for each byte of the largest variant; what grows with the square of its size needs thousands of
 # times as many
 _CALLS = 5_000_000
 
 
-def truncations(data: bytes, count: int = 24) -> Iterator[tuple[str, bytes]]:
+def truncations(data: bytes, count: int = _CUTS) -> Iterator[tuple[str, bytes]]:
     """Cut at many lengths, the first bytes one by one."""
     for length in sorted(
         {
@@ -44,7 +48,7 @@ def truncations(data: bytes, count: int = 24) -> Iterator[tuple[str, bytes]]:
         yield f"cut at {length}", data[:length]
 
 
-def flips(data: bytes, count: int = 48) -> Iterator[tuple[str, bytes]]:
+def flips(data: bytes, count: int = _FLIPS) -> Iterator[tuple[str, bytes]]:
     """One byte changed, at places that are the same each time; half of them near the start, where
     headers are.
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import whence
 from whence.errors import StoreFailed
 from whence.store import open_run
@@ -56,15 +57,8 @@ def python(tmp_path, script):
     ).stdout
 
 
-def tool(tmp_path, *words, **more):
-    command = [sys.executable, "-m", "whence", *map(str, words)]
-    return subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, **more
-    )
-
-
 def run(tmp_path, script, *options, output="run"):
-    return tool(tmp_path, "run", "-o", output, *options, "--", sys.executable, script)
+    return inside.or_outside(tmp_path, "run", "-o", output, *options, "--", sys.executable, script)
 
 
 def all_readable(path):
@@ -137,7 +131,7 @@ def test_a_medium_that_fills_up_in_the_middle(tmp_path):
         opened = all_readable(small / "run")
         assert "No space left" in opened.ended
         assert len(opened.records) > 10
-        shown = tool(tmp_path, "show", small / "run")
+        shown = inside.or_outside(tmp_path, "show", small / "run")
         assert shown.returncode == 0
         assert "No space left" in shown.stdout + shown.stderr
 
@@ -302,7 +296,7 @@ def test_ctrl_c_during_a_comparison(tmp_path):
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip() == "whence: interrupted"
-    assert tool(tmp_path, "compare", "a", "b", "-o", "cmp", "--force").returncode == 1
+    assert inside.or_outside(tmp_path, "compare", "a", "b", "-o", "cmp", "--force").returncode == 1
 
 
 # ---- a model that raises
@@ -327,7 +321,7 @@ def test_a_model_that_raises_in_the_middle_of_a_step(tmp_path):
     assert [c.step for c in roots] == [0, 1, 2, 3]
     assert roots[-1].error.startswith("RuntimeError: mat1 and mat2")
     good = captured(tmp_path, "good")
-    assert tool(tmp_path, "compare", good, tmp_path / "run").returncode in (1, 2)
+    assert inside.or_outside(tmp_path, "compare", good, tmp_path / "run").returncode in (1, 2)
 
 
 # ---- runs given to `whence compare`
@@ -339,7 +333,7 @@ def only_folder(run_path):
 
 def test_a_run_that_is_not_there(tmp_path):
     good = captured(tmp_path, "good")
-    done = tool(tmp_path, "compare", good, "missing")
+    done = inside.or_outside(tmp_path, "compare", good, "missing")
     assert (done.returncode, done.stdout) == (3, "")
     assert "missing" in done.stderr
     assert not (tmp_path / "whence-cmp").exists()
@@ -349,7 +343,7 @@ def test_a_folder_that_is_no_run(tmp_path):
     good = captured(tmp_path, "good")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "x.txt").write_text("x")
-    done = tool(tmp_path, "compare", "other", good)
+    done = inside.or_outside(tmp_path, "compare", "other", good)
     assert done.returncode == 3
     assert "other" in done.stderr
 
@@ -358,7 +352,7 @@ def test_a_run_of_a_later_version(tmp_path):
     good, later = captured(tmp_path, "good"), captured(tmp_path, "later")
     info = json.loads((later / "run.json").read_text())
     (later / "run.json").write_text(json.dumps({**info, "format": 99}))
-    done = tool(tmp_path, "compare", good, later)
+    done = inside.or_outside(tmp_path, "compare", good, later)
     assert done.returncode == 3
     assert "99" in done.stderr
     assert "later" in done.stderr
@@ -371,11 +365,11 @@ def test_a_truncated_shard(tmp_path):
     )
     (shard,) = only_folder(cut).glob("shard-*.safetensors")
     os.truncate(shard, shard.stat().st_size // 2)
-    done = tool(tmp_path, "compare", good, cut)
+    done = inside.or_outside(tmp_path, "compare", good, cut)
     assert done.returncode in (1, 2), done.stderr
     assert "incomparable" in done.stdout
     assert "bug in whence" not in done.stderr
-    assert tool(tmp_path, "show", cut).returncode == 0
+    assert inside.or_outside(tmp_path, "show", cut).returncode == 0
 
 
 def test_a_half_written_run(tmp_path):
@@ -385,7 +379,7 @@ def test_a_half_written_run(tmp_path):
     journal = (folder / "journal.jsonl").read_bytes()
     (folder / "journal.jsonl").write_bytes(journal[: len(journal) * 2 // 3])
     (folder / "status.json").write_text('{"ended": "running", "error": ""}')
-    done = tool(tmp_path, "compare", good, half)
+    done = inside.or_outside(tmp_path, "compare", good, half)
     assert done.returncode in (0, 1, 2), done.stderr
     assert (
         "uncleanly" in done.stdout
@@ -409,7 +403,7 @@ def test_nothing_in_common(tmp_path):
     other = Other().eval()
     with torch.no_grad(), whence.capture(other, tmp_path / "other"):
         other(torch.ones(1, 1, 5))
-    done = tool(tmp_path, "compare", good, tmp_path / "other")
+    done = inside.or_outside(tmp_path, "compare", good, tmp_path / "other")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "unmatched" in done.stdout
 
@@ -418,6 +412,6 @@ def test_an_empty_run(tmp_path):
     good = captured(tmp_path, "good")
     with whence.capture(torch.nn.ReLU(), tmp_path / "empty"):
         pass
-    done = tool(tmp_path, "compare", good, tmp_path / "empty")
+    done = inside.or_outside(tmp_path, "compare", good, tmp_path / "empty")
     assert done.returncode in (2, 3)
     assert "empty" in done.stderr
