@@ -1,16 +1,18 @@
 """Is another choice among tied scores silent, and a wrong one named? Pairs of small models that
 choose: top-k, argmax, sort, routing.
 
-    python benchmarks/ties.py [--split report|tune|second] [--pairs 200] [--faults 40] [--rule replay|dumps|operators] [--json OUT]
+    python benchmarks/ties.py [--split report|tune|second|NUMBER] [--pairs 200] [--faults 40]
+                              [--rule replay|dumps|operators] [--json OUT]
                               [--only REGEX] [--verbose]
 
 A benign target computes the same scores by other kernels (another order of sums, exp2 in a softmax,
 one rounding instead of two), or picks by another correct algorithm (the reverse order among equals,
 a sort that is not stable). Scores tie often: 16 bits, and experts whose weights are each other's
 with the halves of the features swapped, so that their scores are equal but for rounding. A fault is
-a wrong routing. The pairs of `tune` and `second` set the rule, those of `report` are drawn from
-other seeds and are reported in docs/faultbench.md.
-"""  # noqa: E501
+a wrong routing: one that no noise of the dtype's size brings about (`is_wrong`). The pairs of
+`tune` and `second` set the rule, those of `report` are drawn from other seeds and are reported in
+docs/faultbench.md; a number draws others.
+"""
 
 from __future__ import annotations
 
@@ -553,7 +555,8 @@ class Told:
 
 def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
     """Benign pairs, then faults; every kind of model, dtype and kernel in turn, all else drawn."""
-    draw = random.Random(SEEDS[split])
+    first = SEEDS[split] if split in SEEDS else int(split)
+    draw, again = random.Random(first), random.Random(first + 1)
     dtypes = list(DTYPES)
     for n in range(pairs):
         kind, dtype = KINDS[n % len(KINDS)], dtypes[n // len(KINDS) % 3]
@@ -566,7 +569,7 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
                 else ("flip", "ascending")
             ),
         )
-        yield Case(f"benign/{n}/{kind}/{dtype}", kind, dtype, SEEDS[split] + n, _size(draw), how)
+        yield Case(f"benign/{n}/{kind}/{dtype}", kind, dtype, first + n, _size(draw), how)
     every = [(kind, fault, culprit) for kind, of in FAULTS.items() for fault, culprit in of.items()]
     draw.shuffle(every)
     for n in range(faults):
@@ -574,15 +577,16 @@ def cases(split: str, pairs: int, faults: int) -> Iterator[Case]:
         dtype = dtypes[n % 3]
         how = How(draw.choice(("torch", "split")), "torch", "torch", fault, draw.randrange(64))
         size = replace(_size(draw), tied=kind != "loop" and draw.random() < 0.5)
-        yield Case(
-            f"fault/{n}/{kind}/{dtype}/{fault}",
-            kind,
-            dtype,
-            SEEDS[split] + 10_000 + n,
-            size,
-            how,
-            culprit,
+        case = Case(
+            f"fault/{n}/{kind}/{dtype}/{fault}", kind, dtype, first + 10_000 + n, size, how, culprit
         )
+        for _ in range(_ATTEMPTS):
+            if is_wrong(case):
+                break
+            case = replace(case, seed=case.seed + 1_000, size=replace(_size(again), tied=size.tied))
+        else:
+            raise SystemExit(f"{case.name}: no draw of it chooses anything wrong")
+        yield case
 
 
 def _size(draw: random.Random) -> Size:
@@ -596,6 +600,83 @@ def _size(draw: random.Random) -> Size:
     )
 
 
+def is_wrong(case: Case) -> bool:
+    """Does the planted fault choose what no noise of the dtype's size makes a correct model choose?
+
+    Both run in float64, the correct one also on weights and inputs that are off by noise. An
+    element of any module's inputs or outputs that the noise leaves as it is, or moves by less than
+    a quarter of what the fault does, is evidence.
+    """
+    model, x = built(case, How(pick="sort"))
+    wrong, _ = built(case, How(pick="sort", fault=case.target.fault, at=case.target.at))
+    model, wrong, x = model.double(), wrong.double(), x.double()
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    size = _NOISE * torch.finfo(DTYPES[case.dtype]).eps / 2
+    right = outputs(model, x)
+    moved = [torch.zeros_like(t) for t in right.values()]
+    uneven: set[int] = set()
+    for _ in range(_DRAWS):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(_noisy(weights[name], size))
+        noisy = outputs(model, _noisy(x, size))
+        for n, (name, t) in enumerate(right.items()):
+            if name not in noisy or noisy[name].shape != t.shape:
+                uneven.add(n)
+            else:
+                moved[n] = torch.maximum(moved[n], (noisy[name] - t).abs())
+    made = outputs(wrong, x)
+    for n, (name, t) in enumerate(right.items()):
+        if n in uneven:
+            continue
+        if (
+            name not in made
+            or made[name].shape != t.shape
+            or ((made[name] - t).abs() > 4 * moved[n] + 1e-9).any()
+        ):
+            return True
+    return False
+
+
+_NOISE = 8.0  # of inputs and weights, in unit roundoffs (one standard deviation)
+_DRAWS = 12
+_ATTEMPTS = 100
+
+
+def _noisy(x: torch.Tensor, size: float) -> torch.Tensor:
+    return x * (1 + size * torch.randn(x.shape, dtype=x.dtype))
+
+
+def built(case: Case, how: How) -> tuple[nn.Module, torch.Tensor]:
+    """The model of a case, computing so, and its input."""
+    torch.manual_seed(case.seed)
+    model = Model(case.kind, case.size, how).to(DTYPES[case.dtype]).eval()
+    return model, torch.randn(case.size.batch, case.size.tokens, case.size.width // 2).to(
+        DTYPES[case.dtype]
+    )
+
+
+def outputs(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What every module is given and returns, by its name and the number of the tensor, in
+    float64.
+    """
+    made: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
+        for n, item in enumerate((*given, *(output if isinstance(output, tuple) else (output,)))):
+            made[f"{name}/{n}"] = item.double()
+
+    hooks = [
+        m.register_forward_hook(lambda *a, name=name: keep(name, *a[1:]))
+        for name, m in model.named_modules()
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return made
+
+
 def run(
     case: Case, folder: Path, compare: Callable[[Path, Path], Comparison], options: dict[str, Any]
 ) -> Told:
@@ -603,11 +684,7 @@ def run(
     parted: list[int] = []
     made: list[list[torch.Tensor]] = [[], []]
     for side, how in enumerate((How(), case.target)):
-        torch.manual_seed(case.seed)
-        model = Model(case.kind, case.size, how).to(DTYPES[case.dtype]).eval()
-        x = torch.randn(case.size.batch, case.size.tokens, case.size.width // 2).to(
-            DTYPES[case.dtype]
-        )
+        model, x = built(case, how)
         hooks = [
             m.register_forward_hook(lambda *a, s=side: made[s].extend(_indices(a[2])))
             for m in model.modules()
@@ -647,7 +724,7 @@ def _indices(output: Any) -> Iterator[torch.Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--split", choices=list(SEEDS), default="report")
+    parser.add_argument("--split", default="report", metavar="|".join((*SEEDS, "NUMBER")))
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--rule", choices=("replay", "dumps", "operators"), default="replay")

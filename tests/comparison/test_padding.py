@@ -86,3 +86,60 @@ def test_a_nested_tensor_is_written_out_with_padding():
     )
     # Where the other run has such tensors too, they face each other as they are.
     assert padding.dense(nested, nested) is nested
+
+
+def positions(folder, kind, *, further=0):
+    """A prompt alone against itself in a batch that is padded on the left, where nobody passes
+    positions.
+    """
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "rotary":
+        config = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=32,
+        )
+        model = transformers.LlamaForCausalLM(config).eval()
+    else:
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+        ).eval()
+        model.transformer.wpe.weight.data *= 20
+    batch = torch.randint(3, 64, (2, 9))
+    batch[0, :3] = 0
+    given = {"position_ids": torch.arange(9)[None] + further} if further else {}
+    with torch.no_grad():
+        with whence.capture(model, folder / "alone"):
+            model(batch[:1, 3:])
+            model(batch[1:])
+        with whence.capture(model, folder / "batch"):
+            model(batch, attention_mask=(batch != 0).long(), **given)
+    return whence.compare(folder / "alone", folder / "batch")
+
+
+def test_rotary_positions_that_count_padding_are_a_note(tmp_path):
+    result = positions(tmp_path, "rotary")
+    assert (result.status, result.findings) == ("same", ())
+    assert any(
+        "start from 0 in the reference and from 3 in the target" in note for note in result.notes
+    )
+
+
+def test_learned_positions_that_count_padding_are_told_and_no_operator_is_blamed(tmp_path):
+    result = positions(tmp_path, "learned")
+    assert (result.status, result.findings) == ("undecided", ())
+    assert any(
+        "start from 0 in the reference and from 3 in the target" in sentence
+        for sentence in result.inputs_differ
+    )
+
+
+def test_positions_that_differ_by_more_than_the_padding_are_not_explained_by_it(tmp_path):
+    result = positions(tmp_path, "learned", further=1)
+    assert result.status != "same" and not any(
+        "padding too" in said for said in (*result.notes, *result.inputs_differ)
+    )

@@ -303,3 +303,31 @@ def test_options_of_dump(tmp_path, words, said):
         tmp_path, "ait", "llm", "dump", "--exec", command, *words, code=3
     )  # the last: nothing was captured
     assert said in got.stderr
+
+
+def test_the_answer_is_printed_before_the_table_is_written(tmp_path, capsys):
+    from whence import capture
+    from whence.cli import main
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    for side in ("golden", "mine"):
+        with torch.no_grad(), capture(model, tmp_path / side):
+            model(torch.ones(2, 4))
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "ait",
+                "llm",
+                "compare",
+                "-gp",
+                f"{tmp_path}/golden",
+                "-mp",
+                f"{tmp_path}/mine",
+                "-o",
+                f"{tmp_path}/file/in",
+            ]
+        )
+    said = capsys.readouterr()
+    assert said.out.startswith(("IDENTICAL", "SAME")) and "written to" not in said.out
+    assert (ended.value.code, "cannot write" in said.err) == (3, True)

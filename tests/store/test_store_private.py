@@ -271,3 +271,26 @@ def test_what_is_nobodys_stays():
     assert (
         anonymous.text("cannot open /srv/app/data by ann") == "cannot open <scrubbed> by <scrubbed>"
     )
+
+
+def test_call_stacks_of_a_paddle_program_keep_no_line_of_source():
+    from whence.store.anonymous import Anonymous
+
+    lines = [
+        b'  File "model.py", line 7, in forward',
+        b"    h = relu(secret_scale * x)" + b" " * 200,
+        b"",
+    ]
+    entries = b"".join(
+        b"\x42"
+        + (bytes([len(x)]) if len(x) < 128 else bytes([len(x) & 127 | 128, len(x) >> 7]))
+        + x
+        for x in lines
+    )
+    before, after = b"\x1a\x04relu", b"\x22\x09fc_0.w_0\x00"
+    cleaned = Anonymous(RunInfo(), []).file(
+        before + b"\x0a\x0cop_callstack\x10\x05" + entries + after
+    )
+    assert len(cleaned) == len(before) + 16 + len(entries) + len(after)
+    assert cleaned.startswith(before) and cleaned.endswith(after) and b"op_callstack" in cleaned
+    assert not any(word in cleaned for word in (b"model.py", b"forward", b"secret_scale"))

@@ -247,6 +247,8 @@ SCRIPT = """
         raise SystemExit(7)
     with torch.no_grad():
         print(model(x).sum().item())
+    if "odd" in sys.argv:
+        raise SystemExit(5)
 """
 
 
@@ -299,6 +301,20 @@ def test_a_command_that_fails_is_told_with_its_last_words(place, tmp_path):
     with pytest.raises(CaptureError, match=r"ended with exit code 7.*\n.*one line before"):
         whence.locate(place / "ref", command=command, keep=tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_command_may_end_with_the_code_that_a_recorded_run_had(place, tmp_path):
+    command = [sys.executable, str(place / "infer.py"), "bad", "odd"]
+    with pytest.raises(CaptureError, match="ended with exit code 5"):
+        whence.locate(place / "ref", command=command)
+    shutil.copytree(place / "ref", tmp_path / "ref")
+    info = json.loads((tmp_path / "ref" / "run.json").read_text())
+    (tmp_path / "ref" / "run.json").write_text(
+        json.dumps({**info, "settings": {**info["settings"], "exit_code": 5}})
+    )
+    assert [r.name for r in whence.locate(tmp_path / "ref", command=command, most=1).rounds] == [
+        "0"
+    ]
 
 
 # ---- the error at the output

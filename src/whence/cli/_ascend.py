@@ -350,11 +350,22 @@ def _compare(tool: str) -> click.Command:
         def log(line: str) -> None:
             click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
 
+        def show(result: Any) -> None:
+            sys.stdout.write(report.answer(result))
+            sys.stdout.flush()
+
         with _progress.shown() as count:
             result, path = api.cmp_report(
-                golden, mine, level=level or "", tool=tool, output=output, say=log, progress=count
+                golden,
+                mine,
+                level=level or "",
+                tool=tool,
+                output=output,
+                say=log,
+                show=show,
+                progress=count,
             )
-        sys.stdout.write(f"{report.answer(result)}written to {path}\n")
+        sys.stdout.write(f"written to {path}\n")
         return CODES[result.status]
 
     return compare

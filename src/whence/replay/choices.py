@@ -144,23 +144,6 @@ class Integers:
         self.arrays += [t.to(torch.int64).numpy().copy() for t in whole]
 
 
-class Extents:
-    """A `Watch` that keeps the shape of every result, by place in the program."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, list[tuple[int, ...]]] = {}
-        self._place = -1
-
-    def given(self, tensors: dict[str, Any]) -> None:
-        """Inputs are no results."""
-
-    def runs(self, place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._place = place
-
-    def made(self, results: list[Any]) -> None:
-        self.shapes[self._place] = [tuple(t.shape) for t in results]
-
-
 def chooses(base: str, results: int) -> bool:
     """Does an operator with so many results choose among scores?"""
     return base in CHOOSES and (CHOOSES[base] < results)

@@ -145,7 +145,7 @@ class Loaded:
             frozenset(program.grad if program.inference else ()),
         )
         self._bounded: dict[Any, int] = {}
-        self._plans: dict[tuple[str, ...], _Part] = {}
+        self._plans: dict[tuple[str | bool, ...], _Part] = {}
         self._boundaries = {
             at: tuple(k for k, b in program.calls if b == at) for _, at in program.calls
         }
@@ -156,14 +156,19 @@ class Loaded:
 
     # ---- running
 
-    def part(self, outputs: Sequence[str] | None = None) -> _Part:
-        """What these outputs (None: all) rest on."""
+    def part(self, outputs: Sequence[str] | None = None, *, alone: bool = False) -> _Part:
+        """What these outputs (None: all) rest on. alone: without what only decides whether the
+        program serves other inputs.
+        """
         wanted = (
             tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
         )
-        found = self._plans.get(wanted)
+        found = self._plans.get((*wanted, alone))
         if found is None:
-            found = self._plans[wanted] = _part(self.program, self._steps, set(wanted))
+            groups = self._groups if alone else None
+            found = self._plans[*wanted, alone] = _part(
+                self.program, self._steps, set(wanted), groups
+            )
         return found
 
     def needs(self, output: str) -> frozenset[str]:
@@ -214,6 +219,7 @@ class Loaded:
         watch: Watch | None = None,
         choices: Choices | None = None,
         lenient: bool = False,
+        alone: bool = False,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -230,12 +236,13 @@ class Loaded:
         trace: called with every operation's number and its first result, after it ran. watch: sees
         every operator as it is run. choices: sees what operators choose among scores, and tells
         them what to choose. lenient: on other extents than the recording allows and as far as the
-        inputs go; what that gives proves something only where it is what somebody else made. Raises
+        inputs go; what that gives proves something only where it is what somebody else made. alone:
+        run nothing but what the outputs are computed from, no guard that another result has. Raises
         ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
-        program, part = self.program, self.part(outputs)
+        program, part = self.program, self.part(outputs, alone=alone)
         if not isinstance(params, HeldTensor):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
@@ -507,29 +514,52 @@ def _aliases(program: Program, steps: list[_Step]) -> tuple[list[set[Any]], set[
     """(roots of memory each operation's result may share, roots that some operation writes)."""
     groups: list[set[Any]] = []
     written: set[Any] = set()
-
-    def roots(operand: dict[str, Any]) -> set[Any]:
-        kind, at = next(iter(operand.items()))
-        return groups[at[0]] if kind == "op" else {(kind, at)}
-
     for place, step in enumerate(steps):
         operands = [
             o for v in (*step.operation.args, *step.operation.kwargs.values()) for o in _operands(v)
         ]
         mine = {("op", place)} if step.allocates else set()
         if not step.allocates or step.writes:
-            mine = mine.union(*(roots(o) for o in operands)) if operands else mine
+            mine = mine.union(*(_roots(o, groups) for o in operands)) if operands else mine
         groups.append(mine)
-        named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
-        for name in step.writes:
-            for operand in _operands(named.get(name)):
-                written |= roots(operand)
+        for operand in _writes(step):
+            written |= _roots(operand, groups)
     return groups, written
 
 
-def _part(program: Program, steps: list[_Step], outputs: set[str]) -> _Part:
+def _roots(operand: dict[str, Any], groups: list[set[Any]]) -> set[Any]:
+    """The memory that an operand may share. groups: of the operations before it."""
+    kind, at = next(iter(operand.items()))
+    return groups[at[0]] if kind == "op" else {(kind, at)}
+
+
+def _writes(step: _Step) -> Iterator[dict[str, Any]]:
+    """The operands that an operation writes in place."""
+    named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
+    for name in step.writes:
+        yield from _operands(named.get(name))
+
+
+def _part(
+    program: Program, steps: list[_Step], outputs: set[str], groups: list[set[Any]] | None = None
+) -> _Part:
+    """What outputs rest on. groups: of `_aliases`, to tell which writes reach them; None: any may,
+    and any guard decides.
+    """
     wanted = [operand for slot, operand in program.outputs if slot in outputs]
-    if any(step.writes for step in steps) or any(op.guard is not None for op in program.operations):
+    writers: dict[Any, list[int]] = {}
+    everything = any(step.writes for step in steps) or any(
+        op.guard is not None for op in program.operations
+    )
+    if groups is not None:
+        for place, step in enumerate(steps):
+            for root in (root for operand in _writes(step) for root in _roots(operand, groups)):
+                writers.setdefault(root, []).append(place)
+        todo = [o["op"][0] for o in wanted if "op" in o]
+        todo += [
+            place for o in wanted for root in _roots(o, groups) for place in writers.get(root, ())
+        ]
+    elif everything:
         # What is written in place, or decided by a number read, may reach anything.
         todo = list(range(len(steps)))
     else:
@@ -551,6 +581,13 @@ def _part(program: Program, steps: list[_Step], outputs: set[str]) -> _Part:
                 params.add(at)
             elif kind in ("in", "dim"):
                 inputs.add(at if kind == "in" else at[0])
+            if writers and kind != "dim":
+                todo += [
+                    w
+                    for root in _roots(operand, groups or [])
+                    for w in writers.get(root, ())
+                    if w < place
+                ]
     return _Part(frozenset(outputs), frozenset(operations), frozenset(inputs), frozenset(params))
 
 

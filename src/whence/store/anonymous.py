@@ -32,6 +32,10 @@ _PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python[\d.]+)/(.+)")
 _PUBLIC = ("torch", "transformers", "paddle", "accelerate", "onnxruntime", "builtins", "__main__")
 _SOURCE_LINE = re.compile(r"(.*):(\d+)")
+_STACK = re.compile(
+    rb"\x0a\x0cop_callstack\x10\x05"
+)  # an attribute of a ProgramDesc: its name, and that it holds strings
+_STRINGS = 0x42
 _LEAST = 3  # letters of a name that is looked for in texts
 _LEAST_WORD = 5  # of a word of a command, where it looks like one of the language
 
@@ -118,7 +122,7 @@ class Anonymous:
         """A file of another tool, whose bytes must keep their places: what is private becomes as
         many letters x.
         """
-        return self._bytes.sub(lambda found: b"x" * len(found[0]), data)
+        return self._bytes.sub(lambda found: b"x" * len(found[0]), _without_stacks(data))
 
     def _field(self, name: str, item: Any) -> Any:
         if name == "source" and isinstance(item, str):
@@ -138,6 +142,26 @@ class Anonymous:
         if isinstance(item, dict):
             return {key: self._structure(part) for key, part in item.items()}
         return item
+
+
+def _without_stacks(data: bytes) -> bytes:
+    """A Paddle program without the lines of source that its operators' call stacks hold: strings
+    (field 8) of that attribute.
+    """
+    out = bytearray(data)
+    for found in _STACK.finditer(data):
+        at = found.end()
+        while at < len(data) and data[at] == _STRINGS:
+            length = shift = 0
+            more = True
+            while more and (at := at + 1) < len(data):
+                length |= (data[at] & 0x7F) << shift
+                shift += 7
+                more = bool(data[at] & 0x80)
+            end = min(at + 1 + length, len(data))
+            out[at + 1 : end] = b"x" * (end - at - 1)
+            at = end
+    return bytes(out)
 
 
 def _without(found: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,16 @@ def is_run(path: str | Path) -> bool:
         return False
 
 
-def create(path: str | Path, info: RunInfo, *, force: bool = False) -> Path:
+def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bool = False) -> Path:
     """Make the folder of a run, mode 0700, with its run.json, and return its path.
 
     An empty folder that exists is used. A non-empty one raises OutputExists, unless it is a whence
     run and `force`: then run.json and the process folders in it are deleted, and nothing else that
-    lies there. Raises StoreFailed when the medium refuses.
+    lies there. Raises StoreFailed when the medium refuses. together: this process is one of several
+    that write one run; the first makes it, the others join it.
     """
+    if together:
+        return _create_together(Path(path), info, force)
     run = Path(path)
     try:
         if run.is_symlink() or (run.exists() and not run.is_dir()):
@@ -124,6 +128,56 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False) -> Path:
             "folder with free space"
         ) from error
     return run
+
+
+def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
+    """`create`, or the run that another process of the same launch made since this one started and
+    that this one is not in yet.
+    """
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with _alone_in(run.parent):
+            launched = {"parent": [os.getppid(), _pid_started(os.getppid())], "at": _since_boot()}
+            made = (
+                _load_json(run / RUN).get("settings", {}).get("launched") if is_run(run) else None
+            )
+            started = (_pid_started(os.getpid()) or 0) / os.sysconf("SC_CLK_TCK")
+            of_this_launch = (
+                isinstance(made, dict)
+                and made.get("parent") == launched["parent"]
+                and made.get("at", 0) >= started
+            )
+            mine = f"rank*-{os.getpid()}"
+            if of_this_launch and not [*run.glob(mine), *run.glob(f"{mine}-*")]:
+                return run
+            return create(
+                run,
+                msgspec.structs.replace(info, settings={**info.settings, "launched": launched}),
+                force=force,
+            )
+    except (OSError, ValueError) as error:
+        raise StoreFailed(
+            f"cannot create the run {run}: {error}; choose an output path in a writable folder "
+            "with free space"
+        ) from error
+
+
+def _since_boot() -> float:
+    """Seconds, on the clock that the start of processes is measured by."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else 0.0
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process that asks for this folder has it meanwhile."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def update_info(path: str | Path, **fields: Any) -> None:

@@ -118,6 +118,8 @@ def _clean_rest(run: Path, anonymous: Anonymous) -> None:
                 replace_file(file, cleaned)
     fields = _load_json(run / RUN)
     kept = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
+    if isinstance(kept.get("settings"), dict):
+        kept["settings"].pop("launched", None)  # processes of this machine
     replace_file(run / RUN, _indented({**kept, "command": [], "environment": {}, "scrubbed": True}))
     folders = [
         (process.rank, process.pid, folder.name, folder, process)

@@ -93,13 +93,25 @@ def _sides(
     if model is not None:
         return left, right, Program(model, use or (lambda m: None))
     if command is not None:
-        return left, right, Command(command)
+        return (
+            left,
+            right,
+            Command(
+                command, exit_codes=[_exit_code(side) for side in (left, right) if side is not None]
+            ),
+        )
     if right is None:
         raise UsageError(
             f"what is to be run? whence locate {left} -- CMD, or whence locate {left} TGT to run "
             "the command of TGT again"
         )
     return left, right, recorded(open_run(right).info, right)
+
+
+def _exit_code(path: str) -> int:
+    """With which the command of a run ended; 0 where that is not recorded."""
+    code = _open(path).info.settings.get("exit_code", 0)
+    return code if isinstance(code, int) else 0
 
 
 class _Locating:

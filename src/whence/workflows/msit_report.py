@@ -28,6 +28,7 @@ def cmp_report(
     tool: str = "msit",
     output: str = ".",
     say: Callable[[str], None] | None = None,
+    show: Callable[[Comparison], None] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> tuple[Comparison, Path]:
     """Compare two dumps and write `<tool>_cmp_report_<UTC time>.csv` into `output`; (whence's
@@ -35,8 +36,8 @@ def cmp_report(
 
     level: rows of it: "token" or "logits" (what the model returned at each token, one tensor of
     each dump), "layer" (members of a list of modules), "module", "api" (operators), "" for all.
-    say: takes what the tool's log says. Raises UsageError where a level has no rows, UnreadableRun,
-    StoreFailed.
+    say: takes what the tool's log says. show: takes the comparison before anything is written.
+    Raises UsageError where a level has no rows, UnreadableRun, StoreFailed.
     """
     from whence import report
 
@@ -49,6 +50,8 @@ def cmp_report(
         if level in ("token", "logits")
         else _levelled(golden, mine, level, progress)
     )
+    if show is not None:
+        show(result)
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

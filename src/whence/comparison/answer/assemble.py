@@ -38,11 +38,12 @@ def comparison(
     if not paired.measured:  # a dump without tensors
         coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     every = tuple(verdicts.values())
+    inputs_differ = (*context.differing_inputs, *context.positions.padded(matters=True))
     status, why = decide(
         guilty,
         every,
         coverage,
-        inputs_differ=bool(context.differing_inputs),
+        inputs_differ=bool(inputs_differ),
         strict=options.strict,
         min_coverage=options.min_coverage,
         partly=summary.partly(),
@@ -62,7 +63,7 @@ def comparison(
         + len(plan.unmatched_target)
         + len(plan.ambiguous),
         incomparable=summary.incomparable(),
-        inputs_differ=context.differing_inputs,
+        inputs_differ=inputs_differ,
         versions=summary.versions(),
         plan=plan,
         rows=tuple(summary.rows(per_call)),

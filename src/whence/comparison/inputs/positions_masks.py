@@ -26,6 +26,14 @@ class PositionsAndMasks:
     def __init__(self, paired: PairedRuns, error_of: Callable[[SlotPair], judge.PairError]) -> None:
         self.paired, self._error_of = paired, error_of
         self._harmless: dict[str, list[str]] = {}
+        self._padded: dict[str, Call] = {}
+        # By side and call: how many columns of padding were before the first token that both runs
+        # have.
+        self._before = {
+            (j.side, j.root, j.step, j.micro): j.pieces[0][2]
+            for j in paired.plan.joined
+            if j.pieces
+        }
         self._given: set[int] = set()
         made: set[int] = set()
         for call in paired.target.calls:
@@ -51,6 +59,9 @@ class PositionsAndMasks:
         return [
             f"{name} differs, {where(steps)}: no output but caches depends on it beyond rounding"
             for name, steps in self._harmless.items()
+        ] + [
+            f"{sentence}; no output but caches depends on that beyond rounding"
+            for sentence in self.padded(matters=False)
         ]
 
     def given(self, slot: SlotPair) -> bool:
@@ -63,6 +74,51 @@ class PositionsAndMasks:
         if not self.paired.measured[slot.reference_record, slot.target_record].identical:
             self.blame(slot)
         return True
+
+    def counts_padding(self, call: Call, other: Call, slot: SlotPair) -> bool:
+        """Are these positions that the model counts from the first column, also of padding, so that
+        they differ by its width alone?
+
+        Then no operator is at fault for them: they are noted, and what rests on them is compared
+        knowing it.
+        """
+        if judge.unit_roundoff(self.paired.target.records[slot.target_record].dtype) != 0.0:
+            return False
+        sides = (("reference", call), ("target", other))
+        before = [self._before.get((side, c.root, c.step, c.micro), 0) for side, c in sides]
+        arrays = self.paired.arrays(slot)
+        if (
+            before[0] == before[1]
+            or arrays is None
+            or arrays[0].shape != arrays[1].shape
+            or not arrays[0].ndim
+        ):
+            return False
+        a, b = (x.astype(np.int64) for x in arrays)
+        if not all(
+            (np.diff(x, axis=-1) == 1).all() and (x[..., 0] == n).all()
+            for x, n in zip((a, b), before, strict=True)
+        ):
+            return False
+        sentence = (
+            "the model counts positions from the first column, padding too: tokens that both "
+            "runs have start from "
+            f"{before[0]} in the reference and from {before[1]} in the target; pass position_ids "
+            "that leave the padding out"
+        )
+        self._padded.setdefault(sentence, call)
+        return True
+
+    def padded(self, *, matters: bool) -> list[str]:
+        """Of positions that count the padding, a sentence each: where the outputs depend on that
+        beyond rounding, or do not.
+        """
+        out = []
+        for sentence, call in self._padded.items():
+            error, limit = self._outputs(call)
+            if matters == (error is None or error > limit):
+                out.append(sentence)
+        return out
 
     def blame(self, slot: SlotPair) -> None:
         """Take such a tensor that the callers of both runs chose, and chose differently."""

@@ -22,6 +22,9 @@ from whence.records import Call
 
 Noise = np.random.Generator
 
+REPLICAS = 3
+"""Noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)."""
+
 
 class TreeReplay:
     """One evaluation of calls of the reference, in one working dtype.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whence import dtypes, judge
+from whence.comparison.replays.call_tree import REPLICAS
 from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
@@ -20,8 +21,6 @@ from whence.errors import ReplayRefused
 
 DRAWS = 8
 """Inputs a rounding apart, drawn to see which values lie at the boundary between two codes."""
-REPLICAS = 3
-"""Noisy repetitions of what lies inside a call that shows nothing (VERDICT.md level 3)."""
 
 ReplayErrors = dict[str, judge.ReplayError]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whence.comparison.replays.call_tree import perturbed
+from whence import judge
+from whence.comparison.replays.call_tree import REPLICAS, perturbed
 from whence.comparison.replays.parameters import CallParameters
 from whence.comparison.replays.semantics import Semantics
 from whence.comparison.replays.tied_choices import I64, Choosing, run_options
@@ -19,9 +20,18 @@ if TYPE_CHECKING:
     from whence.replay.choices import Choices
 
 
+def _in_words(computed: Array, produced: Array) -> str:
+    """What the target gives a call inside, beside what the reference's operators give it."""
+    same_rows = computed.ndim == produced.ndim > 0 and computed.shape[1:] == produced.shape[1:]
+    if same_rows and len(computed) != len(produced):
+        rows = "1 row" if len(produced) == 1 else f"{len(produced)} rows"
+        return f"{rows}, where the reference's operators give {len(computed)}"
+    return "other elements than the reference's operators give"
+
+
 class Misrouted(ReplayRefused):
     """A program that does not serve the target's inputs, since another choice, which no tie
-    explains, gave calls inside other extents.
+    explains, gave calls inside other rows.
     """
 
     def __init__(self, why: str, slots: dict[str, str]) -> None:
@@ -45,7 +55,7 @@ class ProgramRun:
         proposed: Callable[[], list[I64]],
     ) -> None:
         self._lenient = False
-        self._loaded, self._inputs, self._params, self._strides = loaded, inputs, params, strides
+        self.loaded, self.inputs, self.params, self.strides = loaded, inputs, params, strides
         self._produced, self._semantics = produced, semantics
         self.wide_dtype, self.working_dtype = wide, working
         self.choosing = None
@@ -70,45 +80,80 @@ class ProgramRun:
             if self.choosing.looked(self.working):
                 with contextlib.suppress(ReplayRefused):
                     return self.wide(), refused
-            if slots := self._misrouted():
-                raise Misrouted(str(refused), slots) from refused
-            raise
+            raise self.misrouted(refused) from refused
 
-    def _misrouted(self) -> dict[str, str]:
-        """Outputs of another extent than the program gives them, as far as it runs, by more rows
-        than there are ties.
+    def unserved(self, refused: ReplayRefused) -> ReplayRefused:
+        """`misrouted`, of a call for which calls inside it could not be run again."""
+        if self.choosing is not None:
+            self._lenient = True
+            self.choosing.looked(self.working)
+        return self.misrouted(refused)
+
+    def misrouted(self, refused: ReplayRefused) -> ReplayRefused:
+        """The refusal; one with what calls inside were given, where only a choice that rounding
+        does not explain gives them that.
         """
-        from whence.replay.choices import Extents
+        if self.choosing is None:
+            return refused
+        for seed in range(REPLICAS):
+            # `choosing` watches: what the call was given is off by a rounding each, which
+            # exponentials and sums enlarge.
+            with contextlib.suppress(ReplayRefused):
+                self.working(seed=seed)
+        slots_inside = [slot for slot in self._produced if slot[0].isdigit()]
+        computed = self._computed_inside(slots_inside, self.wide_dtype)
+        differing = self._differing(computed, {})
+        wrong = ""
+        if differing:
+            wrong = self.choosing.wrong(lambda chosen: not self._differing(computed, chosen))
+        if not wrong:
+            return refused
+        sentences = {
+            slot: f"{_in_words(computed[slot], self._produced[slot])} on the same inputs; {wrong}"
+            for slot in differing
+        }
+        return Misrouted(str(refused), sentences)
 
-        extents, most = Extents(), self.choosing.tied_rows() if self.choosing is not None else 0
-        with contextlib.suppress(ReplayRefused):
-            self._loaded.run(
-                self._inputs,
-                self._params.held(self.wide_dtype),
-                working=self.wide_dtype,
-                strides=self._strides,
-                outputs=list(self._produced),
-                convert=False,
-                lenient=True,
-                watch=extents,
-            )
-        out: dict[str, str] = {}
-        for slot, operand in self._loaded.program.outputs:
-            place, number = operand.get("op", (-1, 0))
-            if slot not in self._produced or place not in extents.shapes:
-                continue
-            mine, theirs = extents.shapes[place][number], self._produced[slot].shape
-            if (
-                len(mine) == len(theirs) > 0
-                and mine[1:] == theirs[1:]
-                and abs(mine[0] - theirs[0]) > most
-            ):
-                ties = f"scores tie in {most} rows" if most else "no scores tie"
-                out[slot] = (
-                    f"{theirs[0]} rows, where the reference's operators give {mine[0]} on the "
-                    f"same inputs; {ties}"
+    def _computed_inside(
+        self, slots: Iterable[str], dtype: str, choices: Choices | None = None
+    ) -> dict[str, Array]:
+        """What the program gives the calls inside, by slot, on any extents; of slots that it cannot
+        compute on these, nothing.
+        """
+        out: dict[str, Array] = {}
+        for slot in slots:
+            with contextlib.suppress(ReplayRefused):
+                out |= self.loaded.run(
+                    self.inputs,
+                    self.params.held(dtype),
+                    working=dtype,
+                    strides=self.strides,
+                    outputs=[slot],
+                    convert=False,
+                    choices=choices,
+                    lenient=True,
+                    alone=True,
                 )
         return out
+
+    def _differing(self, slots: Iterable[str], chosen: Mapping[int, I64]) -> list[str]:
+        """The slots in which calls inside were given something else than the program gives them
+        where it chooses as in `chosen`.
+        """
+        from whence.replay.choices import Choices
+
+        choices = Choices(told=chosen)
+        wide = self._computed_inside(slots, self.wide_dtype, choices)
+        same_choices = Choices(told={place: seen.used for place, seen in choices.seen.items()})
+        working = self._computed_inside(slots, self.working_dtype, same_choices)
+        return [
+            slot
+            for slot in slots
+            if slot not in wide
+            or slot not in working
+            or not wide[slot].shape == working[slot].shape == self._produced[slot].shape
+            or judge.local(self._produced[slot], wide[slot], working[slot]).score > 1
+        ]
 
     def wide(self) -> Mapping[str, Array]:
         return self.choosing.wide() if self.choosing is not None else self._run(self.wide_dtype)
@@ -132,17 +177,17 @@ class ProgramRun:
         seed: int | None = None,
         choices: Choices | None = None,
     ) -> dict[str, Array]:
-        held, outputs, given = self._params.held(dtype), list(self._produced), self._inputs
+        held, outputs, given = self.params.held(dtype), list(self._produced), self.inputs
         if seed is not None:
             noise = np.random.default_rng(seed)
             given = {slot: perturbed(array, dtype, noise) for slot, array in given.items()}
 
         def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            made: dict[str, Array] = self._loaded.run(
+            made: dict[str, Array] = self.loaded.run(
                 inputs,
                 held,
                 working=dtype,
-                strides=self._strides,
+                strides=self.strides,
                 stepwise=stepwise,
                 outputs=outputs,
                 convert=False,

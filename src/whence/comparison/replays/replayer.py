@@ -161,11 +161,6 @@ class Replayer:
             for slot, record in prepared.lent.items()
             if (array := self.reference.lent(record, working)) is not None
         }
-        if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):
-            self._measure_whole(
-                request, prepared, result, produced, inputs, params, strides, wide, working
-            )
-            return result
         run = ProgramRun(
             loaded,
             inputs,
@@ -177,7 +172,10 @@ class Replayer:
             working,
             lambda: program_inputs.own_integers(self.sides, request.partner),
         )
-        self._measure_program(request, prepared, result, produced, run)
+        if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):
+            self._measure_whole(request, prepared, result, produced, run)
+        else:
+            self._measure_program(request, prepared, result, produced, run)
         return result
 
     def _prepared(self, request: ReplayRequest, loaded: Any) -> _Prepared | None:
@@ -243,11 +241,7 @@ class Replayer:
         prepared: _Prepared,
         result: ReplayResult,
         produced: Mapping[str, Array],
-        inputs: Mapping[str, Array],
-        params: CallParameters,
-        strides: Mapping[str, tuple[int, ...]],
-        wide: str,
-        working: str,
+        run: ProgramRun,
     ) -> None:
         """Figures of a call whose inside only the reference shows, into `result`."""
         call = request.call
@@ -261,21 +255,13 @@ class Replayer:
             pair.reference_record: self.target.run.array(pair.target_record)
             for pair in cached.values()
         }
-        whole = WholeCall(
-            self.sides,
-            call,
-            request.partner,
-            prepared.loaded,
-            inputs,
-            params,
-            strides,
-            state,
-            wide,
-            working,
-        )
+        whole = WholeCall(self.sides, call, request.partner, run, state)
         same = all(map(self.sides.is_equal, (*prepared.pairs.values(), *cached.values())))
         records = {slot: pair.reference_record for slot, pair in prepared.outputs.items()}
-        whole.measure(result, produced, records, same=same)
+        try:
+            whole.measure(result, produced, records, same=same)
+        except ReplayRefused as refused:
+            raise run.unserved(refused) from refused
 
     def _measure_program(
         self,
@@ -308,7 +294,7 @@ class Replayer:
         result.local = noise_floors.measure(measurement)
         result.quick = measurement.quick
         if refused_otherwise is not None and any(e.score > 1 for e in result.local.values()):
-            raise refused_otherwise
+            raise run.misrouted(refused_otherwise)
 
     def examined(self, call: Call, found: ReplayResult) -> ReplayResult:
         """What stands of a finding: nothing where the program is wrong about the reference too,

@@ -191,8 +191,9 @@ class ReplayResult:
     agrees with the reference's program and what the reference recorded does not, by so many times
     what rounding explains. assumed: output slot -> an input of it that the target does not show,
     where it shows none of them. quick: nothing came near a limit even with the least noise there
-    can be, so the working replay was spared. misrouted: outputs of another extent than the
-    reference's operators give them, in sentences, where no tie explains that.
+    can be, so the working replay was spared. misrouted: of calls inside that are given
+    other rows than the reference's operators give them, what these are and which choice that
+    rounding does not explain gives them.
     """
 
     local: dict[str, judge.ReplayError] = field(default_factory=dict)

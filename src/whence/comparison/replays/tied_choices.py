@@ -166,21 +166,24 @@ class Choosing:
             }
         )
 
-    def tied_rows(self) -> int:
-        """In how many rows scores tie, of all that was chosen: no other choice among ties moves
-        more tokens than that.
+    def wrong(self, agrees: Callable[[Mapping[int, I64]], bool]) -> str:
+        """What is said of the choice of the other side's own program that rounding does not
+        explain, "" where there is none.
+
+        agrees: does a replay that is told this choice make what the other side made? Only then is
+        the choice known to be that one.
         """
         assert self._wide is not None
-        known = [
-            (p, seen)
-            for p, seen in self._wide.seen.items()
-            if any(p in w.seen for w in self._workings)
-        ]
-        ways = (
-            (seen, ties.alternatives(seen.own, seen.scores, self._noise(p, seen), self._unit(p), 1))
-            for p, seen in known
-        )
-        return sum(int((way[0] != seen.own).any(axis=1).sum()) for seen, way in ways if way)
+        ways: list[tuple[int, int, int, ties.Followed, I64]] = []
+        for place, seen in self._wide.seen.items():
+            for n, other in enumerate(self._fitting(place, seen)):
+                followed = self._judged(place, seen, other)
+                ways.append((int(followed.wrong.sum()), place, n, followed, other))
+        for rows, place, _, followed, other in sorted(ways, key=lambda way: way[:3]):
+            if agrees({**self._told, place: other}):
+                self._found = {place: followed}
+                return self._choices()[0].of_the_wrong if rows else ""
+        return ""
 
     # ---- what the outputs show
 
@@ -222,18 +225,27 @@ class Choosing:
         out: dict[int, I64] = {}
         shown = self._shown()
         for place, seen in self._wide.seen.items():
-            if place in shown or not any(place in w.seen for w in self._workings):
+            if place in shown:
                 continue
-            fitting = [
-                p.reshape(seen.own.shape)
-                for p in self._proposed()
-                if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
-            ]
+            fitting = self._fitting(place, seen)
             followed = [self._judged(place, seen, p) for p in fitting]
             judged = [(int(f.wrong.sum()), -int(f.tied.sum()), n) for n, f in enumerate(followed)]
             if judged and (best := min(judged))[0] < len(seen.own) / 2:
                 out[place] = fitting[best[2]]
         return out
+
+    def _fitting(self, place: int, seen: SeenChoices) -> list[I64]:
+        """The whole numbers of the other side's own program that have the extents of a choice, each
+        once.
+        """
+        if not any(place in w.seen for w in self._workings):
+            return []
+        fitting = [
+            p
+            for p in self._proposed()
+            if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
+        ]
+        return list({p.tobytes(): p.reshape(seen.own.shape) for p in fitting}.values())
 
     def _told_anew(self, shown: Mapping[int, I64]) -> bool:
         """Tell the replay the shown choices that differ by ties alone. Is anything new among

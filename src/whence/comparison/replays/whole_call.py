@@ -9,9 +9,8 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.replays.both_sides import BothSides
-from whence.comparison.replays.call_tree import TreeReplay
-from whence.comparison.replays.noise_floors import REPLICAS
-from whence.comparison.replays.parameters import CallParameters
+from whence.comparison.replays.call_tree import REPLICAS, TreeReplay
+from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import ReplayResult
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
@@ -71,18 +70,13 @@ class WholeCall:
         sides: BothSides,
         call: Call,
         other: Call,
-        loaded: Any,
-        inputs: Mapping[str, Array],
-        params: CallParameters,
-        strides: Mapping[str, tuple[int, ...]],
+        run: ProgramRun,
         state: Mapping[int, Array],
-        wide: str,
-        working: str,
     ) -> None:
         self._sides, self._call, self._other = sides, call, other
-        self._loaded, self._state = loaded, state
-        self._inputs, self._params, self._strides = inputs, params, strides
-        self._wide, self._working = wide, working
+        self._loaded, self._state = run.loaded, state
+        self._inputs, self._params, self._strides = run.inputs, run.params, run.strides
+        self._wide, self._working = run.wide_dtype, run.working_dtype
         self._ran: list[Call] = []
 
     def measure(

@@ -80,6 +80,8 @@ class RegionJudge:
             )
         self.tapped = SparseTargetJudge(errors, regions, self.replayer)
         self.between: dict[int, ReplayResult] = {}
+        # By call, the first segment that another choice gave other rows.
+        self.misrouted_at: dict[int, int] = {}
         self.seen_errors: dict[int, list[judge.PairError]] = {}
         self.not_replayed: set[int] = set()
         self.postponed: dict[int, int] = {}
@@ -611,6 +613,35 @@ class RegionJudge:
             sentence=f"{missing}; in these {verdict.sentence}",
         )
 
+    def _counts_padding(self, call: Call, pair: CallPair, slot: SlotPair) -> bool:
+        return self._otherwise.counts_padding(call, self.paired.target.calls[pair.target], slot)
+
+    def _misrouted(self, index: int, region: Region, slot: str, words: str) -> Verdict:
+        """A call inside that is given other rows than the reference's operators give it. One choice
+        moves them all: the first says so.
+        """
+        if self.misrouted_at.setdefault(region.call, region.stretch) != region.stretch:
+            return Verdict(
+                index,
+                "inherited",
+                region.stretch,
+                "replay",
+                "certain",
+                slot=slot,
+                sentence=f"inherited: {slot} has {words}",
+            )
+        sentence = f"introduced here: {slot} has {words}"
+        return Verdict(
+            index,
+            "structural",
+            region.stretch,
+            "replay",
+            "certain",
+            cause="structural",
+            slot=slot,
+            sentence=sentence,
+        )
+
     def _stretch(self, index: int, pair: CallPair, region: Region) -> Verdict | None:
         """A container's own operators between two children: what the next child reads, or it
         returns, against all it could see.
@@ -648,7 +679,11 @@ class RegionJudge:
             # The reference handed this tensor on untouched; the target may have done something to
             # it.
             changed = seen != slot.target_record and not self._one_content(seen, slot.target_record)
-            if (changed or not handed_on) and not self._otherwise.given(slot):
+            if (
+                (changed or not handed_on)
+                and not self._otherwise.given(slot)
+                and not self._counts_padding(call, pair, slot)
+            ):
                 own.append((name, slot))
                 fresh |= set() if handed_on else {slot.reference_record}
         errors_in = self.seen_errors.setdefault(
@@ -714,16 +749,7 @@ class RegionJudge:
         found = self._between(index, pair, call)
         misrouted = next((name for name, _ in own if name in found.misrouted), "")
         if misrouted and not self.replayer.reference.confirm(call)[0]:
-            return Verdict(
-                index,
-                "structural",
-                region.stretch,
-                "replay",
-                "certain",
-                cause="structural",
-                slot=misrouted,
-                sentence=f"introduced here: {misrouted} has {found.misrouted[misrouted]}",
-            )
+            return self._misrouted(index, region, misrouted, found.misrouted[misrouted])
         local = [(name, found.local[name]) for name, _ in own if name in found.local]
         left = [
             (name, s)

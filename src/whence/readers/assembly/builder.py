@@ -166,8 +166,8 @@ class Building:
         return len(self._calls) - 1
 
     def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
-        """Add a call that begins now, as a card of whence's tells of it (`whence.records.sidecar`). tensors:
-        (slot, record). Returns its handle.
+        """Add a call that begins now, as a card of whence's tells of it (`whence.records.sidecar`).
+        tensors: (slot, record). Returns its handle.
         """
         refs = tuple(Ref(slot, record) for slot, record in tensors)
         place = len(self._calls)

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
-from whence.workflows.capture.setup import PADDLE, TORCH, _info, _listener, _session, check_patch
+from whence.workflows.capture.setup import (
+    PADDLE,
+    TORCH,
+    _info,
+    _listener,
+    _session,
+    check_patch,
+    is_one_of_several,
+)
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
@@ -77,7 +85,7 @@ def capture(
             "`whence run --rung` runs a program"
         )
     check_patch(chosen, folder)
-    store.create(folder, _info(chosen), force=chosen.force)
+    store.create(folder, _info(chosen), force=chosen.force, together=is_one_of_several())
     launcher.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
     listener = labelled = None
     try:

@@ -195,6 +195,15 @@ def default_max_bytes(folder: str) -> int:
     return min(DEFAULT_MAX_BYTES, shutil.disk_usage(place).free // _SHARE_OF_FREE_SPACE)
 
 
+def is_one_of_several() -> bool:
+    """Is this process one of several ranks, as its process group or its launcher says?"""
+    from whence.instrument.torch import settings
+
+    launched = os.environ.get("WORLD_SIZE", "")
+    size = settings.facts().get("world_size", int(launched) if launched.isdigit() else 1)
+    return int(size) > 1
+
+
 def _rank() -> int:
     """The rank of this process: of its process group once it has joined one, else as its launcher
     says.

@@ -1,5 +1,5 @@
-"""Measures what a page shows of a comparison (`whence.results.page`): the calls in order, and tensors of
-the most telling ones looked at closely.
+"""Measures what a page shows of a comparison (`whence.results.page`): the calls in order, and
+tensors of the most telling ones looked at closely.
 
 The calls come from the comparison alone; where the runs still lie where they were, what only they
 know is added: the tree, sources, facts of both sides, elements.

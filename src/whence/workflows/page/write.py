@@ -94,8 +94,8 @@ def page(
     runs: tuple[Run, Run] | None = None,
     progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Page:
-    """What such a page shows, as a structure (`whence.results.page`); takes what `report_html` takes.
-    Raises UnreadableRun, UsageError.
+    """What such a page shows, as a structure (`whence.results.page`); takes what `report_html`
+    takes. Raises UnreadableRun, UsageError.
     """
     import msgspec
 
