@@ -21,7 +21,18 @@ from whence.results.tokens import (
     TokenComparison,
     TokenMatch,
 )
-from whence.results.verdict import VERDICTS, Finding, Verdict, severity
+from whence.results.verdict import (
+    GUILTY,
+    VERDICTS,
+    CauseKind,
+    Confidence,
+    Evidence,
+    Finding,
+    Status,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 from whence.results.views import Shown, ViewRow
 from whence.results.workflows import (
     Checkup,
@@ -39,16 +50,20 @@ from whence.results.workflows import (
 )
 
 __all__ = [
+    "GUILTY",
     "TENSOR_RULE",
     "VERDICTS",
     "CallPair",
+    "CauseKind",
     "Checkup",
     "Clean",
     "Comparison",
+    "Confidence",
     "Counted",
     "Coverage",
     "Declared",
     "Disagreement",
+    "Evidence",
     "Explained",
     "FacedWeight",
     "Finding",
@@ -77,6 +92,7 @@ __all__ = [
     "Rung",
     "Shown",
     "SlotPair",
+    "Status",
     "ThirdRun",
     "Token",
     "TokenComparison",
@@ -84,6 +100,7 @@ __all__ = [
     "TracedInput",
     "TracedStep",
     "Verdict",
+    "VerdictKind",
     "ViewRow",
     "WeightMap",
     "severity",
