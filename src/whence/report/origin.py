@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from whence.report.tables import clean, count
-from whence.results import Origin, TracedInput, TracedStep
+from whence.results import Origin, TracedInput, TracedStep, VerdictKind
 
 _LEFT = 19
 _MOST_STEPS = 12
@@ -19,7 +19,7 @@ _MOST_INPUTS = 6
 def origin_text(origin: Origin) -> str:
     """The whole answer as text."""
     end = origin.steps[-1]
-    lines = [_row("COMES FROM" if end.verdict != "identical" else "EQUAL", _call(end))]
+    lines = [_row("COMES FROM" if end.verdict != VerdictKind.IDENTICAL else "EQUAL", _call(end))]
     lines += [_row(left, right) for left, right in about(origin)]
     if origin.sentence:
         lines.append(_row("  evidence", clean(origin.sentence)))

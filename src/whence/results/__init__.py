@@ -10,7 +10,7 @@ from whence.results.comparison import (
     Row,
     ThirdRun,
 )
-from whence.results.generation import Generation, Prompted, Token
+from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
@@ -46,6 +46,7 @@ from whence.results.workflows import (
     PlantedFault,
     Reproduction,
     Rung,
+    RungKind,
     WeightMap,
 )
 
@@ -90,12 +91,14 @@ __all__ = [
     "Reproduction",
     "Row",
     "Rung",
+    "RungKind",
     "Shown",
     "SlotPair",
     "Status",
     "ThirdRun",
     "Token",
     "TokenComparison",
+    "TokenKind",
     "TokenMatch",
     "TracedInput",
     "TracedStep",

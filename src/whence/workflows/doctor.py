@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError, WhenceError
-from whence.results import Checkup, Clean, PlantedFault
+from whence.results import Checkup, Clean, PlantedFault, Status, VerdictKind
 
 if TYPE_CHECKING:
     from whence.records import Call
@@ -136,7 +136,7 @@ class _Doctor:
         planted, notes = self._planted(faults, seed)
         calls = self.golden.calls
         reasons = Counter(c.no_program or "no reason given" for c in calls if not c.program)
-        silent = all(c.status == "same" for c in clean)
+        silent = all(c.status == Status.SAME for c in clean)
         named = all(p.outcome == "named first" for p in planted if p.size_class == "clear")
         return Checkup(
             self.subject.words,
@@ -157,7 +157,9 @@ class _Doctor:
         differ = [
             v
             for v in result.verdicts
-            if v.verdict != "identical" and not v.numbers.get("e_in") and v.numbers.get("e_out")
+            if v.verdict != VerdictKind.IDENTICAL
+            and not v.numbers.get("e_in")
+            and v.numbers.get("e_out")
         ]
         calls = [self.golden.calls[result.plan.pairs[v.pair].reference] for v in differ]
         names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
@@ -165,7 +167,7 @@ class _Doctor:
         return Clean(
             name,
             result.status,
-            set(result.counts) <= {"identical"},
+            set(result.counts) <= {VerdictKind.IDENTICAL},
             tuple(f.name for f in result.findings),
             names,
             headline,
@@ -219,7 +221,7 @@ class _Doctor:
             outcome = "named first"
         elif any(call.scope in (f.name, *f.also) for f in result.findings):
             outcome = "named"
-        elif result.status != "same":
+        elif result.status != Status.SAME:
             outcome = "detected"
         else:
             outcome = "missed" if size >= NEAR else "below rounding" if size else "no effect"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import ElementsMissing, UsageError
-from whence.results import Comparison, Explained, Location, OutputError
+from whence.results import Comparison, Confidence, Explained, Location, OutputError
 
 if TYPE_CHECKING:
     from whence.records import Call, Run
@@ -575,7 +575,7 @@ def _outermost(calls: Sequence[Call]) -> list[Call]:
 
 
 def _clear(finding: Finding) -> bool:
-    return finding.confidence in ("certain", "likely")
+    return finding.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
 
 
 def _names(result: Comparison) -> tuple[str, ...]:

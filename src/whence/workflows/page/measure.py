@@ -20,7 +20,17 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.metrics import error_profile
 from whence.records import Call, Record, Run, children
-from whence.results import Comparison, Row, SlotPair, Verdict, severity
+from whence.results import (
+    CauseKind,
+    Comparison,
+    Confidence,
+    Evidence,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 from whence.workflows.reopen import reopened, runs_of
 
@@ -30,13 +40,13 @@ _LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
 _MOST = 1e30  # of a ratio: what was divided by nothing says no more than that it is large
 _TELLING = (
-    "introduced",
-    "param-diff",
-    "structural",
-    "precision",
-    "amplified",
-    "nondeterministic",
-    "undetermined",
+    VerdictKind.INTRODUCED,
+    VerdictKind.PARAM_DIFF,
+    VerdictKind.STRUCTURAL,
+    VerdictKind.PRECISION,
+    VerdictKind.AMPLIFIED,
+    VerdictKind.NONDETERMINISTIC,
+    VerdictKind.UNDETERMINED,
 )
 
 
@@ -214,7 +224,7 @@ class _Calls:
             error = 0.0
         incoming = _largest(given)
         if (
-            error is None and worst is not None and worst.verdict != "undetermined"
+            error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED
         ):  # what statistics, or a print in part, tell
             error, incoming = _told(numbers.get("e_out")), incoming or _told(numbers.get("e_in"))
         own = (
@@ -253,9 +263,9 @@ class _Calls:
                 numbers.get("share_target"),
                 numbers.get("share_reference"),
             ),
-            evidence=worst.evidence if worst else "",
-            confidence=worst.confidence if worst else "",
-            cause=worst.cause if worst else "",
+            evidence=worst.evidence if worst else Evidence.NONE,
+            confidence=worst.confidence if worst else Confidence.NONE,
+            cause=worst.cause if worst else CauseKind.UNKNOWN,
             sentence=worst.sentence if worst else "",
             slot=worst.slot if worst else "",
             operator=worst.operator if worst else "",
@@ -332,7 +342,9 @@ def _parameters(rows: Iterable[Row]) -> str:
     held = [r for r in rows if r.reference_slot.startswith("param")]
     if not held:
         return ""
-    if any(r.verdict == "param-diff" for r in held) and any(not r.measured.identical for r in held):
+    if any(r.verdict == VerdictKind.PARAM_DIFF for r in held) and any(
+        not r.measured.identical for r in held
+    ):
         return "differ"
     if all(r.measured.identical for r in held):
         return "equal"
@@ -467,7 +479,7 @@ class _Looking:
             call.slot,
             "output",
             "mutated",
-            "param" if call.verdict == "param-diff" else "input",
+            "param" if call.verdict == VerdictKind.PARAM_DIFF else "input",
             "input",
         ):
             out.update(

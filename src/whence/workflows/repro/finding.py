@@ -28,7 +28,7 @@ from whence.errors import (
     UsageError,
 )
 from whence.records import Call, Program, Run
-from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair
+from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair, VerdictKind
 from whence.workflows.repro.warm_interpreter import Waiting
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class _Subject:
         """The index of the pair that is named, where the finding is about a parameter of a call
         inside that has a partner.
         """
-        if self.finding.verdict != "param-diff":
+        if self.finding.verdict != VerdictKind.PARAM_DIFF:
             return self.index
         above = self.paired.calls[pair.reference]
         for call, index in self.paired.pair_of.items():
@@ -360,7 +360,7 @@ class _Subject:
         one, two, equal = parting(good, bad, results, bad_results, same)
         differs = differing(one, two)
         notes += differs
-        how = "parameter" if self.finding.verdict == "param-diff" else "semantic"
+        how = "parameter" if self.finding.verdict == VerdictKind.PARAM_DIFF else "semantic"
         # The fault is in what was asked of the device, so any device shows it.
         return (
             Made(
