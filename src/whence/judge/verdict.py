@@ -14,6 +14,7 @@ from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.parameters import ParameterDifference
 from whence.judge.replay_error import ReplayError
+from whence.records.slots import param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 
@@ -70,7 +71,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
             confidence=Confidence.CERTAIN,
             cause=CauseKind.PARAMETER,
             numbers=numbers,
-            sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}",
+            sentence=f"{param_name(slot)} {difference.sentence}{more}",
             slot=slot,
         )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
@@ -133,7 +134,7 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
         evidence=Evidence.TWO_DUMPS,
         numbers={"e_out": 1.0},
         slot=slot,
-        sentence=f"{slot.removeprefix('param.')}: {difference.sentence}{more}",
+        sentence=f"{param_name(slot)}: {difference.sentence}{more}",
     )
 
 

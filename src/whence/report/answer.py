@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whence.records.slots import input_name, is_input, is_inside
 from whence.report import generation, origin
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here
@@ -167,7 +168,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.side == "reference":
         where += ", in the reference"
     slot = finding.slot
-    if slot.startswith("inside.") and finding.operator:
+    if is_inside(slot) and finding.operator:
         slot = (
             "its "
             f"{finding.operator.split('.')[1] if finding.operator.count('.') > 1 else finding.operator}"  # noqa: E501
@@ -297,7 +298,7 @@ def _absent(finding: Finding, result: Comparison) -> str:
     )
     said = []
     for slots, words in sides:
-        names = [f"`{clean(s.removeprefix('input.'))}`" for s in slots if s.startswith("input.")]
+        names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s)]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             said.append(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from whence.records.slots import is_param
 from whence.report.tables import clean, count
 from whence.results import Origin, TracedInput, TracedStep, VerdictKind
 
@@ -60,11 +61,11 @@ def about(origin: Origin) -> Iterator[tuple[str, str]]:
             f" and {len(origin.among) - 4} more" if len(origin.among) > 4 else ""
         )
         yield "  or one of", f"{names}: what they made was not compared"
-    reads = [i for i in end.inputs if not i.slot.startswith("param")]
+    reads = [i for i in end.inputs if not is_param(i.slot)]
     if reads:
         more = f" and {count(len(reads) - _MOST_INPUTS)} more" if len(reads) > _MOST_INPUTS else ""
         yield "  reads", ", ".join(map(_input, reads[:_MOST_INPUTS])) + more
-    weights = [i for i in end.inputs if i.slot.startswith("param")]
+    weights = [i for i in end.inputs if is_param(i.slot)]
     if weights:
         yield "  weights", ", ".join(map(_input, weights[:_MOST_INPUTS]))
     if origin.attributes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence import dtypes
 from whence.errors import MissingDependency
+from whence.records.slots import is_written
 from whence.report.answer import headline
 from whence.report.tables import HEAD, TAIL, clean, count, shortened
 from whence.results import GUILTY, VerdictKind
@@ -170,9 +171,7 @@ def telling(page: Page) -> list[PageDetail]:
 
 
 def _made(detail: PageDetail) -> tuple[bool, float]:
-    return detail.slot.startswith(("output", "mutated")) or ":" in detail.slot, detail.figures.get(
-        "rel_l2"
-    ) or 0.0
+    return is_written(detail.slot) or ":" in detail.slot, detail.figures.get("rel_l2") or 0.0
 
 
 # ---- the whole run

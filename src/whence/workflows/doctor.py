@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError, WhenceError
+from whence.records.slots import is_output
 from whence.results import Checkup, Clean, PlantedFault, Status, VerdictKind
 
 if TYPE_CHECKING:
@@ -303,7 +304,7 @@ class _Doctor:
         its own rounding explains.
         """
         place = {p.reference: i for i, p in enumerate(result.plan.pairs)}.get(call.id)
-        rows = [r for r in result.rows if r.pair == place and r.reference_slot.startswith("output")]
+        rows = [r for r in result.rows if r.pair == place and is_output(r.reference_slot)]
         errors = [0.0 if r.measured.identical else r.measured.values.get("rel_l2") for r in rows]
         error = max((math.inf if e is None else e for e in errors), default=math.inf)
         return error / self._floor(call)

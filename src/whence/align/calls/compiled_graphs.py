@@ -20,6 +20,7 @@ from whence import dtypes
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Program, Ref, Run, children
+from whence.records.slots import is_param, is_read, param_name
 
 _NODE = "node "
 _KERNEL = "kernel "
@@ -256,11 +257,7 @@ class _Both:
         """Without a program: what each node's kernel read, as far as both show it."""
         at, side = (1, self.other) if self.other.compiled else (0, self.one)
         known = {_output(calls[at]): f"input.{name}" for name, calls in self.shown.items()}
-        known |= {
-            record: slot
-            for slot, record in side.records.items()
-            if slot.startswith(("input", "param"))
-        }
+        known |= {record: slot for slot, record in side.records.items() if is_read(slot)}
         read = {
             name: [known[r.record] for r in calls[at].slots("input") if r.record in known]
             for name, calls in self.shown.items()
@@ -322,7 +319,7 @@ class _Both:
         refs = tuple(
             r
             for r in above.refs
-            if _plain(f"param.{within}{r.slot.removeprefix('param.')}") not in side.records
+            if _plain(f"param.{within}{param_name(r.slot)}") not in side.records
         )
         cutting.replaced[parent] = msgspec.structs.replace(above, refs=refs)
 
@@ -330,9 +327,7 @@ class _Both:
         """The graph's own call: what it returns is made of what the calls below left. Parameters
         are with those that read them.
         """
-        refs = tuple(
-            r for r in side.call.refs if not r.slot.startswith("param") or r.slot in needed
-        )
+        refs = tuple(r for r in side.call.refs if not is_param(r.slot) or r.slot in needed)
         if program is not None:
             numbered = {f"input.{name}": f"{k}:output.0" for k, name in enumerate(self.shown)}
             program = msgspec.structs.replace(

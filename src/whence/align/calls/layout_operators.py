@@ -18,6 +18,7 @@ from whence.align.calls.fused_operators import Fused
 from whence.align.calls.tensor_slots import fitted
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref
+from whence.records.slots import is_output
 
 _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})
 _EVIDENCE = "only moves elements: held against what it was given"
@@ -134,6 +135,6 @@ def _partners(found: Fused, in_target: bool) -> dict[int, int]:
                 else (slot.reference_record, slot.target_record)
             )
             # What a call made is believed before what another read.
-            if one not in out or slot.reference_slot.startswith("output"):
+            if one not in out or is_output(slot.reference_slot):
                 out[one] = other
     return out

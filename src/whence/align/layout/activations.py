@@ -19,6 +19,7 @@ from whence.align.layout.distances import AGREES, clear_best, distance, resemble
 from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
 from whence.records import MEMORY_ORDER
+from whence.records.slots import is_param
 
 
 def activations(at: LayoutState) -> None:
@@ -154,7 +155,7 @@ def _may_be_left_out(at: LayoutState, face: Face, call: int) -> bool:
     not, or filled with one value?
     """
     for slot in at.pairs[call].slots:
-        if slot.reference_slot.startswith("param"):
+        if is_param(slot.reference_slot):
             a, b = at.records((slot.reference_record, slot.target_record))
             if a.count < b.count and (slot.reference_record, slot.target_record) in at.decided:
                 return True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
+from whence.records.slots import is_output
 from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
 
 if TYPE_CHECKING:
@@ -412,9 +413,7 @@ def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
         if reference.calls[pair.reference].parent == -1
     }
     outputs = [
-        row.measured
-        for row in result.rows
-        if row.pair in roots and row.reference_slot.startswith("output")
+        row.measured for row in result.rows if row.pair in roots and is_output(row.reference_slot)
     ]
     sizes = [0.0 if m.identical else m.values.get("rel_l2") for m in outputs]
     known = [s for s in sizes if s is not None]

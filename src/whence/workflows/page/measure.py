@@ -20,6 +20,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.metrics import error_profile
 from whence.records import Call, Record, Run, children
+from whence.records.slots import is_input, is_output, is_param, is_written
 from whence.results import (
     CauseKind,
     Comparison,
@@ -172,14 +173,8 @@ class _Calls:
             steps[self.rows[i][0].rank, self.rows[i][0].step].append(i)
         for first, *below in steps.values():
             row = self.rows[first][0]
-            made = {
-                r.reference_record
-                for r in self.rows[first]
-                if r.reference_slot.startswith("output")
-            }
-            others = (
-                r for i in below for r in self.rows[i] if r.reference_slot.startswith("output")
-            )
+            made = {r.reference_record for r in self.rows[first] if is_output(r.reference_slot)}
+            others = (r for i in below for r in self.rows[i] if is_output(r.reference_slot))
             if (
                 row.name == row.op_type
                 and row.name[:1].isupper()
@@ -216,8 +211,8 @@ class _Calls:
 
     def _one(self, pair: int, parent: int, leaf: bool) -> PageCall:
         rows, worst = self.rows.get(pair, []), self.worst.get(pair)
-        made = [r for r in rows if r.reference_slot.startswith(("output", "mutated"))]
-        given = [r for r in rows if r.reference_slot.startswith("input")]
+        made = [r for r in rows if is_written(r.reference_slot)]
+        given = [r for r in rows if is_input(r.reference_slot)]
         numbers = worst.numbers if worst is not None else {}
         error = _largest(made)
         if made and error is None and all(r.measured.identical for r in made):
@@ -307,7 +302,7 @@ class _Calls:
             slots = [
                 (r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())
             ]
-            given = {record: None for slot, record in slots if slot.startswith("input")}
+            given = {record: None for slot, record in slots if is_input(slot)}
             for record in given:
                 maker = written.get(record, -1)
                 if maker < 0 and not any(record in above for _, above, _, _ in opened):
@@ -315,7 +310,7 @@ class _Calls:
                 if maker >= 0:
                     reads[place][maker] = None
             read.update(given)
-            made = {record for slot, record in slots if slot.startswith(("output", "mutated"))}
+            made = {record for slot, record in slots if is_written(slot)}
             opened.append((place, set(given), made, set()))
         while opened:
             close()
@@ -339,7 +334,7 @@ def _told(error: float | None) -> float | None:
 
 
 def _parameters(rows: Iterable[Row]) -> str:
-    held = [r for r in rows if r.reference_slot.startswith("param")]
+    held = [r for r in rows if is_param(r.reference_slot)]
     if not held:
         return ""
     if any(r.verdict == VerdictKind.PARAM_DIFF for r in held) and any(
@@ -525,7 +520,7 @@ class _Looking:
             rms = norm / math.sqrt(record.count) if norm is not None else None
         if not rms:
             return None, ""
-        if call.own and not name.startswith("input"):
+        if call.own and not is_input(name):
             return call.own * rms, "the operator's own rounding, from its replay"
         u = judge.coarser(record.dtype, self.aligned.target.records[slot.target_record].dtype)
         return (u * rms / math.sqrt(3), "rounding once to the coarser dtype") if u else (None, "")

@@ -28,6 +28,7 @@ from whence.errors import (
     UsageError,
 )
 from whence.records import Call, Program, Run
+from whence.records.slots import is_of_child, is_param, is_written, split_child
 from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair, VerdictKind
 from whence.workflows.repro.warm_interpreter import Waiting
 
@@ -470,7 +471,7 @@ class _Subject:
                 slot: side.run.records[record].shape for slot, record in records[c.id].items()
             }
             nodes.append(Node(c.id, program, (), frozenset(), shapes))
-        outputs = {r.slot: r.record for r in call.refs if r.slot.startswith(("output", "mutated"))}
+        outputs = {r.slot: r.record for r in call.refs if is_written(r.slot)}
         return gather(nodes, records.__getitem__, known, outputs)
 
     def _recorded(self, pair: SlotPair) -> Array:
@@ -557,13 +558,13 @@ class _Subject:
         todo = [
             s
             for s in (
-                wanted if c is self.call else [s for s, _ in program.outputs if not s[0].isdigit()]
+                wanted if c is self.call else [s for s, _ in program.outputs if not is_of_child(s)]
             )
             if s in dict(program.outputs)
         ]
         while todo:
             for need in loaded.needs(todo.pop()):
-                k = int(need.partition(":")[0]) if need[0].isdigit() else -1
+                k = split_child(need)[0] if is_of_child(need) else -1
                 if k in alone and k not in hidden:
                     hidden.add(k)
                     todo += [s for s, _ in program.outputs if s.startswith(f"{k}:")]
@@ -586,7 +587,7 @@ class _Subject:
         for slot in (*program.inputs, *program.params):
             call, own = origins[slot]
             pair = self._facing(call, own, slot)
-            parameter = own.startswith("param")
+            parameter = is_param(own)
             if pair is None:
                 record = self.reference_side.record(self.paired.calls[call], own)
                 lent = self.reference_side.lent(record) if not parameter else None
@@ -607,10 +608,10 @@ class _Subject:
 
     def _facing(self, call: int, own: str, slot: str) -> SlotPair | None:
         if call == self.call.id:
-            return self.paired.slot(self.index, slot if slot[0].isdigit() else own)
+            return self.paired.slot(self.index, slot if is_of_child(slot) else own)
         if call in self.paired.pair_of:
             return self.paired.slots[self.paired.pair_of[call]].get(own)
-        if own.startswith("param"):
+        if is_param(own):
             return self.paired.inner_parameter(self.other, self.paired.calls[call], own)
         return None
 
@@ -683,9 +684,9 @@ class _Subject:
         pair = self.paired.slot(self.index, slot)
         if pair is None:
             return ""
-        if not slot[0].isdigit():
+        if not is_of_child(slot):
             return pair.target_slot
-        kid = self.reference_side.children(self.call.id)[int(slot.partition(":")[0])]
+        kid = self.reference_side.children(self.call.id)[split_child(slot)[0]]
         there = self.paired.plan.pairs[self.paired.pair_of[kid]].target
         kids = self.target_side.children(self.other.id)
         return f"{kids.index(there)}:{pair.target_slot}" if there in kids else ""
