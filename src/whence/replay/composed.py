@@ -18,9 +18,10 @@ import xxhash
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Call, Operation, Program, Record
+from whence.records.marks import Mark, mark
 from whence.records.slots import SlotKind, is_mutated, is_param, is_read, slot_of_kind
 
-COMPOSED = "composed of operators"
+COMPOSED = mark(Mark.COMPOSED)
 """The note of a program that was made here: nothing tells which numbers the code around its
 operators looked at.
 """

@@ -19,9 +19,10 @@ import msgspec
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.marks import Mark, mark
 from whence.records.slots import is_param
 
-TRANSLATED = "translated from Paddle"
+TRANSLATED = mark(Mark.TRANSLATED)
 """The note of a program that was not recorded but made of what the operator says: other kernels, so
 it need not agree bit by bit.
 """

@@ -332,16 +332,14 @@ class _Locating:
         finding: Finding | None,
         remaining: tuple[str, ...],
     ) -> Explained:
-        from whence.align import NOT_SELECTED
         from whence.instrument.patch_points import parse_point
-        from whence.records import PATCHED, PATCHED_AS
+        from whence.records.marks import Mark, has_mark, mark_values
 
         mine = [parse_point(p) for p in points]
         other = {
-            c.id: n.rpartition(PATCHED_AS)[2]
+            c.id: mark_values(c, Mark.PATCHED_AS)[-1]
             for c in run.calls
-            for n in c.notes
-            if PATCHED in n and PATCHED_AS in n
+            if has_mark(c, Mark.PATCHED_AS)
         }
         calls = [
             c
@@ -353,8 +351,8 @@ class _Locating:
         patched = [
             c
             for c in calls
-            if any(PATCHED in n for n in c.notes)
-            or (NOT_SELECTED in c.notes and (c.scope or c.root) in noted)
+            if has_mark(c, Mark.PATCHED)
+            or (has_mark(c, Mark.NOT_SELECTED) and (c.scope or c.root) in noted)
         ]
         here = {c.scope or c.root for c in calls}
         notes = dict.fromkeys(

@@ -20,11 +20,10 @@ from whence import dtypes
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Program, Ref, Run, children
+from whence.records.marks import Mark, NoProgram, has_mark, mark
 from whence.records.slots import is_param, is_read, param_name
 
-_NODE = "node "
-_KERNEL = "kernel "
-_COMPILED = "compiled by inductor"
+_COMPILED = f"{NoProgram.COMPILED} by inductor"
 # of the operators of two graphs in the same order; below, they were lowered otherwise, and order
 # proves little
 _ALIKE = 0.9
@@ -38,15 +37,15 @@ def kernel(call: Call) -> str:
     calls.
     """
     if is_piece(call):
-        return ", ".join(n for n in call.notes if n.startswith((_NODE, _KERNEL)))
+        return ", ".join(n for n in call.notes if n.startswith((Mark.NODE, Mark.KERNEL)))
     if call.kind == "operator" and "kernel" in call.arguments:
-        return f"{_NODE}{call.op}, {_kernel(call)}"
+        return f"{mark(Mark.NODE, call.op)}, {_kernel(call)}"
     return ""
 
 
 def is_piece(call: Call) -> bool:
     """Is this a node of a graph that was cut alike in both runs?"""
-    return any(n.startswith(_NODE) for n in call.notes)
+    return has_mark(call, Mark.NODE)
 
 
 def is_compiled(call: Call) -> bool:
@@ -288,7 +287,7 @@ class _Both:
         inputs: Sequence[Ref],
         program: Program | None,
     ) -> Call:
-        said = (f"{_NODE}{call.op}", *((_kernel(call),) if is_compiled(call) else ()))
+        said = (mark(Mark.NODE, call.op), *((_kernel(call),) if is_compiled(call) else ()))
         if program is not None:
             side.cutting.programs[program.id] = program
         return msgspec.structs.replace(
@@ -518,7 +517,7 @@ def _index(table: list[Any], item: Any) -> int:
 
 
 def _kernel(call: Call) -> str:
-    return f"{_KERNEL}{call.arguments['kernel']} computes {_listed(call.origins)}"
+    return mark(Mark.KERNEL, f"{call.arguments['kernel']} computes {_listed(call.origins)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
-from whence.records.marks import NOT_SELECTED
+from whence.records.marks import Mark, mark
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
@@ -262,7 +262,9 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
             whole = _whole(run, members, first + number)
             begun.append(whole)
             begun += (
-                msgspec.structs.replace(m, parent=whole.id, notes=(*m.notes, NOT_SELECTED))
+                msgspec.structs.replace(
+                    m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
+                )
                 for m in members
             )
     calls, at = renumbered(begun)

@@ -18,7 +18,7 @@ from whence.align.layout.consumers import used_so
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
 from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
-from whence.records import MEMORY_ORDER
+from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_param
 
 
@@ -65,7 +65,9 @@ def _as_in_memory(at: LayoutState, faces: Sequence[Face], family: Family) -> boo
     """Decide for tensors that on one side stand as a kernel library lays them out, where their
     elements say how.
     """
-    ours, theirs = (MEMORY_ORDER in call.notes for call in at.calls(at.pairs[family[faces[0]][0]]))
+    ours, theirs = (
+        has_mark(call, Mark.MEMORY_ORDER) for call in at.calls(at.pairs[family[faces[0]][0]])
+    )
     if not (ours or theirs):
         return False
     found = {}

@@ -28,6 +28,7 @@ from whence.errors import (
     UsageError,
 )
 from whence.records import Call, Program, Run
+from whence.records.marks import was_compiled
 from whence.records.slots import is_of_child, is_param, is_written, split_child
 from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair, VerdictKind
 from whence.workflows.repro.warm_interpreter import Waiting
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from whence.results import Comparison, Reproduction
-
-_COMPILED = ("compiled", "runs compiled", "scripted")
 
 
 def reproduce(
@@ -88,7 +87,7 @@ def reproduce(
         if run:
             heavy = (
                 ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-                if _is_compiled(subject.other)
+                if was_compiled(subject.other)
                 else ()
             )
             outcome = _Outcome(heavy)
@@ -272,7 +271,7 @@ class _Subject:
         )
         ours = replace(ours, backend="", device="cpu")
         whole = piece(good, 0, len(good.steps), results)
-        compiled = _is_compiled(self.other) and not self.swapped
+        compiled = was_compiled(self.other) and not self.swapped
         if not compiled and not self.swapped:
             other = self._target_trace(results, recorded)
             if other is not None:
@@ -709,7 +708,7 @@ class _Subject:
         )
         if not re.fullmatch(r"[a-z]{1,20}(:\d{1,3})?", device):
             device = "cpu"
-        if not _is_compiled(call):
+        if not was_compiled(call):
             return Way(device=device, settings=settings)
         told = _compiler(run, call)
         if told is None:
@@ -850,12 +849,6 @@ def _number(trace: Trace, program: Program, slot: str) -> int | None:
         return made[at[1]] if at[1] < len(made) else None
     name = program.inputs[at] if kind == "in" else at
     return trace.slots.get(name) if kind in ("in", "param") else None
-
-
-def _is_compiled(call: Call) -> bool:
-    return call.no_program.startswith(_COMPILED) or any(
-        n.startswith("compiled") for n in call.notes
-    )
 
 
 def _compiler(run: Run, call: Call) -> dict[str, Any] | None:
