@@ -191,6 +191,12 @@ def is_unplaced(record: Record) -> bool:
 OVERWRITTEN = "overwritten without being read"
 """Why an operator's argument has no elements: what it held does not matter."""
 
+OBSERVER = "observer effect: "
+"""How the note of a run begins that says how its own capture changed it."""
+
+WRITING = "is still being written"
+"""How the reason begins why a run has not ended whose process runs."""
+
 # Names under which other files ask for the same texts.
 MEMORY_ORDER = Mark.MEMORY_ORDER.value
 NOT_SELECTED = Mark.NOT_SELECTED.value

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_input, is_inside
 from whence.report import generation, origin
 from whence.report import occurrences as counts
@@ -92,7 +93,7 @@ def answer(
         _row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})")
         for n in result.nearest[:3]
     ]
-    notes = [note for note in result.notes if _OBSERVER not in note]
+    notes = [note for note in result.notes if OBSERVER not in note]
     for note in (*result.environment[:6], *notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
@@ -307,7 +308,6 @@ def _absent(finding: Finding, result: Comparison) -> str:
     return "; ".join(said)
 
 
-_OBSERVER = "observer effect: "
 _BLIND: dict[str, str] = {
     Evidence.TWO_DUMPS: "errors below 5 times what came in",
     Evidence.STATISTICS: "errors that leave min, max, mean and norm alone",
@@ -350,7 +350,7 @@ def _evidence(result: Comparison) -> Iterator[str]:
 def _observed(result: Comparison) -> Iterator[str]:
     """By how much the capture of each side changed what it saw, where that was measured."""
     for note in result.notes:
-        side, found, words = note.partition(_OBSERVER)
+        side, found, words = note.partition(OBSERVER)
         if found:
             yield _row("  observer effect", clean(f"{side}{words}"))
 

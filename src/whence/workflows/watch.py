@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence.errors import UnreadableRun
+from whence.records.marks import WRITING
 from whence.results import Confidence, Status
 
 if TYPE_CHECKING:
     from whence.records import Run
     from whence.results import Comparison
-
-WRITING = "is still being written"  # as `store` says it of a process that runs
 
 
 class _Look(NamedTuple):

@@ -20,6 +20,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.metrics import error_profile
 from whence.records import Call, Record, Run, children
+from whence.records.marks import OBSERVER
 from whence.records.slots import is_input, is_output, is_param, is_written
 from whence.results import (
     CauseKind,
@@ -400,7 +401,7 @@ def _facts(run: Run) -> dict[str, str]:
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
             out[f"observer effect {number + 1}" if number else "observer effect"] = (
-                note.text.removeprefix("observer effect: ")
+                note.text.removeprefix(OBSERVER)
             )
     return {k: v for k, v in out.items() if v}
 
