@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 
 import click
@@ -49,9 +50,11 @@ def _public(module):
 
 
 def _shape(value):
-    """The signature of what can be called; the type's name of anything else."""
+    """The signature of what can be called, the words of a list, the type's name of anything else."""
     if inspect.isclass(value) and issubclass(value, BaseException):
         return "exception"
+    if inspect.isclass(value) and issubclass(value, Enum):
+        return [member.value for member in value]
     try:
         return [
             f"{'*' if p.kind is p.KEYWORD_ONLY else ''}{p.name}{'' if p.default is p.empty else '?'}"

@@ -19,7 +19,7 @@ from whence.align.dims import Unfit, names
 from whence.align.plan_editor import USER_MAP, PlanEditor
 from whence.align.user_map import Entry, Map, compiled, filled
 from whence.records import Call, Run
-from whence.records.marks import NOT_SELECTED
+from whence.records.marks import Mark, mark
 from whence.results import CallPair, Plan, SlotPair
 
 
@@ -51,7 +51,7 @@ def _ignored(run: Run, chart: Map, patterns: Sequence[tuple[str, int]], side: st
             raise chart.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
         gone.update(found)
     calls = [
-        msgspec.structs.replace(c, notes=(*c.notes, NOT_SELECTED)) if c.id in gone else c
+        msgspec.structs.replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED))) if c.id in gone else c
         for c in run.calls
     ]
     return Derived(run, (), (), calls)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Run
-from whence.records.marks import NOT_SELECTED
+from whence.records.marks import Mark, has_mark
 
 
 class SiteKey(NamedTuple):
@@ -24,7 +24,7 @@ class SiteKey(NamedTuple):
 
 def selected(calls: Iterable[Call]) -> list[Call]:
     """The calls a capture was asked for; the others are in a run only to keep the tree whole."""
-    return [c for c in calls if NOT_SELECTED not in c.notes]
+    return [c for c in calls if not has_mark(c, Mark.NOT_SELECTED)]
 
 
 def step_of(call: Call) -> tuple[int, str, int, int]:
@@ -78,7 +78,7 @@ class Sites:
                 self.first.append(call)
                 self.moments.append({})
             site_of[call.id] = site
-            if NOT_SELECTED not in call.notes:
+            if not has_mark(call, Mark.NOT_SELECTED):
                 self.moments[site].setdefault((call.step, call.micro), []).append(call.id)
         self.site_of = site_of
         self.number = number

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from whence.records import Run
+from whence.records.marks import OBSERVER
 
 # Settings that change results beyond rounding or choose other kernels; others are listed but
 # explain nothing.
@@ -102,9 +103,9 @@ def observer_effects(run: Run) -> Iterator[str]:
     none = 0
     for note in run.notes:
         if note.kind == "observer":
-            if note.text.startswith("observer effect: none"):
+            if note.text.startswith(f"{OBSERVER}none"):
                 none += 1
             else:
                 yield note.text
     if none:
-        yield f"observer effect: none in {none} {'graph' if none == 1 else 'graphs'}"
+        yield f"{OBSERVER}none in {none} {'graph' if none == 1 else 'graphs'}"

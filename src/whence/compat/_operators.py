@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from whence.records.slots import split_slot
+
 
 def write(run: Path, path: Path) -> bool:
     """Write the operators of a run; whether there are any. Elements stay in the run, each tensor
@@ -36,7 +38,7 @@ def write(run: Path, path: Path) -> bool:
             continue
         slots: dict[str, dict[str, Any]] = {"input": {}, "output": {}, "mutated": {}}
         for ref in call.refs:
-            kind, _, name = ref.slot.partition(".")
+            kind, name = split_slot(ref.slot)
             slots.setdefault(kind, {})[name] = _tensor(opened, ref.record)
         plain = {
             name: value for name, value in call.arguments.items() if name not in slots["input"]

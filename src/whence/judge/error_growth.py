@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from whence import dtypes
@@ -15,7 +14,7 @@ from whence.dtypes import Array
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.statistics_drift import Drift, drift
 from whence.records import Record
-from whence.results import Measured, Verdict
+from whence.results import Confidence, Evidence, Measured, Verdict, VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class PairError:
     """
 
     value: float | None
-    evidence: str = "two dumps"
+    evidence: Evidence = Evidence.TWO_DUMPS
     exact: bool = False
     u: float = 0.0
     why: str = ""
@@ -57,7 +56,7 @@ class ErrorGrowth:
     sides, where the verdict rests on that.
     """
 
-    verdict: str
+    verdict: VerdictKind
     growth: float
     e_in: float
     e_out: float
@@ -69,7 +68,7 @@ class ErrorGrowth:
 
     def score(self, limits: Limits = LIMITS) -> float:
         """The error in units of what is allowed."""
-        if self.evidence == "statistics" and self.moved and math.isfinite(self.e_out):
+        if self.evidence == Evidence.STATISTICS and self.moved and math.isfinite(self.e_out):
             return self.by
         return max(self.growth / (limits.amplified if self.repeats else limits.growth), self.by)
 
@@ -212,7 +211,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
     if a is None or b is None or reference.shape != target.shape:
         return PairError(None, why=measured.why)
     if a.nan != b.nan or a.inf != b.inf:
-        return PairError(math.inf, "statistics", u=u)
+        return PairError(math.inf, Evidence.STATISTICS, u=u)
     if u == 0.0:
         hashed = (
             bool(reference.hash and target.hash)
@@ -226,12 +225,14 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
         )  # a dump may have some of them only
         parted = any(x != y for x, y in figures if x is not None and y is not None)
         return PairError(
-            1.0 if hashed or parted else 0.0, "statistics", u=u
+            1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u
         )  # without digests equal figures show no difference
     moved = drift(reference, target)
     if moved is None:
         return PairError(None, why="no finite element to take statistics of")
-    return PairError(max(moved.extreme, moved.mean, moved.moment), "statistics", u=u, drift=moved)
+    return PairError(
+        max(moved.extreme, moved.mean, moved.moment), Evidence.STATISTICS, u=u, drift=moved
+    )
 
 
 def grow(
@@ -248,48 +249,50 @@ def grow(
         flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
         rest = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
         if flipped and not any(e.value for e in rest):
-            return ErrorGrowth("undetermined", 0.0, max(known_in), 1.0, "two dumps")
+            return ErrorGrowth(
+                VerdictKind.UNDETERMINED, 0.0, max(known_in), 1.0, Evidence.TWO_DUMPS
+            )
         outputs = rest
     known_out = [e.value for e in outputs if e.value is not None]
     if not known_out:
-        return ErrorGrowth("undetermined", 0.0, 0.0, 0.0, "")
+        return ErrorGrowth(VerdictKind.UNDETERMINED, 0.0, 0.0, 0.0, Evidence.NONE)
     e_in, e_out = max(known_in, default=0.0), max(known_out)
     evidence = (
-        "statistics"
-        if any(e.evidence == "statistics" for e in (*inputs, *outputs))
-        else "two dumps"
+        Evidence.STATISTICS
+        if any(e.evidence == Evidence.STATISTICS for e in (*inputs, *outputs))
+        else Evidence.TWO_DUMPS
     )
     if all(e.exact for e in outputs):
-        return ErrorGrowth("identical", 0.0, e_in, 0.0, evidence)
+        return ErrorGrowth(VerdictKind.IDENTICAL, 0.0, e_in, 0.0, evidence)
     if e_out == 0.0:
-        return ErrorGrowth("noise", 0.0, e_in, 0.0, evidence)
+        return ErrorGrowth(VerdictKind.NOISE, 0.0, e_in, 0.0, evidence)
     if math.isinf(e_in):
-        return ErrorGrowth("inherited", 0.0, e_in, e_out, evidence)
+        return ErrorGrowth(VerdictKind.INHERITED, 0.0, e_in, e_out, evidence)
     # Statistics of a tensor move by less than its elements; twice the band keeps clean pairs
     # silent.
-    band = e_in + (4 if evidence == "statistics" else 2) * u
+    band = e_in + (4 if evidence == Evidence.STATISTICS else 2) * u
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
     growth, spread = _over(worst, band), worst.spread
     if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
         return ErrorGrowth(
-            "inherited" if e_in > 0 and e_out > 2 * u else "noise",
+            VerdictKind.INHERITED if e_in > 0 and e_out > 2 * u else VerdictKind.NOISE,
             growth,
             e_in,
             e_out,
             evidence,
             spread,
         )
-    unlike = e_in >= _UNLIKE and evidence == "two dumps"
+    unlike = e_in >= _UNLIKE and evidence == Evidence.TWO_DUMPS
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
-    found = ErrorGrowth("", growth, e_in, e_out, evidence, spread, moved, by)
+    found = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
-        verdict = "undetermined"
+        verdict = VerdictKind.UNDETERMINED
     elif found.score(limits) > 1:
-        verdict = "introduced"
+        verdict = VerdictKind.INTRODUCED
     elif growth > limits.amplified:
-        verdict = "amplified"
+        verdict = VerdictKind.AMPLIFIED
     else:
-        verdict = "noise" if e_out <= 2 * u else "inherited"
+        verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
     return dataclasses.replace(found, verdict=verdict)
 
 
@@ -344,7 +347,10 @@ def judge_stated(
     the first, since growth from there on is judged in units of roundoffs that leave room
     themselves.
     """
-    if verdict.verdict != "introduced" or growth.evidence not in ("two dumps", "statistics"):
+    if verdict.verdict != VerdictKind.INTRODUCED or growth.evidence not in (
+        Evidence.TWO_DUMPS,
+        Evidence.STATISTICS,
+    ):
         return verdict
     room = min(limits.otherwise * u, max(10 * u, 0.05)) if first or u < _SIXTEEN else 0.0
     if growth.e_out > room:
@@ -354,13 +360,11 @@ def judge_stated(
             f"differs by rel_l2 {growth.e_out:.2g}, "
             f"{'' if room == 0 else f'more than {room:.2g}, '}and nothing before it is seen"
         )
-        return msgspec.structs.replace(
-            verdict, sentence=sentence, numbers={**verdict.numbers, "e_in": None}
-        )
+        return verdict.replace(sentence=sentence, numbers={**verdict.numbers, "e_in": None})
     sentence = (
         f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
         "operators that nobody labelled may make"
     )
-    return msgspec.structs.replace(
-        verdict, verdict="noise", confidence="", score=None, sentence=sentence
+    return verdict.replace(
+        verdict=VerdictKind.NOISE, confidence=Confidence.NONE, score=None, sentence=sentence
     )

@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.replay_error import ReplayError
-from whence.results import Measured, Verdict
+from whence.results import CauseKind, Confidence, Measured, Verdict, VerdictKind
 
-_PASS = ("noise", "inherited", "amplified")
+_PASS = (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 
 def elementwise(reference: Array, again: Iterable[Array]) -> Array:
@@ -66,11 +65,10 @@ def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict
     if verdict.verdict not in _PASS:
         return verdict
     e_out = verdict.numbers.get("e_out")
-    if verdict.verdict != "noise" and (e_out is None or e_out > limits.spread * spread):
+    if verdict.verdict != VerdictKind.NOISE and (e_out is None or e_out > limits.spread * spread):
         return verdict
-    return msgspec.structs.replace(
-        verdict,
-        verdict="nondeterministic",
+    return verdict.replace(
+        verdict=VerdictKind.NONDETERMINISTIC,
         numbers={**verdict.numbers, "spread": spread if math.isfinite(spread) else None},
         sentence="does not repeat itself: on equal inputs, runs of the reference differ by "
         f"rel_l2 {spread:.2g}; {verdict.sentence}",
@@ -98,11 +96,10 @@ def repeated(
         ]
     if not scores or not max(scores) <= 1:
         return verdict
-    return msgspec.structs.replace(
-        verdict,
-        verdict="nondeterministic",
-        confidence="",
-        cause="",
+    return verdict.replace(
+        verdict=VerdictKind.NONDETERMINISTIC,
+        confidence=Confidence.NONE,
+        cause=CauseKind.UNKNOWN,
         score=max(scores),
         sentence="a further run of the reference strays as far from what its operators give on "
         f"its own inputs; {verdict.sentence}",

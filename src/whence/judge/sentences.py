@@ -7,6 +7,7 @@ import math
 from whence.judge.error_growth import ErrorGrowth
 from whence.judge.limits import LIMITS
 from whence.judge.replay_error import ReplayError
+from whence.results import Evidence, VerdictKind
 
 
 def of_local(local: ReplayError) -> str:
@@ -58,7 +59,7 @@ def _of_figures(local: ReplayError) -> str:
 
 def of_growth(growth: ErrorGrowth) -> str:
     """What two dumps say about one region."""
-    if growth.verdict == "undetermined":
+    if growth.verdict == VerdictKind.UNDETERMINED:
         return "nothing at its outputs could be measured"
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
     apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
@@ -66,7 +67,7 @@ def of_growth(growth: ErrorGrowth) -> str:
         f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at "
         f"its outputs{apart} ({growth.evidence})"
     )
-    if growth.by > 1 and (growth.evidence == "statistics" or growth.growth <= LIMITS.growth):
+    if growth.by > 1 and (growth.evidence == Evidence.STATISTICS or growth.growth <= LIMITS.growth):
         text = (
             f"{_MOVED[growth.moved]} {growth.by:.3g} times further off than rounding and its "
             f"inputs explain; {text}"

@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, Limits
-from whence.results import Verdict
+from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _CHUNK = 1 << 20  # elements widened at once
 _CELLS = 1 << 15  # sign-less upper half of a float32
@@ -123,7 +122,7 @@ def with_third(verdict: Verdict, outputs: Sequence[ThreeWay]) -> Verdict:
         "third_target_err": worst.target / size,
     }
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    return msgspec.structs.replace(verdict, numbers={**verdict.numbers, **finite})
+    return verdict.replace(numbers={**verdict.numbers, **finite})
 
 
 def judge_third(
@@ -142,12 +141,12 @@ def judge_third(
     stays.
     """
     verdict = with_third(verdict, outputs)
-    if verdict.evidence == "replay" or verdict.verdict not in (
-        "noise",
-        "inherited",
-        "amplified",
-        "introduced",
-        "undetermined",
+    if verdict.evidence == Evidence.REPLAY or verdict.verdict not in (
+        VerdictKind.NOISE,
+        VerdictKind.INHERITED,
+        VerdictKind.AMPLIFIED,
+        VerdictKind.INTRODUCED,
+        VerdictKind.UNDETERMINED,
     ):
         return verdict
     if any(o.u == 0.0 or o.reference > limits.yardstick * o.third for o in outputs):
@@ -162,27 +161,34 @@ def judge_third(
         said = said.rpartition(",")[0]
     if relation <= limits.third:
         name = verdict.verdict
-        if name in ("introduced", "undetermined"):
-            name = "noise" if out <= limits.third else "inherited"
-        return _three(verdict, name, "", None, f"{said}; {verdict.sentence}")
+        if name in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
+            name = VerdictKind.NOISE if out <= limits.third else VerdictKind.INHERITED
+        return _three(verdict, name, Confidence.NONE, None, f"{said}; {verdict.sentence}")
     if relation > limits.growth and inputs is not None:
         return _three(
-            verdict, "introduced", "likely", relation / limits.growth, f"{said}; {verdict.sentence}"
+            verdict,
+            VerdictKind.INTRODUCED,
+            Confidence.LIKELY,
+            relation / limits.growth,
+            f"{said}; {verdict.sentence}",
         )
     return verdict
 
 
 def _three(
-    verdict: Verdict, name: str, confidence: str, score: float | None, sentence: str
+    verdict: Verdict,
+    kind: str,
+    confidence: str,
+    score: float | None,
+    sentence: str,
 ) -> Verdict:
     score = score if score is None or math.isfinite(score) else None
-    return msgspec.structs.replace(
-        verdict,
-        verdict=name,
-        evidence="three-way",
+    return verdict.replace(
+        verdict=kind,
+        evidence=Evidence.THREE_WAY,
         confidence=confidence,
         score=score,
-        cause="",
+        cause=CauseKind.UNKNOWN,
         sentence=sentence,
     )
 

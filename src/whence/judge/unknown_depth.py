@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
 from whence.judge.limits import LIMITS, Limits
-from whence.results import Verdict
+from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
     "to decide it, capture both runs with their modules (`whence capture`), which can "
@@ -45,17 +43,15 @@ def judge_unseen(
     where it matters. next_step: what would decide an open case, as a sentence.
     """
     if (
-        growth.verdict == "identical"
+        growth.verdict == VerdictKind.IDENTICAL
         or not growth.evidence
-        or growth.evidence not in ("two dumps", "statistics")
+        or growth.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     ):
         return verdict
     if u == 0.0:
         return _of_integers(verdict, growth)
-    if growth.evidence == "statistics" and growth.e_out <= limits.far:
-        unknown = msgspec.structs.replace(
-            verdict, numbers={**verdict.numbers, "e_out": growth.e_out or None}
-        )
+    if growth.evidence == Evidence.STATISTICS and growth.e_out <= limits.far:
+        unknown = verdict.replace(numbers={**verdict.numbers, "e_out": growth.e_out or None})
         return _open(
             unknown,
             f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements",
@@ -73,7 +69,9 @@ def judge_unseen(
     if math.isinf(growth.e_out):
         return verdict
     if growth.e_in > room and growth.growth <= limits.growth:
-        return msgspec.structs.replace(verdict, verdict="inherited", confidence="", score=None)
+        return verdict.replace(
+            verdict=VerdictKind.INHERITED, confidence=Confidence.NONE, score=None
+        )
     seen = look()
     if seen is not None and seen.pattern:
         return _introduced(verdict, growth, f"{seen.pattern}, which rounding at no depth makes")
@@ -92,7 +90,7 @@ def judge_unseen(
 
 
 def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
-    if verdict.verdict != "introduced":
+    if verdict.verdict != VerdictKind.INTRODUCED:
         return verdict
     return _open(
         verdict, "integers differ, and may be chosen by scores that are nearly equal", RECORD_SCORES
@@ -100,16 +98,14 @@ def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
 
 
 def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Verdict:
-    if verdict.verdict in ("noise", "inherited"):
+    if verdict.verdict in (VerdictKind.NOISE, VerdictKind.INHERITED):
         return verdict
-    name = "inherited" if growth.e_in > 2 * u else "noise"
+    name = VerdictKind.INHERITED if growth.e_in > 2 * u else VerdictKind.NOISE
     sentence = (
         f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
         "operators that nobody sees may make"
     )
-    return msgspec.structs.replace(
-        verdict, verdict=name, confidence="", score=None, sentence=sentence
-    )
+    return verdict.replace(verdict=name, confidence=Confidence.NONE, score=None, sentence=sentence)
 
 
 def _far(u: float, before: Sequence[PairError], limits: Limits) -> float:
@@ -132,18 +128,20 @@ def _far(u: float, before: Sequence[PairError], limits: Limits) -> float:
 def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
     size = f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in"
     score = verdict.score if verdict.score is not None else growth.score()
-    return msgspec.structs.replace(
-        verdict,
-        verdict="introduced",
-        confidence="likely",
+    return verdict.replace(
+        verdict=VerdictKind.INTRODUCED,
+        confidence=Confidence.LIKELY,
         score=score if math.isfinite(score) else None,
         sentence=f"{size}: {why}",
     )
 
 
 def _open(verdict: Verdict, said: str, next_step: str) -> Verdict:
-    return msgspec.structs.replace(
-        verdict, verdict="undetermined", confidence="", score=None, sentence=f"{said}; {next_step}"
+    return verdict.replace(
+        verdict=VerdictKind.UNDETERMINED,
+        confidence=Confidence.NONE,
+        score=None,
+        sentence=f"{said}; {next_step}",
     )
 
 

@@ -9,14 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from whence.judge import sentences
 from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.parameters import ParameterDifference
 from whence.judge.replay_error import ReplayError
-from whence.results import Verdict
+from whence.records.slots import param_name
+from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class LeafEvidence:
     local: Sequence[tuple[str, ReplayError]] | None = None
     no_replay: str = ""
     structural: str = ""
-    cause: str = ""
+    cause: CauseKind = CauseKind.UNKNOWN
     cause_words: str = ""
     broken: float = 0.0
     repeats: int = 0
@@ -53,10 +52,10 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     if evidence.structural:
         return Verdict(
             evidence.pair,
-            "structural",
-            evidence="two dumps",
-            confidence="likely",
-            cause="structural",
+            VerdictKind.STRUCTURAL,
+            evidence=Evidence.TWO_DUMPS,
+            confidence=Confidence.LIKELY,
+            cause=CauseKind.STRUCTURAL,
             numbers=numbers,
             sentence=evidence.structural,
         )
@@ -67,19 +66,19 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         return Verdict(
             evidence.pair,
-            "param-diff",
-            evidence="two dumps",
-            confidence="certain",
-            cause="parameter",
+            VerdictKind.PARAM_DIFF,
+            evidence=Evidence.TWO_DUMPS,
+            confidence=Confidence.CERTAIN,
+            cause=CauseKind.PARAMETER,
             numbers=numbers,
-            sentence=f"{slot.removeprefix('param.')} {difference.sentence}{more}",
+            sentence=f"{param_name(slot)} {difference.sentence}{more}",
             slot=slot,
         )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
         return Verdict(
             evidence.pair,
-            "identical",
-            evidence="two dumps",
+            VerdictKind.IDENTICAL,
+            evidence=Evidence.TWO_DUMPS,
             numbers=numbers,
             sentence="bitwise equal",
         )
@@ -94,9 +93,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
             if growth.repeats > 1
             else "another call of it gives"
         )
-        found = msgspec.structs.replace(
-            found, sentence=f"{found.sentence}; {times} the same bits on both sides"
-        )
+        found = found.replace(sentence=f"{found.sentence}; {times} the same bits on both sides")
     return found
 
 
@@ -109,9 +106,11 @@ def repeated(growth: ErrorGrowth, evidence: LeafEvidence, limits: Limits = LIMIT
     otherwise: equal inputs then leave it `limits.amplified` bands at most.
     """
     enough = evidence.repeats >= limits.repeats and growth.e_in == 0 and evidence.u > U32
-    if not (enough and growth.verdict == "amplified" and growth.evidence == "two dumps"):
+    if not (
+        enough and growth.verdict == VerdictKind.AMPLIFIED and growth.evidence == Evidence.TWO_DUMPS
+    ):
         return growth
-    return dataclasses.replace(growth, verdict="introduced", repeats=evidence.repeats)
+    return dataclasses.replace(growth, verdict=VerdictKind.INTRODUCED, repeats=evidence.repeats)
 
 
 def _of_parameters(evidence: LeafEvidence) -> Verdict:
@@ -122,8 +121,8 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
     if not unknown:
         return Verdict(
             evidence.pair,
-            "noise",
-            evidence="two dumps",
+            VerdictKind.NOISE,
+            evidence=Evidence.TWO_DUMPS,
             sentence="its parameters are equal in the coarser dtype",
         )
     slot, difference = unknown[0]
@@ -131,11 +130,11 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
     # Nothing of it is known to agree.
     return Verdict(
         evidence.pair,
-        "undetermined",
-        evidence="two dumps",
+        VerdictKind.UNDETERMINED,
+        evidence=Evidence.TWO_DUMPS,
         numbers={"e_out": 1.0},
         slot=slot,
-        sentence=f"{slot.removeprefix('param.')}: {difference.sentence}{more}",
+        sentence=f"{param_name(slot)}: {difference.sentence}{more}",
     )
 
 
@@ -157,11 +156,11 @@ def _from_replay(
     if evidence.broken:
         return Verdict(
             evidence.pair,
-            "introduced",
-            evidence="replay",
-            confidence="likely",
+            VerdictKind.INTRODUCED,
+            evidence=Evidence.REPLAY,
+            confidence=Confidence.LIKELY,
             score=_finite(evidence.broken),
-            cause="kernel",
+            cause=CauseKind.KERNEL,
             numbers=numbers,
             slot=slot,
             side="reference",
@@ -177,11 +176,16 @@ def _from_replay(
     numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
     score = worst.score
 
-    def verdict(name: str, sentence: str, confidence: str = "", cause: str = "") -> Verdict:
+    def verdict(
+        kind: VerdictKind,
+        sentence: str,
+        confidence: Confidence = Confidence.NONE,
+        cause: CauseKind = CauseKind.UNKNOWN,
+    ) -> Verdict:
         return Verdict(
             evidence.pair,
-            name,
-            evidence="replay",
+            kind,
+            evidence=Evidence.REPLAY,
             confidence=confidence,
             score=_finite(score),
             cause=cause,
@@ -199,24 +203,24 @@ def _from_replay(
         )
         if low_precision:
             return verdict(
-                "precision", f"{said}; unstructured, as from a low-precision intermediate"
+                VerdictKind.PRECISION, f"{said}; unstructured, as from a low-precision intermediate"
             )
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
-        confidence = "certain" if score >= limits.certain else "likely"
+        confidence = Confidence.CERTAIN if score >= limits.certain else Confidence.LIKELY
         return verdict(
-            "introduced", f"introduced here: {said}{because}", confidence, evidence.cause
+            VerdictKind.INTRODUCED, f"introduced here: {said}{because}", confidence, evidence.cause
         )
-    confidence = "suspect" if score > limits.suspect else ""
+    confidence = Confidence.SUSPECT if score > limits.suspect else Confidence.NONE
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
-        return verdict("noise", f"rounding: {said}", confidence)
+        return verdict(VerdictKind.NOISE, f"rounding: {said}", confidence)
     if inherited > 5 * growth.e_in > 0:
         return verdict(
-            "amplified",
+            VerdictKind.AMPLIFIED,
             f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {said}",
             confidence,
         )
-    return verdict("inherited", f"inherited: {said}", confidence)
+    return verdict(VerdictKind.INHERITED, f"inherited: {said}", confidence)
 
 
 def judge_region(
@@ -234,23 +238,38 @@ def judge_region(
         numbers = _of_growth(growth)
     why = f"; no replay: {note}" if note else ""
     sentence = sentences.of_growth(growth) + why
-    if growth.verdict == "identical":
-        return Verdict(
-            pair, "identical", stretch, growth.evidence, numbers=numbers, sentence="bitwise equal"
-        )
-    if growth.verdict == "introduced":
+    if growth.verdict == VerdictKind.IDENTICAL:
         return Verdict(
             pair,
-            "introduced",
+            VerdictKind.IDENTICAL,
             stretch,
             growth.evidence,
-            "likely",
+            numbers=numbers,
+            sentence="bitwise equal",
+        )
+    if growth.verdict == VerdictKind.INTRODUCED:
+        return Verdict(
+            pair,
+            VerdictKind.INTRODUCED,
+            stretch,
+            growth.evidence,
+            Confidence.LIKELY,
             _finite(growth.score()),
-            "",
+            CauseKind.UNKNOWN,
             numbers,
             sentence,
         )
-    return Verdict(pair, growth.verdict, stretch, growth.evidence, "", None, "", numbers, sentence)
+    return Verdict(
+        pair,
+        growth.verdict,
+        stretch,
+        growth.evidence,
+        Confidence.NONE,
+        None,
+        CauseKind.UNKNOWN,
+        numbers,
+        sentence,
+    )
 
 
 def _of_growth(growth: ErrorGrowth) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from whence.errors import ElementsMissing
 from whence.frameworks import host
 from whence.readers import ForeignRun
 from whence.records import Call, Looked, Over, Record, Ref, Run, children
+from whence.records.slots import is_written
 
 _TELLING = 8  # elements from which on equal content is no coincidence
 _SHOWN_BYTES = 4 << 30
@@ -110,7 +111,7 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
         known = seen.setdefault(call.rank, {})
         if not inside_done:
             take(
-                (r for r in call.refs if not r.slot.startswith(("output", "mutated"))),
+                (r for r in call.refs if not is_written(r.slot)),
                 known.get,
                 known,
             )
@@ -119,7 +120,7 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
             continue
         given = {_content(records[r.record]): same.get(r.record) for r in call.slots("input")}
         take(
-            (r for r in call.refs if r.slot.startswith(("output", "mutated"))),
+            (r for r in call.refs if is_written(r.slot)),
             (given if call.leaf else known).get,
             known,
         )

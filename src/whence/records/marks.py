@@ -1,47 +1,174 @@
-"""What alignment writes into notes of calls and reasons of tensors that were joined, and what later
-stages read off them.
+"""Notes of calls, and reasons, that code asks for: each text stands here once, with what writes it
+and what reads it. The texts are part of the run format.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from whence.records.program import Program
 from whence.records.run import Call, Record
 
-_GATHERED = "joined from "
-_PIECES = "joined of the pieces that "
-_SHOWN = "of the ranks' replicas, shown is that of rank "
-_UNPLACED = "how it lies on the ranks is not known"
+
+class Mark(StrEnum):
+    """A note of a call (of a program, where it says so): the whole text, or what stands before or
+    behind a value.
+    """
+
+    NOT_SELECTED = "not selected"
+    """No tensor of the call was kept."""
+    HIDDEN = "inside not seen"
+    """Behind "WHY: ": compiled or scripted code hides what the call calls."""
+    PATCHED = "patched from "
+    """Before a path: another run's outputs replaced the call's on purpose."""
+    PATCHED_AS = ", where it is called "
+    """Behind `PATCHED`, before the call's name in that run."""
+    MEMORY_ORDER = "its elements may stand as a kernel library lays them out in memory"
+    """The outputs of a call of a dump may not be in the order that their shape says."""
+    PUT_TOGETHER = "put together: the dump has no call for the whole"
+    """A root call that no dump held: inputs of the first call, outputs of the last."""
+    INPUTS_UNKNOWN = "what it read is not known"
+    """It may depend on all that was made before."""
+    STORED_WIDER = "the dump does not say in what dtype it was computed"
+    """Its tensors may be stored wider than they were computed."""
+    UNORDERED = "the dump does not say which tensor was made before which"
+    """Its place among the other calls means nothing."""
+    LOGGED = "some of what a kernel held, logged while it ran"
+    """A label whose elements are a part of a tensor of a kernel."""
+    TAKES = "takes "
+    """Before "NAME as PARAMETER": what its operator takes a variable as."""
+    WRITES = "writes "
+    """Before a further name that the operator writes its result to."""
+    ONEDNN = "a kernel of oneDNN"
+    """A pass gave the call to oneDNN."""
+    NODE = "node "
+    """Before the name of the node of a compiled graph that the call is."""
+    KERNEL = "kernel "
+    """Before the kernel that computed that node."""
+    MOVES = "only moves elements: held against what it was given"
+    """A call that its run did not have, for a move of elements that only the other run has."""
+    JOINED = "joined from "
+    """Before what of how many calls: it was cut from others or joined from them."""
+    OF_PIECES = "joined of the pieces that "
+    """Before how many ranks hold pieces of its tensors."""
+    SHOWN_RANK = "of the ranks' replicas, shown is that of rank "
+    """Before the rank whose tensors stand for those that should be alike and are not."""
+    TRANSLATED = "translated from Paddle"
+    """Of a program: another library may be off by a few roundings."""
+    COMPOSED = "composed of operators"
+    """Of a program: put together from calls of operators."""
+
+
+_BEHIND = (Mark.HIDDEN,)
+_ANYWHERE = (Mark.PATCHED, Mark.PATCHED_AS)  # several notes of a module stand in one text
+_BEFORE = (
+    Mark.TAKES,
+    Mark.WRITES,
+    Mark.NODE,
+    Mark.KERNEL,
+    Mark.JOINED,
+    Mark.OF_PIECES,
+    Mark.SHOWN_RANK,
+)
+
+
+def mark(kind: Mark, value: object = "") -> str:
+    """The text of a note, with its value."""
+    return f"{value}{kind}" if kind in _BEHIND else f"{kind}{value}"
+
+
+def _is(kind: Mark, note: str) -> bool:
+    if kind in _BEFORE:
+        return note.startswith(kind)
+    if kind in _BEHIND:
+        return note.endswith(kind)
+    return kind in note if kind in _ANYWHERE else note == kind
+
+
+def has_mark(noted: Call | Program, kind: Mark) -> bool:
+    """Does one of its notes say this?"""
+    return any(_is(kind, note) for note in noted.notes)
+
+
+def mark_values(noted: Call | Program, kind: Mark) -> list[str]:
+    """The values of all its notes that say this."""
+    notes = [note for note in noted.notes if _is(kind, note)]
+    if kind in _BEHIND:
+        return [note.removesuffix(kind) for note in notes]
+    return [
+        note.rpartition(kind)[2] if kind in _ANYWHERE else note.removeprefix(kind) for note in notes
+    ]
+
+
+def mark_value(noted: Call | Program, kind: Mark) -> str:
+    """The value of the first note that says this, "" without one."""
+    return next(iter(mark_values(noted, kind)), "")
+
+
+class NoProgram(StrEnum):
+    """How a reason why a call has no program begins, where code asks for it."""
+
+    COMPILED = "compiled"
+    RUNS_COMPILED = "runs compiled"
+    SCRIPTED = "scripted"
+    RANDOM = "draws random numbers"
+
+
+def is_without_program(call: Call, *reasons: NoProgram) -> bool:
+    """Is one of these the reason why there is no program?"""
+    return call.no_program.startswith(reasons)
+
+
+def is_hidden_by_compiler(call: Call) -> bool:
+    """Was no program recorded of the call because compiled or scripted code ran?"""
+    return is_without_program(call, NoProgram.COMPILED, NoProgram.RUNS_COMPILED, NoProgram.SCRIPTED)
+
+
+def was_compiled(call: Call) -> bool:
+    """Was the call, or what it ran, compiled, as its notes or the missing program say?"""
+    return is_hidden_by_compiler(call) or any(
+        note.startswith(NoProgram.COMPILED) for note in call.notes
+    )
+
+
+def hidden_inside(call: Call) -> str:
+    """The note of a call whose inside was not seen, "" of others."""
+    return call.notes[0] if call.notes and _is(Mark.HIDDEN, call.notes[0]) else ""
 
 
 def gathered(rows: str, calls: int) -> str:
     """The note of a call that was cut from others or joined from them, row by row and token by
     token.
     """
-    return f"{_GATHERED}{rows} of {calls} {'call' if calls == 1 else 'calls'}"
+    return mark(Mark.JOINED, f"{rows} of {calls} {'call' if calls == 1 else 'calls'}")
 
 
 def is_gathered(call: Call) -> bool:
     """Was this call cut from others or joined from them?"""
-    return any(note.startswith(_GATHERED) for note in call.notes)
+    return has_mark(call, Mark.JOINED)
 
 
 def of_pieces(ranks: int) -> str:
     """The note of a joined call that worked on pieces of its tensors."""
-    return f"{_PIECES}{ranks} ranks hold"
+    return mark(Mark.OF_PIECES, f"{ranks} ranks hold")
 
 
 def is_of_pieces(call: Call) -> bool:
     """Did each rank work on pieces of this call's tensors?"""
-    return any(note.startswith(_PIECES) for note in call.notes)
+    return has_mark(call, Mark.OF_PIECES)
 
 
 def shown(rank: int) -> str:
     """The note of a joined call whose tensors every rank should hold alike and does not."""
-    return f"{_SHOWN}{rank}"
+    return mark(Mark.SHOWN_RANK, rank)
 
 
 def shown_rank(call: Call) -> str:
     """The rank whose tensors stand for all in a call whose ranks differ; "" where they do not."""
-    return next((note.removeprefix(_SHOWN) for note in call.notes if note.startswith(_SHOWN)), "")
+    return mark_value(call, Mark.SHOWN_RANK)
+
+
+_UNPLACED = "how it lies on the ranks is not known"
 
 
 def unplaced(ranks: int) -> str:
@@ -61,45 +188,23 @@ def is_unplaced(record: Record) -> bool:
     return record.why.startswith(_UNPLACED)
 
 
-PATCHED = "patched from "
-"""How the note of a call begins whose outputs another run's replaced on purpose."""
-
-PATCHED_AS = ", where it is called "
-"""How that note goes on where the other run calls it otherwise."""
-
-MEMORY_ORDER = "its elements may stand as a kernel library lays them out in memory"
-"""The note of a call of a dump whose outputs may not be in the order that their shape says."""
-
 OVERWRITTEN = "overwritten without being read"
 """Why an operator's argument has no elements: what it held does not matter."""
 
+OBSERVER = "observer effect: "
+"""How the note of a run begins that says how its own capture changed it."""
 
-NOT_SELECTED = "not selected"
+WRITING = "is still being written"
+"""How the reason begins why a run has not ended whose process runs."""
 
-
-GATHERED = "put together: the dump has no call for the whole"
-"""The note of a root call that no dump held: its inputs are those of the first call, its outputs
-those of the last.
-"""
-
-UNTOLD = "what it read is not known"
-"""The note of a call of which a dump does not tell all that it read: it may depend on all that was
-made before.
-"""
-
-WIDER = "the dump does not say in what dtype it was computed"
-"""The note of a call whose tensors may be stored wider than they were computed; they are judged by
-the numbers in them.
-"""
-
-UNORDERED = "the dump does not say which tensor was made before which"
-"""The note of a call whose place among the others means nothing."""
-
-
-TAKES = "takes "
-"""How the note of a call begins that says as what its operator takes a parameter: "takes
-linear_0.w_0 as Y".
-"""
-
-ONEDNN = "a kernel of oneDNN"
-"""The note of a call that a pass gave to oneDNN."""
+# Names under which other files ask for the same texts.
+MEMORY_ORDER = Mark.MEMORY_ORDER.value
+NOT_SELECTED = Mark.NOT_SELECTED.value
+PATCHED = Mark.PATCHED.value
+PATCHED_AS = Mark.PATCHED_AS.value
+GATHERED = Mark.PUT_TOGETHER.value
+UNTOLD = Mark.INPUTS_UNKNOWN.value
+WIDER = Mark.STORED_WIDER.value
+UNORDERED = Mark.UNORDERED.value
+TAKES = Mark.TAKES.value
+ONEDNN = Mark.ONEDNN.value

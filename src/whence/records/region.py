@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from whence.records.run import Call, Run
+from whence.records.slots import is_read, is_written
 
 
 def hands_on(run: Run, call: Call) -> bool:
@@ -58,8 +59,8 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
     known: set[int] = set()
 
     def walk(call: Call) -> Iterator[Region]:
-        reads = [r.record for r in call.refs if r.slot.startswith(("input", "param"))]
-        writes = [r.record for r in call.refs if r.slot.startswith(("output", "mutated"))]
+        reads = [r.record for r in call.refs if is_read(r.slot)]
+        writes = [r.record for r in call.refs if is_written(r.slot)]
         known.update(reads)
         kids = below.get(call.id, [])
         if not kids:
@@ -72,9 +73,7 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
             made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
             yield Region(call.id, place, tuple(fresh), tuple(made))
             yield from walk(child)
-            fresh = dict.fromkeys(
-                r.record for r in child.refs if r.slot.startswith(("output", "mutated"))
-            )
+            fresh = dict.fromkeys(r.record for r in child.refs if is_written(r.slot))
         yield Region(
             call.id,
             len(kids),

@@ -16,6 +16,7 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.records.program import Program
+from whence.records.slots import slot_kind
 from whence.records.storage import Dumped, Elements, External, Sketch, Statistics
 
 
@@ -173,7 +174,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in
         order.
         """
-        return tuple(r for r in self.refs if r.slot.partition(".")[0] == kind)
+        return tuple(r for r in self.refs if slot_kind(r.slot) == kind)
 
     def key(self, slot: str = "") -> Key:
         """The key of this call, or of one of its slots."""

@@ -18,8 +18,10 @@ import xxhash
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Call, Operation, Program, Record
+from whence.records.marks import Mark, mark
+from whence.records.slots import SlotKind, is_mutated, is_param, is_read, slot_of_kind
 
-COMPOSED = "composed of operators"
+COMPOSED = mark(Mark.COMPOSED)
 """The note of a program that was made here: nothing tells which numbers the code around its
 operators looked at.
 """
@@ -77,7 +79,7 @@ class _Composer:
         self._members: dict[int, list[tuple[Any, int]]] = {}
         self._written: dict[int, int] = {}  # group -> when it was last written
         for ref in call.refs:
-            if ref.slot.startswith(("input", "param")):
+            if is_read(ref.slot):
                 self._learn(ref.record, {"slot": ref.slot})
 
     # ---- what holds a record
@@ -122,7 +124,7 @@ class _Composer:
         slot = operand.get("slot")
         if slot is None:
             return operand
-        if slot.startswith("param"):
+        if is_param(slot):
             if slot not in self._params:
                 self._params.append(slot)
             return {"param": slot}
@@ -143,11 +145,11 @@ class _Composer:
         # What an operator overwrites need not be known to repeat it alone; here it is memory that
         # others look at.
         instead = {
-            place["op"][0]: self._operand(refs[f"input.{slot[8:]}"])
+            place["op"][0]: self._operand(refs[slot_of_kind(slot, SlotKind.INPUT)])
             for slot, place in program.outputs
-            if slot.startswith("mutated")
+            if is_mutated(slot)
             and "op" in place
-            and f"input.{slot[8:]}" in refs
+            and slot_of_kind(slot, SlotKind.INPUT) in refs
             and program.operations[place["op"][0]].name == _STRIDED
         }
         places: dict[int, int] = {}
@@ -187,14 +189,12 @@ class _Composer:
             if slot not in refs:
                 continue
             operand = value(place)
-            if slot.startswith("mutated"):
+            if is_mutated(slot):
                 self._in_place = True
                 group = self._group.setdefault(repr(self._held(operand)), len(self._group))
                 self._written[group] = len(self._operations)
                 self._learn(refs[slot], self._held(operand))
-            elif not any(
-                s.startswith("mutated") and refs.get(s) == refs[slot] for s, _ in program.outputs
-            ):
+            elif not any(is_mutated(s) and refs.get(s) == refs[slot] for s, _ in program.outputs):
                 self._learn(refs[slot], operand, shared)
 
     def _held(self, operand: Any) -> Any:

@@ -22,6 +22,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
 from whence.records import Operation, Program
+from whence.records.slots import is_of_child
 from whence.replay import allowed_operators, stepwise
 from whence.replay.choices import Choices, chooses
 
@@ -248,7 +249,7 @@ class Loaded:
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
         later = (
-            {slot for slot in program.inputs if slot[0].isdigit() and slot not in inputs}
+            {slot for slot in program.inputs if is_of_child(slot) and slot not in inputs}
             if child is not None
             else set()
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.slots import SlotKind, is_mutated, is_of_child, slot_of_kind, split_child
 
 
 @dataclass
@@ -76,16 +77,16 @@ class _Builder:
             slot = program.inputs[k]
             if slot in left:
                 found: dict[str, Any] = left[slot]
-            elif slot[0].isdigit() and int(slot.partition(":")[0]) in node.hidden:
+            elif is_of_child(slot) and split_child(slot)[0] in node.hidden:
                 raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
             elif given is not None and slot in given:
                 found = given[slot]
             else:
                 name = slot if top else f"{slot}@{node.call}"
                 origin = (node.call, slot)
-                if slot[0].isdigit():
-                    child, _, inner = slot.partition(":")
-                    origin = (node.children[int(child)], inner)
+                if is_of_child(slot):
+                    child, inner = split_child(slot)
+                    origin = (node.children[child], inner)
                 found = self.external(
                     name, origin, program.input_dtypes[k] if k < len(program.input_dtypes) else ""
                 )
@@ -165,12 +166,12 @@ class _Builder:
             self.places.append(node.call)
         for k in entering.get(len(program.operations), ()):
             enter(k)
-        own = {slot: value(o) for slot, o in outputs.items() if not slot[0].isdigit()}
+        own = {slot: value(o) for slot, o in outputs.items() if not is_of_child(slot)}
         if top:  # what it hands to children that are seen is an output too
             own |= {
                 s: value(o)
                 for s, o in outputs.items()
-                if s[0].isdigit() and int(s.partition(":")[0]) not in node.hidden
+                if is_of_child(s) and split_child(s)[0] not in node.hidden
             }
         return own
 
@@ -184,10 +185,10 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
         names = (*root.program.inputs, *root.program.params)
         origins = {}
         for slot in names:
-            child, _, inner = slot.partition(":")
-            origins[slot] = (
-                (root.children[int(child)], inner) if slot[0].isdigit() else (call, slot)
-            )
+            origins[slot] = (call, slot)
+            if is_of_child(slot):
+                child, inner = split_child(slot)
+                origins[slot] = (root.children[child], inner)
         return Flat(root.program, origins, (call,) * len(root.program.operations))
     builder = _Builder(node_of)
     outputs = builder.put(root, None)
@@ -240,9 +241,9 @@ def gather(
             given[slot] = known[own[slot]]
         made = builder.put(node, given)
         written = {
-            slot: given["input" + slot[7:]]
+            slot: given[overwritten]
             for slot in own
-            if slot.startswith("mutated") and "input" + slot[7:] in given
+            if is_mutated(slot) and (overwritten := slot_of_kind(slot, SlotKind.INPUT)) in given
         }
         known |= {
             own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own

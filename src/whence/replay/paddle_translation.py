@@ -19,8 +19,10 @@ import msgspec
 from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.marks import Mark, mark
+from whence.records.slots import is_param
 
-TRANSLATED = "translated from Paddle"
+TRANSLATED = mark(Mark.TRANSLATED)
 """The note of a program that was not recorded but made of what the operator says: other kernels, so
 it need not agree bit by bit.
 """
@@ -71,7 +73,7 @@ class _Writer:
 
     def read(self, operand: Operand) -> _Value:
         """The operand as an argument."""
-        listed = self.params if operand.slot.startswith("param") else self.inputs
+        listed = self.params if is_param(operand.slot) else self.inputs
         if operand.slot not in listed:
             listed.append(operand.slot)
             if listed is self.inputs:

@@ -25,6 +25,18 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
 from whence.records import Call, Program
+from whence.records.slots import (
+    SlotKind,
+    is_input,
+    is_mutated,
+    is_of_child,
+    is_param,
+    is_written,
+    param_name,
+    slot_of_kind,
+    split_child,
+    split_slot,
+)
 from whence.replay import stepwise as written_out
 from whence.replay.engine import WORKING, HeldTensor, _laid_out
 
@@ -93,19 +105,20 @@ class Borrowed:
         )
         self._forbidden = forbidden
         own = [ref.slot for ref in call.refs]
-        params = tuple(dict.fromkeys(s for s in own if s.startswith("param")))
-        inputs = [s for s in own if s.startswith("input")] + [
+        params = tuple(dict.fromkeys(s for s in own if is_param(s)))
+        inputs = [s for s in own if is_input(s)] + [
             f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.left)
         ]
         outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.given] + [
-            s for s in own if s.startswith(("output", "mutated"))
+            s for s in own if is_written(s)
         ]
         # A cache: what it holds is changed inside an object, of which slots show neither the class
         # nor how it began.
         inside = [
             s
             for s in outputs
-            if s.startswith("mutated") and not {f"input{s[7:]}", f"param{s[7:]}"} & {*own}
+            if is_mutated(s)
+            and not {slot_of_kind(s, SlotKind.INPUT), slot_of_kind(s, SlotKind.PARAM)} & {*own}
         ]
         lost = tuple(
             (s, "hangs in an object, which the model's module cannot be given") for s in inside
@@ -219,7 +232,7 @@ class Borrowed:
             for s in sorted(needed)
             if s not in inputs
             and s not in params.tensors
-            and not (child is not None and s[0].isdigit())
+            and not (child is not None and is_of_child(s))
         ]
         if lacking:
             raise ReplayRefused(f"the module needs {', '.join(lacking[:5])}, which is not there")
@@ -239,12 +252,12 @@ class Borrowed:
         given = {
             slot: tensor(slot, inputs[slot])
             for slot in self.program.inputs
-            if not slot[0].isdigit() and slot in inputs
+            if not is_of_child(slot) and slot in inputs
         }
         left = {
             slot: inputs[slot]
             for slot in self.program.inputs
-            if slot[0].isdigit() and slot in inputs
+            if is_of_child(slot) and slot in inputs
         }
         running = _Running(self, left, tensor, child, wanted)
         with (
@@ -276,7 +289,7 @@ class Borrowed:
         dtype = TORCH[working] if working in WORKING[1:] else None
         out = {}
         for slot, value in self._call.arguments.items():
-            if not slot.startswith("input"):
+            if not is_input(slot):
                 continue
             if isinstance(value, str) and value in TORCH:
                 value = dtype if dtype is not None and value == self.program.base else TORCH[value]
@@ -287,7 +300,7 @@ class Borrowed:
         """What the call was given, or holds, and changed in place."""
         out = {}
         for slot in wanted:
-            kind, _, name = slot.partition(".")
+            kind, name = split_slot(slot)
             if kind == "mutated" and f"input.{name}" in given:
                 out[slot] = given[f"input.{name}"]
             elif kind == "mutated" and (home := self._homes.get(f"param.{name}")) is not None:
@@ -379,13 +392,14 @@ class Borrowed:
     def _home(self, slot: str) -> tuple[Any, Any]:
         """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
         shape = self._known[slot][1]
-        found = _find(self._module, slot[6:])
+        found = _find(self._module, param_name(slot))
         if found is None:
-            raise ReplayRefused(f"{self.words} has no {slot[6:]}, which the recording has")
+            raise ReplayRefused(f"{self.words} has no {param_name(slot)}, which the recording has")
         if tuple(_get(*found).shape) != tuple(shape):
             has = tuple(_get(*found).shape)
             raise ReplayRefused(
-                f"{slot[6:]} of {self.words} has shape {has}, the recording's {tuple(shape)}"
+                f"{param_name(slot)} of {self.words} has shape {has}, "
+                f"the recording's {tuple(shape)}"
             )
         return found
 
@@ -472,7 +486,7 @@ class _Running:
                     f"guard: {borrowed.words} calls {called.scope} where {recorded}"
                 )
             handed = {
-                f"input{slot[6:]}": t
+                slot_of_kind(slot, SlotKind.INPUT): t
                 for value in (args, kwargs)
                 for slot, t in self._tensors(value).items()
             }
@@ -492,8 +506,8 @@ class _Running:
             }
             for slot, tensor in made.items():
                 if (
-                    slot.startswith("mutated")
-                    and (written := handed.get(f"input{slot[7:]}")) is not None
+                    is_mutated(slot)
+                    and (written := handed.get(slot_of_kind(slot, SlotKind.INPUT))) is not None
                 ):
                     written.copy_(tensor)
             return borrowed._rebuilt(kid.returned, lambda slot, _: made[slot])
@@ -678,8 +692,7 @@ def _value(node: Any) -> Any:
 
 def _number(slot: str, otherwise: int) -> int:
     """Of "3:input.0": 3; of a slot of the call itself: `otherwise`."""
-    head, colon, _ = slot.partition(":")
-    return int(head) if colon else otherwise
+    return split_child(slot)[0] if is_of_child(slot) else otherwise
 
 
 def _wide(working: str) -> Any:

@@ -6,33 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from whence.records.marks import OBSERVER
+from whence.records.slots import input_name, is_input, is_inside
 from whence.report import generation, origin
 from whence.report import occurrences as counts
 from whence.report.tables import AT_LINE, clean, count, folded, from_here
-from whence.results import TENSOR_RULE, Comparison, Declared, Finding
+from whence.results import (
+    TENSOR_RULE,
+    CauseKind,
+    Comparison,
+    Confidence,
+    Declared,
+    Evidence,
+    Finding,
+    Status,
+    VerdictKind,
+)
 
 LEFT = 19
 _MOST_FINDINGS = 5
-_ORDER = (
-    "identical",
-    "noise",
-    "declared",
-    "inherited",
-    "amplified",
-    "precision",
-    "introduced",
-    "param-diff",
-    "structural",
-    "nondeterministic",
-    "incomparable",
-    "undetermined",
-)
-CAUSES = {
-    "parameter": "the parameters differ",
-    "kernel": "the kernel computes something else than its code says",
-    "semantic": "the code computes something else",
-    "structural": "the structure differs",
-    "input": "it was given something else",
+CAUSES: dict[str, str] = {
+    CauseKind.PARAMETER: "the parameters differ",
+    CauseKind.KERNEL: "the kernel computes something else than its code says",
+    CauseKind.SEMANTIC: "the code computes something else",
+    CauseKind.STRUCTURAL: "the structure differs",
+    CauseKind.INPUT: "it was given something else",
 }
 
 
@@ -95,7 +93,7 @@ def answer(
         _row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})")
         for n in result.nearest[:3]
     ]
-    notes = [note for note in result.notes if _OBSERVER not in note]
+    notes = [note for note in result.notes if OBSERVER not in note]
     for note in (*result.environment[:6], *notes[:6]):
         lines.append(f"note: {clean(note)}")
     if output:
@@ -111,7 +109,7 @@ def written_to(result: Comparison, output: str) -> str:
 
 def headline(result: Comparison) -> str:
     """The answer in one sentence."""
-    if result.findings and result.status == "different":
+    if result.findings and result.status == Status.DIFFERENT:
         first = result.findings[0]
         cause = CAUSES.get(first.cause, "")
         more = (
@@ -128,13 +126,13 @@ def headline(result: Comparison) -> str:
 
 
 def _head(result: Comparison) -> Iterator[str]:
-    if result.status == "same":
-        exact = set(result.counts) <= {"identical"}
+    if result.status == Status.SAME:
+        exact = set(result.counts) <= {VerdictKind.IDENTICAL}
         yield _row(
             "SAME",
             "bitwise identical" if exact else f"no fault: every difference is {same_words(result)}",
         )
-    elif result.status == "undecided":
+    elif result.status == Status.UNDECIDED:
         yield _row("UNDECIDED", clean(result.headline))
     elif result.headline:
         yield _row("DIFFERENT", clean(result.headline))
@@ -145,7 +143,8 @@ def same_words(result: Comparison) -> str:
     dtypes = next((e for e in result.environment if "parameter_dtypes" in e), "")
     names = dtypes.rpartition("parameter_dtypes ")[2]
     losses = max(
-        result.counts.get("precision", 0) - sum(d.calls for d in result.declared if not d.declared),
+        result.counts.get(VerdictKind.PRECISION, 0)
+        - sum(d.calls for d in result.declared if not d.declared),
         0,
     )
     text = f"rounding ({clean(names)})" if names else "rounding"
@@ -170,7 +169,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
     if finding.side == "reference":
         where += ", in the reference"
     slot = finding.slot
-    if slot.startswith("inside.") and finding.operator:
+    if is_inside(slot) and finding.operator:
         slot = (
             "its "
             f"{finding.operator.split('.')[1] if finding.operator.count('.') > 1 else finding.operator}"  # noqa: E501
@@ -186,7 +185,12 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         yield _row("  called at", clean(from_here(finding.source)))
     numbers = finding.numbers
     e_in, e_out = numbers.get("e_in"), numbers.get("e_out")
-    if first and e_in is not None and e_out is not None and finding.verdict != "param-diff":
+    if (
+        first
+        and e_in is not None
+        and e_out is not None
+        and finding.verdict != VerdictKind.PARAM_DIFF
+    ):
         absent = _absent(finding, result)
         inputs = (
             absent
@@ -218,10 +222,10 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         )
 
 
-_REMARKS = {"precision": "PRECISION", "suspect": "SUSPECT"}
-_COUNTED = {
-    "precision": "passes, but for --strict: more than rounding",
-    "suspect": "passes, but for --strict: close to its limit",
+_REMARKS: dict[str, str] = {VerdictKind.PRECISION: "PRECISION", Confidence.SUSPECT: "SUSPECT"}
+_COUNTED: dict[str, str] = {
+    VerdictKind.PRECISION: "passes, but for --strict: more than rounding",
+    Confidence.SUSPECT: "passes, but for --strict: close to its limit",
 }
 
 
@@ -229,14 +233,18 @@ def _remarks(result: Comparison) -> Iterator[str]:
     """What --strict counts, by name; the loss of quantised layers has rows of its own."""
     quantised = {name for item in result.declared if not item.declared for name in item.names}
     left = [
-        r for r in result.remarks if r.kind != "precision" or not {r.name, *r.also} <= quantised
+        r
+        for r in result.remarks
+        if r.kind != VerdictKind.PRECISION or not {r.name, *r.also} <= quantised
     ]
     for remark in left[:_MOST_FINDINGS]:
         where = f"step {remark.step}, rank {remark.rank}"
         yield _row(
             _REMARKS[remark.kind], "   ".join((clean(remark.name), clean(remark.op_type), where))
         )
-        yield _row("  counts as", _COUNTED[remark.kind] if result.status == "same" else remark.kind)
+        yield _row(
+            "  counts as", _COUNTED[remark.kind] if result.status == Status.SAME else remark.kind
+        )
         yield _row("  evidence", clean(remark.sentence))
         if AT_LINE.search(remark.source):
             yield _row("  called at", clean(from_here(remark.source)))
@@ -291,7 +299,7 @@ def _absent(finding: Finding, result: Comparison) -> str:
     )
     said = []
     for slots, words in sides:
-        names = [f"`{clean(s.removeprefix('input.'))}`" for s in slots if s.startswith("input.")]
+        names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s)]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             said.append(
@@ -300,12 +308,11 @@ def _absent(finding: Finding, result: Comparison) -> str:
     return "; ".join(said)
 
 
-_OBSERVER = "observer effect: "
-_BLIND = {
-    "two dumps": "errors below 5 times what came in",
-    "statistics": "errors that leave min, max, mean and norm alone",
-    "three-way": "errors below 5 times the reference's own",
-    "text": "differences below the printed digits",
+_BLIND: dict[str, str] = {
+    Evidence.TWO_DUMPS: "errors below 5 times what came in",
+    Evidence.STATISTICS: "errors that leave min, max, mean and norm alone",
+    Evidence.THREE_WAY: "errors below 5 times the reference's own",
+    Evidence.TEXT: "differences below the printed digits",
 }
 
 
@@ -313,7 +320,7 @@ def rests_on(result: Comparison) -> str:
     """What the answer rests on and could not have seen, "" where nothing was judged."""
     c = result.coverage
     measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
-    if result.evidence == "replay":
+    if result.evidence == Evidence.REPLAY:
         inside = (
             f", {count(c.inside)} of them inside calls that the target shows as one"
             if c.inside
@@ -330,8 +337,8 @@ def rests_on(result: Comparison) -> str:
         )
     if not result.evidence:
         return ""
-    hides = result.evidence == "text" or set(result.counts) != {"identical"}
-    blind = _BLIND.get(result.evidence, "") if result.status == "same" and hides else ""
+    hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
+    blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
     return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
 
 
@@ -343,7 +350,7 @@ def _evidence(result: Comparison) -> Iterator[str]:
 def _observed(result: Comparison) -> Iterator[str]:
     """By how much the capture of each side changed what it saw, where that was measured."""
     for note in result.notes:
-        side, found, words = note.partition(_OBSERVER)
+        side, found, words = note.partition(OBSERVER)
         if found:
             yield _row("  observer effect", clean(f"{side}{words}"))
 
@@ -373,7 +380,7 @@ def _repetition(result: Comparison) -> Iterator[str]:
 
 
 def _beside(result: Comparison) -> str:
-    regions = sum(v.evidence == "three-way" for v in result.verdicts)
+    regions = sum(v.evidence == Evidence.THREE_WAY for v in result.verdicts)
     return f"the third run for {count(regions, 'region')}, " if regions else ""
 
 
@@ -382,7 +389,7 @@ def _third(result: Comparison) -> Iterator[str]:
     if third is None:
         return
     if not third.calls:
-        exact = set(result.counts) <= {"identical"}
+        exact = set(result.counts) <= {VerdictKind.IDENTICAL}
         yield _row(
             "  third run",
             "not needed: nothing differs"
@@ -418,7 +425,7 @@ def _third(result: Comparison) -> Iterator[str]:
 
 
 def _counts(result: Comparison) -> str:
-    parts = [f"{count(result.counts[v])} {v}" for v in _ORDER if result.counts.get(v)]
+    parts = [f"{count(result.counts[v])} {v}" for v in VerdictKind if result.counts.get(v)]
     tail = f"; {count(result.unmatched)} unmatched, {count(result.incomparable)} incomparable"
     return (
         f"{count(result.coverage.paired)} of {count(result.coverage.calls, 'call')} paired: "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from whence.report.answer import LEFT, answer, headline
 from whence.report.tables import clean
-from whence.results import Comparison
+from whence.results import Comparison, Status
 
 _WIDTH = 120
 
@@ -17,10 +17,10 @@ def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
     """The message of a failed parity check. folder: holds the comparison `cmp`; the runs are where
     it says they are.
     """
-    what = "models differ" if result.status == "different" else "cannot be told"
+    what = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
     compared = shlex.quote(clean(Path(folder) / "cmp"))
     looks = [f"whence report {compared} -o report.html"]
-    if result.findings and result.status == "different":
+    if result.findings and result.status == Status.DIFFERENT:
         looks.append(
             f"whence show {shlex.quote(clean(result.target))} "
             f"{shlex.quote(clean(result.findings[0].name))}"

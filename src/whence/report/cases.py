@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import msgspec
 
 from whence.report.tables import AT_LINE
-from whence.results import CallPair, Comparison, Row, severity
+from whence.results import GUILTY, CallPair, Comparison, Confidence, Row, VerdictKind, severity
 
-GUILTY = ("introduced", "param-diff", "structural")
-_SURE = ("certain", "likely", "")
-_UNTOLD = ("incomparable", "undetermined", "nondeterministic")
+_SURE = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.NONE)
+_UNTOLD = (VerdictKind.INCOMPARABLE, VerdictKind.UNDETERMINED, VerdictKind.NONDETERMINISTIC)
 _MADE = ("output", "mutated")
-_DOWNSTREAM = ("inherited", "amplified")
+_DOWNSTREAM = (VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from whence.report.tables import clean, columns, count, size
-from whence.results import Checkup, Clean, PlantedFault
+from whence.results import Checkup, Clean, PlantedFault, Status
 
 _LEFT = 19
 _MOST = 5
@@ -21,7 +21,7 @@ def checkup(result: Checkup, *, output: str = "") -> str:
 def _lines(result: Checkup, output: str) -> Iterator[str]:
     planted = [p for p in result.planted if p.outcome != "not planted"]
     clear = [p for p in planted if p.size_class == "clear"]
-    alarms = [c for c in result.clean if c.status != "same"]
+    alarms = [c for c in result.clean if c.status != Status.SAME]
     named = sum(p.outcome == "named first" for p in clear)
     words = (
         f"{len(alarms)} of {count(len(result.clean), 'clean run')} flagged; {named} of "
@@ -43,7 +43,7 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
 
 
 def _clean(one: Clean) -> Iterator[str]:
-    if one.status == "same":
+    if one.status == Status.SAME:
         yield _row(
             f"  {one.name}",
             "bitwise identical" if one.identical else "differs, and every difference is rounding",

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterator
 
 from whence.report.tables import clean, count
-from whence.results import Comparison, Generation, Prompted, Token
+from whence.results import Comparison, Generation, Prompted, Token, TokenKind, VerdictKind
 
 _MOST_PROMPTS = 16
 UNSEEN_IN_LOGITS = "errors below 8 times their noise, nor which module makes one"
@@ -49,7 +49,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     )
     if found.noise is not None:
         noise = f"logits part by {found.noise:.2g} of their spread"
-    elif all(t.verdict == "identical" for t in found.tokens):
+    elif all(t.verdict == TokenKind.IDENTICAL for t in found.tokens):
         noise = "no logit differs"
     else:
         noise = "logits that are not off are bitwise equal"
@@ -61,7 +61,7 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     if found.forced:
         yield "  forced", "the target was fed the reference's tokens"
     if found.logits_only:
-        if found.compared and set(result.counts) != {"identical"}:
+        if found.compared and set(result.counts) != {VerdictKind.IDENTICAL}:
             yield "  rests on", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
     elif found.suspect >= 0:
         yield "  unexplained", clean(found.sentence)

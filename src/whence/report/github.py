@@ -8,7 +8,7 @@ from pathlib import Path
 
 from whence.report.answer import CAUSES, headline
 from whence.report.tables import AT_LINE, clean, from_here
-from whence.results import Comparison, Finding
+from whence.results import Comparison, Finding, Status
 
 _MOST = 10  # of one kind that a step shows
 _LEVELS = {"certain": "error", "likely": "error"}
@@ -27,7 +27,7 @@ def github_annotations(result: Comparison, root: Path | None = None) -> str:
     if not lines:
         level = {"same": "notice", "different": "error", "undecided": "warning"}[result.status]
         lines.append(_line(level, f"whence: {result.status}", headline(result)))
-    elif result.status == "undecided":
+    elif result.status == Status.UNDECIDED:
         lines.append(_line("warning", "whence: undecided", headline(result)))
     return "".join(f"{line}\n" for line in lines)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.report.tables import clean, columns, count
-from whence.results import Ladder, Pass, Rung
+from whence.results import Ladder, Pass, Rung, RungKind, Status
 
 _LEFT = 19
-_VERDICTS = {"noise": "within noise", "outside": "OUTSIDE"}
+_VERDICTS: dict[str, str] = {RungKind.NOISE: "within noise", RungKind.OUTSIDE: "OUTSIDE"}
 
 
 def rungs(result: Ladder, *, output: str = "") -> str:
@@ -19,9 +19,11 @@ def rungs(result: Ladder, *, output: str = "") -> str:
 
 
 def _lines(result: Ladder, output: str) -> Iterator[str]:
-    head = {"same": "NO STAGE", "different": f"STAGE {' or '.join(map(clean, result.stages))}"}.get(
-        result.status, "UNDECIDED"
-    )
+    heads: dict[str, str] = {
+        Status.SAME: "NO STAGE",
+        Status.DIFFERENT: f"STAGE {' or '.join(map(clean, result.stages))}",
+    }
+    head = heads.get(result.status, "UNDECIDED")
     yield _row(head, clean(result.sentence))
     yield ""
     table = [("rung", "against eager", "rel_l2", "rests on", "rung before", "graphs")]
@@ -44,7 +46,7 @@ def _cells(one: Rung) -> tuple[str, ...]:
     if one.name == "eager":
         return (
             one.name,
-            "run twice: " + ("bit-equal" if one.verdict == "bit-equal" else "not equal"),
+            "run twice: " + ("bit-equal" if one.verdict == RungKind.BIT_EQUAL else "not equal"),
             _figure(one),
             "",
             "",
@@ -65,7 +67,7 @@ def _cells(one: Rung) -> tuple[str, ...]:
         _figure(one),
         clean(one.evidence),
         before,
-        f"{count(one.graphs)}{broken}" if one.verdict != "failed" else "",
+        f"{count(one.graphs)}{broken}" if one.verdict != RungKind.FAILED else "",
     )
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from whence.records.slots import is_param
 from whence.report.tables import clean, count
-from whence.results import Origin, TracedInput, TracedStep
+from whence.results import Origin, TracedInput, TracedStep, VerdictKind
 
 _LEFT = 19
 _MOST_STEPS = 12
@@ -19,7 +20,7 @@ _MOST_INPUTS = 6
 def origin_text(origin: Origin) -> str:
     """The whole answer as text."""
     end = origin.steps[-1]
-    lines = [_row("COMES FROM" if end.verdict != "identical" else "EQUAL", _call(end))]
+    lines = [_row("COMES FROM" if end.verdict != VerdictKind.IDENTICAL else "EQUAL", _call(end))]
     lines += [_row(left, right) for left, right in about(origin)]
     if origin.sentence:
         lines.append(_row("  evidence", clean(origin.sentence)))
@@ -60,11 +61,11 @@ def about(origin: Origin) -> Iterator[tuple[str, str]]:
             f" and {len(origin.among) - 4} more" if len(origin.among) > 4 else ""
         )
         yield "  or one of", f"{names}: what they made was not compared"
-    reads = [i for i in end.inputs if not i.slot.startswith("param")]
+    reads = [i for i in end.inputs if not is_param(i.slot)]
     if reads:
         more = f" and {count(len(reads) - _MOST_INPUTS)} more" if len(reads) > _MOST_INPUTS else ""
         yield "  reads", ", ".join(map(_input, reads[:_MOST_INPUTS])) + more
-    weights = [i for i in end.inputs if i.slot.startswith("param")]
+    weights = [i for i in end.inputs if is_param(i.slot)]
     if weights:
         yield "  weights", ", ".join(map(_input, weights[:_MOST_INPUTS]))
     if origin.attributes:

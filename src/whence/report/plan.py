@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from whence.records import Call, Run
+from whence.records.slots import slot_kind
 from whence.report.tables import clean, columns, count
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
@@ -191,10 +192,7 @@ def _entry(
                 continue
             text = _renamed(text, {name: shown[scope] for name, scope in calls.items()})
             slots[slot.reference_slot] = {"dims": text, **others} if others else text
-        elif (
-            slot.reference_slot != slot.target_slot
-            and slot.reference_slot.partition(".")[0] != "input"
-        ):
+        elif slot.reference_slot != slot.target_slot and slot_kind(slot.reference_slot) != "input":
             slots[slot.reference_slot] = {"dims": "y", "y": slot.target_slot}
     if a.scope == b.scope and not slots:
         return None

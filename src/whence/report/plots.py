@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence import dtypes
 from whence.errors import MissingDependency
+from whence.records.slots import is_written
 from whence.report.answer import headline
 from whence.report.tables import HEAD, TAIL, clean, count, shortened
+from whence.results import GUILTY, VerdictKind
 from whence.results.page import Page, PageCall, PageDetail
 
 if TYPE_CHECKING:
@@ -31,8 +33,7 @@ _NAMED = 6  # findings with their name in a plot
 _POINTS = 5000  # beyond these an SVG holds an image of them
 _LABELS = 64  # names of a heatmap's rows
 _NAME = 44  # characters of one
-_GUILTY = ("introduced", "param-diff", "structural")
-_QUIET = ("identical", "noise", "declared", "inherited")
+_QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.DECLARED, VerdictKind.INHERITED)
 _NARROW = 12  # steps that get a tick each
 
 
@@ -47,18 +48,18 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "identical": Style("#9aa0a8", ".", 26, alpha=0.7),
-    "noise": Style("#2f8fc9", "o", 12, filled=False),
-    "declared": Style("#0072b2", "s", 14, filled=False),
-    "inherited": Style("#a2937c", "o", 7, alpha=0.45),
-    "amplified": Style("#b5568b", "^", 26),
-    "precision": Style("#a37500", "D", 20),
-    "nondeterministic": Style("#008a65", "P", 26),
-    "undetermined": Style("#70757d", "o", 22, filled=False),
-    "incomparable": Style("#70757d", "x", 24),
-    "structural": Style("#7d4bb3", "s", 30),
-    "param-diff": Style("#b44a00", "d", 46),
-    "introduced": Style("#c4161c", "*", 90),
+    VerdictKind.IDENTICAL: Style("#9aa0a8", ".", 26, alpha=0.7),
+    VerdictKind.NOISE: Style("#2f8fc9", "o", 12, filled=False),
+    VerdictKind.DECLARED: Style("#0072b2", "s", 14, filled=False),
+    VerdictKind.INHERITED: Style("#a2937c", "o", 7, alpha=0.45),
+    VerdictKind.AMPLIFIED: Style("#b5568b", "^", 26),
+    VerdictKind.PRECISION: Style("#a37500", "D", 20),
+    VerdictKind.NONDETERMINISTIC: Style("#008a65", "P", 26),
+    VerdictKind.UNDETERMINED: Style("#70757d", "o", 22, filled=False),
+    VerdictKind.INCOMPARABLE: Style("#70757d", "x", 24),
+    VerdictKind.STRUCTURAL: Style("#7d4bb3", "s", 30),
+    VerdictKind.PARAM_DIFF: Style("#b44a00", "d", 46),
+    VerdictKind.INTRODUCED: Style("#c4161c", "*", 90),
 }
 _RC = {
     "svg.hashsalt": "whence",
@@ -156,7 +157,7 @@ def telling(page: Page) -> list[PageDetail]:
     pairs = [finding.pair for finding in page.comparison.findings]
     places = {call.pair: at for at, call in enumerate(page.calls)}
     found = [places[pair] for pair in pairs if pair in places]
-    other = [d.call for d in page.details if page.calls[d.call].verdict in _GUILTY]
+    other = [d.call for d in page.details if page.calls[d.call].verdict in GUILTY]
     best: dict[int, PageDetail] = {}
     for detail in page.details:
         if (
@@ -170,9 +171,7 @@ def telling(page: Page) -> list[PageDetail]:
 
 
 def _made(detail: PageDetail) -> tuple[bool, float]:
-    return detail.slot.startswith(("output", "mutated")) or ":" in detail.slot, detail.figures.get(
-        "rel_l2"
-    ) or 0.0
+    return is_written(detail.slot) or ":" in detail.slot, detail.figures.get("rel_l2") or 0.0
 
 
 # ---- the whole run
@@ -216,11 +215,13 @@ def along(page: Page, figure: Figure) -> None:
     stems = [
         (at, call.noise, call.error)
         for at, call in enumerate(calls)
-        if call.verdict in _GUILTY and call.noise and call.error
+        if call.verdict in GUILTY and call.noise and call.error
     ]
     if stems:  # how far what is introduced stands above the rounding of its call
         at, foot, error = zip(*stems)
-        axes.vlines(at, foot, error, color=STYLES["introduced"].colour, linewidth=0.9, zorder=2.5)
+        axes.vlines(
+            at, foot, error, color=STYLES[VerdictKind.INTRODUCED].colour, linewidth=0.9, zorder=2.5
+        )
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.set_xlim(-0.02 * len(calls) - 0.5, 1.02 * len(calls) - 0.5)
@@ -323,8 +324,12 @@ def _names(page: Page, axes: Axes) -> None:
             ha="right" if left else "left",
             fontsize=8,
             fontweight="bold",
-            color=STYLES["introduced"].colour,
-            arrowprops={"arrowstyle": "-", "color": STYLES["introduced"].colour, "linewidth": 0.6},
+            color=STYLES[VerdictKind.INTRODUCED].colour,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": STYLES[VerdictKind.INTRODUCED].colour,
+                "linewidth": 0.6,
+            },
             bbox={
                 "boxstyle": "square,pad=0.1",
                 "facecolor": "white",
@@ -439,7 +444,7 @@ def heatmap(detail: PageDetail, axes: Axes) -> None:
             begin,
             max(end, begin + 1),
             fill=False,
-            edgecolor=STYLES["introduced"].colour,
+            edgecolor=STYLES[VerdictKind.INTRODUCED].colour,
             linewidth=1.4,
             clip_on=False,
             zorder=5,
@@ -463,7 +468,7 @@ def _at_noise(detail: PageDetail, line: Callable[..., Any], axes: Axes) -> None:
     if detail.noise:
         line(
             detail.noise,
-            color=STYLES["introduced"].colour,
+            color=STYLES[VerdictKind.INTRODUCED].colour,
             linestyle="--",
             linewidth=1,
             label="standard deviation of rounding",
@@ -528,7 +533,7 @@ def _gridded(
             at = call.name, getattr(call, axis)
             before = worst.get(at)
             worst[at] = call.error if before is None else max(before, call.error or 0.0)
-            if call.verdict in _GUILTY:
+            if call.verdict in GUILTY:
                 marked.add(at)
 
     def draw(figure: Figure) -> None:
@@ -538,7 +543,7 @@ def _gridded(
         stars = [(values.index(value), names.index(name)) for name, value in marked]
         if stars:
             across, down = zip(*stars)
-            colour = STYLES["introduced"].colour
+            colour = STYLES[VerdictKind.INTRODUCED].colour
             axes.scatter(
                 across,
                 down,

@@ -25,6 +25,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Dumped, External, Increment, Kept, Record, Ref, Run, Statistics
+from whence.records.slots import is_mutated, is_output, slot_kind
 from whence.report import tables
 from whence.report.tables import HEAD, TAIL
 
@@ -400,9 +401,7 @@ def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
         if slot
         else list(call.refs)
     )
-    refs.sort(
-        key=lambda r: 0 if r.slot.startswith("output") else 1 if r.slot.startswith("mutated") else 2
-    )
+    refs.sort(key=lambda r: 0 if is_output(r.slot) else 1 if is_mutated(r.slot) else 2)
     if not refs:
         held = ", ".join(tables.clean(r.slot) for r in call.refs) or "none"
         raise UsageError(
@@ -677,7 +676,7 @@ def _bytes_by_kind(run: Run) -> dict[str, tuple[int, int, int]]:
     kinds: dict[int, int] = {}
     for call in run.calls:
         for ref in call.refs:
-            place = rank.get(ref.slot.partition(".")[0], len(_KINDS))
+            place = rank.get(slot_kind(ref.slot), len(_KINDS))
             kinds[ref.record] = min(place, kinds.get(ref.record, place))
     sums: dict[str, list[int]] = {}
     for record in run.records:

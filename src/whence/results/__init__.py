@@ -10,7 +10,7 @@ from whence.results.comparison import (
     Row,
     ThirdRun,
 )
-from whence.results.generation import Generation, Prompted, Token
+from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
 from whence.results.origin import Counted, Occurrence, Occurrences, Origin, TracedInput, TracedStep
 from whence.results.plan import TENSOR_RULE, CallPair, Joined, Made, Parted, Plan, SlotPair
@@ -21,7 +21,18 @@ from whence.results.tokens import (
     TokenComparison,
     TokenMatch,
 )
-from whence.results.verdict import VERDICTS, Finding, Verdict, severity
+from whence.results.verdict import (
+    GUILTY,
+    VERDICTS,
+    CauseKind,
+    Confidence,
+    Evidence,
+    Finding,
+    Status,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 from whence.results.views import Shown, ViewRow
 from whence.results.workflows import (
     Checkup,
@@ -35,20 +46,25 @@ from whence.results.workflows import (
     PlantedFault,
     Reproduction,
     Rung,
+    RungKind,
     WeightMap,
 )
 
 __all__ = [
+    "GUILTY",
     "TENSOR_RULE",
     "VERDICTS",
     "CallPair",
+    "CauseKind",
     "Checkup",
     "Clean",
     "Comparison",
+    "Confidence",
     "Counted",
     "Coverage",
     "Declared",
     "Disagreement",
+    "Evidence",
     "Explained",
     "FacedWeight",
     "Finding",
@@ -75,15 +91,19 @@ __all__ = [
     "Reproduction",
     "Row",
     "Rung",
+    "RungKind",
     "Shown",
     "SlotPair",
+    "Status",
     "ThirdRun",
     "Token",
     "TokenComparison",
+    "TokenKind",
     "TokenMatch",
     "TracedInput",
     "TracedStep",
     "Verdict",
+    "VerdictKind",
     "ViewRow",
     "WeightMap",
     "severity",

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from whence.results.verdict import Word
+
+
+class TokenKind(Word):
+    """What is made of one choice of a token, as `Token` says."""
+
+    IDENTICAL = "identical"
+    NOISE = "noise"
+    EXPLAINED = "explained"
+    UNEXPLAINED = "unexplained"
+    SAMPLED = "sampled"
+    OFF = "off"
+    INCOMPARABLE = "incomparable"
+
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     """One token that both runs chose behind the same tokens.

@@ -2,34 +2,133 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Any, Self
+
 import msgspec
 
 from whence.display import Displayed
 
-VERDICTS = (
-    "identical", "noise", "declared", "precision", "inherited", "amplified", "introduced",
-    "param-diff", "structural", "nondeterministic", "incomparable", "undetermined",
-)  # fmt: skip
 
-_SEVERITY = (
-    "identical",
-    "noise",
-    "declared",
-    "inherited",
-    "amplified",
-    "precision",
-    "nondeterministic",
-    "undetermined",
-    "incomparable",
-    "structural",
-    "param-diff",
-    "introduced",
+class Word(StrEnum):
+    """A word of a closed list, which equals, prints and is written as its text.
+
+    A word that the list lacks, as a newer version may write it, is taken as it stands.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Word | None:
+        if not isinstance(value, str):
+            return None
+        word = str.__new__(cls, value)
+        word._name_, word._value_ = value, value
+        return word
+
+    __repr__ = str.__repr__  # a struct shows its fields as it did when they were plain text
+
+
+class VerdictKind(Word):
+    """What the difference of a region means, in the order in which reports list them."""
+
+    IDENTICAL = "identical"
+    NOISE = "noise"
+    DECLARED = "declared"
+    INHERITED = "inherited"
+    AMPLIFIED = "amplified"
+    PRECISION = "precision"
+    INTRODUCED = "introduced"
+    PARAM_DIFF = "param-diff"
+    STRUCTURAL = "structural"
+    NONDETERMINISTIC = "nondeterministic"
+    INCOMPARABLE = "incomparable"
+    UNDETERMINED = "undetermined"
+
+    @property
+    def severity(self) -> int:
+        """How bad it is, as a number to order verdicts by. Raises ValueError for an unknown one."""
+        return _BY_SEVERITY.index(self)
+
+
+_BY_SEVERITY = (
+    VerdictKind.IDENTICAL,
+    VerdictKind.NOISE,
+    VerdictKind.DECLARED,
+    VerdictKind.INHERITED,
+    VerdictKind.AMPLIFIED,
+    VerdictKind.PRECISION,
+    VerdictKind.NONDETERMINISTIC,
+    VerdictKind.UNDETERMINED,
+    VerdictKind.INCOMPARABLE,
+    VerdictKind.STRUCTURAL,
+    VerdictKind.PARAM_DIFF,
+    VerdictKind.INTRODUCED,
 )
+VERDICTS = tuple(VerdictKind)
+GUILTY = (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF, VerdictKind.STRUCTURAL)
+"""Verdicts that a finding can rest on."""
+
+
+class Evidence(Word):
+    """What a verdict, or a whole comparison, rests on."""
+
+    NONE = ""
+    REPLAY = "replay"
+    TWO_DUMPS = "two dumps"
+    THREE_WAY = "three-way"
+    STATISTICS = "statistics"
+    TEXT = "text"
+
+
+class Confidence(Word):
+    """How sure a verdict is."""
+
+    NONE = ""
+    SUSPECT = "suspect"
+    LIKELY = "likely"
+    CERTAIN = "certain"
+
+
+class CauseKind(Word):
+    """Why an operator is at fault."""
+
+    UNKNOWN = ""
+    KERNEL = "kernel"
+    SEMANTIC = "semantic"
+    PARAMETER = "parameter"
+    STRUCTURAL = "structural"
+    INPUT = "input"
+
+
+class Status(Word):
+    """The answer of a comparison."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
 
 
 def severity(verdict: str) -> int:
     """How bad a verdict is, as a number to order them by."""
-    return _SEVERITY.index(verdict)
+    return VerdictKind(verdict).severity
+
+
+def _as_words(struct: Verdict | Finding) -> None:
+    """Turn plain text in the fields of closed lists into their members.
+
+    An omitted field is recognised by identity when it is written, so "" has to be the member.
+    """
+    for name, kind in _WORDS:
+        value = getattr(struct, name)
+        if type(value) is not kind:
+            msgspec.structs.force_setattr(struct, name, kind(value))
+
+
+_WORDS: tuple[tuple[str, type[Word]], ...] = (
+    ("verdict", VerdictKind),
+    ("evidence", Evidence),
+    ("confidence", Confidence),
+    ("cause", CauseKind),
+)
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,10 +147,10 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     pair: int
     verdict: str
     stretch: int = -1
-    evidence: str = ""
-    confidence: str = ""
+    evidence: str = Evidence.NONE
+    confidence: str = Confidence.NONE
     score: float | None = None
-    cause: str = ""
+    cause: str = CauseKind.UNKNOWN
     numbers: dict[str, float | None] = {}
     sentence: str = ""
     slot: str = ""
@@ -60,6 +159,13 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     side: str = "target"
     named: int = -1
     source: str = ""
+
+    def __post_init__(self) -> None:
+        _as_words(self)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same verdict with some fields changed."""
+        return msgspec.structs.replace(self, **changes)
 
 
 class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,3 +198,6 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     operator: str = ""
     side: str = "target"
     phase: str = ""
+
+    def __post_init__(self) -> None:
+        _as_words(self)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from whence.results.verdict import Finding
+from whence.results.verdict import Finding, Word
 
 
 class FacedWeight(msgspec.Struct, frozen=True):
@@ -171,6 +171,16 @@ class Reproduction(msgspec.Struct, frozen=True):
     seen: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+
+
+class RungKind(Word):
+    """How a rung stands against the eager run."""
+
+    BIT_EQUAL = "bit-equal"
+    NOISE = "noise"
+    OUTSIDE = "outside"
+    UNDECIDED = "undecided"
+    FAILED = "failed"
 
 
 class Rung(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,6 +29,7 @@ from whence.records import (
     Step,
 )
 from whence.records.lookup import Named
+from whence.records.marks import WRITING
 from whence.store import index as indexes
 from whence.store import journal
 from whence.store.folder import (
@@ -377,7 +378,7 @@ class _Process:
         damage = self.index.damage
         said = []
         if self.status == RUNNING and is_writing(self.folder, self.info):
-            said.append(f"is still being written: {self._extent()} so far")
+            said.append(f"{WRITING}: {self._extent()} so far")
         elif self.status in (RUNNING, RECOVERED):
             said.append(
                 f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "

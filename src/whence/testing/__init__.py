@@ -52,12 +52,13 @@ def assert_parity(
     __tracebackhide__ = True
     from whence import report
     from whence.api import parity
+    from whence.results import Status
 
     place = os.fspath(folder) if folder is not None else tempfile.mkdtemp(prefix="whence-parity-")
     keep = folder is not None
     try:
         result = parity(model_a, model_b, inputs, place, **how)
-        if result.status != "same":
+        if result.status != Status.SAME:
             keep = True
             raise ParityError(report.disparity(result, place), result)
     finally:

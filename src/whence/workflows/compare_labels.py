@@ -13,7 +13,7 @@ import msgspec
 from whence.comparison.prepare.label_sides import Label, TensorMatcher, faced, labels_of, sides
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.records import Run
-from whence.results import Comparison, Finding, Shown, ViewRow
+from whence.results import Comparison, Finding, Shown, Status, ViewRow
 
 
 def compare_labels(
@@ -152,7 +152,7 @@ def _with_alone(
     pairs = len(rows) - len(alone)
     if not pairs:
         status, headline = "undecided", f"no two labels face each other: {alone[0].why}"
-    elif status == "same" and (alone or missing):
+    elif status == Status.SAME and (alone or missing):
         words = [
             f"{n} {what}"
             for n, what in (

@@ -15,7 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError, WhenceError
-from whence.results import Checkup, Clean, PlantedFault
+from whence.records.slots import is_output
+from whence.results import Checkup, Clean, PlantedFault, Status, VerdictKind
 
 if TYPE_CHECKING:
     from whence.records import Call
@@ -136,7 +137,7 @@ class _Doctor:
         planted, notes = self._planted(faults, seed)
         calls = self.golden.calls
         reasons = Counter(c.no_program or "no reason given" for c in calls if not c.program)
-        silent = all(c.status == "same" for c in clean)
+        silent = all(c.status == Status.SAME for c in clean)
         named = all(p.outcome == "named first" for p in planted if p.size_class == "clear")
         return Checkup(
             self.subject.words,
@@ -157,7 +158,9 @@ class _Doctor:
         differ = [
             v
             for v in result.verdicts
-            if v.verdict != "identical" and not v.numbers.get("e_in") and v.numbers.get("e_out")
+            if v.verdict != VerdictKind.IDENTICAL
+            and not v.numbers.get("e_in")
+            and v.numbers.get("e_out")
         ]
         calls = [self.golden.calls[result.plan.pairs[v.pair].reference] for v in differ]
         names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
@@ -165,7 +168,7 @@ class _Doctor:
         return Clean(
             name,
             result.status,
-            set(result.counts) <= {"identical"},
+            set(result.counts) <= {VerdictKind.IDENTICAL},
             tuple(f.name for f in result.findings),
             names,
             headline,
@@ -219,7 +222,7 @@ class _Doctor:
             outcome = "named first"
         elif any(call.scope in (f.name, *f.also) for f in result.findings):
             outcome = "named"
-        elif result.status != "same":
+        elif result.status != Status.SAME:
             outcome = "detected"
         else:
             outcome = "missed" if size >= NEAR else "below rounding" if size else "no effect"
@@ -301,7 +304,7 @@ class _Doctor:
         its own rounding explains.
         """
         place = {p.reference: i for i, p in enumerate(result.plan.pairs)}.get(call.id)
-        rows = [r for r in result.rows if r.pair == place and r.reference_slot.startswith("output")]
+        rows = [r for r in result.rows if r.pair == place and is_output(r.reference_slot)]
         errors = [0.0 if r.measured.identical else r.measured.values.get("rel_l2") for r in rows]
         error = max((math.inf if e is None else e for e in errors), default=math.inf)
         return error / self._floor(call)

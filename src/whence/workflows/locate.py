@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence.errors import ElementsMissing, UsageError
-from whence.results import Comparison, Explained, Location, OutputError
+from whence.results import Comparison, Confidence, Explained, Location, OutputError
 
 if TYPE_CHECKING:
     from whence.records import Call, Run
@@ -344,16 +344,14 @@ class _Locating:
         finding: Finding | None,
         remaining: tuple[str, ...],
     ) -> Explained:
-        from whence.align import NOT_SELECTED
         from whence.instrument.patch_points import parse_point
-        from whence.records import PATCHED, PATCHED_AS
+        from whence.records.marks import Mark, has_mark, mark_values
 
         mine = [parse_point(p) for p in points]
         other = {
-            c.id: n.rpartition(PATCHED_AS)[2]
+            c.id: mark_values(c, Mark.PATCHED_AS)[-1]
             for c in run.calls
-            for n in c.notes
-            if PATCHED in n and PATCHED_AS in n
+            if has_mark(c, Mark.PATCHED_AS)
         }
         calls = [
             c
@@ -365,8 +363,8 @@ class _Locating:
         patched = [
             c
             for c in calls
-            if any(PATCHED in n for n in c.notes)
-            or (NOT_SELECTED in c.notes and (c.scope or c.root) in noted)
+            if has_mark(c, Mark.PATCHED)
+            or (has_mark(c, Mark.NOT_SELECTED) and (c.scope or c.root) in noted)
         ]
         here = {c.scope or c.root for c in calls}
         notes = dict.fromkeys(
@@ -587,7 +585,7 @@ def _outermost(calls: Sequence[Call]) -> list[Call]:
 
 
 def _clear(finding: Finding) -> bool:
-    return finding.confidence in ("certain", "likely")
+    return finding.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
 
 
 def _names(result: Comparison) -> tuple[str, ...]:

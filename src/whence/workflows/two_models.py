@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from whence.errors import UsageError
-from whence.results import Comparison
+from whence.results import Comparison, Status
 
 if TYPE_CHECKING:
     from whence.results import Comparison
@@ -25,7 +25,7 @@ class Difference(Comparison, frozen=True):
     """
 
     def __bool__(self) -> bool:
-        return self.status == "same"
+        return self.status == Status.SAME
 
 
 def auto_diff(

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whence.errors import UnreadableRun
+from whence.records.marks import WRITING
+from whence.results import Confidence, Status
 
 if TYPE_CHECKING:
     from whence.records import Run
     from whence.results import Comparison
-
-WRITING = "is still being written"  # as `store` says it of a process that runs
 
 
 class _Look(NamedTuple):
@@ -75,8 +75,8 @@ def watch(
                 result = compare(*runs, output=output, force=force or not first, **how)
                 yield result
                 if not writing or (
-                    result.status == "different"
-                    and any(f.confidence == "certain" for f in result.findings)
+                    result.status == Status.DIFFERENT
+                    and any(f.confidence == Confidence.CERTAIN for f in result.findings)
                 ):
                     return
                 # A look costs more the longer the runs are; half of the time at most is spent on

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whence.errors import ElementsMissing, UsageError
+from whence.records.slots import is_param, param_name
 
 if TYPE_CHECKING:
     from whence.records import Call, Run
@@ -49,8 +50,8 @@ def map_weights(
     met: tuple[set[str], set[str]] = (set(), set())
     for pair in aligned.plan.pairs:
         a, b = ours.calls[pair.reference], theirs.calls[pair.target]
-        for slot in (s for s in pair.slots if s.reference_slot.startswith("param.")):
-            key = _name(a), slot.reference_slot[6:]
+        for slot in (s for s in pair.slots if is_param(s.reference_slot)):
+            key = _name(a), param_name(slot.reference_slot)
             told = said.get((pair.reference, slot.reference_slot), slot)
             met[0].add(_full(a, slot.reference_slot))
             met[1].add(_full(b, told.target_slot))
@@ -61,7 +62,7 @@ def map_weights(
                     key[0],
                     key[1],
                     _name(b),
-                    told.target_slot[6:],
+                    param_name(told.target_slot),
                     slot.dims,
                     ours.records[slot.reference_record].shape,
                     shape,
@@ -99,7 +100,7 @@ def _name(call: Call) -> str:
 
 
 def _full(call: Call, slot: str) -> str:
-    return f"{_name(call)}.{slot[6:]}"
+    return f"{_name(call)}.{param_name(slot)}"
 
 
 def _state(reference: Run, target: Run, slot: SlotPair) -> tuple[str, float | None]:

@@ -21,6 +21,7 @@ from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take, Unfit
 from whence.align.module_names import normal_scope
 from whence.records import Call, Ref
+from whence.records.slots import is_mutated, is_output, is_param
 
 Line = Sequence[Piece]
 Shape = tuple[int, ...]
@@ -137,7 +138,7 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
         )
         if last is not None:
             return Axes(last=last) if set(varied) <= {last} else None
-    cache = count > 2 and (is_cache(slot) or slot.startswith("mutated"))
+    cache = count > 2 and (is_cache(slot) or is_mutated(slot))
     if any(k not in (batch, token, seen) for k in varied) or (
         cache and token is None and seen is None
     ):
@@ -214,7 +215,7 @@ class SequenceGatherer:
             self._lasts = set()
             for call, slot in found.values():
                 if (
-                    not slot.startswith("param")
+                    not is_param(slot)
                     and (axes := self._axes_of(call, slot)) is not None
                     and axes.last is not None
                 ):
@@ -247,7 +248,7 @@ class SequenceGatherer:
             c for c in below if c.leaf and any(r.record in scores for r in c.slots("output"))
         ]
         return {_place(root, r.slot) for r in returned} | {
-            _place(c, r.slot) for c in made_by for r in c.refs if not r.slot.startswith("param")
+            _place(c, r.slot) for c in made_by for r in c.refs if not is_param(r.slot)
         }
 
     def _width(self, ref: Ref) -> int:
@@ -281,17 +282,11 @@ class SequenceGatherer:
             refs = []
             for ref in call.refs:
                 record = (
-                    ref.record
-                    if ref.slot.startswith("param")
-                    else self._record(call, ref.slot, lines, other)
+                    ref.record if is_param(ref.slot) else self._record(call, ref.slot, lines, other)
                 )
                 if record is not None:
                     refs.append(Ref(ref.slot, record, ref.edge))
-            lost = (
-                call.leaf
-                and call.slots("output")
-                and not any(r.slot.startswith("output") for r in refs)
-            )
+            lost = call.leaf and call.slots("output") and not any(is_output(r.slot) for r in refs)
             if not lost:  # else a call without a partner, which runs again as part of the one above
                 out.append(
                     msgspec.structs.replace(
@@ -552,7 +547,7 @@ class SequenceGatherer:
             fronts = self._fronts(root)
             for call in self.tree(root):
                 for ref in call.refs:
-                    if not ref.slot.startswith("param"):
+                    if not is_param(ref.slot):
                         record = self.making.record(ref.record)
                         own = (
                             fronts

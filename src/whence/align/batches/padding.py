@@ -19,6 +19,7 @@ from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, Ref, Run
+from whence.records.slots import is_output, is_param
 from whence.results import Made, Plan, SlotPair
 
 _PARTED = 100.0  # times the error of what is no padding
@@ -168,7 +169,7 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
             key = slot.reference_record, slot.target_record
             if (
                 where is None
-                or slot.reference_slot.startswith("param")
+                or is_param(slot.reference_slot)
                 or target.records[slot.target_record].shape != shape
             ):
                 continue
@@ -231,7 +232,7 @@ def _errors(
         shape = reference.records[slot.reference_record].shape
         where = _along(real, shape)
         if (
-            not slot.reference_slot.startswith("output")
+            not is_output(slot.reference_slot)
             or where is None
             or target.records[slot.target_record].shape != shape
         ):

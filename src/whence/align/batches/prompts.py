@@ -19,7 +19,7 @@ from whence.align.batches.sequences import Asked, Fed, asked, fed, followers
 from whence.align.environment import settings_of
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
-from whence.records.marks import NOT_SELECTED
+from whence.records.marks import Mark, has_mark
 
 
 class Scored(NamedTuple):
@@ -105,7 +105,7 @@ def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
             call.parent == -1
             and call.phase == "forward"
             and not call.error
-            and NOT_SELECTED not in call.notes
+            and not has_mark(call, Mark.NOT_SELECTED)
         )
         if outermost and call.id not in beside:
             table.setdefault((call.rank, call.root, call.scope), []).append(call)

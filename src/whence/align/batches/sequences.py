@@ -21,6 +21,7 @@ from whence.align.batches.positions import Course, Place, places_of, rows_of
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Ref, Run
+from whence.records.slots import input_name
 
 _DECODER = "decoder_input_ids"
 _TOKENS = (_DECODER, "input_ids", "ids", "tokens", "token_ids", "input_tokens", "0")
@@ -119,20 +120,20 @@ class Fed:
 
 def is_told_apart(slot: str, dtype: str) -> bool:
     """Is this an integer input beside the tokens: positions, a mask, token types?"""
-    return dtype in ("int64", "int32", "bool") and slot.removeprefix("input.") not in _TOKENS
+    return dtype in ("int64", "int32", "bool") and input_name(slot) not in _TOKENS
 
 
 def is_position_or_mask(slot: str) -> bool:
     """Does an input tell where tokens stand or which are seen, by its name? It follows from the
     tokens; another one asks nothing else.
     """
-    name = slot.removeprefix("input.")
+    name = input_name(slot)
     return name in _POSITIONS or "mask" in name
 
 
 def is_position(slot: str) -> bool:
     """Does an input tell where tokens stand, by its name?"""
-    return slot.removeprefix("input.") in _POSITIONS
+    return input_name(slot) in _POSITIONS
 
 
 def is_cache(slot: str) -> bool:
@@ -159,7 +160,7 @@ def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
     somewhere counts up along them.
     """
     for call in roots:
-        inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
+        inputs = {input_name(r.slot): r for r in call.slots("input")}
         tokens = _token_input(run, inputs)
         if tokens is None:
             continue
@@ -181,7 +182,7 @@ def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
 
 
 def _fed(run: Run, call: Call, places: Sequence[str]) -> Fed | None:
-    inputs = {r.slot.removeprefix("input."): r for r in call.slots("input")}
+    inputs = {input_name(r.slot): r for r in call.slots("input")}
     ref = _token_input(run, inputs)
     try:
         if ref is not None and _DECODER in inputs and any(n in inputs for n in _TOKENS[1:]):

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from whence.align.call_sites import Sites
 from whence.align.calls import sequence_alignment as order
 from whence.align.calls.site_pairing import FLOW, SitePairing, grouped
+from whence.records.slots import is_input, is_written
 
 _ROUNDS = 8
 
@@ -28,9 +29,9 @@ class Flow:
         # A leaf made it, not the calls around it that hand it on.
         for site in sorted(range(len(sites)), key=innermost):
             for ref in sites.first[site].refs:
-                if ref.slot.startswith(("output", "mutated")):
+                if is_written(ref.slot):
                     self._made.setdefault(ref.record, site)
-                elif ref.slot.startswith("input") and site not in sites.kids:
+                elif is_input(ref.slot) and site not in sites.kids:
                     self._read.setdefault(ref.record, []).append(site)
 
     def producers(self, site: int) -> tuple[int | None, ...]:

@@ -20,10 +20,10 @@ from whence import dtypes
 from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Program, Ref, Run, children
+from whence.records.marks import Mark, NoProgram, has_mark, mark
+from whence.records.slots import is_param, is_read, param_name
 
-_NODE = "node "
-_KERNEL = "kernel "
-_COMPILED = "compiled by inductor"
+_COMPILED = f"{NoProgram.COMPILED} by inductor"
 # of the operators of two graphs in the same order; below, they were lowered otherwise, and order
 # proves little
 _ALIKE = 0.9
@@ -37,15 +37,15 @@ def kernel(call: Call) -> str:
     calls.
     """
     if is_piece(call):
-        return ", ".join(n for n in call.notes if n.startswith((_NODE, _KERNEL)))
+        return ", ".join(n for n in call.notes if n.startswith((Mark.NODE, Mark.KERNEL)))
     if call.kind == "operator" and "kernel" in call.arguments:
-        return f"{_NODE}{call.op}, {_kernel(call)}"
+        return f"{mark(Mark.NODE, call.op)}, {_kernel(call)}"
     return ""
 
 
 def is_piece(call: Call) -> bool:
     """Is this a node of a graph that was cut alike in both runs?"""
-    return any(n.startswith(_NODE) for n in call.notes)
+    return has_mark(call, Mark.NODE)
 
 
 def is_compiled(call: Call) -> bool:
@@ -256,11 +256,7 @@ class _Both:
         """Without a program: what each node's kernel read, as far as both show it."""
         at, side = (1, self.other) if self.other.compiled else (0, self.one)
         known = {_output(calls[at]): f"input.{name}" for name, calls in self.shown.items()}
-        known |= {
-            record: slot
-            for slot, record in side.records.items()
-            if slot.startswith(("input", "param"))
-        }
+        known |= {record: slot for slot, record in side.records.items() if is_read(slot)}
         read = {
             name: [known[r.record] for r in calls[at].slots("input") if r.record in known]
             for name, calls in self.shown.items()
@@ -291,7 +287,7 @@ class _Both:
         inputs: Sequence[Ref],
         program: Program | None,
     ) -> Call:
-        said = (f"{_NODE}{call.op}", *((_kernel(call),) if is_compiled(call) else ()))
+        said = (mark(Mark.NODE, call.op), *((_kernel(call),) if is_compiled(call) else ()))
         if program is not None:
             side.cutting.programs[program.id] = program
         return msgspec.structs.replace(
@@ -322,7 +318,7 @@ class _Both:
         refs = tuple(
             r
             for r in above.refs
-            if _plain(f"param.{within}{r.slot.removeprefix('param.')}") not in side.records
+            if _plain(f"param.{within}{param_name(r.slot)}") not in side.records
         )
         cutting.replaced[parent] = msgspec.structs.replace(above, refs=refs)
 
@@ -330,9 +326,7 @@ class _Both:
         """The graph's own call: what it returns is made of what the calls below left. Parameters
         are with those that read them.
         """
-        refs = tuple(
-            r for r in side.call.refs if not r.slot.startswith("param") or r.slot in needed
-        )
+        refs = tuple(r for r in side.call.refs if not is_param(r.slot) or r.slot in needed)
         if program is not None:
             numbered = {f"input.{name}": f"{k}:output.0" for k, name in enumerate(self.shown)}
             program = msgspec.structs.replace(
@@ -523,7 +517,7 @@ def _index(table: list[Any], item: Any) -> int:
 
 
 def _kernel(call: Call) -> str:
-    return f"{_KERNEL}{call.arguments['kernel']} computes {_listed(call.origins)}"
+    return mark(Mark.KERNEL, f"{call.arguments['kernel']} computes {_listed(call.origins)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from whence.align.call_sites import Sites
 from whence.align.module_names import family
 from whence.records import Call, Record
+from whence.records.slots import is_output, is_param
 
 _LEAST_COUNT = 4  # elements; fewer coincide by chance
 
@@ -109,11 +110,11 @@ class Features:
         own, seen = [], set()
         outputs: list[Record] = []
         for ref in call.refs:
-            if ref.slot.startswith("param."):
+            if is_param(ref.slot):
                 if ref.record not in seen:
                     seen.add(ref.record)
                     own.append(self._record(ref.record))
-            elif ref.slot.startswith("output"):
+            elif is_output(ref.slot):
                 outputs.append(self._record(ref.record))
         shapes = tuple(sorted(tuple(sorted(r.shape)) for r in own)) or None
         telling = sorted(c for c in (_content(r) for r in own) if c is not None)

@@ -19,7 +19,8 @@ from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.fused_names import segments
-from whence.records.marks import NOT_SELECTED
+from whence.records.marks import Mark, mark
+from whence.records.slots import is_input, is_param, is_written, slot_kind
 
 RULE = "original operators"
 _MOST = 256  # members of one group; more are not joined
@@ -261,7 +262,9 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
             whole = _whole(run, members, first + number)
             begun.append(whole)
             begun += (
-                msgspec.structs.replace(m, parent=whole.id, notes=(*m.notes, NOT_SELECTED))
+                msgspec.structs.replace(
+                    m, parent=whole.id, notes=(*m.notes, mark(Mark.NOT_SELECTED))
+                )
                 for m in members
             )
     calls, at = renumbered(begun)
@@ -283,15 +286,13 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     for call in members:
         for ref in call.refs:
             same = _content(run, ref.record)
-            if ref.slot.startswith("input"):
+            if is_input(ref.slot):
                 read.add(same)
                 if same not in made:
                     inputs[ref.record] = None
-            elif ref.slot.startswith("param"):
+            elif is_param(ref.slot):
                 params[ref.record] = None
-        made.update(
-            _content(run, r.record) for r in call.refs if r.slot.startswith(("output", "mutated"))
-        )
+        made.update(_content(run, r.record) for r in call.refs if is_written(r.slot))
     last = members[-1].slots("output")
     ends = [
         r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read
@@ -326,7 +327,7 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
 
 
 def _kind(ref: Ref) -> str:
-    return ref.slot.partition(".")[0]
+    return slot_kind(ref.slot)
 
 
 def _called(names: Sequence[str]) -> str:

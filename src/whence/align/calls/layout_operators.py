@@ -18,16 +18,17 @@ from whence.align.calls.fused_operators import Fused
 from whence.align.calls.tensor_slots import fitted
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref
+from whence.records.marks import Mark, has_mark, mark
+from whence.records.slots import is_output
 
 _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})
-_EVIDENCE = "only moves elements: held against what it was given"
 
 
 def is_handed_on(call: Call) -> bool:
     """Did its run not have this call, which stands for a move of elements that only the other
     has?
     """
-    return _EVIDENCE in call.notes
+    return has_mark(call, Mark.MOVES)
 
 
 def faced(found: Fused) -> Fused:
@@ -88,7 +89,7 @@ def _across(found: Fused, in_target: bool) -> Fused:
             number=at.number,
             origins=(),
             refs=(Ref(given.slot, like), Ref(made.slot, like)),
-            notes=(_EVIDENCE,),
+            notes=(mark(Mark.MOVES),),
             files={},
         )
         (behind if like in makers else before)[at.id].append(handing)
@@ -104,10 +105,10 @@ def _across(found: Fused, in_target: bool) -> Fused:
     there = Derived(there, (), (), calls)
     if in_target:
         old = [(new[a], b, why) for a, b, why in found.faced]
-        added = [(new[n], move, _EVIDENCE) for move, n in pairs]
+        added = [(new[n], move, mark(Mark.MOVES)) for move, n in pairs]
     else:
         old = [(a, new[b], why) for a, b, why in found.faced]
-        added = [(move, new[n], _EVIDENCE) for move, n in pairs]
+        added = [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
     told = Counter(here.calls[move].scope for move, _ in pairs)
     side = "target" if in_target else "reference"
     notes = (*found.notes, *(_told(name, count, side) for name, count in told.items()))
@@ -134,6 +135,6 @@ def _partners(found: Fused, in_target: bool) -> dict[int, int]:
                 else (slot.reference_record, slot.target_record)
             )
             # What a call made is believed before what another read.
-            if one not in out or slot.reference_slot.startswith("output"):
+            if one not in out or is_output(slot.reference_slot):
                 out[one] = other
     return out

@@ -10,6 +10,7 @@ import msgspec
 
 from whence import dtypes
 from whence.records import Call, Record, Ref, Run
+from whence.records.slots import input_name, is_input, slot_kind
 from whence.results import SlotPair
 
 # Names of one parameter in different frameworks.
@@ -50,9 +51,7 @@ def face(
     # does.
     is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
     is_fused = _is_fused(call, other)
-    for slot in [
-        s for s in slots if (is_part or is_fused) and s.reference_slot.startswith("input.")
-    ]:
+    for slot in [s for s in slots if (is_part or is_fused) and is_input(s.reference_slot)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
@@ -100,12 +99,12 @@ def _of_one_kind(
     out = list(slots)
     for k, slot in enumerate(slots):
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
-        if not slot.reference_slot.startswith("input.") or _is_float(a) == _is_float(b):
+        if not is_input(slot.reference_slot) or _is_float(a) == _is_float(b):
             continue
         fits = [
             r
             for r in free.values()
-            if r.slot.startswith("input.")
+            if is_input(r.slot)
             and (t := target.records[r.record]).count == a.count != b.count
             and _is_float(t) == _is_float(a)
         ]
@@ -123,7 +122,7 @@ def _is_float(record: Record) -> bool:
 
 
 def _kind(ref: Ref) -> str:
-    return ref.slot.partition(".")[0]
+    return slot_kind(ref.slot)
 
 
 def _matched(
@@ -225,7 +224,7 @@ def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPai
     at = [
         k
         for k, s in enumerate(slots)
-        if s.reference_slot.startswith("input.") and s.reference_slot[6:].isdigit()
+        if is_input(s.reference_slot) and input_name(s.reference_slot).isdigit()
     ]
     out = list(slots)
     for n, i in enumerate(at):
@@ -254,7 +253,7 @@ def _elsewhere(
     """
     out = list(slots)
     for k, slot in enumerate(slots):
-        if not slot.reference_slot.startswith("input.") or not slot.reference_slot[6:].isdigit():
+        if not is_input(slot.reference_slot) or not input_name(slot.reference_slot).isdigit():
             continue
         mine, now = reference.records[slot.reference_record], target.records[slot.target_record]
         others = [

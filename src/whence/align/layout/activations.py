@@ -18,7 +18,8 @@ from whence.align.layout.consumers import used_so
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
 from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
-from whence.records import MEMORY_ORDER
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_param
 
 
 def activations(at: LayoutState) -> None:
@@ -64,7 +65,9 @@ def _as_in_memory(at: LayoutState, faces: Sequence[Face], family: Family) -> boo
     """Decide for tensors that on one side stand as a kernel library lays them out, where their
     elements say how.
     """
-    ours, theirs = (MEMORY_ORDER in call.notes for call in at.calls(at.pairs[family[faces[0]][0]]))
+    ours, theirs = (
+        has_mark(call, Mark.MEMORY_ORDER) for call in at.calls(at.pairs[family[faces[0]][0]])
+    )
     if not (ours or theirs):
         return False
     found = {}
@@ -154,7 +157,7 @@ def _may_be_left_out(at: LayoutState, face: Face, call: int) -> bool:
     not, or filled with one value?
     """
     for slot in at.pairs[call].slots:
-        if slot.reference_slot.startswith("param"):
+        if is_param(slot.reference_slot):
             a, b = at.records((slot.reference_record, slot.target_record))
             if a.count < b.count and (slot.reference_record, slot.target_record) in at.decided:
                 return True

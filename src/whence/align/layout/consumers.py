@@ -12,6 +12,7 @@ from whence.align.layout.axes import applied, candidates
 from whence.align.layout.distances import distance
 from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.plan_editor import spread
+from whence.records.slots import is_input, is_output, is_param
 
 # times as far as a turned tensor may be what is made of it, or twice as far as such a tensor may be
 # at all
@@ -21,7 +22,7 @@ _NEAR = 0.05
 
 def outputs_agree(at: LayoutState, call: int) -> bool:
     """Does an output of this call of the reference agree with what it faces?"""
-    outputs = [s for s in at.pairs[call].slots if s.reference_slot.startswith("output")]
+    outputs = [s for s in at.pairs[call].slots if is_output(s.reference_slot)]
     return any(at.agree((s.reference_record, s.target_record)) for s in outputs)
 
 
@@ -41,13 +42,13 @@ def follows(at: LayoutState, made_by: int) -> bool:
         other = at.reference.calls[sibling].scope != call.scope
         for slot in at.pairs[sibling].slots if sibling in at.pairs else ():
             if (
-                slot.reference_slot.startswith("input")
+                is_input(slot.reference_slot)
                 and later
                 and other
                 and slot.reference_record not in before
             ):
                 made.add((slot.reference_record, slot.target_record))
-            if not slot.reference_slot.startswith("param"):
+            if not is_param(slot.reference_slot):
                 before.add(slot.reference_record)
                 if not later:
                     earlier.add(slot.reference_record)
@@ -56,7 +57,7 @@ def follows(at: LayoutState, made_by: int) -> bool:
         outputs = (
             s
             for s in parent.slots
-            if s.reference_slot.startswith("output") and s.reference_record not in earlier
+            if is_output(s.reference_slot) and s.reference_record not in earlier
         )
         made.update((s.reference_record, s.target_record) for s in outputs)
     return any(at.resemble(face) for face in made if not _constant(at, face[0]))
@@ -77,7 +78,7 @@ def used_so(
     asked = False
     for face in spread(faces):
         readers = at.readers.get(face[0], [])
-        if family[face][1].reference_slot.startswith("input"):
+        if is_input(family[face][1].reference_slot):
             readers = list(dict.fromkeys([family[face][0], *readers]))
         asked |= bool(readers)
         if same:
@@ -100,7 +101,7 @@ def used_so(
 
 def _given_so(at: LayoutState, call: int, node: ex.Node) -> bool:
     """Was what this call is given laid in this order too?"""
-    given = (s for s in at.pairs[call].slots if s.reference_slot.startswith("input"))
+    given = (s for s in at.pairs[call].slots if is_input(s.reference_slot))
     found = (at.decided.get((s.reference_record, s.target_record)) for s in given)
     return any(how is not None and how[0] == node for how in found)
 
@@ -113,7 +114,7 @@ def _apart(at: LayoutState, call: int) -> float:
     for slot in at.pairs[call].slots:
         arrays = (
             at.arrays((slot.reference_record, slot.target_record))
-            if slot.reference_slot.startswith("output")
+            if is_output(slot.reference_slot)
             else None
         )
         if arrays is not None:

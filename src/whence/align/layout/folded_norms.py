@@ -17,6 +17,7 @@ from whence.align.layout.distances import AGREES, clear_best, distance
 from whence.align.module_names import starred
 from whence.align.plan_editor import READ, PlanEditor, spread
 from whence.records import Call
+from whence.records.slots import is_input, is_output, is_param
 from whence.results import CallPair, SlotPair
 
 _NORMS = ("batchnorm", "batch_norm")
@@ -95,12 +96,12 @@ def absorbed(at: PlanEditor) -> None:
     faced: defaultdict[int, dict[int, None]] = defaultdict(dict)
     for pair in sorted(at.pairs.values(), key=lambda p: at.reference.calls[p.reference].order):
         for slot in pair.slots:
-            if not slot.reference_slot.startswith("param"):
+            if not is_param(slot.reference_slot):
                 faced[brought(slot.target_record)][slot.reference_record] = None
     families: defaultdict[tuple[str, str], list[tuple[CallPair, int, int, int]]] = defaultdict(list)
     for pair in at.pairs.values():
         call, other = at.reference.calls[pair.reference], at.target.calls[pair.target]
-        made = [s for s in pair.slots if s.reference_slot.startswith("output")]
+        made = [s for s in pair.slots if is_output(s.reference_slot)]
         if (
             len(made) != 1
             or at.said(call.id)
@@ -140,7 +141,7 @@ def _takes_more(at: PlanEditor, pair: CallPair, side: str) -> bool:
     """Does this side's call read more elements than the other's and make as many? Then it does
     something else as well.
     """
-    given = [s for s in pair.slots if s.reference_slot.startswith("input")]
+    given = [s for s in pair.slots if is_input(s.reference_slot)]
     given += [] if given else _unmatched_inputs(at, pair)
     counts = [
         (at.reference.records[s.reference_record].count, at.target.records[s.target_record].count)
@@ -174,7 +175,7 @@ def _as_elsewhere(at: PlanEditor, pairs: Sequence[CallPair]) -> None:
             for r in call.refs
             if r.record in known
         ]
-        if any(s.reference_slot.startswith("output") for s in slots):
+        if any(is_output(s.reference_slot) for s in slots):
             at.put(pair.reference, slots)
 
 

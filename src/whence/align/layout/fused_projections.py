@@ -26,6 +26,7 @@ from whence.align.plan_editor import MOST_PARTS, PlanEditor, distinct, identifie
 from whence.dtypes import Array
 from whence.records import Call, Run
 from whence.records.marks import is_unplaced
+from whence.records.slots import is_param, slot_kind
 from whence.results import CallPair, Plan, SlotPair
 
 RULE = "fused calls"
@@ -56,7 +57,7 @@ def _packed(at: PlanEditor) -> None:
     def is_gone(slot: SlotPair) -> bool:
         of = at.reference.records[slot.reference_record]
         return (
-            slot.reference_slot.startswith("param")
+            is_param(slot.reference_slot)
             and of.count > at.record("target", slot.target_record).count == 0
         )
 
@@ -381,7 +382,7 @@ class _Projections:
                 self.at.making.record(record).shape,
                 self.at.reference.records[ref.record].shape,
             )
-            kind = ref.slot.partition(".")[0]
+            kind = slot_kind(ref.slot)
             if kind == "param":
                 along = self._along(shape, mine, extent, len(places), turned)
             else:
@@ -421,7 +422,7 @@ class _Projections:
         slots: list[SlotPair] = []
         for ref in call.refs:
             records = [next((r.record for r in c.refs if r.slot == ref.slot), None) for c in parts]
-            kind = ref.slot.partition(".")[0]
+            kind = slot_kind(ref.slot)
             if kind == "input":
                 if records[0] is not None:
                     slots.append(SlotPair(ref.slot, ref.slot, ref.record, records[0]))

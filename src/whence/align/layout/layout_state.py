@@ -15,6 +15,7 @@ from whence.align.module_names import starred
 from whence.align.plan_editor import PlanEditor
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
+from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
 Face = tuple[int, int]  # a record of the reference, and one of the target
@@ -94,12 +95,7 @@ class LayoutState(PlanEditor):
         out: Counter[tuple[str, str]] = Counter()
         for face, (pair, slot) in faces.items():
             a, b = self.records(face)
-            if (
-                slot.reference_slot.startswith("param")
-                and a.hash
-                and a.hash == b.hash
-                and a.shape == b.shape
-            ):
+            if is_param(slot.reference_slot) and a.hash and a.hash == b.hash and a.shape == b.shape:
                 out[starred(self.reference.calls[pair.reference].scope), slot.reference_slot] += 1
         return out
 
@@ -109,7 +105,7 @@ class LayoutState(PlanEditor):
         out: defaultdict[int, list[int]] = defaultdict(list)
         for call, pair in self.pairs.items():
             for slot in pair.slots:
-                if slot.reference_slot.startswith("input"):
+                if is_input(slot.reference_slot):
                     out[slot.reference_record].append(call)
         return out
 

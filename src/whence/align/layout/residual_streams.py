@@ -19,6 +19,7 @@ from whence.align.layout.distances import clear_best, distance
 from whence.align.module_names import starred
 from whence.align.plan_editor import PlanEditor, identifier, spread
 from whence.records import Call
+from whence.records.slots import slot_kind
 from whence.results import SlotPair
 
 _MOST = 4  # tensors of one call that are tried
@@ -202,14 +203,14 @@ def _apart(at: PlanEditor) -> None:
     split: defaultdict[int, set[str]] = defaultdict(set)
     for place, picked in _decided(at, "reference"):
         if len(picked) > 1:
-            split[place.call].add(place.slot.partition(".")[0])
+            split[place.call].add(slot_kind(place.slot))
     if not split:
         return
     dropped = {
         call: [
             s
             for s in at.pairs[call].slots
-            if s.reference_slot.partition(".")[0] not in (*kinds, "mutated")
+            if slot_kind(s.reference_slot) not in (*kinds, "mutated")
         ]
         for call, kinds in split.items()
     }

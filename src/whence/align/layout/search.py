@@ -16,6 +16,7 @@ from whence.align.layout.layout_state import Face, LayoutState
 from whence.align.layout.weights import parameters
 from whence.align.module_names import starred
 from whence.records import Run
+from whence.records.slots import is_param, param_name
 from whence.results import Plan, SlotPair
 
 
@@ -108,10 +109,10 @@ def _told(at: LayoutState) -> list[str]:
     for pair in at.pairs.values():
         for slot in pair.slots:
             face = slot.reference_record, slot.target_record
-            if slot.reference_slot.startswith("param") and face in at.decided:
+            if is_param(slot.reference_slot) and face in at.decided:
                 a, b = at.records(face)
                 if a.count < b.count:
-                    name = f"{at.target.calls[pair.target].scope}.{slot.target_slot.removeprefix('param.')}"  # noqa: E501
+                    name = f"{at.target.calls[pair.target].scope}.{param_name(slot.target_slot)}"
                     out[
                         f"{name} of the target is {list(b.shape)}, of the reference "
                         f"{list(a.shape)}: the rest was left out"

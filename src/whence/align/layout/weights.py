@@ -26,6 +26,7 @@ from whence.align.layout.layout_state import Face, Family, LayoutState
 from whence.align.module_names import starred
 from whence.align.plan_editor import READ, spread
 from whence.dtypes import Array
+from whence.records.slots import param_name, slot_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def _order(at: LayoutState, found: dict[Face, Order], family: Family) -> None:
             if order.kind == "axes"
             else f"{order.kind} found by their elements"
         )
-        at.decided[face] = order.node, f"{slot.reference_slot.removeprefix('param.')}: {what}"
+        at.decided[face] = order.node, f"{param_name(slot.reference_slot)}: {what}"
         if order.kind == "axes":
             continue
         places = np.array(order.places)
@@ -179,7 +180,7 @@ def _order(at: LayoutState, found: dict[Face, Order], family: Family) -> None:
         at.channel_orders.setdefault(scope.rpartition(".")[0], {})[order.places] = None
         for same in at.modules[at.module(at.pairs[call])]:
             for s in at.pairs[same].slots:
-                kind = s.reference_slot.partition(".")[0]
+                kind = slot_kind(s.reference_slot)
                 own = (s.reference_record, s.target_record)
                 a, b = at.records(own)
                 if (

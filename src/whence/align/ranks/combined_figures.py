@@ -20,6 +20,7 @@ from whence.align.ranks import shards
 from whence.align.ranks.groups import Key, Side
 from whence.align.ranks.shards import Shape
 from whence.records import Record, Sketch, Statistics
+from whence.records.slots import is_input, is_param, slot_kind
 
 _NEAR = 1e-3  # relative difference of norm and sum of magnitudes that rounding keeps below
 _ASKED = 8  # members of a family of siblings that vote on their shape
@@ -77,7 +78,7 @@ def _tensors(side: Side) -> Iterator[_Tensor]:
     for key in side.groups:
         for slot in side.slots(key):
             records = [side.run.records[r] for r in side.holders(key, slot)[1]]
-            if slot.startswith("input") or not records:
+            if is_input(slot) or not records:
                 continue
             pieces = _distinct(records)
             shapes = tuple(r.shape for r in records)
@@ -145,14 +146,14 @@ def _constants(side: Side, found: dict[tuple[Key, str], Record]) -> None:
     parameters of their call are.
     """
     for key, slot in list(found):
-        if not slot.startswith("param"):
+        if not is_param(slot):
             continue
         piece, whole = side.run.records[side.holders(key, slot)[1][0]].shape, found[key, slot].shape
         for other in side.slots(key):
             record = side.run.records[side.holders(key, other)[1][0]]
             constant = record.statistics is not None and record.statistics.std == 0.0
             if (
-                other.startswith("param")
+                is_param(other)
                 and (key, other) not in found
                 and constant
                 and record.shape[:1] == piece[:1] != whole[:1]
@@ -200,7 +201,7 @@ class _Known:
 
 
 def _kind(slot: str) -> str:
-    return slot.partition(".")[0]
+    return slot_kind(slot)
 
 
 def _norm(figures: Record) -> float:

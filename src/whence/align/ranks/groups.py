@@ -20,6 +20,7 @@ from whence.align.ranks.shards import Layout, Level, Shard
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
+from whence.records.slots import is_input, is_output, is_param, slot_kind
 
 _ROUNDING = {
     True: 2e-2,
@@ -74,12 +75,12 @@ class Side:
         made = {
             r: n
             for where, n in number.items()
-            if where[1].startswith("output")
+            if is_output(where[1])
             for r in self.holders(*where)[1]
         }
 
         def seen(call: Call, ref: Ref) -> int:
-            read = made.get(ref.record, ref.record) if ref.slot.startswith("input") else ref.record
+            read = made.get(ref.record, ref.record) if is_input(ref.slot) else ref.record
             return number.get((self.key_of[call.id], ref.slot), read)
 
         calls = [
@@ -107,7 +108,7 @@ class Side:
             for r in call.refs
             if r.slot == slot
         }
-        kind = slot.partition(".")[0]
+        kind = slot_kind(slot)
         if found and kind != "param" and len({self.stage[r] for r in group}) > 1:
             stage = (
                 min(map(self.stage.__getitem__, found))
@@ -127,9 +128,7 @@ class Side:
         as they do.
         """
         _, records = self.holders(key, slot)
-        return not slot.startswith("param"), -len(
-            self.run.records[records[0]].shape
-        ) if records else 0
+        return not is_param(slot), -len(self.run.records[records[0]].shape) if records else 0
 
     def parent(self, key: Key) -> Key | None:
         call = next(iter(self.groups[key].values()))
@@ -308,7 +307,7 @@ class RankGroups:
     def blocks_of(self, side: Side, key: Key) -> tuple[tuple[int, int, int], ...]:
         """The parts in which a call's parameters lie on the ranks along their first axis."""
         for slot in side.slots(key):
-            if slot.startswith("param"):
+            if is_param(slot):
                 layout = self.layouts.get((side.name, side.holders(key, slot)[1]), ())
                 if len(layout) == 1 and layout[0].blocks and layout[0].axis == 0:
                     return layout[0].blocks

@@ -15,6 +15,7 @@ from whence.align.ranks import shards
 from whence.align.ranks.groups import Key, RankGroups, Side, described
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
+from whence.records.slots import is_input
 
 # unit roundoffs by which replicas may part before a call that reads all of them is no longer one
 # call
@@ -77,9 +78,7 @@ def _refs(
         ),
         default=0.0,
     )
-    kept = tuple(
-        r for r, _, apart in refs if not (pieces and apart > limit and r.slot.startswith("input"))
-    )
+    kept = tuple(r for r, _, apart in refs if not (pieces and apart > limit and is_input(r.slot)))
     return kept, pieces, any(apart > limit for _, _, apart in refs)
 
 

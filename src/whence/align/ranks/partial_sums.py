@@ -19,6 +19,7 @@ from whence.align.ranks.groups import (
 )
 from whence.align.ranks.shards import FITS, Level
 from whence.errors import ElementsMissing
+from whence.records.slots import is_input, is_output
 
 
 def unreduced(at: RankGroups, side: Side) -> None:
@@ -36,7 +37,7 @@ def unreduced(at: RankGroups, side: Side) -> None:
     for key in side.groups:
         if all(call.leaf for call in side.groups[key].values()):
             for slot in side.slots(key):
-                if slot.startswith("input"):
+                if is_input(slot):
                     readers[side.name, side.holders(key, slot)[1]].append(key)
     for place in sums:
         key, slot = at.first[place]
@@ -113,11 +114,7 @@ def _stand_in(
 
 def _outputs(at: RankGroups, side: Side, key: Key, but: Place) -> list[Place]:
     """What a call returns, but for one tensor."""
-    found = [
-        (side.name, side.holders(key, slot)[1])
-        for slot in side.slots(key)
-        if slot.startswith("output")
-    ]
+    found = [(side.name, side.holders(key, slot)[1]) for slot in side.slots(key) if is_output(slot)]
     return [p for p in found if p != but and p in at.layouts]
 
 
@@ -161,9 +158,9 @@ def choose(at: RankGroups, side: Side) -> None:
 
     def begun(place: Place) -> tuple[int, bool]:
         key, slot = at.first[place]
-        return min(c.order for c in side.groups[key].values()), not slot.startswith("input")
+        return min(c.order for c in side.groups[key].values()), not is_input(slot)
 
-    made = [p for p in beyond if not at.first[p][1].startswith("input")] or beyond
+    made = [p for p in beyond if not is_input(at.first[p][1])] or beyond
     leaves = [p for p in made if next(iter(side.groups[at.first[p][0]].values())).leaf] or made
     place = min(leaves, key=begun)
     key, slot = at.first[place]

@@ -18,6 +18,7 @@ from whence.align.ranks.groups import Key, Place, RankGroups, Side, between
 from whence.align.ranks.shards import FITS, Layout, Level
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.records.slots import is_output, is_param
 
 _CLEARLY = (
     0.5  # a layout is better than another when its distance is below this share of the other's
@@ -91,7 +92,7 @@ def _is_part(at: RankGroups, pair: Facing, faced: dict[str, dict[Key, Key]]) -> 
             _, theirs = other.holders(pair[1 - i], slots[1 - i])
             shapes = {side.run.records[r].shape for r in records}
             if (
-                not slot.startswith("param")
+                not is_param(slot)
                 or len(records) < 2
                 or shapes != {other.run.records[r].shape for r in theirs}
             ):
@@ -140,7 +141,7 @@ def _place(at: RankGroups, one: tuple[Side, Key, str], two: tuple[Side, Key, str
     pairs = [(a, b) for a, b, fit in combos if fit == best > 0]
     if not pairs:
         return
-    if one[2].startswith("param"):
+    if is_param(one[2]):
         pairs = [
             p for p in pairs if not any(level.how == "sum" for part in p for level in part)
         ] or pairs
@@ -203,9 +204,9 @@ def _pick(
                 (between(one, arrays[0], two, arrays[1]), (one, two))
                 for two in shards.orders(right, shapes[1])
             ]
-    if where[0][2].startswith("param") and all(error > 0 for error, _ in tried):
+    if is_param(where[0][2]) and all(error > 0 for error, _ in tried):
         tried += _by_parts(at, pairs, arrays)
-    if where[0][2].startswith(("output", "param")):
+    if is_output(where[0][2]) or is_param(where[0][2]):
         tried += [
             (between(p[0], arrays[0], p[1], arrays[1]), p) for p in _as_parameters(at, pairs, where)
         ]
@@ -254,7 +255,7 @@ def _as_parameters(
                 blocks
                 and len(pair[i]) == 1
                 and pair[i][0].how == "cat"
-                and (pair[i][0].axis == 0 or not slot.startswith("param"))
+                and (pair[i][0].axis == 0 or not is_param(slot))
             ):
                 cut = (Level("cat", pair[i][0].size, pair[i][0].axis, blocks),)
                 yield (cut, pair[1]) if i == 0 else (pair[0], cut)
@@ -303,9 +304,9 @@ def _lies_alone(
         return at.options(side, key, slot, place[1], shapes)[0][0]
     if all(at.apart(side.name, place[1][0], r) == 0.0 for r in place[1][1:]):
         return (Level("replicated", n),)
-    weight = next((s for s in side.slots(key) if s.startswith("param") and "weight" in s), "")
+    weight = next((s for s in side.slots(key) if is_param(s) and "weight" in s), "")
     lies = at.layouts.get((side.name, side.holders(key, weight)[1])) if weight else None
-    if slot.startswith("param"):
+    if is_param(slot):
         extents = (
             [side.run.records[r].shape[:1] for r in side.holders(key, weight)[1]] if weight else []
         )
@@ -327,7 +328,7 @@ def _lies_alone(
             (Level("cat", n, 0),) if _is_part_of(at, side, other, key, slot, place, faced) else None
         )
     if (
-        slot.startswith("output")
+        is_output(slot)
         and lies
         and len(lies) == 1
         and lies[0].how == "cat"

@@ -18,6 +18,7 @@ from whence.align.layout import axes
 from whence.align.layout.distances import typical_distance
 from whence.align.tensors.elements import Elements, Family, Numbers, Place, Tap
 from whence.records import Record
+from whence.records.slots import is_output
 
 _FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
 _LOOKED_AT = 16  # candidates of one tensor whose elements are read
@@ -147,9 +148,7 @@ class TensorCandidates:
             exact = [
                 p
                 for p in open_
-                if any(
-                    (f[0], n) == split(tap.name) and f[1].startswith("output") for f, n in p.roles
-                )
+                if any((f[0], n) == split(tap.name) and is_output(f[1]) for f, n in p.roles)
             ]
             same = exact or [
                 p

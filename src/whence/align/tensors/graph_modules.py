@@ -24,6 +24,7 @@ from whence.align.tensors.elements import Elements, Inner, Inside, Place, Tap
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Ref, Run, children
 from whence.records.region import hands_on
+from whence.records.slots import is_input, is_param, is_written, param_name
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 _MOVES = frozenset((
@@ -193,7 +194,7 @@ class _ByModule:
             self.met.add(other.id)
             theirs = {r.slot: r.record for r in other.refs}
             for ref in call.refs:
-                if not ref.slot.startswith("param") and ref.slot in theirs:
+                if not is_param(ref.slot) and ref.slot in theirs:
                     self._face(
                         ref.record, theirs[ref.slot], other, ref.slot, "the same module", plain=True
                     )
@@ -348,8 +349,8 @@ class _ByModule:
         theirs = {r.slot: r.record for r in outer.refs}
         refs = []
         for ref in graph.refs:
-            if ref.slot.startswith("param."):
-                path, _, name = ref.slot.removeprefix("param.").rpartition(".")
+            if is_param(ref.slot):
+                path, _, name = param_name(ref.slot).rpartition(".")
                 call = self.by_key.get(self._key(graph, graph.root, path, 0))
                 found = (
                     {r.slot: r.record for r in call.refs}.get(f"param.{name}")
@@ -408,23 +409,17 @@ class _ByModule:
         for record, item in self.inner.items():
             inner[item.call].append(record)
         for call in sorted(selected(self.reference.calls), key=lambda c: c.order):
-            left = [
-                r
-                for r in call.refs
-                if r.record in self.faced and r.slot.startswith(("output", "mutated"))
-            ]
+            left = [r for r in call.refs if r.record in self.faced and is_written(r.slot)]
             own = inner.get(call.id, [])
             if call.kind != "module" or not (left or own):
                 continue
-            given = [r for r in call.refs if r.record in self.faced and r.slot.startswith("input")]
+            given = [r for r in call.refs if r.record in self.faced and is_input(r.slot)]
             target, why, _ = self.faced[left[0].record if left else own[0]]
             slots = tuple(_named(self.faced[r.record][2], r.slot) for r in (*given, *left)) + tuple(
                 self.faced[r][2] for r in own
             )
             there = {s.reference_slot for s in slots}
-            only = tuple(
-                r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param")
-            )
+            only = tuple(r.slot for r in call.refs if r.slot not in there and not is_param(r.slot))
             pairs.append(CallPair(call.id, target, TENSOR_RULE, why, slots, only))
         used, facing = (
             self.met | {call for call, _, _ in self.faced.values()},

@@ -22,6 +22,7 @@ from whence.align.plan_editor import USER_MAP
 from whence.align.tensors.candidates import CLEARER, Match, TensorCandidates, split
 from whence.align.tensors.elements import Elements, Family, Inner, Inside, Numbers, Place, Tap
 from whence.records import Call, Run
+from whence.records.slots import is_input, is_param, is_written, slot_kind
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 
@@ -83,7 +84,7 @@ def _one_each(plan: Plan) -> Plan:
     kept: dict[int, CallPair] = {}
     dropped: list[int] = []
     for pair in plan.pairs:
-        own = tuple(s for s in pair.slots if s.target_slot.startswith(("output", "mutated")))[:1]
+        own = tuple(s for s in pair.slots if is_written(s.target_slot))[:1]
         old = kept.get(pair.reference)
         if old is not None:
             dropped.append(old.target)
@@ -240,7 +241,7 @@ class _Facing:
                 continue
             name, numbers = split(call.scope)
             for ref in call.refs:
-                kind = ref.slot.partition(".")[0]
+                kind = slot_kind(ref.slot)
                 if kind == "param":
                     continue
                 place = places.get(ref.record)
@@ -289,15 +290,11 @@ class _Facing:
         for call in self.rich.calls:
             if call.kind != "module":
                 continue
-            left = [
-                r
-                for r in call.refs
-                if r.record in faced and r.slot.startswith(("output", "mutated"))
-            ]
+            left = [r for r in call.refs if r.record in faced and is_written(r.slot)]
             own = between.get(call.id, [])
             if not left and not own:
                 continue
-            given = [r for r in call.refs if r.record in faced and r.slot.startswith("input")]
+            given = [r for r in call.refs if r.record in faced and is_input(r.slot)]
             for ref in (*given, *left):
                 slots[call.id].append(
                     msgspec.structs.replace(faced[ref.record][2], reference_slot=ref.slot)
@@ -311,9 +308,7 @@ class _Facing:
         for call_id, found in slots.items():
             call, (label, why, _) = self.rich.calls[call_id], chief[call_id]
             there = {s.reference_slot for s in found}
-            only = tuple(
-                r.slot for r in call.refs if r.slot not in there and not r.slot.startswith("param")
-            )
+            only = tuple(r.slot for r in call.refs if r.slot not in there and not is_param(r.slot))
             pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(found), only, ()))
         return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
 
@@ -329,12 +324,7 @@ class _Facing:
                 out[item.call].append((f"inside.{item.operation}", record))
         seen: set[int] = set()
         below: Counter[int] = Counter()
-        ended = {
-            r.record
-            for c in self.rich.calls
-            for r in c.refs
-            if r.slot.startswith(("output", "mutated"))
-        }
+        ended = {r.record for c in self.rich.calls for r in c.refs if is_written(r.slot)}
         for call in sorted(self.rich.calls, key=lambda c: c.order):
             place = below[call.parent]
             below[call.parent] += 1

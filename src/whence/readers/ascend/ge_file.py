@@ -19,6 +19,7 @@ from whence.dtypes import Array
 from whence.errors import UnreadableRun
 from whence.readers.ascend import dtypes, layouts
 from whence.readers.encodings import limits, protobuf
+from whence.records.slots import is_output
 
 _NANO = b"\x5a\x5a\x5a\x5a"
 _NANO_INPUTS, _NANO_OUTPUTS = 4, 5
@@ -266,7 +267,7 @@ def _nano(header: bytes, start: int) -> Dumped:
                 dtypes.acl(code), layout, found.get(0, ()), found.get(1, ()), nbytes, 1, "", None
             )
             tensors.append((f"{slot}.{k}", (), said))
-    tensors.sort(key=lambda t: t[0].startswith("output"))
+    tensors.sort(key=lambda t: is_output(t[0]))
     held, place = [], start
     for slot, _, said in tensors:
         held.append(_held(slot, said, place, said.nbytes))

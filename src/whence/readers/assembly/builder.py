@@ -16,12 +16,12 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Call, Dumped, Note, Program, Record, Ref, Run, RunInfo, Statistics, Step
-from whence.records.marks import GATHERED, UNTOLD
+from whence.records.marks import Mark, mark
 
 Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
-LOGGED = "some of what a kernel held, logged while it ran"
+LOGGED = mark(Mark.LOGGED)
 """The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it
 stands before what the kernel wrote.
 """
@@ -138,7 +138,7 @@ class Building:
         """
         seen = (rank, root, step, micro, phase, scope, op)
         if phase == "backward":  # what the forward pass kept for it is in no dump
-            notes = (*notes, UNTOLD)
+            notes = (*notes, mark(Mark.INPUTS_UNKNOWN))
         added = Call(
             len(self._calls),
             scope,
@@ -300,7 +300,7 @@ class Building:
                     phase=call.phase,
                     no_program=_NO_PROGRAM,
                     refs=tuple(refs),
-                    notes=(GATHERED,),
+                    notes=(mark(Mark.PUT_TOGETHER),),
                 )
                 out.append(gathered)
             moved[place] = len(out)

@@ -18,7 +18,7 @@ from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings.archive import File
 from whence.readers.encodings.torch_file import TorchTensor, Unknown
 from whence.readers.source import Place
-from whence.records.marks import UNORDERED
+from whence.records.marks import Mark, mark
 
 # Last parts of names that only weights, and what optimizers keep of them, have.
 _WEIGHTS = re.compile(
@@ -265,7 +265,7 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
     ):  # which of them the whole was given and returned is not known either
         for step, rank in dict.fromkeys((group.step, group.rank) for group in calls):
             handles[step, rank, ""] = building.call(
-                "", kind="module", step=step, rank=rank, notes=(UNORDERED,)
+                "", kind="module", step=step, rank=rank, notes=(mark(Mark.UNORDERED),)
             )
     for group in _nested(calls):
         moment = (group.step, group.rank)
@@ -291,7 +291,7 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
             inputs=inputs,
             outputs=outputs,
             arguments=group.arguments,
-            notes=() if has_order else (UNORDERED,),
+            notes=() if has_order else (mark(Mark.UNORDERED),),
         )
         if group.holds_others:
             handles[*moment, group.scope] = handle

@@ -26,7 +26,7 @@ from whence.readers.encodings import limits, numpy_file
 from whence.readers.encodings.archive import File
 from whence.readers.source import Place
 from whence.records import Run
-from whence.records.marks import WIDER
+from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a folder with npy files such as mm-aten.mm.default.INPUT.0.20251017071211190258.npy"
 ORDER = 25
@@ -143,7 +143,7 @@ def _call(
         root=root,
         step=step,
         rank=rank,
-        notes=(WIDER,),  # bfloat16 is written as float32
+        notes=(mark(Mark.STORED_WIDER),),  # bfloat16 is written as float32
     )
 
 

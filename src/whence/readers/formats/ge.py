@@ -24,6 +24,7 @@ from whence.readers.assembly import npy_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.source import Place
 from whence.records import Run
+from whence.records.slots import split_slot
 
 LOOKS_LIKE = "a folder with GE dumps such as MatMulV2.MatMul.45.6.1706596912161951, or one of them"
 ORDER = 30
@@ -134,7 +135,7 @@ def _call(place: Place, building: Building, one: _Found, origins: Origins) -> No
     name = one.name.op_name
     if one.converted:
         for slot, file in sorted(one.converted.items(), key=lambda s: int(s[0].partition(".")[2])):
-            kind, _, k = slot.partition(".")
+            kind, k = split_slot(slot)
             slots[kind][k] = npy_tensors.add(building, place, file)
     else:
         try:
@@ -145,7 +146,7 @@ def _call(place: Place, building: Building, one: _Found, origins: Origins) -> No
         name = dumped.op_name or name
         said = tuple(t.origin for t in dumped.tensors if t.origin)
         for held in dumped.tensors:
-            kind, _, k = held.slot.partition(".")
+            kind, k = split_slot(held.slot)
             slots[kind][k] = _tensor(place, building, one, held)
         if dumped.left:
             building.note("not-read", f"{one.file}: {', '.join(dumped.left)}", name, one.where.step)
@@ -170,7 +171,7 @@ def _tensor(place: Place, building: Building, one: _Found, held: ge_file.Held) -
             one.name.op_name,
             one.where.step,
         )
-    kind, _, k = held.slot.partition(".")
+    kind, k = split_slot(held.slot)
     why = ge_file.missing(held, path)
     return building.tensor(
         held.type.dtype or held.type.name,

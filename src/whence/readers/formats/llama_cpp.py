@@ -26,7 +26,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
 from whence.readers.source import Place
 from whence.records import Run
-from whence.records.marks import UNTOLD
+from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a text with lines as llama-eval-callback prints them (ggml_debug: ...)"
 ORDER = 15
@@ -78,7 +78,9 @@ def open_run(place: Place) -> Run:
             inputs=inputs,
             outputs=[record],
             origins=(),
-            notes=() if inputs else (UNTOLD,),  # a cache, which nodes before have written
+            notes=()
+            if inputs
+            else (mark(Mark.INPUTS_UNKNOWN),),  # a cache, which nodes before have written
             arguments={
                 f"input.{i}": f"{name} {shapes[i]}"
                 for i, name in enumerate(sources)

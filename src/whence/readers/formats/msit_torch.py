@@ -28,6 +28,7 @@ from whence.readers.assembly.call_order import ordered
 from whence.readers.encodings import limits, torch_file
 from whence.readers.source import Place
 from whence.records import Run, Statistics
+from whence.records.slots import is_input, split_slot
 
 LOOKS_LIKE = "a folder with tensors of modules such as 0/root.model.layers.0/output.pth"
 ORDER = 30
@@ -177,7 +178,7 @@ class _Step:
             for tensor in self.modules.get(name, ()):
                 content = _look(self.place, tensor)
                 if content is not None:
-                    (reads if tensor.slot.startswith("input") else makes)[name].append(content)
+                    (reads if is_input(tensor.slot) else makes)[name].append(content)
         return ordered(names, reads, makes)
 
     def add(self, order: Iterable[str]) -> None:
@@ -187,7 +188,7 @@ class _Step:
             slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
             for tensor in sorted(self.modules.get(name, ()), key=lambda t: _natural(t.slot)):
                 for slot, record in self._records(tensor):
-                    kind, _, place = slot.partition(".")
+                    kind, place = split_slot(slot)
                     slots[kind][place] = record
             params = {last: self._weight(file) for last, file in self.params.get(name, {}).items()}
             scope = module.removeprefix("root").removeprefix(".")

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whence.dtypes import Array
-from whence.readers.assembly.builder import LOGGED, Building
+from whence.readers.assembly.builder import Building
 from whence.readers.paddle import printed as paddle_print
 from whence.readers.paddle.names import plain_name, plain_type
 from whence.readers.source import Place
-from whence.records import MEMORY_ORDER, Run, Statistics
-from whence.records.marks import UNTOLD
+from whence.records import Run, Statistics
+from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a log with tensors that Paddle printed, `===>:` blocks or [PRECISION] lines"
 ORDER = 45
@@ -156,7 +156,9 @@ def open_run(place: Place) -> Run:
             step=step,
             outputs=[record],
             inputs=read or (),
-            notes=(*point.notes, UNTOLD) if scan.edges and read is None else point.notes,
+            notes=(*point.notes, mark(Mark.INPUTS_UNKNOWN))
+            if scan.edges and read is None
+            else point.notes,
         )
         if point.kind == "operator":
             latest[point.name] = record
@@ -334,7 +336,9 @@ def _printed(scan: _Scan, printed: paddle_print.Printed) -> _Point:
     told = name[:_LONGEST_NAME].decode("utf-8", "replace").strip(" :=,#") or "tensor"
     # PIR names kernels of oneDNN as such, the executor before it does not.
     notes = (
-        (MEMORY_ORDER,) if len(printed.shape) > _PLAIN_AXES and not op.startswith("pd_op.") else ()
+        (mark(Mark.MEMORY_ORDER),)
+        if len(printed.shape) > _PLAIN_AXES and not op.startswith("pd_op.")
+        else ()
     )
     return _Point(
         plain_name(told), plain_type(op), "operator", printed, marked=scan.step, notes=notes
@@ -388,7 +392,7 @@ def _line(scan: _Scan, line: bytes) -> None:
                     values=values,
                     quantum=quantum,
                     marked=scan.step,
-                    notes=(LOGGED,),
+                    notes=(mark(Mark.LOGGED),),
                 )
             )
             return

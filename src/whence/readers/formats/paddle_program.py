@@ -13,7 +13,7 @@ from whence.readers.paddle import program_file
 from whence.readers.paddle.program_file import Described, Operator, Variable
 from whence.readers.source import Place
 from whence.records import Run
-from whence.records.marks import ONEDNN, TAKES
+from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "a Paddle program, .pdmodel or PIR .json"
 ORDER = 30
@@ -80,7 +80,7 @@ def _calls(
         for slot, variable in operator.inputs:
             if variable.name in parameters:
                 params[variable.name] = parameters[variable.name]
-                taken.append(f"{TAKES}{variable.name} as {slot}")
+                taken.append(mark(Mark.TAKES, f"{variable.name} as {slot}"))
                 continue
             if variable.name not in records:
                 records[variable.name] = _tensor(building, variable)
@@ -109,9 +109,9 @@ def _calls(
             source=operator.source,
             arguments=operator.attributes,
             notes=(
-                *(f"writes {name}" for name in names[1:]),
+                *(mark(Mark.WRITES, name) for name in names[1:]),
                 *taken,
-                *((ONEDNN,) if operator.onednn else ()),
+                *((mark(Mark.ONEDNN),) if operator.onednn else ()),
             ),
         )
         if operator.inside:

@@ -25,7 +25,7 @@ from whence.readers.assembly.builder import Building
 from whence.readers.encodings import hdf5, limits
 from whence.readers.source import Place
 from whence.records import Run
-from whence.records.marks import WIDER
+from whence.records.marks import Mark, mark
 
 LOOKS_LIKE = "an HDF5 file, or a folder with globalrank-*_localrank-*.h5"
 ORDER = 20
@@ -173,7 +173,7 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
                 phase=phase,
                 parent=handles.get(parent[place], -1),
                 kind="module" if "input" in slots else "operator" if call.cls else "label",
-                notes=(WIDER,) if call in unsaid else (),
+                notes=(mark(Mark.STORED_WIDER),) if call in unsaid else (),
                 inputs=slots.get("input", {}),
                 outputs=slots.get("output", {}),
                 params=slots.get("param", {}),

@@ -24,6 +24,7 @@ import torch
 from whence import dtypes
 from whence.errors import ElementsMissing, OutputExists, ReplayRefused, UsageError
 from whence.records import Call, Program, Run
+from whence.records.slots import is_input, is_mutated, is_read, is_state, split_slot
 from whence.replay import allowed_operators, validation
 from whence.replay.export.support import check as support
 
@@ -302,18 +303,12 @@ def _incoming(
     for call in calls:
         own = {r.record for r in call.refs}
         outputs = [
-            r
-            for r in call.refs
-            if re.fullmatch(r"output\.\d+", r.slot) or r.slot.startswith("mutated.")
+            r for r in call.refs if re.fullmatch(r"output\.\d+", r.slot) or is_mutated(r.slot)
         ]
         for k, out in enumerate(outputs):
             form = run.records[out.record]
             for later in sorted(backward.get((call.rank, call.order), ()), key=lambda c: c.order):
-                reads = [
-                    r.record
-                    for r in later.refs
-                    if r.slot.startswith("input.") and r.record not in own
-                ]
+                reads = [r.record for r in later.refs if is_input(r.slot) and r.record not in own]
                 like = [
                     r
                     for r in reads
@@ -345,7 +340,7 @@ class _Arguments:
         lists: dict[str, dict[int, str]] = {}
         given = {r.slot for r in first.refs}
         for ref in first.refs:
-            kind, _, name = ref.slot.partition(".")
+            kind, name = split_slot(ref.slot)
             if (
                 kind == "mutated" and f"input.{name}" not in given
             ):  # out=: what it held before does not matter
@@ -379,9 +374,7 @@ class _Arguments:
 
     def states(self) -> dict[str, str]:
         """Generator states before the call, by name."""
-        return {
-            r.slot: self.slot(r.slot) for r in self.calls[0].refs if r.slot.startswith("state.")
-        }
+        return {r.slot: self.slot(r.slot) for r in self.calls[0].refs if is_state(r.slot)}
 
     def slot(self, slot: str) -> str:
         """A tensor by its slot."""
@@ -481,7 +474,7 @@ def _storages(aliases: Sequence[tuple[str, str]]) -> dict[str, str]:
             slot = owner[slot]
         return slot
 
-    pairs = [(a, b) for a, b in aliases if a.startswith("input.") and b.startswith("input.")]
+    pairs = [(a, b) for a, b in aliases if is_input(a) and is_input(b)]
     for a, b in pairs:
         owner[root(b)] = root(a)
     names = {
@@ -506,11 +499,7 @@ def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
                 call.scope or call.root,
             )
         else:
-            forms = tuple(
-                (r.slot, *_form(run, r.record))
-                for r in call.refs
-                if r.slot.startswith(("input", "param"))
-            )
+            forms = tuple((r.slot, *_form(run, r.record)) for r in call.refs if is_read(r.slot))
             groups.setdefault((call.op_type, call.program, forms), []).append(call)
     for members in groups.values():
         first = members[0]

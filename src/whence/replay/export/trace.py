@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whence.records.slots import is_param, param_name
+
 
 class Value(NamedTuple):
     """A tensor of a trace, by number."""
@@ -170,8 +172,6 @@ def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Pi
             n for step in steps for n in step.results if n in later or step is steps[-1]
         )
     slots = {
-        n: slot.partition("@")[0][6:]
-        for slot, n in trace.slots.items()
-        if slot.startswith("param.")
+        n: param_name(slot.partition("@")[0]) for slot, n in trace.slots.items() if is_param(slot)
     }
     return Piece(steps, inputs, tuple(dict.fromkeys(results)), slots)

@@ -8,10 +8,15 @@ from typing import Any
 from whence.report.answer import CAUSES, rests_on, same_words
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.tables import clean, count
-from whence.results import Comparison, Finding
+from whence.results import Comparison, Evidence, Finding, Status, VerdictKind
 from whence.results.page import Page
 
 _WORDS = {"same": "Same", "different": "Different", "undecided": "Undecided"}
+
+_STARTS: dict[str, str] = {
+    VerdictKind.PARAM_DIFF: "A parameter differs in",
+    VerdictKind.STRUCTURAL: "The structure differs at",
+}
 
 
 def headline(page: Page) -> dict[str, Any]:
@@ -44,10 +49,10 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
             "The inputs differ, so nothing further down is proof: "
             f"{clean(result.inputs_differ[0])}."
         )
-    if result.status == "same":
+    if result.status == Status.SAME:
         return (
             "Bitwise identical."
-            if set(result.counts) <= {"identical"}
+            if set(result.counts) <= {VerdictKind.IDENTICAL}
             else f"No fault: every difference is {same_words(result)}."
         )
     if first is None:
@@ -61,9 +66,7 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
         if len(result.findings) > 1
         else ""
     )
-    start = {"param-diff": "A parameter differs in", "structural": "The structure differs at"}.get(
-        first.verdict, "The error starts in"
-    )
+    start = _STARTS.get(first.verdict, "The error starts in")
     kind = f" ({clean(first.op_type)})" if first.op_type else ""
     return f"{start} {clean(first.name)}{kind}{more}."
 
@@ -73,7 +76,7 @@ def _rests(page: Page) -> str:
     if generation is not None and generation.logits_only:
         return (
             "logits alone"
-            if set(page.comparison.counts) == {"identical"}
+            if set(page.comparison.counts) == {VerdictKind.IDENTICAL}
             else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
         )
     return rests_on(page.comparison) if page.comparison.coverage.calls else "outputs alone"
@@ -101,7 +104,7 @@ def _coverage(result: Comparison) -> list[tuple[str, str]]:
         (count(c.calls), "captured"),
         (count(c.paired), "paired"),
         (count(c.measured), "measured"),
-        (count(c.replayed if result.evidence == "replay" else 0), "replayed"),
+        (count(c.replayed if result.evidence == Evidence.REPLAY else 0), "replayed"),
         (count(result.unmatched), "unmatched"),
         (count(result.incomparable), "incomparable"),
     ]

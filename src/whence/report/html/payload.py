@@ -14,11 +14,11 @@ from whence.report.files import summary_data
 from whence.report.html.headline import headline
 from whence.report.html.steps import commands
 from whence.report.tables import clean
-from whence.results import Generation, Row
+from whence.results import Generation, Row, VerdictKind
 from whence.results.page import Page, PageCall, PageDetail
 
 _WORDY = 20_000  # calls; beyond, the sentence of a call that is like its neighbours is left out
-_QUIET = ("identical", "noise", "inherited")
+_QUIET = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED)
 _TENSOR_FIGURES = ("rel_l2", "max_abs_err", "cosine_similarity")
 _FIGURES = (
     "rel_l2", "rmse", "max_abs_err", "mean_abs_err", "max_rel_err", "cosine_similarity",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from whence.records.slots import split_slot
 from whence.report.views.cells import Cell, Columns, reference, shape, target, torch_dtype
 from whence.results import Shown, ViewRow
 
@@ -16,7 +17,7 @@ def _name(shown: Shown) -> str:
     file = shown.file.rpartition("/")[2].removesuffix(".pt").removesuffix(".npy")
     if f".{shown.phase}." in file:
         return file
-    kind, _, slot = shown.slot.partition(".")
+    kind, slot = split_slot(shown.slot)
     call = f"{shown.name}.{shown.occurrence}.{shown.phase}"
     if shown.kind == "module":
         call = f"Module.{shown.name}.{shown.op_type}.{shown.phase}.{shown.occurrence}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whence.records.slots import split_slot
 from whence.report.views.cells import Columns, figure
 from whence.results import Shown, ViewRow
 
@@ -29,7 +30,7 @@ def _key(shown: Shown | None) -> str:
         return "-"
     if found := dataset(shown.file)[1]:
         return found
-    kind, _, slot = shown.slot.partition(".")
+    kind, slot = split_slot(shown.slot)
     call = ".".join(part for part in (shown.name, shown.op_type, str(shown.occurrence)) if part)
     return f"{call}.{shown.phase}_{_KINDS.get(kind, kind)}.{slot}"
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.readers.opening import _BESIDE
+from whence.records.marks import Mark, has_mark
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _OFTEN_BYTES = 64 << 20
 _open: dict[Path, Dump] = {}  # of this process, by where they lie
-_NOT_TAKEN = "not selected"  # what a listener notes of a call that it passed over
 
 
 class Dump:
@@ -203,7 +203,7 @@ class Dump:
         """Of the tool's own files: what it calls a module or an operator, in the steps that are
         wanted.
         """
-        if call.kind not in ("module", "operator") or _NOT_TAKEN in call.notes:
+        if call.kind not in ("module", "operator") or has_mark(call, Mark.NOT_SELECTED):
             return False
         return (
             not self._marks or self._steps is None or self._step(call) in self._steps

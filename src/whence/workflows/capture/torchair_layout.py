@@ -17,6 +17,7 @@ from pathlib import Path
 
 from whence.dtypes import Array
 from whence.records import Call, Run
+from whence.records.slots import split_slot
 
 _UNSAFE = re.compile(r"[^\w]")
 _TARGET = re.compile(r"[^\w.]")
@@ -70,7 +71,7 @@ def _write(run_path: str | Path, place: Callable[[Call, int, str, str], Path]) -
     run = store.open_run(run_path)
     for call, graph in _nodes(run):
         for ref in call.refs:
-            kind, _, slot = ref.slot.partition(".")
+            kind, slot = split_slot(ref.slot)
             if kind not in ("input", "output") or not re.fullmatch(r"\d+(\.\d+)*", slot):
                 continue
             try:

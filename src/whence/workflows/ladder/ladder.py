@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
-from whence.results import Ladder, Pass, Rung
+from whence.records.slots import is_output
+from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -34,7 +35,7 @@ _STAGES = {
     "aot_eager_decomp_partition": "decomposition",
     "inductor": "inductor",
 }
-_FINE = ("bit-equal", "noise")
+_FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)
 
 
 def ladder(
@@ -126,7 +127,14 @@ class _Ladder:
         first, why = self._eager()
         if why:
             return Ladder(
-                self.climber.words, "undecided", why, (), (first,), False, None, tuple(self.notes)
+                self.climber.words,
+                Status.UNDECIDED,
+                why,
+                (),
+                (first,),
+                False,
+                None,
+                tuple(self.notes),
             )
         rungs = [first]
         for name in RUNGS:
@@ -141,7 +149,7 @@ class _Ladder:
                 )
                 return Ladder(
                     self.climber.words,
-                    "undecided",
+                    Status.UNDECIDED,
                     sentence,
                     (),
                     tuple(rungs),
@@ -151,7 +159,7 @@ class _Ladder:
                 )
         status, stages, sentence = self._judged(rungs)
         found = None
-        if bisect_pass and status == "different":
+        if bisect_pass and status == Status.DIFFERENT:
             found = self._pass(rungs)
         return Ladder(
             self.climber.words,
@@ -175,19 +183,25 @@ class _Ladder:
         seconds = self._capture("eager")
         self._capture("eager", "eager-again")
         again = open_run(str(self.place / "eager-again"))
-        rung = Rung("eager", "bit-equal", seconds=seconds, run=self._kept("eager"))
+        rung = Rung("eager", RungKind.BIT_EQUAL, seconds=seconds, run=self._kept("eager"))
         result = self._compared(again, "cmp-eager-again")
         if all(row.measured.identical for row in result.rows) and not result.unmatched:
             return rung, ""
         words = _words(result)
         asked = "give --seed N (seed=N) if it draws its weights or inputs at random"
         rung = msgspec.structs.replace(
-            rung, verdict="noise", sentence=words, rel_l2=_apart(result, self.runs["eager"])[1]
+            rung,
+            verdict=RungKind.NOISE,
+            sentence=words,
+            rel_l2=_apart(result, self.runs["eager"])[1],
         )
         if (
             result.inputs_differ
             or result.unmatched
-            or any(v.verdict in ("param-diff", "structural") for v in result.verdicts)
+            or any(
+                v.verdict in (VerdictKind.PARAM_DIFF, VerdictKind.STRUCTURAL)
+                for v in result.verdicts
+            )
         ):
             return rung, f"the eager program does not do the same twice: {words}; {asked}"
         try:
@@ -206,11 +220,15 @@ class _Ladder:
         try:
             seconds = self._capture(name)
         except CaptureError as error:
-            return Rung(name, "failed", why=str(error))
+            return Rung(name, RungKind.FAILED, why=str(error))
         run = open_run(str(self.place / name))
         self.runs[name] = run
         made = Rung(
-            name, "undecided", seconds=seconds, run=self._kept(name), **self._compiled(name, run)
+            name,
+            RungKind.UNDECIDED,
+            seconds=seconds,
+            run=self._kept(name),
+            **self._compiled(name, run),
         )
         result = self._compared(run, f"cmp-{name}")
         if _unproven(result) and self._know_rounding():
@@ -227,7 +245,7 @@ class _Ladder:
             verdict=verdict,
             why=why,
             evidence=result.evidence,
-            sentence="" if verdict == "bit-equal" else _words(result),
+            sentence="" if verdict == RungKind.BIT_EQUAL else _words(result),
             rel_l2=_apart(result, self.runs["eager"])[1],
             previous_identical=identical,
             previous_rel_l2=apart,
@@ -326,7 +344,7 @@ class _Ladder:
         top = rungs[-1]
         own = next((b for b in top.backends if b != "inductor"), "")
         stages = {**_STAGES, "inductor": own or "inductor"}
-        at = next((i for i, r in enumerate(rungs) if r.verdict == "outside"), -1)
+        at = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
         if at > 0:
             fine = max(i for i, r in enumerate(rungs[:at]) if r.verdict in _FINE)
             named = tuple(stages[r.name] for r in rungs[fine + 1 : at + 1])
@@ -338,18 +356,18 @@ class _Ladder:
                 )
             if top.verdict in _FINE:
                 sentence += f"; the program as it is ({top.name}) is {_said(top)} all the same"
-            return "different", named, sentence
+            return Status.DIFFERENT, named, sentence
         bad = [r for r in rungs if r.verdict not in _FINE]
         if top.verdict in _FINE:
-            equal = all(r.verdict == "bit-equal" for r in rungs)
+            equal = all(r.verdict == RungKind.BIT_EQUAL for r in rungs)
             rest = "".join(f"; {r.name} {_said(r)}: {_short(r.why)}" for r in bad)
             return (
-                "same",
+                Status.SAME,
                 (),
                 ("every rung is bit-equal to eager" if equal else "no rung is outside the noise")
                 + rest,
             )
-        return "undecided", (), "; ".join(f"{r.name} {_said(r)}: {_short(r.why)}" for r in bad)
+        return Status.UNDECIDED, (), "; ".join(f"{r.name} {_said(r)}: {_short(r.why)}" for r in bad)
 
     def _pass(self, rungs: Sequence[Rung]) -> Pass:
         from whence.readers.opening import open_run
@@ -364,22 +382,25 @@ class _Ladder:
                 return None
             finally:
                 shutil.rmtree(path, ignore_errors=True)
-            return None if verdict == "undecided" else verdict in _FINE
+            return None if verdict == RungKind.UNDECIDED else verdict in _FINE
 
         # Its backend "eager" is our rung dynamo, which is fine whenever the rung behind it is. What
         # could not be judged is passed over.
-        known = {r.name: r.verdict != "outside" for r in rungs[1:]}
+        known = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
         known["eager"] = known.pop("dynamo", known["aot_eager"])
         return bisect(good, known, self.climber.bisecting(self.runs["eager"]), self.tell)
 
 
 def verdict_of(result: Comparison) -> tuple[str, str]:
     """(the verdict of a rung, why it is undecided or "")."""
-    if result.status == "different":
-        return "outside", ""
-    if result.status == "undecided":
-        return "undecided", result.headline or "; ".join(result.inputs_differ[:1]) or _words(result)
-    return ("bit-equal" if all(row.measured.identical for row in result.rows) else "noise"), ""
+    if result.status == Status.DIFFERENT:
+        return RungKind.OUTSIDE, ""
+    if result.status == Status.UNDECIDED:
+        return RungKind.UNDECIDED, result.headline or "; ".join(result.inputs_differ[:1]) or _words(
+            result
+        )
+    same = all(row.measured.identical for row in result.rows)
+    return (RungKind.BIT_EQUAL if same else RungKind.NOISE), ""
 
 
 def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
@@ -392,9 +413,7 @@ def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
         if reference.calls[pair.reference].parent == -1
     }
     outputs = [
-        row.measured
-        for row in result.rows
-        if row.pair in roots and row.reference_slot.startswith("output")
+        row.measured for row in result.rows if row.pair in roots and is_output(row.reference_slot)
     ]
     sizes = [0.0 if m.identical else m.values.get("rel_l2") for m in outputs]
     known = [s for s in sizes if s is not None]
@@ -406,9 +425,9 @@ def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
 def _unproven(result: Comparison) -> bool:
     """Is something beyond the noise, as far as two dumps can tell?"""
     return (
-        result.status != "same"
+        result.status != Status.SAME
         and not result.inputs_differ
-        and all(f.evidence != "replay" for f in result.findings)
+        and all(f.evidence != Evidence.REPLAY for f in result.findings)
     )
 
 
@@ -419,7 +438,7 @@ def _words(result: Comparison) -> str:
     if result.findings:
         first = result.findings[0]
         return f"{first.name}: {first.sentence}"
-    scored = [v for v in result.verdicts if v.verdict != "identical"]
+    scored = [v for v in result.verdicts if v.verdict != VerdictKind.IDENTICAL]
     worst = max(scored, key=lambda v: (v.score or 0.0, v.numbers.get("e_out") or 0.0), default=None)
     return result.headline if worst is None else worst.sentence
 
@@ -433,9 +452,9 @@ def _short(why: str) -> str:
 
 
 def _said(rung: Rung) -> str:
-    words = {
-        "bit-equal": "bit-equal to eager",
-        "noise": "within the noise",
-        "failed": "does not compile or run",
+    words: dict[str, str] = {
+        RungKind.BIT_EQUAL: "bit-equal to eager",
+        RungKind.NOISE: "within the noise",
+        RungKind.FAILED: "does not compile or run",
     }
     return words.get(rung.verdict, rung.verdict)

@@ -9,6 +9,7 @@ import msgspec
 
 from whence.errors import UsageError
 from whence.records import OVERWRITTEN, Call, Run
+from whence.records.slots import is_input, is_written
 
 KIND = "operators"
 """Of the note in which a capture that writes each signature once counts them all."""
@@ -71,12 +72,12 @@ class Group:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that go in."""
-        return tuple(t for t in self.tensors if t.slot.startswith("input."))
+        return tuple(t for t in self.tensors if is_input(t.slot))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """The tensors that come out, and those that were changed."""
-        return tuple(t for t in self.tensors if t.slot.startswith(("output.", "mutated.")))
+        return tuple(t for t in self.tensors if is_written(t.slot))
 
 
 def signatures(run: Run) -> list[Group]:
@@ -98,7 +99,7 @@ def signatures(run: Run) -> list[Group]:
             group = groups[key] = Group(call.op, key, tensors, dict(call.arguments))
         group.calls.append(call.id)
         group.source = group.source or call.source
-        held = [run.records[ref.record] for ref in call.refs if ref.slot.startswith("input.")]
+        held = [run.records[ref.record] for ref in call.refs if is_input(ref.slot)]
         if all(not record.why or not record.count or record.why == OVERWRITTEN for record in held):
             group.with_elements.append(call.id)
         if counted:
@@ -168,7 +169,7 @@ def chosen_operators(
 
 def key_of(op: str, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> str:
     """What identifies a signature, as text."""
-    going_in = [list(t) for t in tensors if t.slot.startswith("input.")]
+    going_in = [list(t) for t in tensors if is_input(t.slot)]
     return msgspec.json.encode([op, going_in, arguments], order="deterministic").decode()
 
 

@@ -20,7 +20,19 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, WhenceError
 from whence.metrics import error_profile
 from whence.records import Call, Record, Run, children
-from whence.results import Comparison, Row, SlotPair, Verdict, severity
+from whence.records.marks import OBSERVER
+from whence.records.slots import is_input, is_output, is_param, is_written
+from whence.results import (
+    CauseKind,
+    Comparison,
+    Confidence,
+    Evidence,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 from whence.results.page import Page, PageCall, PageDetail, PageHeatmap, PageSide
 from whence.workflows.reopen import reopened, runs_of
 
@@ -30,13 +42,13 @@ _LONGEST = 200  # characters of a setting
 _SLOTS = 6  # tensors of one call
 _MOST = 1e30  # of a ratio: what was divided by nothing says no more than that it is large
 _TELLING = (
-    "introduced",
-    "param-diff",
-    "structural",
-    "precision",
-    "amplified",
-    "nondeterministic",
-    "undetermined",
+    VerdictKind.INTRODUCED,
+    VerdictKind.PARAM_DIFF,
+    VerdictKind.STRUCTURAL,
+    VerdictKind.PRECISION,
+    VerdictKind.AMPLIFIED,
+    VerdictKind.NONDETERMINISTIC,
+    VerdictKind.UNDETERMINED,
 )
 
 
@@ -162,14 +174,8 @@ class _Calls:
             steps[self.rows[i][0].rank, self.rows[i][0].step].append(i)
         for first, *below in steps.values():
             row = self.rows[first][0]
-            made = {
-                r.reference_record
-                for r in self.rows[first]
-                if r.reference_slot.startswith("output")
-            }
-            others = (
-                r for i in below for r in self.rows[i] if r.reference_slot.startswith("output")
-            )
+            made = {r.reference_record for r in self.rows[first] if is_output(r.reference_slot)}
+            others = (r for i in below for r in self.rows[i] if is_output(r.reference_slot))
             if (
                 row.name == row.op_type
                 and row.name[:1].isupper()
@@ -206,15 +212,15 @@ class _Calls:
 
     def _one(self, pair: int, parent: int, leaf: bool) -> PageCall:
         rows, worst = self.rows.get(pair, []), self.worst.get(pair)
-        made = [r for r in rows if r.reference_slot.startswith(("output", "mutated"))]
-        given = [r for r in rows if r.reference_slot.startswith("input")]
+        made = [r for r in rows if is_written(r.reference_slot)]
+        given = [r for r in rows if is_input(r.reference_slot)]
         numbers = worst.numbers if worst is not None else {}
         error = _largest(made)
         if made and error is None and all(r.measured.identical for r in made):
             error = 0.0
         incoming = _largest(given)
         if (
-            error is None and worst is not None and worst.verdict != "undetermined"
+            error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED
         ):  # what statistics, or a print in part, tell
             error, incoming = _told(numbers.get("e_out")), incoming or _told(numbers.get("e_in"))
         own = (
@@ -253,9 +259,9 @@ class _Calls:
                 numbers.get("share_target"),
                 numbers.get("share_reference"),
             ),
-            evidence=worst.evidence if worst else "",
-            confidence=worst.confidence if worst else "",
-            cause=worst.cause if worst else "",
+            evidence=worst.evidence if worst else Evidence.NONE,
+            confidence=worst.confidence if worst else Confidence.NONE,
+            cause=worst.cause if worst else CauseKind.UNKNOWN,
             sentence=worst.sentence if worst else "",
             slot=worst.slot if worst else "",
             operator=worst.operator if worst else "",
@@ -297,7 +303,7 @@ class _Calls:
             slots = [
                 (r.reference_slot, (call.rank, r.reference_record)) for r in self.rows.get(pair, ())
             ]
-            given = {record: None for slot, record in slots if slot.startswith("input")}
+            given = {record: None for slot, record in slots if is_input(slot)}
             for record in given:
                 maker = written.get(record, -1)
                 if maker < 0 and not any(record in above for _, above, _, _ in opened):
@@ -305,7 +311,7 @@ class _Calls:
                 if maker >= 0:
                     reads[place][maker] = None
             read.update(given)
-            made = {record for slot, record in slots if slot.startswith(("output", "mutated"))}
+            made = {record for slot, record in slots if is_written(slot)}
             opened.append((place, set(given), made, set()))
         while opened:
             close()
@@ -329,10 +335,12 @@ def _told(error: float | None) -> float | None:
 
 
 def _parameters(rows: Iterable[Row]) -> str:
-    held = [r for r in rows if r.reference_slot.startswith("param")]
+    held = [r for r in rows if is_param(r.reference_slot)]
     if not held:
         return ""
-    if any(r.verdict == "param-diff" for r in held) and any(not r.measured.identical for r in held):
+    if any(r.verdict == VerdictKind.PARAM_DIFF for r in held) and any(
+        not r.measured.identical for r in held
+    ):
         return "differ"
     if all(r.measured.identical for r in held):
         return "equal"
@@ -393,7 +401,7 @@ def _facts(run: Run) -> dict[str, str]:
     for number, note in enumerate(n for n in run.notes if n.kind == "observer"):
         if number < 3:
             out[f"observer effect {number + 1}" if number else "observer effect"] = (
-                note.text.removeprefix("observer effect: ")
+                note.text.removeprefix(OBSERVER)
             )
     return {k: v for k, v in out.items() if v}
 
@@ -467,7 +475,7 @@ class _Looking:
             call.slot,
             "output",
             "mutated",
-            "param" if call.verdict == "param-diff" else "input",
+            "param" if call.verdict == VerdictKind.PARAM_DIFF else "input",
             "input",
         ):
             out.update(
@@ -513,7 +521,7 @@ class _Looking:
             rms = norm / math.sqrt(record.count) if norm is not None else None
         if not rms:
             return None, ""
-        if call.own and not name.startswith("input"):
+        if call.own and not is_input(name):
             return call.own * rms, "the operator's own rounding, from its replay"
         u = judge.coarser(record.dtype, self.aligned.target.records[slot.target_record].dtype)
         return (u * rms / math.sqrt(3), "rounding once to the coarser dtype") if u else (None, "")

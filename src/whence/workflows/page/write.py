@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whence.errors import OutputExists, StoreFailed, UnreadableRun, UsageError
+from whence.results import Evidence
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -163,7 +164,7 @@ def _of_texts(texts: TokenMatch) -> Page:
     )
     result = Comparison(
         status=status,
-        evidence="text",
+        evidence=Evidence.TEXT,
         reference=texts.reference,
         target=texts.target,
         findings=(),

@@ -28,7 +28,9 @@ from whence.errors import (
     UsageError,
 )
 from whence.records import Call, Program, Run
-from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair
+from whence.records.marks import was_compiled
+from whence.records.slots import is_of_child, is_param, is_written, split_child
+from whence.results import CallPair, Comparison, Finding, Reproduction, SlotPair, VerdictKind
 from whence.workflows.repro.warm_interpreter import Waiting
 
 if TYPE_CHECKING:
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from whence.results import Comparison, Reproduction
-
-_COMPILED = ("compiled", "runs compiled", "scripted")
 
 
 def reproduce(
@@ -87,7 +87,7 @@ def reproduce(
         if run:
             heavy = (
                 ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-                if _is_compiled(subject.other)
+                if was_compiled(subject.other)
                 else ()
             )
             outcome = _Outcome(heavy)
@@ -237,7 +237,7 @@ class _Subject:
         """The index of the pair that is named, where the finding is about a parameter of a call
         inside that has a partner.
         """
-        if self.finding.verdict != "param-diff":
+        if self.finding.verdict != VerdictKind.PARAM_DIFF:
             return self.index
         above = self.paired.calls[pair.reference]
         for call, index in self.paired.pair_of.items():
@@ -271,7 +271,7 @@ class _Subject:
         )
         ours = replace(ours, backend="", device="cpu")
         whole = piece(good, 0, len(good.steps), results)
-        compiled = _is_compiled(self.other) and not self.swapped
+        compiled = was_compiled(self.other) and not self.swapped
         if not compiled and not self.swapped:
             other = self._target_trace(results, recorded)
             if other is not None:
@@ -360,7 +360,7 @@ class _Subject:
         one, two, equal = parting(good, bad, results, bad_results, same)
         differs = differing(one, two)
         notes += differs
-        how = "parameter" if self.finding.verdict == "param-diff" else "semantic"
+        how = "parameter" if self.finding.verdict == VerdictKind.PARAM_DIFF else "semantic"
         # The fault is in what was asked of the device, so any device shows it.
         return (
             Made(
@@ -472,7 +472,7 @@ class _Subject:
                 slot: side.run.records[record].shape for slot, record in records[c.id].items()
             }
             nodes.append(Node(c.id, program, (), frozenset(), shapes))
-        outputs = {r.slot: r.record for r in call.refs if r.slot.startswith(("output", "mutated"))}
+        outputs = {r.slot: r.record for r in call.refs if is_written(r.slot)}
         return gather(nodes, records.__getitem__, known, outputs)
 
     def _recorded(self, pair: SlotPair) -> Array:
@@ -559,13 +559,13 @@ class _Subject:
         todo = [
             s
             for s in (
-                wanted if c is self.call else [s for s, _ in program.outputs if not s[0].isdigit()]
+                wanted if c is self.call else [s for s, _ in program.outputs if not is_of_child(s)]
             )
             if s in dict(program.outputs)
         ]
         while todo:
             for need in loaded.needs(todo.pop()):
-                k = int(need.partition(":")[0]) if need[0].isdigit() else -1
+                k = split_child(need)[0] if is_of_child(need) else -1
                 if k in alone and k not in hidden:
                     hidden.add(k)
                     todo += [s for s, _ in program.outputs if s.startswith(f"{k}:")]
@@ -588,7 +588,7 @@ class _Subject:
         for slot in (*program.inputs, *program.params):
             call, own = origins[slot]
             pair = self._facing(call, own, slot)
-            parameter = own.startswith("param")
+            parameter = is_param(own)
             if pair is None:
                 record = self.reference_side.record(self.paired.calls[call], own)
                 lent = self.reference_side.lent(record) if not parameter else None
@@ -609,10 +609,10 @@ class _Subject:
 
     def _facing(self, call: int, own: str, slot: str) -> SlotPair | None:
         if call == self.call.id:
-            return self.paired.slot(self.index, slot if slot[0].isdigit() else own)
+            return self.paired.slot(self.index, slot if is_of_child(slot) else own)
         if call in self.paired.pair_of:
             return self.paired.slots[self.paired.pair_of[call]].get(own)
-        if own.startswith("param"):
+        if is_param(own):
             return self.paired.inner_parameter(self.other, self.paired.calls[call], own)
         return None
 
@@ -685,9 +685,9 @@ class _Subject:
         pair = self.paired.slot(self.index, slot)
         if pair is None:
             return ""
-        if not slot[0].isdigit():
+        if not is_of_child(slot):
             return pair.target_slot
-        kid = self.reference_side.children(self.call.id)[int(slot.partition(":")[0])]
+        kid = self.reference_side.children(self.call.id)[split_child(slot)[0]]
         there = self.paired.plan.pairs[self.paired.pair_of[kid]].target
         kids = self.target_side.children(self.other.id)
         return f"{kids.index(there)}:{pair.target_slot}" if there in kids else ""
@@ -710,7 +710,7 @@ class _Subject:
         )
         if not re.fullmatch(r"[a-z]{1,20}(:\d{1,3})?", device):
             device = "cpu"
-        if not _is_compiled(call):
+        if not was_compiled(call):
             return Way(device=device, settings=settings)
         told = _compiler(run, call)
         if told is None:
@@ -851,12 +851,6 @@ def _number(trace: Trace, program: Program, slot: str) -> int | None:
         return made[at[1]] if at[1] < len(made) else None
     name = program.inputs[at] if kind == "in" else at
     return trace.slots.get(name) if kind in ("in", "param") else None
-
-
-def _is_compiled(call: Call) -> bool:
-    return call.no_program.startswith(_COMPILED) or any(
-        n.startswith("compiled") for n in call.notes
-    )
 
 
 def _compiler(run: Run, call: Call) -> dict[str, Any] | None:

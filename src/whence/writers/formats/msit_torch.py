@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.records import Call, Ref, Run
+from whence.records.slots import is_input, is_output, is_param
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, cell, silent
 
@@ -108,8 +109,8 @@ class _Process:
             self._statistics()
 
     def _call(self, call: Call, name: str) -> None:
-        single = sum(ref.slot.startswith("output.") for ref in call.refs) == 1
-        given = [ref.slot for ref in call.refs if ref.slot.startswith("input.")]
+        single = sum(is_output(ref.slot) for ref in call.refs) == 1
+        given = [ref.slot for ref in call.refs if is_input(ref.slot)]
         for ref in call.refs:
             if (
                 call.kind == "operator" and ref.slot in given
@@ -118,7 +119,7 @@ class _Process:
             else:
                 stem = _stem(ref.slot, single=single)
             if stem is None:
-                if not ref.slot.startswith("param."):
+                if not is_param(ref.slot):
                     self.work.leave(
                         "a keyword input, a named output, or changed in place",
                         job.name(call, ref.slot),

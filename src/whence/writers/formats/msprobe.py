@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.records import Call, Ref, Run
+from whence.records.slots import is_input, split_slot
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, file_name, silent
 from whence.writers.support.msprobe_arguments import leaves, listed, put, scalar, tensor
@@ -87,7 +88,7 @@ class _Dump:
         slot_of: dict[int, str] = {}
         files = Counter[str]()
         for ref in job.refs(call):
-            kind, _, slot = ref.slot.partition(".")
+            kind, slot = split_slot(ref.slot)
             if kind == "param":
                 side, category, path = "parameters", "parameters", [slot]
             elif kind == "input":
@@ -107,7 +108,7 @@ class _Dump:
             slot_of[id(leaf)] = ref.slot
             put(sides[side], path, leaf)
         for slot, value in call.arguments.items():
-            if slot.startswith("input."):
+            if is_input(slot):
                 path = slot.split(".")[1:]
                 put(sides[given if path[0].isdigit() else keywords], path, scalar(value))
         keep = (given, keywords, "output", *(("parameters",) if sides["parameters"] else ()))

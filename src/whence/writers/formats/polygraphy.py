@@ -16,6 +16,7 @@ from typing import IO
 
 from whence.dtypes import Array
 from whence.records import Call, Run
+from whence.records.slots import param_name
 from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, silent
 from whence.writers.support.sidecar_index import Marks
@@ -91,7 +92,7 @@ def _outputs(work: Writing, file: IO[str], calls: _Iteration, scratch: Path) -> 
     making = Marks(work.run, calls)
     for call in calls:
         for ref in job.refs(call):
-            name = job.name(call, ref.slot.removeprefix("param."))
+            name = job.name(call, param_name(ref.slot))
             while name in names:
                 name += "~"
             names.add(name)

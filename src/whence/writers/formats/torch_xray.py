@@ -22,6 +22,7 @@ from whence._version import __version__
 from whence.dtypes import Array
 from whence.errors import MissingDependency
 from whence.records import Call, Run, Statistics
+from whence.records.slots import split_slot
 from whence.writers.support import job
 from whence.writers.support.encodings import has_numpy_type
 from whence.writers.support.job import Tell, Writing, Written, cell, plain, silent, text
@@ -103,7 +104,7 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
     table, marks = [], Marks(work.run, calls)
     for number, (call, prefix) in enumerate(_prefixed(calls)):
         for ref in job.refs(call):
-            kind, _, slot = ref.slot.partition(".")
+            kind, slot = split_slot(ref.slot)
             shown = (
                 f"{prefix}_{_KINDS[kind]}.{slot}"
                 if kind in _KINDS

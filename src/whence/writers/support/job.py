@@ -16,6 +16,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.frameworks import host
 from whence.records import Call, Ref, Run, Statistics
+from whence.records.slots import slot_kind
 
 Tell = Callable[[int, int, str], None]
 """Called now and then with (done, of, what)."""
@@ -123,7 +124,7 @@ def refs(call: Call) -> list[Ref]:
     return sorted(
         call.refs,
         key=lambda ref: (
-            _KINDS.index(kind) if (kind := ref.slot.partition(".")[0]) in _KINDS else len(_KINDS)
+            _KINDS.index(kind) if (kind := slot_kind(ref.slot)) in _KINDS else len(_KINDS)
         ),
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from whence.records import Call, Dumped, Record, Run, sidecar
+from whence.records.slots import param_name
 from whence.writers.support.job import by_moment, name
 
 NAME = "whence.jsonl"
@@ -67,11 +68,7 @@ def sights(run: Run) -> dict[int, tuple[Call, str]]:
 
 def label(record: Record, seen: tuple[Call, str] | None) -> str:
     """A record for people: what saw it first ("layers.0.fc.weight", "layers.0.fc.output.0")."""
-    return (
-        name(seen[0], seen[1].removeprefix("param."))
-        if seen is not None
-        else f"constant.{record.id}"
-    )
+    return name(seen[0], param_name(seen[1])) if seen is not None else f"constant.{record.id}"
 
 
 _ALSO = 20  # calls without tensors that one mark tells of
