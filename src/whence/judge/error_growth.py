@@ -60,7 +60,7 @@ class ErrorGrowth:
     growth: float
     e_in: float
     e_out: float
-    evidence: str
+    evidence: Evidence
     spread: float = 0.0
     moved: str = ""
     by: float = 0.0

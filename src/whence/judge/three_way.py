@@ -177,8 +177,8 @@ def judge_third(
 
 def _three(
     verdict: Verdict,
-    kind: str,
-    confidence: str,
+    kind: VerdictKind,
+    confidence: Confidence,
     score: float | None,
     sentence: str,
 ) -> Verdict:

@@ -77,6 +77,7 @@ class Evidence(Word):
     THREE_WAY = "three-way"
     STATISTICS = "statistics"
     TEXT = "text"
+    PROGRAM = "program"
 
 
 class Confidence(Word):
@@ -145,12 +146,12 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     pair: int
-    verdict: str
+    verdict: VerdictKind
     stretch: int = -1
-    evidence: str = Evidence.NONE
-    confidence: str = Confidence.NONE
+    evidence: Evidence = Evidence.NONE
+    confidence: Confidence = Confidence.NONE
     score: float | None = None
-    cause: str = CauseKind.UNKNOWN
+    cause: CauseKind = CauseKind.UNKNOWN
     numbers: dict[str, float | None] = {}
     sentence: str = ""
     slot: str = ""
@@ -178,12 +179,12 @@ class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     op_type: str
-    cause: str
-    verdict: str
-    confidence: str
+    cause: CauseKind
+    verdict: VerdictKind
+    confidence: Confidence
     step: int
     rank: int
-    evidence: str
+    evidence: Evidence
     numbers: dict[str, float | None] = {}
     sentence: str = ""
     root: str = ""

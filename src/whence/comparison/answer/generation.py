@@ -25,15 +25,34 @@ from whence.judge import token_flips as choice
 from whence.judge.limits import U32
 from whence.metrics.logits import LogitFigures, of_token
 from whence.records import Call, Run
-from whence.results import Comparison, Coverage, Finding, Generation, Plan, Prompted, Token
+from whence.results import (
+    CauseKind,
+    Comparison,
+    Confidence,
+    Coverage,
+    Evidence,
+    Finding,
+    Generation,
+    Plan,
+    Prompted,
+    Status,
+    Token,
+    TokenKind,
+    VerdictKind,
+)
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
 
 _TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
-_FAULTY = ("introduced", "param-diff", "structural", "precision")
-_WRONG = ("introduced", "structural")
-_BAD = ("unexplained", "off")
+_FAULTY = (
+    VerdictKind.INTRODUCED,
+    VerdictKind.PARAM_DIFF,
+    VerdictKind.STRUCTURAL,
+    VerdictKind.PRECISION,
+)
+_WRONG = (VerdictKind.INTRODUCED, VerdictKind.STRUCTURAL)
+_BAD = (TokenKind.UNEXPLAINED, TokenKind.OFF)
 _CLEAR = 1.5  # times what is allowed, from which on one token is more than a suspect
 _SEVERAL = 3
 
@@ -72,7 +91,7 @@ def compare_logits(
     )
     findings = _findings(found, told)
     compared, of = found.compared, found.of
-    measured = sum(t.verdict != "incomparable" for t in found.tokens)
+    measured = sum(t.verdict != TokenKind.INCOMPARABLE for t in found.tokens)
     coverage = Coverage(of, compared, measured, 0, 0, bool(compared) and measured == compared)
     notes = [
         n.text
@@ -95,14 +114,16 @@ def compare_logits(
         strict=options.strict,
         min_coverage=options.min_coverage,
     )
-    if status == "undecided" and not findings:
+    if status == Status.UNDECIDED and not findings:
         why = _too_few(found, coverage, options.min_coverage)
         why = f"no token is compared: {told.whys[0]}" if told.whys and not compared else why
-    differs = next((t for t in found.tokens if t.verdict not in ("identical", "noise")), None)
+    differs = next(
+        (t for t in found.tokens if t.verdict not in (TokenKind.IDENTICAL, TokenKind.NOISE)), None
+    )
     versions = {"whence": __version__, "format": str(reference.info.format)}
     return Comparison(
         status=status,
-        evidence="two dumps" if compared else "",
+        evidence=Evidence.TWO_DUMPS if compared else Evidence.NONE,
         reference=reference.path,
         target=target.path,
         findings=tuple(findings),
@@ -210,7 +231,7 @@ class _Generated:
         noise = [
             t.numbers.get("rel_logit_err") or 0.0
             for t in tokens
-            if t.verdict in ("noise", "explained", "sampled")
+            if t.verdict in (TokenKind.NOISE, TokenKind.EXPLAINED, TokenKind.SAMPLED)
         ]
         suspect = next((i for i, t in enumerate(tokens) if t.verdict in _BAD), -1)
         alone = sum(
@@ -339,25 +360,25 @@ class _Generated:
         ]
         f = place.figures
         if f is None or said is None:
-            return Token(*where, after[0], after[1], "incomparable", why=place.why)
+            return Token(*where, after[0], after[1], TokenKind.INCOMPARABLE, why=place.why)
         chosen = [a if a >= 0 else best for a, best in zip(after, (f.first, f.other))]
         if chosen[0] == chosen[1] and not f.agree:
             chosen = [f.first, f.other]  # fed alike, yet the models would go on otherwise
         elif chosen[0] != chosen[1] and self._forced() and f.agree:
             chosen = [f.first, f.other]
-        verdict = "identical" if place.same else "noise"
-        if said.flip == "explained" and said.off:
-            verdict = "off"
-        elif said.flip == "explained" and chosen != [f.first, f.other]:
-            verdict = "sampled"
+        verdict = TokenKind.IDENTICAL if place.same else TokenKind.NOISE
+        if said.flip == TokenKind.EXPLAINED and said.off:
+            verdict = TokenKind.OFF
+        elif said.flip == TokenKind.EXPLAINED and chosen != [f.first, f.other]:
+            verdict = TokenKind.SAMPLED
         elif said.flip:
-            verdict = said.flip
+            verdict = TokenKind(said.flip)
         elif said.off:
-            verdict = "off"
+            verdict = TokenKind.OFF
         elif chosen[0] != chosen[1]:
-            verdict = "sampled"
+            verdict = TokenKind.SAMPLED
         if f.nonfinite:
-            verdict = "unexplained" if not f.agree else "off"
+            verdict = TokenKind.UNEXPLAINED if not f.agree else TokenKind.OFF
         numbers = {
             "cosine_similarity": f.cosine_similarity,
             "rel_l2": f.rel_l2,
@@ -380,11 +401,11 @@ class _Generated:
         one, other = self.left[pair.reference], self.right[pair.target]
         mine = [i for i, t in enumerate(tokens) if t.prompt == pair.reference + 1]
         verdicts = Counter(tokens[i].verdict for i in mine)
-        compared = len(mine) - verdicts["incomparable"]
+        compared = len(mine) - verdicts[TokenKind.INCOMPARABLE]
         worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
         outcome = worst or ("equal" if compared else "not compared")
         first = next((i for i in mine if tokens[i].reference != tokens[i].target), -1)
-        off = next((i for i in mine if tokens[i].verdict == "off"), -1)
+        off = next((i for i in mine if tokens[i].verdict == TokenKind.OFF), -1)
         if outcome == "equal" and self._ended(one, other, lengths):
             outcome = "not compared"
         root = one.call
@@ -400,7 +421,11 @@ class _Generated:
             compared,
             max(lengths[0], compared),
             outcome,
-            (verdicts["explained"], verdicts["unexplained"], verdicts["sampled"]),
+            (
+                verdicts[TokenKind.EXPLAINED],
+                verdicts[TokenKind.UNEXPLAINED],
+                verdicts[TokenKind.SAMPLED],
+            ),
             first,
             off,
             number=pair.reference + 1,
@@ -453,7 +478,7 @@ def _words(token: Token, prompt: Prompted) -> str:
         if token.reference != token.target
         else ""
     )
-    if token.verdict == "off":
+    if token.verdict == TokenKind.OFF:
         parts = (
             f"the logits part by {n.get('rel_logit_err') or 0:.2g} of their spread, "
             f"{token.score:.3g} times what rounding explains"
@@ -475,7 +500,11 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
     prompt = found.prompt_of(token)
     bad = [t for t in found.tokens if t.verdict in _BAD]
     first = found.suspect == 0
-    clear = [t for t in bad if t.score > (4.0 if first and t.verdict == "off" else _CLEAR) or t.why]
+    clear = [
+        t
+        for t in bad
+        if t.score > (4.0 if first and t.verdict == TokenKind.OFF else _CLEAR) or t.why
+    ]
     likely = bool(clear) or (len(bad) >= _SEVERAL and not first)
     flipped = any(t.reference != t.target for t in bad)
     said = found.sentence + f"; {len(bad)} of {found.compared} tokens are so"
@@ -492,12 +521,12 @@ def _findings(found: Generation, told: _Generated) -> list[Finding]:
         Finding(
             prompt.root,
             call.op_type,
-            "",
-            "introduced",
-            "likely" if likely else "suspect",
+            CauseKind.UNKNOWN,
+            VerdictKind.INTRODUCED,
+            Confidence.LIKELY if likely else Confidence.SUSPECT,
             token.step,
             prompt.rank,
-            "two dumps",
+            Evidence.TWO_DUMPS,
             numbers,
             said + hint,
             prompt.root,
@@ -564,7 +593,7 @@ def _faulty(result: Comparison, reach: _Reach) -> set[tuple[str, int]]:
     rounding.
     """
     found: set[tuple[str, int]] = set()
-    proven = any(finding.confidence == "certain" for finding in result.findings)
+    proven = any(finding.confidence == Confidence.CERTAIN for finding in result.findings)
     for verdict in result.verdicts if proven else ():
         if verdict.verdict in _WRONG and verdict.pair >= 0:
             root, steps = reach.of(verdict.pair)

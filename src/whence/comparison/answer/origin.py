@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from whence.comparison.verdicts.findings import GUILTY
 from whence.readers import GATHERED, UNTOLD
 from whence.records import Call, Ref, Run
 from whence.results import (
+    GUILTY,
     CallPair,
+    Evidence,
     Measured,
     Origin,
     Plan,
@@ -22,11 +23,18 @@ from whence.results import (
     TracedInput,
     TracedStep,
     Verdict,
+    VerdictKind,
     severity,
 )
 
 _LONGEST = 200  # steps of a way that are listed
-_AGREE = ("identical", "noise", "declared", "nondeterministic", "precision")
+_AGREE = (
+    VerdictKind.IDENTICAL,
+    VerdictKind.NOISE,
+    VerdictKind.DECLARED,
+    VerdictKind.NONDETERMINISTIC,
+    VerdictKind.PRECISION,
+)
 
 
 class DataFlow(NamedTuple):
@@ -170,7 +178,7 @@ class OriginTracer:
         return (
             found.verdict
             if found is not None
-            else ("inherited" if self.differs(call) else "identical")
+            else (VerdictKind.INHERITED if self.differs(call) else VerdictKind.IDENTICAL)
         )
 
     def _following(self, call: Call) -> Call | None:
@@ -297,12 +305,12 @@ class OriginTracer:
 
 def _outcome(verdict: Verdict | None, call: Call, differs: bool) -> str:
     """What replay says of the operator: who is wrong, or why that is not known."""
-    if verdict is None or verdict.evidence != "replay":
-        if verdict is not None and verdict.verdict == "param-diff" and call.program:
+    if verdict is None or verdict.evidence != Evidence.REPLAY:
+        if verdict is not None and verdict.verdict == VerdictKind.PARAM_DIFF and call.program:
             return "not asked: its parameters differ"
         why = call.no_program if not call.program else ""
         return f"inputs insufficient{f': {why}' if why else ''}" if differs else "equal"
-    if verdict.verdict in GUILTY or verdict.verdict == "param-diff":
+    if verdict.verdict in GUILTY or verdict.verdict == VerdictKind.PARAM_DIFF:
         return "reference wrong" if verdict.side == "reference" else "target wrong"
     return "both within bound: another algorithm, not another result"
 

@@ -20,7 +20,17 @@ from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.dtypes import Array
 from whence.readers import GATHERED
 from whence.records import Call, Program, Run, children, marks
-from whence.results import Coverage, Finding, Nearest, Row, SlotPair, Verdict, severity
+from whence.results import (
+    Coverage,
+    Evidence,
+    Finding,
+    Nearest,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 
 _CLEARLY = 0.1  # of the largest error of any token
 
@@ -48,20 +58,20 @@ class Summary:
             ]
             if pair.reference not in worst and not outputs:
                 if self.paired.calls[pair.reference].slots("output"):
-                    worst[pair.reference] = "incomparable"
+                    worst[pair.reference] = VerdictKind.INCOMPARABLE
                 elif slots and all(
                     self.paired.measured[s.reference_record, s.target_record].identical
                     for s in slots.values()
                 ):
-                    worst[pair.reference] = "identical"
+                    worst[pair.reference] = VerdictKind.IDENTICAL
             elif pair.reference not in worst:
                 measured = [
                     self.paired.measured[s.reference_record, s.target_record] for s in outputs
                 ]
                 same = all(m.identical for m in measured)
-                worst[pair.reference] = "identical" if same else "inherited"
+                worst[pair.reference] = VerdictKind.IDENTICAL if same else VerdictKind.INHERITED
                 if same and any(self.paired.partly(s) for s in outputs):
-                    worst[pair.reference] = "undetermined"
+                    worst[pair.reference] = VerdictKind.UNDETERMINED
             own = self.paired.calls[pair.reference]
             if (
                 outputs
@@ -70,9 +80,9 @@ class Summary:
                     and not self._replayed_otherwise(own, s.reference_slot)
                     for s in outputs
                 )
-                and worst[pair.reference] not in ("structural", "param-diff")
+                and worst[pair.reference] not in (VerdictKind.STRUCTURAL, VerdictKind.PARAM_DIFF)
             ):
-                worst[pair.reference] = "incomparable"
+                worst[pair.reference] = VerdictKind.INCOMPARABLE
         return worst
 
     def counts(self, per_call: Mapping[int, str]) -> dict[str, int]:
@@ -224,26 +234,31 @@ class Summary:
 
     def evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
         kinds = {v.evidence for v in verdicts}
-        if "replay" in kinds:
-            return "replay"
+        if Evidence.REPLAY in kinds:
+            return Evidence.REPLAY
         if kinds and any(
             r.quantum or r.whole
             for run in (self.paired.reference, self.paired.target)
             for r in run.records
         ):
-            return "text"
-        for kind in ("statistics", "three-way"):
+            return Evidence.TEXT
+        for kind in (Evidence.STATISTICS, Evidence.THREE_WAY):
             if kind in kinds:
                 return kind
-        return "two dumps" if kinds or any(found) else ""
+        return Evidence.TWO_DUMPS if kinds or any(found) else Evidence.NONE
 
     def first_difference(self, per_call: Mapping[int, str]) -> dict[str, Any] | None:
         for pair in self.paired.plan.pairs:
-            verdict = per_call.get(pair.reference, "identical")
-            if verdict in ("identical", "noise", "declared", "nondeterministic"):
+            verdict = per_call.get(pair.reference, VerdictKind.IDENTICAL)
+            if verdict in (
+                VerdictKind.IDENTICAL,
+                VerdictKind.NOISE,
+                VerdictKind.DECLARED,
+                VerdictKind.NONDETERMINISTIC,
+            ):
                 continue
             call = self.paired.calls[pair.reference]
-            if verdict == "inherited" and call.parent == -1:
+            if verdict == VerdictKind.INHERITED and call.parent == -1:
                 continue
             return {
                 "name": call.scope or call.root,
@@ -300,7 +315,7 @@ class Summary:
         rearranged one are to be found.
         """
         finding = self._with_layout(finding)
-        if finding.pair < 0 or finding.verdict == "param-diff":
+        if finding.pair < 0 or finding.verdict == VerdictKind.PARAM_DIFF:
             return finding
         slots = self.paired.slots[finding.pair]
         slot = self.paired.slot(finding.pair, finding.slot) if finding.slot else None
@@ -351,7 +366,9 @@ class Summary:
                 else None
             )
             if apart is not None and np.isfinite(apart).all():
-                limit = 0.0 if finding.verdict == "param-diff" else float(apart.max()) / 10
+                limit = (
+                    0.0 if finding.verdict == VerdictKind.PARAM_DIFF else float(apart.max()) / 10
+                )
                 parts = align.named(
                     self._made, self.paired.shown.records, slot.target_record, apart > limit
                 )

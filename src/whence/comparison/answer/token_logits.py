@@ -22,7 +22,7 @@ from whence import align, dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Note, Program, Record, Ref, Run, Step
-from whence.results import Comparison, ViewRow
+from whence.results import Comparison, Status, TokenKind, ViewRow
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
@@ -189,7 +189,7 @@ def _within_float32(result: Comparison) -> Comparison:
         if result.generation is not None
         else []
     )
-    if result.status != "same" or max(errors, default=0.0) <= most(U32):
+    if result.status != Status.SAME or max(errors, default=0.0) <= most(U32):
         return result
     why = (
         f"the logits part by up to {max(errors):.2g} of their spread at every token alike: more "
@@ -197,7 +197,7 @@ def _within_float32(result: Comparison) -> Comparison:
         f"less than 16 bits may ({most(2.0**-8):.2g}), and the dumps do not say in which the "
         "models computed; dump both models in float32"
     )
-    return msgspec.structs.replace(result, status="undecided", headline=why)
+    return msgspec.structs.replace(result, status=Status.UNDECIDED, headline=why)
 
 
 def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, list[str]]:
@@ -415,7 +415,15 @@ def _as_rounded(array: Array) -> tuple[Array, str]:
     return array, "float32"
 
 
-_WORST = ("unexplained", "off", "incomparable", "explained", "sampled", "noise", "identical")
+_WORST = (
+    TokenKind.UNEXPLAINED,
+    TokenKind.OFF,
+    TokenKind.INCOMPARABLE,
+    TokenKind.EXPLAINED,
+    TokenKind.SAMPLED,
+    TokenKind.NOISE,
+    TokenKind.IDENTICAL,
+)
 
 
 def _view_row(

@@ -15,7 +15,7 @@ import numpy as np
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
-from whence.results import SlotPair, Verdict
+from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
 class PositionsAndMasks:
@@ -155,14 +155,14 @@ class PositionsAndMasks:
                 if error is not None
                 else "the outputs could not be measured"
             )
-            confidence = "certain" if error is not None else "suspect"
+            confidence = Confidence.CERTAIN if error is not None else Confidence.SUSPECT
             out[call.id, -1 if call.leaf else 0] = Verdict(
                 number,
-                "introduced",
+                VerdictKind.INTRODUCED,
                 stretch=-1 if call.leaf else 0,
-                evidence="two dumps",
+                evidence=Evidence.TWO_DUMPS,
                 confidence=confidence,
-                cause="input",
+                cause=CauseKind.INPUT,
                 numbers={"e_out": error},
                 slot=name,
                 sentence=f"given another {what}; {size}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +13,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
 from whence.readers import GATHERED
 from whence.records import Call
-from whence.results import CallPair, Parted, SlotPair, Verdict
+from whence.results import CallPair, Confidence, Evidence, Parted, SlotPair, Verdict, VerdictKind
 
 
 class RootInputs:
@@ -104,22 +103,21 @@ class RootInputs:
         for key, verdict in verdicts.items():
             pair = self.paired.plan.pairs[verdict.pair]
             if (
-                verdict.verdict != "introduced"
-                or verdict.confidence != "likely"
-                or verdict.evidence not in ("two dumps", "statistics")
+                verdict.verdict != VerdictKind.INTRODUCED
+                or verdict.confidence != Confidence.LIKELY
+                or verdict.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
             ):
                 continue
             if self.paired.calls[pair.reference].root in self.differ and self._moved_along(verdict):
-                out[key] = msgspec.structs.replace(
-                    verdict,
-                    confidence="suspect",
+                out[key] = verdict.replace(
+                    confidence=Confidence.SUSPECT,
                     sentence=f"{verdict.sentence}; the root inputs differ",
                 )
         return out
 
     def _moved_along(self, verdict: Verdict) -> bool:
         e_in, e_out = (verdict.numbers.get(key) or 0.0 for key in ("e_in", "e_out"))
-        if verdict.evidence == "statistics" or 0 < e_out <= judge.LIMITS.growth * e_in:
+        if verdict.evidence == Evidence.STATISTICS or 0 < e_out <= judge.LIMITS.growth * e_in:
             return True
         return any(self.paired.partly(slot) for slot in self.paired.slots[verdict.pair].values())
 

@@ -32,7 +32,18 @@ from whence.errors import UsageError
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
 from whence.readers import UNTOLD, ForeignRun
 from whence.records import Call, Note, Over, Ref, Run, region
-from whence.results import CallPair, Comparison, Coverage, Finding, Plan
+from whence.results import (
+    CallPair,
+    CauseKind,
+    Comparison,
+    Confidence,
+    Coverage,
+    Evidence,
+    Finding,
+    Plan,
+    Status,
+    VerdictKind,
+)
 
 PROGRAM = "program"
 PLACED = "its operator is known by its place in the program, not by a name"
@@ -72,11 +83,11 @@ def compare(reference: Run, target: Run) -> Comparison:
             name=d.name,
             op_type=d.op_type,
             cause=_cause(d),
-            verdict="param-diff" if d.kind == "weights" else "structural",
-            confidence="certain",
+            verdict=VerdictKind.PARAM_DIFF if d.kind == "weights" else VerdictKind.STRUCTURAL,
+            confidence=Confidence.CERTAIN,
             step=0,
             rank=0,
-            evidence=PROGRAM,
+            evidence=Evidence.PROGRAM,
             sentence=d.words,
             root="model",
         )
@@ -88,7 +99,7 @@ def compare(reference: Run, target: Run) -> Comparison:
     left = tuple(c.id for c in operators(reference) if c.id not in paired_a)
     right = tuple(c.id for c in operators(target) if c.id not in paired_b)
     at_fault = len({d.call for d in faced.differences if d.call in paired_a})
-    counts = {"structural": at_fault, "undetermined": len(pairs) - at_fault}
+    counts = {VerdictKind.STRUCTURAL: at_fault, VerdictKind.UNDETERMINED: len(pairs) - at_fault}
     said = "nothing was run, so nothing was measured" + (
         "" if not faced.differences else f"; {faced.sentence}"
     )
@@ -99,7 +110,7 @@ def compare(reference: Run, target: Run) -> Comparison:
     }
     programs = faced.lines if len(faced.differences) > 1 else ()
     return Comparison(
-        status="different" if findings else "undecided",
+        status=Status.DIFFERENT if findings else Status.UNDECIDED,
         evidence=PROGRAM,
         reference=reference.path,
         target=target.path,
@@ -121,10 +132,10 @@ def compare(reference: Run, target: Run) -> Comparison:
     )
 
 
-def _cause(difference: Difference) -> str:
+def _cause(difference: Difference) -> CauseKind:
     if difference.kind == "weights":
-        return "parameter"
-    return "semantic" if difference.attributes else "structural"
+        return CauseKind.PARAMETER
+    return CauseKind.SEMANTIC if difference.attributes else CauseKind.STRUCTURAL
 
 
 def _first(findings: Sequence[Finding]) -> dict[str, Any] | None:
@@ -602,13 +613,15 @@ def _of_either(finding: Finding) -> Finding:
     """A finding of two runs beside one program: whether the target's operator has the same
     attributes is not known.
     """
-    if finding.cause != "kernel":
+    if finding.cause != CauseKind.KERNEL:
         return finding
     words = (
         "one program was given for both runs: another attribute in the target's is as likely "
         "as its kernel (--program once for each)"
     )
-    return msgspec.structs.replace(finding, cause="", sentence=f"{finding.sentence}; {words}")
+    return msgspec.structs.replace(
+        finding, cause=CauseKind.UNKNOWN, sentence=f"{finding.sentence}; {words}"
+    )
 
 
 def _explained(
@@ -619,12 +632,14 @@ def _explained(
     if found is None:
         return finding
     cause = (
-        "semantic"
-        if finding.verdict == "introduced" and not finding.cause and found.kind == "attributes"
+        CauseKind.SEMANTIC
+        if finding.verdict == VerdictKind.INTRODUCED
+        and not finding.cause
+        and found.kind == "attributes"
         else finding.cause
     )
     said = found.words.rpartition(": ")[2] in finding.sentence or (
-        found.kind == "weights" and finding.cause == "parameter"
+        found.kind == "weights" and finding.cause == CauseKind.PARAMETER
     )
     at = f" ({name})" if name != finding.name and name in names else ""
     words = "" if said else f"; in its program{at} {found.words}"

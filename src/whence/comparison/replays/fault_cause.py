@@ -23,6 +23,7 @@ from whence.comparison.replays.tied_choices import Figures, settled
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
+from whence.results import CauseKind
 
 
 def fault_cause(
@@ -39,7 +40,7 @@ def fault_cause(
         # The reference could be replayed, so it drew none.
         random = other.no_program.startswith("draws random numbers")
         return (
-            FaultCause("semantic", f"only the target {other.no_program}")
+            FaultCause(CauseKind.SEMANTIC, f"only the target {other.no_program}")
             if random
             else FaultCause()
         )
@@ -68,7 +69,7 @@ def fault_cause(
                     next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1),
                 )
                 return FaultCause(
-                    "kernel",
+                    CauseKind.KERNEL,
                     f"{what}, run again on its own inputs, do not give what it recorded",
                     alone,
                     source,
@@ -80,10 +81,10 @@ def fault_cause(
             else:
                 parting = _parting(sides, call, slots, flagged, theirs, right, wide)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-        return FaultCause("", words)
+        return FaultCause(CauseKind.UNKNOWN, words)
     because = "; ".join(w for w in (words, parting.words) if w)
     return FaultCause(
-        "semantic",
+        CauseKind.SEMANTIC,
         because or "the target's own operators reproduce it, so its code computes something else",
         parting.operator,
         source_line(other, theirs, parting.place),

@@ -17,6 +17,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.judge.policy import Entry
 from whence.records import Call, Program
+from whence.results import CauseKind
 
 F64 = npt.NDArray[np.float64]
 
@@ -217,7 +218,7 @@ class FaultCause:
     inside it, and where it is called.
     """
 
-    cause: str = ""
+    cause: str = CauseKind.UNKNOWN
     words: str = ""
     operator: str = ""
     source: str = ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts.findings import GUILTY
 from whence.records import Run
-from whence.results import Verdict
+from whence.results import GUILTY, Evidence, Verdict, VerdictKind
 
 _NAMED = 3  # of the weights without a partner
 
@@ -51,7 +50,12 @@ def complete(
                 if (names := [name for s, name in lacking if s == side])
             )
             out[tile] = Verdict(
-                index, "undetermined", tile[1], "two dumps", numbers={"e_out": 1.0}, sentence=said
+                index,
+                VerdictKind.UNDETERMINED,
+                tile[1],
+                Evidence.TWO_DUMPS,
+                numbers={"e_out": 1.0},
+                sentence=said,
             )
     return out
 

@@ -18,13 +18,12 @@ from whence.comparison.replays.fault_cause import own_score
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
 from whence.records.views import CachedRun
-from whence.results import CallPair, Verdict
+from whence.results import GUILTY, CallPair, CauseKind, Confidence, Verdict, VerdictKind
 
 _MOST = 256  # kernels that are run twice more, to see which roundings they leave out
 _HALVES = ("bfloat16", "float16")
@@ -77,11 +76,14 @@ def named(
                 else (verdict.cause, "")
             )
             sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
-            out[at] = msgspec.structs.replace(verdict, cause=cause, sentence=sentence)
+            out[at] = verdict.replace(cause=cause, sentence=sentence)
         else:
             said = f"one kernel computes it with {before.op}: {verdict.sentence}"
-            out[at] = msgspec.structs.replace(
-                verdict, verdict="inherited", confidence="", cause="", sentence=said
+            out[at] = verdict.replace(
+                verdict=VerdictKind.INHERITED,
+                confidence=Confidence.NONE,
+                cause=CauseKind.UNKNOWN,
+                sentence=said,
             )
     return out
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from whence import align, dtypes, judge
@@ -27,12 +26,12 @@ from whence.judge import quantised_weights
 from whence.judge.policy import Entry, Policy, Scheme
 from whence.records import Call, Program, Run
 from whence.replay import declared_semantics as semantics_of
-from whence.results import Declared, Plan, SlotPair, Verdict
+from whence.results import CauseKind, Confidence, Declared, Plan, SlotPair, Verdict, VerdictKind
 
 if TYPE_CHECKING:
     from whence.comparison.replays.semantics import ReplayResult
 
-_PASSES = ("identical", "noise", "inherited", "amplified")
+_PASSES = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 _IN_CONTAINERS = ("tf32", "fast-gelu", "fused-rounding", "tolerance")
 _HELD = 4  # weights taken apart, kept for the other calls of the same module
 _INPUT_SCALES = ("input_scale", "act_scale", "activation_scale", "x_scale", "scale_x")
@@ -193,7 +192,7 @@ class DeclaredDifferences:
         numbers = {**verdict.numbers, "sqnr_db": sqnr}
         loss = f"SQNR {sqnr:.1f} dB" if sqnr is not None else "SQNR not defined"
         passes = verdict.verdict in _PASSES or (
-            verdict.verdict == "precision" and "fused-rounding" in entries
+            verdict.verdict == VerdictKind.PRECISION and "fused-rounding" in entries
         )
         if weights and "quantisation" not in entries:
             what = f"weights {weights[0].scheme}" + (
@@ -204,9 +203,8 @@ class DeclaredDifferences:
                     verdict, replaying, f"not explained by its quantised weights ({what})", numbers
                 )
             self._said.append((None, (weights[0].scheme, activations), call, sqnr, what))
-            return msgspec.structs.replace(
-                verdict,
-                verdict="precision",
+            return verdict.replace(
+                verdict=VerdictKind.PRECISION,
                 numbers=numbers,
                 sentence=f"{what}, not declared: {loss}; beyond that {verdict.sentence}",
             )
@@ -219,21 +217,19 @@ class DeclaredDifferences:
             )
         least = max((e.min_sqnr for e in entries.values() if e.min_sqnr is not None), default=None)
         if least is not None and sqnr is not None and sqnr < least:
-            return msgspec.structs.replace(
-                verdict,
-                verdict="introduced",
-                confidence="certain",
-                cause="",
+            return verdict.replace(
+                verdict=VerdictKind.INTRODUCED,
+                confidence=Confidence.CERTAIN,
+                cause=CauseKind.UNKNOWN,
                 numbers=numbers,
                 sentence=f"declared {what}, with an SQNR of at least {least:g} dB; it is "
                 f"{sqnr:.1f} dB",
             )
         for entry in entries.values():
             self._said.append((entry, None, call, sqnr, str(entry)))
-        return msgspec.structs.replace(
-            verdict,
-            verdict="declared",
-            confidence="",
+        return verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
             numbers=numbers,
             sentence=f"{what}: {loss}; beyond that {verdict.sentence}",
         )
@@ -242,10 +238,9 @@ class DeclaredDifferences:
     def _but_introduced(
         verdict: Verdict, replaying: CallReplay, what: str, numbers: dict[str, float | None]
     ) -> Verdict:
-        if verdict.verdict != "introduced":
-            return msgspec.structs.replace(verdict, numbers=numbers)
-        return msgspec.structs.replace(
-            verdict,
+        if verdict.verdict != VerdictKind.INTRODUCED:
+            return verdict.replace(numbers=numbers)
+        return verdict.replace(
             cause=replaying.cause([verdict.slot]),
             numbers=numbers,
             sentence=f"{verdict.sentence}; {what}",
@@ -258,11 +253,10 @@ class DeclaredDifferences:
             return verdict
         e_out = verdict.numbers.get("e_out")
         self._said.append((entry, None, call, _sqnr(e_out), str(entry)))
-        return msgspec.structs.replace(
-            verdict,
-            verdict="declared",
-            confidence="",
-            cause="",
+        return verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
             score=None,
             sentence=f"ignored as declared; otherwise: {verdict.sentence}",
         )
@@ -306,19 +300,17 @@ class DeclaredDifferences:
                     f"weights {weights[0].scheme}",
                 )
             )
-            return msgspec.structs.replace(
-                verdict,
-                verdict="precision",
+            return verdict.replace(
+                verdict=VerdictKind.PRECISION,
                 sentence=f"weights {weights[0].scheme}, not declared; {verdict.sentence}",
             )
         for entry in entries.values():
             self._applied[entry.number] += 1
             self._said.append((entry, None, call, _sqnr(e_out), str(entry)))
-        return msgspec.structs.replace(
-            verdict,
-            verdict="declared",
-            confidence="",
-            cause="",
+        return verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
             score=None,
             numbers={**verdict.numbers, "sqnr_db": _sqnr(e_out)},
             sentence=f"{'; '.join(map(str, entries.values()))}; {verdict.sentence}",
@@ -691,7 +683,7 @@ class DeclaredDifferences:
         """The verdict of a container's own operators, with what is declared of the container
         applied to it.
         """
-        if verdict is not None and verdict.verdict in (*_PASSES, "precision"):
+        if verdict is not None and verdict.verdict in (*_PASSES, VerdictKind.PRECISION):
             entries, sqnr = self._between.get(call.id, {}).get(
                 _stretch_of(verdict.slot), ({}, None)
             )
@@ -699,10 +691,9 @@ class DeclaredDifferences:
                 for known in entries.values():
                     self._said.append((known, None, call, sqnr, str(known)))
                 what = "; ".join(map(str, entries.values()))
-                return msgspec.structs.replace(
-                    verdict,
-                    verdict="declared",
-                    confidence="",
+                return verdict.replace(
+                    verdict=VerdictKind.DECLARED,
+                    confidence=Confidence.NONE,
                     numbers={**verdict.numbers, "sqnr_db": sqnr},
                     sentence=f"{what}: SQNR {sqnr:.1f} dB; beyond that {verdict.sentence}"
                     if sqnr is not None
@@ -738,11 +729,10 @@ class DeclaredDifferences:
             return verdict
         e_out = verdict.numbers.get("e_out")
         self._said.append((entry, None, call, _sqnr(e_out), str(entry)))
-        return msgspec.structs.replace(
-            verdict,
-            verdict="declared",
-            confidence="",
-            cause="",
+        return verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
             score=worst,
             sentence=f"{entry}, against the reference's output; {verdict.sentence}",
         )
@@ -977,8 +967,12 @@ class TensorTolerances:
         """The verdict of a tensor whose error the entry allows. error: relative 2-norm."""
         sentence = f"{entry}; {verdict.sentence}"
         self._declaring.met(entry, call, error)
-        return msgspec.structs.replace(
-            verdict, verdict="declared", confidence="", cause="", score=None, sentence=sentence
+        return verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
+            score=None,
+            sentence=sentence,
         )
 
 

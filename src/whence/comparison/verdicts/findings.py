@@ -9,9 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Region
-from whence.results import Finding, Plan, Remark, Verdict
-
-GUILTY = ("introduced", "param-diff", "structural")
+from whence.results import GUILTY, Confidence, Evidence, Finding, Plan, Remark, Verdict, VerdictKind
 
 
 class Judged(NamedTuple):
@@ -58,7 +56,7 @@ def order_and_taint(
         if downstream or (
             verdict is not None
             and verdict.verdict in GUILTY
-            and verdict.confidence in ("certain", "likely")
+            and verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
         ):
             # Parameters are shared by every step: reading a wrong one taints what is written, not
             # the parameter.
@@ -80,15 +78,17 @@ def findings(
     """
     groups: dict[tuple[str, ...], list[Judged]] = {}
     wrong = {
-        (j.region.call, _parameter(j, calls)) for j in judged if j.verdict.verdict == "param-diff"
+        (j.region.call, _parameter(j, calls))
+        for j in judged
+        if j.verdict.verdict == VerdictKind.PARAM_DIFF
     }
     for item in judged:
         verdict = item.verdict
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
-        own = verdict.evidence == "replay" or verdict.verdict == "param-diff"
+        own = verdict.evidence == Evidence.REPLAY or verdict.verdict == VerdictKind.PARAM_DIFF
         if (item.downstream and not own) or (
-            verdict.verdict == "param-diff" and _said_above(item, calls, wrong)
+            verdict.verdict == VerdictKind.PARAM_DIFF and _said_above(item, calls, wrong)
         ):
             continue
         call = calls[item.region.call]
@@ -124,10 +124,10 @@ def remarks(
     for item in judged:
         verdict = item.verdict
         kind = (
-            "precision"
-            if verdict.verdict == "precision"
-            else "suspect"
-            if verdict.confidence == "suspect"
+            VerdictKind.PRECISION
+            if verdict.verdict == VerdictKind.PRECISION
+            else Confidence.SUSPECT
+            if verdict.confidence == Confidence.SUSPECT
             else ""
         )
         if not kind or (verdict.verdict in GUILTY and _name(item, calls) in named):
@@ -189,7 +189,8 @@ def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int
 
 def _from_dumps(members: Sequence[Judged]) -> bool:
     return all(
-        m.verdict.evidence != "replay" and m.verdict.verdict == "introduced" for m in members
+        m.verdict.evidence != Evidence.REPLAY and m.verdict.verdict == VerdictKind.INTRODUCED
+        for m in members
     )
 
 
@@ -223,7 +224,7 @@ def _finding(
         chosen.region.stretch >= 0
         and "whole" not in verdict.numbers
         and not verdict.where
-        and verdict.verdict != "param-diff"
+        and verdict.verdict != VerdictKind.PARAM_DIFF
     ):
         sentence = f"{between(chosen.region, calls)}: {sentence}"
     return Finding(

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +15,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge import ties
 from whence.records import Call, Run
 from whence.replay.allowed_operators import CHOOSES
-from whence.results import SlotPair, Verdict
+from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 Mask = npt.NDArray[np.bool_]
 # of the indices, of the rows: ties are the exception, and where more than that differs they are no
@@ -70,18 +69,21 @@ class Indices:
 
         inputs, outputs: the tensors that the verdict rests on; outputs by the name of their slot.
         """
-        by_growth = verdict.verdict == "introduced" and verdict.evidence in (
-            "two dumps",
-            "statistics",
+        by_growth = verdict.verdict == VerdictKind.INTRODUCED and verdict.evidence in (
+            Evidence.TWO_DUMPS,
+            Evidence.STATISTICS,
         )
         flipped = [
             (name, slot) for name, slot in outputs if self._differs(slot) and self._is_index(slot)
         ]
         if not (
-            by_growth or (verdict.verdict == "undetermined" and not verdict.numbers.get("growth"))
+            by_growth
+            or (verdict.verdict == VerdictKind.UNDETERMINED and not verdict.numbers.get("growth"))
         ):
             return (
-                _but(verdict, numbers={"tied_rows": 0.0, **verdict.numbers}) if flipped else verdict
+                verdict.replace(numbers={"tied_rows": 0.0, **verdict.numbers})
+                if flipped
+                else verdict
             )
         if flipped and not any(
             dtypes.named(self._paired.reference.records[s.reference_record].dtype).is_floating
@@ -94,7 +96,7 @@ class Indices:
             if ranked is None:
                 unknown.append((name, slot))
             elif ranked.wrong.any():
-                return _but(verdict, slot=name, sentence=f"{verdict.sentence}; {_said(ranked)}")
+                return verdict.replace(slot=name, sentence=f"{verdict.sentence}; {_said(ranked)}")
             else:
                 tied += int(ranked.tied.sum())
         numbers = {**verdict.numbers, "tied_rows": tied} if tied else verdict.numbers
@@ -107,11 +109,10 @@ class Indices:
                 f"{tied} rows of indices differ, and hold what their ranks among the target's "
                 "own scores ask for"
             )
-            if not rest or growth.verdict not in ("introduced", "undetermined"):
-                return _but(
-                    verdict,
-                    verdict="inherited" if growth.e_in else "noise",
-                    confidence="",
+            if not rest or growth.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
+                return verdict.replace(
+                    verdict=VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE,
+                    confidence=Confidence.NONE,
                     score=None,
                     numbers=numbers,
                     sentence=said,
@@ -149,9 +150,9 @@ class Indices:
         """
         for (call, stretch), verdict in verdicts.items():
             growth = verdict.numbers.get("growth")
-            by_figures = verdict.verdict == "introduced" and verdict.evidence in (
-                "two dumps",
-                "statistics",
+            by_figures = verdict.verdict == VerdictKind.INTRODUCED and verdict.evidence in (
+                Evidence.TWO_DUMPS,
+                Evidence.STATISTICS,
             )
             if (
                 by_figures
@@ -159,10 +160,9 @@ class Indices:
                 and growth is not None
                 and growth <= judge.LIMITS.growth
             ):
-                verdicts[call, stretch] = _but(
-                    verdict,
-                    verdict="inherited",
-                    confidence="",
+                verdicts[call, stretch] = verdict.replace(
+                    verdict=VerdictKind.INHERITED,
+                    confidence=Confidence.NONE,
                     score=None,
                     sentence="rows that were routed otherwise before move its figures: "
                     f"{verdict.sentence}",
@@ -289,15 +289,10 @@ def _said(ranked: ties.RankedScores) -> str:
 def _undetermined(verdict: Verdict, numbers: dict[str, float | None], sentence: str) -> Verdict:
     e_out = numbers.get("e_out")
     numbers = {"tied_rows": 0.0, **numbers, "e_out": e_out if e_out != 0.0 else 1.0}
-    return _but(
-        verdict,
-        verdict="undetermined",
-        confidence="",
+    return verdict.replace(
+        verdict=VerdictKind.UNDETERMINED,
+        confidence=Confidence.NONE,
         score=None,
         numbers=numbers,
         sentence=sentence,
     )
-
-
-def _but(old: Verdict, /, **changes: object) -> Verdict:
-    return msgspec.structs.replace(old, **changes)

@@ -7,14 +7,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
 from whence import judge
 from whence.align import is_cache
-from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call
-from whence.results import CallPair, Verdict
+from whence.results import GUILTY, CallPair, CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SHOWN = 40  # characters of an argument
 Verdicts = dict[tuple[int, int], Verdict]
@@ -30,23 +27,22 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
         call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
         if (
             key[1] < 0
-            and verdict.evidence == "two dumps"
-            and verdict.verdict not in (*GUILTY, "identical")
+            and verdict.evidence == Evidence.TWO_DUMPS
+            and verdict.verdict not in (*GUILTY, VerdictKind.IDENTICAL)
         ):
             verdict = _by_form(verdict, call, errors)
         if (
-            verdict.verdict == "introduced"
-            and verdict.evidence != "replay"
+            verdict.verdict == VerdictKind.INTRODUCED
+            and verdict.evidence != Evidence.REPLAY
             and (missing := not_passed(pair, call))
         ):
-            verdict = msgspec.structs.replace(
-                verdict,
-                verdict="structural",
-                cause="input",
+            verdict = verdict.replace(
+                verdict=VerdictKind.STRUCTURAL,
+                cause=CauseKind.INPUT,
                 sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
         if verdict.verdict in GUILTY and (said := _arguments(call, other)):
-            verdict = msgspec.structs.replace(verdict, sentence=f"{verdict.sentence}; {said}")
+            verdict = verdict.replace(sentence=f"{verdict.sentence}; {said}")
         out[key] = verdict
     return out
 
@@ -81,11 +77,10 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
     found = judge.told_apart(call.op_type, (given[0], made[0]), (given[1], made[1]))
     if found is None:
         return verdict
-    return msgspec.structs.replace(
-        verdict,
-        verdict="introduced",
-        confidence="likely",
-        cause="semantic",
+    return verdict.replace(
+        verdict=VerdictKind.INTRODUCED,
+        confidence=Confidence.LIKELY,
+        cause=CauseKind.SEMANTIC,
         slot=outputs[0].reference_slot,
         score=None,
         numbers={

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from whence.records import PATCHED, Call
-from whence.results import CallPair, Verdict
+from whence.results import CallPair, CauseKind, Confidence, Verdict, VerdictKind
 
 
 def declare_patched(
@@ -30,15 +28,14 @@ def declare_patched(
         return pair.reference in here[0] or pair.target in here[1]
 
     return {
-        key: msgspec.structs.replace(
-            verdict,
-            verdict="declared",
-            confidence="",
-            cause="",
+        key: verdict.replace(
+            verdict=VerdictKind.DECLARED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
             score=None,
             sentence="its outputs were replaced by those of another run",
         )
-        if declared(verdict) and verdict.verdict != "identical"
+        if declared(verdict) and verdict.verdict != VerdictKind.IDENTICAL
         else verdict
         for key, verdict in verdicts.items()
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +19,7 @@ from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
-from whence.results import Made, SlotPair, Verdict
+from whence.results import CauseKind, Made, SlotPair, Verdict, VerdictKind
 
 F64 = npt.NDArray[np.float64]
 # a factor this close to a whole number, or to a fraction of the number of ranks, is meant to be it
@@ -37,22 +36,25 @@ class RankFaults:
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with what the ranks did wrong where that can be shown."""
         for at, verdict in verdicts.items():
-            if verdict.verdict not in ("introduced", "param-diff") or verdict.side != "target":
+            if (
+                verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF)
+                or verdict.side != "target"
+            ):
                 continue
             pair = self.paired.plan.pairs[verdict.pair]
             call, other = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
             try:
                 said = (
                     self._parameter(verdict)
-                    if verdict.verdict == "param-diff"
+                    if verdict.verdict == VerdictKind.PARAM_DIFF
                     else self._output(call, verdict)
                 )
             except (ElementsMissing, ReplayRefused):
                 said = ""
             cause = (
-                verdict.cause or "semantic"
-                if verdict.verdict == "param-diff"
-                else "semantic"
+                verdict.cause or CauseKind.SEMANTIC
+                if verdict.verdict == VerdictKind.PARAM_DIFF
+                else CauseKind.SEMANTIC
                 if said
                 else verdict.cause
             )
@@ -69,7 +71,7 @@ class RankFaults:
                     if first in verdict.sentence
                     else f"{verdict.sentence}; {said}"
                 )
-                verdicts[at] = msgspec.structs.replace(verdict, sentence=sentence, cause=cause)
+                verdicts[at] = verdict.replace(sentence=sentence, cause=cause)
         return verdicts
 
     # ---- pieces

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from whence import align, judge
@@ -21,7 +20,6 @@ from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import ReplayResult, Semantics
 from whence.comparison.verdicts.declared import CallReplay
-from whence.comparison.verdicts.findings import GUILTY
 from whence.comparison.verdicts.indices import Indices
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
@@ -30,7 +28,17 @@ from whence.comparison.verdicts.sparse_target import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.readers import GATHERED
 from whence.records import Call, Region, marks
-from whence.results import CallPair, SlotPair, Verdict, severity
+from whence.results import (
+    GUILTY,
+    CallPair,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
@@ -206,11 +214,10 @@ class RegionJudge:
                     stretch,
                 )
             )
-            if found is not None and verdict.evidence == "replay":
-                verdicts[call, stretch] = _but_verdict(
-                    verdict,
-                    verdict="introduced",
-                    confidence="likely",
+            if found is not None and verdict.evidence == Evidence.REPLAY:
+                verdicts[call, stretch] = verdict.replace(
+                    verdict=VerdictKind.INTRODUCED,
+                    confidence=Confidence.LIKELY,
                     score=found.z / judge.LIMITS.pooled,
                     sentence=f"introduced here: {found.sentence}",
                 )
@@ -247,7 +254,9 @@ class RegionJudge:
             self.paired.measured[s.reference_record, s.target_record].identical
             for s in slots.values()
         ):
-            return Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
+            return Verdict(
+                index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
+            )
         inputs, outputs, parameters = self._sorted(call, slots)
         in_errors = [self.errors.of(s) for s in inputs]
         if call.id in self.blind.before:
@@ -263,7 +272,7 @@ class RegionJudge:
             out_errors = [
                 self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)
             ]
-        if judge.grow(in_errors, out_errors, u).verdict == "introduced":
+        if judge.grow(in_errors, out_errors, u).verdict == VerdictKind.INTRODUCED:
             in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
         repeats = self._repeats[self._alike(call, other)] if u else 0
         evidence = judge.LeafEvidence(
@@ -308,7 +317,10 @@ class RegionJudge:
         first = judge.judge_leaf(evidence)
         if self.replayer is None:
             first = judge.judge_leaf(evidence := self._doubting(evidence, call))
-        if first.verdict in ("identical", "structural") or self.replayer is None:
+        if (
+            first.verdict in (VerdictKind.IDENTICAL, VerdictKind.STRUCTURAL)
+            or self.replayer is None
+        ):
             return by_growth()
         reason = self._postponed(
             call, index, judge.grow(evidence.inputs, evidence.outputs, evidence.u)
@@ -399,7 +411,7 @@ class RegionJudge:
             growth.growth > judge.LIMITS.amplified
             or growth.by > 1
             or not np.isfinite(growth.e_out)
-            or growth.verdict == "undetermined"
+            or growth.verdict == VerdictKind.UNDETERMINED
         )
         widened = (call.root, call.scope) in self.widened
         reason = self.sampling.reason(call, stands_out=stands_out or widened)
@@ -505,7 +517,11 @@ class RegionJudge:
 
     def _with_cause(self, evidence: judge.LeafEvidence, call: Call, other: Call) -> Verdict:
         verdict = judge.judge_leaf(evidence)
-        if verdict.verdict != "introduced" or verdict.side == "reference" or self.replayer is None:
+        if (
+            verdict.verdict != VerdictKind.INTRODUCED
+            or verdict.side == "reference"
+            or self.replayer is None
+        ):
             return verdict
         flagged = [slot for slot, local in evidence.local or () if local.score > 1]
         fault = fault_cause(
@@ -516,7 +532,7 @@ class RegionJudge:
             flagged,
         )
         verdict = judge.judge_leaf(_but(evidence, cause=fault.cause, cause_words=fault.words))
-        return _but_verdict(verdict, operator=fault.operator, source=fault.source)
+        return verdict.replace(operator=fault.operator, source=fault.source)
 
     def _unless_unexplained(
         self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool], verdict: Verdict
@@ -527,7 +543,7 @@ class RegionJudge:
         What changed it (backward, an optimiser) is not part of the run, so nobody can say whether
         that was rounding.
         """
-        if verdict.verdict not in ("noise", "inherited", "amplified"):
+        if verdict.verdict not in (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED):
             return verdict
         for slot, was_given in given.items():
             pair = slots[slot]
@@ -540,10 +556,9 @@ class RegionJudge:
             )
             if error.value is not None and error.value > limit:
                 name = slot.removeprefix("param.")
-                return _but_verdict(
-                    verdict,
-                    verdict="undetermined",
-                    confidence="",
+                return verdict.replace(
+                    verdict=VerdictKind.UNDETERMINED,
+                    confidence=Confidence.NONE,
                     numbers={**verdict.numbers, "e_out": error.value},
                     sentence=f"{name} parted between steps (rel_l2 {error.value:.2g}; before, "
                     f"nothing differed by more than {before:.2g}); "
@@ -559,8 +574,8 @@ class RegionJudge:
         kids = self.paired.kids.get(region.call, [])
         if (
             verdict.where
-            or verdict.verdict != "introduced"
-            or verdict.evidence == "replay"
+            or verdict.verdict != VerdictKind.INTRODUCED
+            or verdict.evidence == Evidence.REPLAY
             or region.stretch >= len(kids)
         ):
             return verdict
@@ -573,8 +588,7 @@ class RegionJudge:
                 and kid not in self.paired.pair_of
                 and wrong.reference_record in _written(call)
             ):
-                return _but_verdict(
-                    verdict,
+                return verdict.replace(
                     where=call.scope,
                     named=kid,
                     sentence=f"the target has no such call: {verdict.sentence}",
@@ -582,8 +596,7 @@ class RegionJudge:
         if GATHERED not in self.paired.calls[region.call].notes:
             return verdict
         reader = self.paired.calls[kids[region.stretch]]
-        return _but_verdict(
-            verdict,
+        return verdict.replace(
             where=reader.scope,
             named=reader.id,
             sentence=f"comes in here, and no call of the dump made it: {verdict.sentence}",
@@ -593,7 +606,7 @@ class RegionJudge:
         """The verdict, or `undetermined` when it says that all is well and only a part of the
         outputs was printed.
         """
-        if verdict.verdict not in ("identical", "noise"):
+        if verdict.verdict not in (VerdictKind.IDENTICAL, VerdictKind.NOISE):
             return verdict
         missing = next(
             (
@@ -605,10 +618,9 @@ class RegionJudge:
         )
         if not missing:
             return verdict
-        return _but_verdict(
-            verdict,
-            verdict="undetermined",
-            confidence="",
+        return verdict.replace(
+            verdict=VerdictKind.UNDETERMINED,
+            confidence=Confidence.NONE,
             score=None,
             sentence=f"{missing}; in these {verdict.sentence}",
         )
@@ -623,21 +635,21 @@ class RegionJudge:
         if self.misrouted_at.setdefault(region.call, region.stretch) != region.stretch:
             return Verdict(
                 index,
-                "inherited",
+                VerdictKind.INHERITED,
                 region.stretch,
-                "replay",
-                "certain",
+                Evidence.REPLAY,
+                Confidence.CERTAIN,
                 slot=slot,
                 sentence=f"inherited: {slot} has {words}",
             )
         sentence = f"introduced here: {slot} has {words}"
         return Verdict(
             index,
-            "structural",
+            VerdictKind.STRUCTURAL,
             region.stretch,
-            "replay",
-            "certain",
-            cause="structural",
+            Evidence.REPLAY,
+            Confidence.CERTAIN,
+            cause=CauseKind.STRUCTURAL,
             slot=slot,
             sentence=sentence,
         )
@@ -714,9 +726,7 @@ class RegionJudge:
         evidence = judge.LeafEvidence(index, errors_in, errors_out, u, parameters)
         if wrong:
             parameter = judge.judge_leaf(evidence)
-            return _but_verdict(
-                parameter, stretch=region.stretch, where=inner.get(parameter.slot, "")
-            )
+            return parameter.replace(stretch=region.stretch, where=inner.get(parameter.slot, ""))
         read = [
             SlotPair("", "", r, self.first[r])
             for r in region.inputs
@@ -758,24 +768,23 @@ class RegionJudge:
         ]
         verdict: Verdict | None = None
         if local:
-            verdict = _but_verdict(
-                self._with_cause(
-                    _but(evidence, local=local, broken=found.broken),
-                    call,
-                    self.paired.target.calls[pair.target],
-                ),
+            verdict = self._with_cause(
+                _but(evidence, local=local, broken=found.broken),
+                call,
+                self.paired.target.calls[pair.target],
+            ).replace(
                 stretch=region.stretch,
             )
             if "whole" in verdict.numbers and (inside := self._inside_before(region)):
-                verdict = _but_verdict(verdict, where=inside)
+                verdict = verdict.replace(where=inside)
         if not left:
             return verdict or by_growth(own)
         self.not_replayed.add(call.id)
         why = next((found.refused[name] for name, _ in own if name in found.refused), found.why)
         other = by_growth(left, why)
-        if other.verdict == "introduced":
-            other = _but_verdict(
-                other, slot=max(left, key=lambda item: self.errors.of(item[1]).value or 0.0)[0]
+        if other.verdict == VerdictKind.INTRODUCED:
+            other = other.replace(
+                slot=max(left, key=lambda item: self.errors.of(item[1]).value or 0.0)[0]
             )
         return max(
             (v for v in (verdict, other) if v is not None), key=lambda v: severity(v.verdict)
@@ -904,7 +913,3 @@ def _written(call: Call) -> set[int]:
 
 def _but(old: judge.LeafEvidence, /, **changes: Any) -> judge.LeafEvidence:
     return dataclasses.replace(old, **changes)
-
-
-def _but_verdict(old: Verdict, /, **changes: Any) -> Verdict:
-    return msgspec.structs.replace(old, **changes)

@@ -17,7 +17,7 @@ from whence.comparison.verdicts.extra_runs import asked_the_same, facing
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Region, Run
-from whence.results import CallPair, Measured, Repetition, SlotPair, Verdict
+from whence.results import CallPair, Evidence, Measured, Repetition, SlotPair, Verdict, VerdictKind
 
 _NAMED = 20
 Key = tuple[int, int]
@@ -222,8 +222,8 @@ class RepeatedRuns:
         for key, verdict in verdicts.items():
             if (
                 key[1] < 0
-                and verdict.evidence == "replay"
-                and verdict.verdict in ("introduced", "precision")
+                and verdict.evidence == Evidence.REPLAY
+                and verdict.verdict in (VerdictKind.INTRODUCED, VerdictKind.PRECISION)
             ):
                 out[key] = self._repetition(
                     self.reference.calls[key[0]], verdict, by_call.get(key[0], ())

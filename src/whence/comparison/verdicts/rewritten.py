@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from whence.comparison.prepare.rewritten_modules import REWRITTEN
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge import LIMITS
-from whence.results import Verdict
+from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 
 def doubted(
@@ -26,8 +24,8 @@ def doubted(
     out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
         if (
-            verdict.verdict != "introduced"
-            or verdict.evidence not in ("two dumps", "statistics")
+            verdict.verdict != VerdictKind.INTRODUCED
+            or verdict.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
             or verdict.cause
         ):
             continue
@@ -46,8 +44,11 @@ def doubted(
                 f"rel_l2 {e_out:.2g}, which the rounding of operators that are written "
                 "differently makes"
             )
-            out[key] = msgspec.structs.replace(
-                verdict, verdict="amplified", confidence="", score=None, sentence=sentence
+            out[key] = verdict.replace(
+                verdict=VerdictKind.AMPLIFIED,
+                confidence=Confidence.NONE,
+                score=None,
+                sentence=sentence,
             )
         elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
             sentence = (
@@ -56,7 +57,10 @@ def doubted(
                 "written differently in the two runs and could not be replayed: capture both at "
                 "--level modules, or give --model"
             )
-            out[key] = msgspec.structs.replace(
-                verdict, verdict="undetermined", confidence="", score=None, sentence=sentence
+            out[key] = verdict.replace(
+                verdict=VerdictKind.UNDETERMINED,
+                confidence=Confidence.NONE,
+                score=None,
+                sentence=sentence,
             )
     return out

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts.findings import GUILTY
 from whence.records import Call, Run
-from whence.results import Verdict
+from whence.results import GUILTY, Verdict
 
 
 def of_call(run: Run, below: Mapping[int, list[int]], call: Call) -> str:
@@ -54,5 +51,5 @@ def placed(
         below = paired.kids if broken else paired.target_kids
         call = run.calls[pair.reference if broken else pair.target]
         if call.kind == "module" and (line := of_call(run, below, call)):
-            out[key] = msgspec.structs.replace(verdict, source=line)
+            out[key] = verdict.replace(source=line)
     return out

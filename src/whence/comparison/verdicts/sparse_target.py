@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from whence import align, judge
@@ -34,7 +33,16 @@ from whence.judge import block_quantisation
 from whence.judge.policy import Entry
 from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
-from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
+from whence.results import (
+    TENSOR_RULE,
+    CauseKind,
+    Confidence,
+    Evidence,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    severity,
+)
 
 _REPLICAS = 3
 _NEARLY_ALL = 0.9
@@ -131,19 +139,17 @@ class _Coarse:
             f"{self.size:.2g} to {self.left:.2g}"
         )
         if self.sure:
-            return _but(
-                old,
-                verdict="precision",
-                confidence="",
-                cause="",
+            return old.replace(
+                verdict=VerdictKind.PRECISION,
+                confidence=Confidence.NONE,
+                cause=CauseKind.UNKNOWN,
                 sentence=f"{old.sentence}; as from {run}",
             )
         why = "codes part along many products, or there is a fault beside them"
-        return _but(
-            old,
-            verdict="undetermined",
-            confidence="",
-            cause="",
+        return old.replace(
+            verdict=VerdictKind.UNDETERMINED,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
             sentence=f"of the size that comes from {run}; {why}",
         )
 
@@ -297,7 +303,7 @@ class SparseTargetJudge:
             if record in figures:
                 replayed |= up.behind
             verdict = self._verdict(index, slot, record, up, figures, why)
-            if record not in figures and verdict.verdict != "identical":
+            if record not in figures and verdict.verdict != VerdictKind.IDENTICAL:
                 self.not_replayed.add(tile[0])
             if record in declared:
                 call = self.paired.calls[self.paired.plan.pairs[index].reference]
@@ -365,7 +371,7 @@ class SparseTargetJudge:
                 continue
             verdict = judge.judge_leaf(judge.LeafEvidence(self.pairs[around], [], [], 0.0, found))
             if around != call.id:
-                verdict = _but(verdict, where=call.scope, named=call.id)
+                verdict = verdict.replace(where=call.scope, named=call.id)
             out[call.id, -1 if call.leaf else 0] = verdict
         return out
 
@@ -419,7 +425,7 @@ class SparseTargetJudge:
             verdict = judge.judge_region(index, -1, growth, note=note)
             if self.paired.stated:
                 verdict = judge.judge_stated(verdict, growth, u, not before[step])
-            elif verdict.verdict == "introduced" and (
+            elif verdict.verdict == VerdictKind.INTRODUCED and (
                 kernel := around.kernel(self.paired.calls[call])
             ):
                 said = (
@@ -430,8 +436,11 @@ class SparseTargetJudge:
                     "; a log of some elements inside a kernel is no result of it, and no "
                     "fault is read from it alone"
                 )
-                verdict = _but(
-                    verdict, verdict="undetermined", confidence="", score=None, sentence=said
+                verdict = verdict.replace(
+                    verdict=VerdictKind.UNDETERMINED,
+                    confidence=Confidence.NONE,
+                    score=None,
+                    sentence=said,
                 )
             else:
                 verdict = judge.judge_unseen(
@@ -441,13 +450,16 @@ class SparseTargetJudge:
                     came if has_order and came else None,
                     functools.partial(self.errors.sight, slots),
                 )
-            if not has_order and verdict.verdict == "undetermined":
-                verdict = _but(
-                    verdict,
+            if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
+                verdict = verdict.replace(
                     sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it "
                     "inherits is not known",
                 )
-            for slot in slots if verdict.verdict in ("introduced", "undetermined") else ():
+            for slot in (
+                slots
+                if verdict.verdict in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED)
+                else ()
+            ):
                 own = self.paired.calls[call]
                 entry = self._tolerated.entry(
                     slot, own, self.paired.target.calls[self.paired.plan.pairs[index].target]
@@ -498,7 +510,9 @@ class SparseTargetJudge:
         given = [self.errors.of(self._slots[r][1]) for r in sorted(up.seen)]
         local = figures.get(record)
         if error.exact:
-            verdict = Verdict(index, "identical", evidence="two dumps", sentence="bitwise equal")
+            verdict = Verdict(
+                index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
+            )
         elif local is not None:
             verdict = judge.judge_leaf(
                 judge.LeafEvidence(
@@ -515,8 +529,8 @@ class SparseTargetJudge:
         else:
             verdict = Verdict(
                 index,
-                "undetermined",
-                evidence="two dumps",
+                VerdictKind.UNDETERMINED,
+                evidence=Evidence.TWO_DUMPS,
                 numbers={"e_out": error.value},
                 sentence=f"differs by rel_l2 {_said(error.value)}, and nothing it rests on is "
                 f"seen{f'; no replay: {why}' if why else ''}",
@@ -525,8 +539,7 @@ class SparseTargetJudge:
         label = self.paired.target.calls[self._label(slot)]
         shown = label.scope or label.root
         sentence = f"{verdict.sentence} (the target's {shown})"
-        return _but(
-            verdict,
+        return verdict.replace(
             stretch=tile[1],
             slot=slot.reference_slot,
             operator=self._operator(index, slot),
@@ -586,14 +599,13 @@ class SparseTargetJudge:
             or (all(self._within(call, common) for call in parts) and calls[common].parent != -1)
         ):
             if common != tile[0] and not calls[common].scope:
-                return _but(verdict, where=calls[common].root, named=common, sentence=sentence)
-            return _but(
-                verdict, where="" if common == tile[0] else calls[common].scope, sentence=sentence
+                return verdict.replace(where=calls[common].root, named=common, sentence=sentence)
+            return verdict.replace(
+                where="" if common == tile[0] else calls[common].scope, sentence=sentence
             )
         # Several calls of a container that is more than they are.
         scopes = [calls[call].scope or calls[call].root for call in parts]
-        return _but(
-            verdict,
+        return verdict.replace(
             where=f"{scopes[0]}..{scopes[-1]}",
             sentence=f"{sentence}; in between lie {', '.join(scopes[:6])}",
         )
@@ -891,7 +903,12 @@ def _inputs_of(program: Program, operation: int) -> list[str]:
 
 def _follows(verdict: Verdict, name: str) -> Verdict:
     sentence = f"follows from {name}, which is wrong on the way to it: {verdict.sentence}"
-    return _but(verdict, verdict="inherited", confidence="", cause="", sentence=sentence)
+    return verdict.replace(
+        verdict=VerdictKind.INHERITED,
+        confidence=Confidence.NONE,
+        cause=CauseKind.UNKNOWN,
+        sentence=sentence,
+    )
 
 
 def _is_label(call: Call) -> bool:
@@ -901,7 +918,3 @@ def _is_label(call: Call) -> bool:
 
 def _said(value: float | None) -> str:
     return "of unknown size" if value is None else f"{value:.2g}"
-
-
-def _but(old: Verdict, /, **changes: Any) -> Verdict:
-    return msgspec.structs.replace(old, **changes)

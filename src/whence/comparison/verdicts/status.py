@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whence.results import Coverage, Finding, Verdict
+from whence.results import Confidence, Coverage, Finding, Status, Verdict, VerdictKind
 
 
 def decide(
@@ -24,16 +24,20 @@ def decide(
     inputs, or nothing better than suspects. Else same. partly: of how many tensors text shows a
     part; where that is why, it is said.
     """
-    if any(f.confidence in ("certain", "likely") for f in findings):
-        return "different", ""
+    if any(f.confidence in (Confidence.CERTAIN, Confidence.LIKELY) for f in findings):
+        return Status.DIFFERENT, ""
     if strict and (
-        findings or any(v.verdict == "precision" or v.confidence == "suspect" for v in verdicts)
+        findings
+        or any(
+            v.verdict == VerdictKind.PRECISION or v.confidence == Confidence.SUSPECT
+            for v in verdicts
+        )
     ):
-        return "different", "strict: precision losses and suspects count"
+        return Status.DIFFERENT, "strict: precision losses and suspects count"
     if coverage.paired == 0:
-        return "undecided", "no call of one run faces a call of the other"
+        return Status.UNDECIDED, "no call of one run faces a call of the other"
     if inputs_differ:
-        return "undecided", "the root inputs differ, so differing outputs prove nothing"
+        return Status.UNDECIDED, "the root inputs differ, so differing outputs prove nothing"
     if (
         partly
         and not findings
@@ -41,24 +45,26 @@ def decide(
     ):
         were = "tensor was" if partly == 1 else "tensors were"
         return (
-            "undecided",
+            Status.UNDECIDED,
             f"no fault in what was printed, but {partly} {were} printed in part: print all "
             "elements to know",
         )
     if not coverage.root_outputs_measured:
-        return "undecided", "not every output of the root could be measured"
+        return Status.UNDECIDED, "not every output of the root could be measured"
     if coverage.share < min_coverage:
         return (
-            "undecided",
+            Status.UNDECIDED,
             f"only {coverage.measured} of {coverage.calls} calls could be measured "
             f"({coverage.share:.0%}, --min-coverage {min_coverage:.0%})",
         )
     if findings:
-        return "undecided", "only suspects: beyond noise, but the evidence is weak"
+        return Status.UNDECIDED, "only suspects: beyond noise, but the evidence is weak"
     beyond = [
-        v for v in verdicts if v.verdict == "undetermined" and v.numbers.get("e_out", 0.0) != 0.0
+        v
+        for v in verdicts
+        if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]  # None is infinite
     if beyond:
         what = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
-        return "undecided", f"{what} and could not be judged; the first: {beyond[0].sentence}"
-    return "same", ""
+        return Status.UNDECIDED, f"{what} and could not be judged; the first: {beyond[0].sentence}"
+    return Status.SAME, ""

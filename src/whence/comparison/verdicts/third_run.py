@@ -12,7 +12,7 @@ from whence import align, judge, metrics
 from whence.comparison.verdicts.extra_runs import asked_the_same, facing
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Region, Run
-from whence.results import CallPair, Measured, SlotPair, ThirdRun, Verdict
+from whence.results import CallPair, Measured, SlotPair, ThirdRun, Verdict, VerdictKind
 
 Key = tuple[int, int]
 Tell = Callable[[int, int, str], None]  # done, of, what
@@ -114,7 +114,7 @@ class ThirdRunJudge:
             self._tell(done + 1, len(regions), "measuring against the third run")
             key = region.call, region.stretch
             verdict = out.get(key)
-            if verdict is None or verdict.verdict == "identical":
+            if verdict is None or verdict.verdict == VerdictKind.IDENTICAL:
                 continue
             wrote = [SlotPair("", "", r, faces[r]) for r in region.outputs if r in faces]
             read = [SlotPair("", "", r, faces[r]) for r in region.inputs if r in faces]
