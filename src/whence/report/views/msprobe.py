@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from whence.report.views.cells import Cell, Columns, reference, shape, target, torch_dtype
+from whence.report.cells import Cell, Columns, reference, shape, target, torch_dtype
 from whence.results import Shown, ViewRow
 
 _KINDS = {"param": "parameters"}

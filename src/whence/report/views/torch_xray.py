@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.report.views.cells import Columns, figure
+from whence.report.cells import Columns, figure
 from whence.results import Shown, ViewRow
 
 _KINDS = {
