@@ -408,23 +408,22 @@ class _Machine:
         raise UnreadableRun(f"{self.name}: its pickle does not end")
 
     def step(self, op: str, arg: Any) -> None:
-        stack = self.stack
         if op in _IGNORED:
             return
         if op in _CONSTANTS:
-            stack.append(_CONSTANTS[op])
+            self.stack.append(_CONSTANTS[op])
         elif op in _VALUES:
-            stack.append(arg)
+            self.stack.append(arg)
         elif op in _EMPTY:
-            stack.append(_EMPTY[op]())
-        elif op == "MARK":
+            self.stack.append(_EMPTY[op]())
+        elif not (self._move(op, arg) or self._collect(op) or self._construct(op, arg)):
+            raise ValueError(f"operation {op} is not read")
+
+    def _move(self, op: str, arg: Any) -> bool:
+        """Operations on the stack and the memo. Returns whether this is one of them."""
+        stack = self.stack
+        if op == "MARK":
             stack.append(_Mark())
-        elif op in ("GLOBAL", "INST"):
-            found = Global(arg.replace(" ", ".", 1))
-            stack.append(found if op == "GLOBAL" else called(found, tuple(self.marked())))
-        elif op == "STACK_GLOBAL":
-            last, module = stack.pop(), stack.pop()
-            stack.append(Global(f"{_text(module)}.{_text(last)}"))
         elif op in ("BINPUT", "LONG_BINPUT", "PUT"):
             self.memo[int(arg)] = stack[-1]
         elif op == "MEMOIZE":
@@ -437,7 +436,14 @@ class _Machine:
             stack.pop()
         elif op == "POP_MARK":
             self.marked()
-        elif op in _TUPLES:
+        else:
+            return False
+        return True
+
+    def _collect(self, op: str) -> bool:
+        """Operations that make containers or fill them. Returns whether this is one of them."""
+        stack = self.stack
+        if op in _TUPLES:
             n = _TUPLES[op]
             if len(stack) < n:
                 raise ValueError("its stack is empty")
@@ -446,14 +452,12 @@ class _Machine:
             stack.append(tuple(items))
         elif op == "TUPLE":
             stack.append(tuple(self.marked()))
-        elif op == "LIST":
+        elif op in ("LIST", "FROZENSET"):
             stack.append(self.marked())
-        elif op in ("DICT", "FROZENSET"):
+        elif op == "DICT":
             items = self.marked()
-            made: Any = {} if op == "DICT" else list(items)
-            stack.append(made)
-            if op == "DICT":
-                _put(made, items)
+            stack.append({})
+            _put(stack[-1], items)
         elif op == "APPEND":
             item = stack.pop()
             _append(stack[-1], [item])
@@ -466,6 +470,20 @@ class _Machine:
         elif op == "SETITEMS":
             items = self.marked()
             _put(stack[-1], items)
+        else:
+            return False
+        return True
+
+    def _construct(self, op: str, arg: Any) -> bool:
+        """Operations that name a class or make an object. Returns whether this is one of them."""
+        stack = self.stack
+        if op == "GLOBAL":
+            stack.append(Global(arg.replace(" ", ".", 1)))
+        elif op == "INST":
+            stack.append(called(Global(arg.replace(" ", ".", 1)), tuple(self.marked())))
+        elif op == "STACK_GLOBAL":
+            last, module = stack.pop(), stack.pop()
+            stack.append(Global(f"{_text(module)}.{_text(last)}"))
         elif op in ("REDUCE", "NEWOBJ"):
             args, what = stack.pop(), stack.pop()
             stack.append(called(what, _tuple(args)))
@@ -481,7 +499,8 @@ class _Machine:
         elif op == "BINPERSID":
             stack.append(self.storage(_tuple(stack.pop())))
         else:
-            raise ValueError(f"operation {op} is not read")
+            return False
+        return True
 
     def marked(self) -> list[Any]:
         for i in range(len(self.stack) - 1, -1, -1):
