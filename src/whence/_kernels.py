@@ -62,6 +62,21 @@ I_NAMES = (
     "over_1", "over_2", "over_3", "over_4", "over_5", "over_6", "over_7",
 )  # fmt: skip
 NF, NI = len(F_NAMES), len(I_NAMES)
+# Places of these columns: constants to numba.
+(
+    R_SUM, T_SUM, R_SQ, T_SQ, R_M2, T_M2, R_MIN, R_MAX, T_MIN, T_MAX, RR, TT, RT, DD, D_SUM,
+    AD_SUM, AD_MAX, REL_SUM, REL_MAX, ULP_SUM, ULP_MAX, ROW_WORST, CHANNEL_WORST, ROW_DD,
+    ROW_RR, R_SCALE, T_SCALE, RR_SCALE, TT_SCALE, DD_SCALE,
+) = range(NF)  # fmt: skip
+(
+    N, R_FINITE, T_FINITE, PAIRS, R_NAN, T_NAN, NAN_BOTH, NAN_MISMATCH, R_INF, T_INF, INF_MATCH,
+    INF_MISMATCH, SIGN, BYTES_DIFFER, VALUES_DIFFER, CLOSE, REL_SKIPPED, AD_INDEX, BAD_INDEX,
+    ROW_INDEX, CHANNEL_INDEX, AD_BLOCK, OVER_0, OVER_1, OVER_2, OVER_3, OVER_4, OVER_5, OVER_6,
+    OVER_7,
+) = range(NI)  # fmt: skip
+# Columns of one side, as `_side` takes them.
+REFERENCE = R_SUM, R_SQ, R_M2, R_MIN, R_MAX, R_FINITE, R_NAN, R_INF
+TARGET = T_SUM, T_SQ, T_M2, T_MIN, T_MAX, T_FINITE, T_NAN, T_INF
 # Columns of the table that names the work: one row a tensor (or a chunk of one).
 META = (
     "r_address",
@@ -307,10 +322,11 @@ def _finite_figures(x, y, m):
 
 
 @_kernel()
-def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
+def _side(x, y, m, clean, F, I, columns):
     """Figures of one side of a block into its result row; returns its sum of squares. y: scratch
-    for packing when not clean.
+    for packing when not clean. columns: REFERENCE or TARGET.
     """
+    sum_, sq, m2, min_, max_, finite, nan_, inf_ = columns
     k = m
     z = x
     if not clean:
@@ -325,10 +341,10 @@ def _side(x, y, m, clean, F, sum_, sq, m2, lo_, hi_, I, finite, nan_, inf_):
     F[sum_] += s
     F[sq] += q
     I[finite] += k
-    if lo < F[lo_]:
-        F[lo_] = lo
-    if hi > F[hi_]:
-        F[hi_] = hi
+    if lo < F[min_]:
+        F[min_] = lo
+    if hi > F[max_]:
+        F[max_] = hi
     return q
 
 
@@ -351,17 +367,17 @@ def _mask(xr, xt, mr, mt, m, base, I):
             mt[i] = 0.0
             wrong = False
             if nu & nv:
-                I[6] += 1
+                I[NAN_BOTH] += 1
             elif nu | nv:
-                I[7] += 1
+                I[NAN_MISMATCH] += 1
                 wrong = True
             elif iu & iv & (u == v):
-                I[10] += 1
+                I[INF_MATCH] += 1
             else:
-                I[11] += 1
+                I[INF_MISMATCH] += 1
                 wrong = True
-            if wrong and I[18] < 0:
-                I[18] = base + i
+            if wrong and I[BAD_INDEX] < 0:
+                I[BAD_INDEX] = base + i
         else:
             mr[i] = u
             mt[i] = v
@@ -570,25 +586,25 @@ def _ratio(dd, rr):
 @_kernel()
 def _rows(xr, xt, m, start, C, cd, cr, F, I):
     """Errors by row (a vector of the last axis) and by channel (a place in it). start: flat index
-    of the block's first element. The row at hand is carried in F[23], F[24]; the worst finished one
-    is in F[21], I[19]."""
+    of the block's first element. The row at hand is carried in ROW_DD and ROW_RR; the worst
+    finished one is in ROW_WORST, at ROW_INDEX."""
     i = 0
     c = start % C
     row = start // C
     while i < m:
         length = min(C - c, m - i)
         sd, sr = _segment(xr, xt, i, length, cd, cr, c)
-        F[23] += sd
-        F[24] += sr
+        F[ROW_DD] += sd
+        F[ROW_RR] += sr
         i += length
         c += length
         if c == C:
-            worst = _ratio(F[23], F[24])
-            if worst > F[21]:
-                F[21] = worst
-                I[19] = row
-            F[23] = 0.0
-            F[24] = 0.0
+            worst = _ratio(F[ROW_DD], F[ROW_RR])
+            if worst > F[ROW_WORST]:
+                F[ROW_WORST] = worst
+                I[ROW_INDEX] = row
+            F[ROW_DD] = 0.0
+            F[ROW_RR] = 0.0
             c = 0
             row += 1
 
@@ -613,9 +629,9 @@ def _rows_equal(base, code, direct, lo, hi, scratch, C, cd, cr, F, I, size, zf, 
 def _worst_channel(C, cd, cr, F, I):
     for c in range(C):
         w = _ratio(cd[c], cr[c])
-        if w > F[22]:
-            F[22] = w
-            I[20] = c
+        if w > F[CHANNEL_WORST]:
+            F[CHANNEL_WORST] = w
+            I[CHANNEL_INDEX] = c
 
 
 # --------------------------------------------------------------------------------------- a pair
@@ -676,32 +692,32 @@ def _pair(
             if nf == 0:
                 s, q, lo, hi = _figures(xr, m)
                 m2 = _block_m2(xr, m, s, q)
-                F[4] = _join(I[1], F[0], F[4], m, s, m2)
-                F[5] = _join(I[2], F[1], F[5], m, s, m2)
-                F[0] += s
-                F[1] += s
-                F[2] += q
-                F[3] += q
-                F[10] += q
-                F[11] += q
-                F[12] += q
-                if lo < F[6]:
-                    F[6] = lo
-                if hi > F[7]:
-                    F[7] = hi
-                if lo < F[8]:
-                    F[8] = lo
-                if hi > F[9]:
-                    F[9] = hi
-                I[1] += m
-                I[2] += m
-                I[3] += m
-                I[15] += m
-                I[16] += nz
+                F[R_M2] = _join(I[R_FINITE], F[R_SUM], F[R_M2], m, s, m2)
+                F[T_M2] = _join(I[T_FINITE], F[T_SUM], F[T_M2], m, s, m2)
+                F[R_SUM] += s
+                F[T_SUM] += s
+                F[R_SQ] += q
+                F[T_SQ] += q
+                F[RR] += q
+                F[TT] += q
+                F[RT] += q
+                if lo < F[R_MIN]:
+                    F[R_MIN] = lo
+                if hi > F[R_MAX]:
+                    F[R_MAX] = hi
+                if lo < F[T_MIN]:
+                    F[T_MIN] = lo
+                if hi > F[T_MAX]:
+                    F[T_MAX] = hi
+                I[R_FINITE] += m
+                I[T_FINITE] += m
+                I[PAIRS] += m
+                I[CLOSE] += m
+                I[REL_SKIPPED] += nz
                 h[0] += np.uint32(m)
-                if F[16] < 0.0:
-                    F[16] = 0.0
-                    I[21] = o
+                if F[AD_MAX] < 0.0:
+                    F[AD_MAX] = 0.0
+                    I[AD_BLOCK] = o
                 continue
         xt = pointer(T + o * st, zf)
         if kt != direct:
@@ -712,10 +728,10 @@ def _pair(
         k = 0
         pr = xr
         pt = xt
-        rr = _side(xr, pointer(M_R, zf), m, clean, F, 0, 2, 4, 6, 7, I, 1, 4, 8)
-        tt = _side(xt, pointer(M_T, zf), m, clean, F, 1, 3, 5, 8, 9, I, 2, 5, 9)
+        rr = _side(xr, pointer(M_R, zf), m, clean, F, I, REFERENCE)
+        tt = _side(xt, pointer(M_T, zf), m, clean, F, I, TARGET)
         if kr == kt and not same:
-            I[13] = 1
+            I[BYTES_DIFFER] = 1
         if not clean:
             pr = pointer(M_R, zf)
             pt = pointer(M_T, zf)
@@ -723,32 +739,32 @@ def _pair(
             rr = _squares(pr, m)
             tt = _squares(pt, m)
             ne, ns, _ = _bits(pointer_of(pr, zu), pointer_of(pt, zu), m, exponent, magnitude)
-        I[3] += m - k
-        I[12] += ns
-        I[14] += ne
+        I[PAIRS] += m - k
+        I[SIGN] += ns
+        I[VALUES_DIFFER] += ne
         rt, sd, sad, dd, mx, nc = _errors(pr, pt, d, m, atol, rtol)
-        F[10] += rr
-        F[11] += tt
-        F[12] += rt
-        F[13] += dd
-        F[14] += sd
-        F[15] += sad
-        if mx > F[16] and k < m:
-            F[16] = mx
-            I[21] = o
+        F[RR] += rr
+        F[TT] += tt
+        F[RT] += rt
+        F[DD] += dd
+        F[D_SUM] += sd
+        F[AD_SUM] += sad
+        if mx > F[AD_MAX] and k < m:
+            F[AD_MAX] = mx
+            I[AD_BLOCK] = o
         # a masked place counts as close to zero tolerance or not at all: 0 <= atol + rtol * 0
-        I[15] += nc - (k if atol >= 0.0 else 0)
+        I[CLOSE] += nc - (k if atol >= 0.0 else 0)
         if full:
             s, rmx, nz = _relative(pr, d, m)
-            F[17] += s
-            if rmx > F[18]:
-                F[18] = rmx
-            I[16] += nz - k
+            F[REL_SUM] += s
+            if rmx > F[REL_MAX]:
+                F[REL_MAX] = rmx
+            I[REL_SKIPPED] += nz - k
             c = 0
             for t in range(8):
                 if mx > thr[t]:
                     c = m if c == m else _over(d, m, thr[t])
-                    I[22 + t] += c
+                    I[OVER_0 + t] += c
             _histogram(d, m, lane, words, h)
             masked += k
             if kr == kt and ne != 0:
@@ -758,9 +774,9 @@ def _pair(
                     us, um = _ulp_narrow(R, T, o, kr, xr, xt, pr, pt, m, clean)
                 elif kr == 7:
                     us, um = _ulp64(pointer_of(pr, np.int64(0)), pointer_of(pt, np.int64(0)), m)
-                F[19] += us
-                if um > F[20]:
-                    F[20] = um
+                F[ULP_SUM] += us
+                if um > F[ULP_MAX]:
+                    F[ULP_MAX] = um
             if C > 0:
                 if rows_done < o:
                     _rows_equal(
@@ -779,8 +795,8 @@ def _pair(
                 t += np.int64(h[j * BINS + i])
             H[i] = t
         H[0] -= masked
-    if F[16] > 0.0:  # only the block was kept: look again for the first place in it
-        o = I[21]
+    if F[AD_MAX] > 0.0:  # only the block was kept: look again for the first place in it
+        o = I[AD_BLOCK]
         m = min(BLOCK, n - o)
         xr = pointer(R + o * sr, zf)
         xt = pointer(T + o * st, zf)
@@ -791,8 +807,8 @@ def _pair(
             xt = pointer(W_T, zf)
             _fetch(T, kt, o, m, xt, wide)
         for i in range(m):
-            if abs(np.float64(xt[i]) - np.float64(xr[i])) == F[16]:
-                I[17] = o + i
+            if abs(np.float64(xt[i]) - np.float64(xr[i])) == F[AD_MAX]:
+                I[AD_INDEX] = o + i
                 break
 
 
@@ -862,7 +878,7 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
             nr[x] += c
             nt[y] += c
             if kr == kt and x != y:
-                I[13] = 1
+                I[BYTES_DIFFER] = 1
             nu = u != u
             nv = v != v
             iu = abs(u) == np.inf
@@ -870,49 +886,49 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
             if nu | nv | iu | iv:
                 wrong = True
                 if nu & nv:
-                    I[6] += c
+                    I[NAN_BOTH] += c
                     wrong = False
                 elif nu | nv:
-                    I[7] += c
+                    I[NAN_MISMATCH] += c
                 elif iu & iv & (u == v):
-                    I[10] += c
+                    I[INF_MATCH] += c
                     wrong = False
                 else:
-                    I[11] += c
+                    I[INF_MISMATCH] += c
                 if wrong:
-                    at = _first(a, b, x, y, n if I[18] < 0 else I[18])
-                    if I[18] < 0 or at < I[18]:
-                        I[18] = at
+                    at = _first(a, b, x, y, n if I[BAD_INDEX] < 0 else I[BAD_INDEX])
+                    if I[BAD_INDEX] < 0 or at < I[BAD_INDEX]:
+                        I[BAD_INDEX] = at
                 continue
             w = np.float64(c)
             e = v - u
             ae = abs(e)
-            I[3] += c
-            F[10] += w * u * u
-            F[11] += w * v * v
-            F[12] += w * u * v
-            F[13] += w * e * e
-            F[14] += w * e
-            F[15] += w * ae
-            if ae > F[16]:
-                F[16] = ae
+            I[PAIRS] += c
+            F[RR] += w * u * u
+            F[TT] += w * v * v
+            F[RT] += w * u * v
+            F[DD] += w * e * e
+            F[D_SUM] += w * e
+            F[AD_SUM] += w * ae
+            if ae > F[AD_MAX]:
+                F[AD_MAX] = ae
             if u * v < 0.0:
-                I[12] += c
+                I[SIGN] += c
             if ae != 0.0:
-                I[14] += c
+                I[VALUES_DIFFER] += c
             if ae <= atol + rtol * abs(u):
-                I[15] += c
+                I[CLOSE] += c
             if full:
                 if u == 0.0:
-                    I[16] += c
+                    I[REL_SKIPPED] += c
                 else:
                     q = ae / abs(u)
-                    F[17] += w * q
-                    if q > F[18]:
-                        F[18] = q
+                    F[REL_SUM] += w * q
+                    if q > F[REL_MAX]:
+                        F[REL_MAX] = q
                 for t in range(8):
                     if ae > thr[t]:
-                        I[22 + t] += c
+                        I[OVER_0 + t] += c
                 bits = f64_bits(ae)
                 k = min(max((bits >> 52) - (1023 - 48), 1), 63)
                 H[k if bits != 0 else 0] += c
@@ -920,9 +936,9 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
                     p = x if x < 128 else -(x & 127)
                     z = y if y < 128 else -(y & 127)
                     k = abs(p - z)
-                    F[19] += w * np.float64(k)
-                    if np.float64(k) > F[20]:
-                        F[20] = np.float64(k)
+                    F[ULP_SUM] += w * np.float64(k)
+                    if np.float64(k) > F[ULP_MAX]:
+                        F[ULP_MAX] = np.float64(k)
     for side in range(2):
         table = lr if side == 0 else lt
         count = nr if side == 0 else nt
@@ -934,19 +950,19 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
             if c == 0:
                 continue
             if v != v:
-                I[4 + side] += c
+                I[R_NAN + side] += c
             elif abs(v) == np.inf:
-                I[8 + side] += c
+                I[R_INF + side] += c
             else:
                 k += c
                 s += v * np.float64(c)
-                F[2 + side] += v * v * np.float64(c)
-                if v < F[6 + 2 * side]:
-                    F[6 + 2 * side] = v
-                if v > F[7 + 2 * side]:
-                    F[7 + 2 * side] = v
-        F[side] = s
-        I[1 + side] = k
+                F[R_SQ + side] += v * v * np.float64(c)
+                if v < F[R_MIN + 2 * side]:
+                    F[R_MIN + 2 * side] = v
+                if v > F[R_MAX + 2 * side]:
+                    F[R_MAX + 2 * side] = v
+        F[R_SUM + side] = s
+        I[R_FINITE + side] = k
         if k > 0:
             mean = s / np.float64(k)
             q = 0.0
@@ -954,15 +970,15 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
                 v = np.float64(table[x])
                 if count[x] > 0 and abs(v) < np.inf:
                     q += (v - mean) * (v - mean) * np.float64(count[x])
-            F[4 + side] = q
-    if F[16] > 0.0:
+            F[R_M2 + side] = q
+    if F[AD_MAX] > 0.0:
         best = n
         for x in range(256):
             for y in range(256):
-                if J[x * 256 + y] != 0 and abs(np.float64(lt[y]) - np.float64(lr[x])) == F[16]:
+                if J[x * 256 + y] != 0 and abs(np.float64(lt[y]) - np.float64(lr[x])) == F[AD_MAX]:
                     best = min(best, _first(a, b, x, y, best))
-        I[17] = best
-    if full and C > 0 and (split or I[14] + I[7] + I[11] > 0):
+        I[AD_INDEX] = best
+    if full and C > 0 and (split or I[VALUES_DIFFER] + I[NAN_MISMATCH] + I[INF_MISMATCH] > 0):
         zf = np.float32(0)
         for o in range(0, n, BLOCK):
             m = min(BLOCK, n - o)
@@ -970,7 +986,7 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
             xt = p_f32(W + 8 * BLOCK)
             _decode(R, kr, o, m, xr)
             _decode(T, kt, o, m, xt)
-            if I[4] + I[5] + I[8] + I[9] > 0:
+            if I[R_NAN] + I[T_NAN] + I[R_INF] + I[T_INF] > 0:
                 for i in range(m):
                     if not (abs(xr[i]) < np.inf and abs(xt[i]) < np.inf):
                         xr[i] = zf
@@ -1006,9 +1022,9 @@ def compare(
         path = meta[9]
         sr = _itemsize(kr)
         st = _itemsize(kt)
-        I[0] = n
+        I[N] = n
         if path == PATH_SAME:
-            I[13] = 0 if _equal_bytes(R, T, n) else 1
+            I[BYTES_DIFFER] = 0 if _equal_bytes(R, T, n) else 1
             continue
         if full and C > 0 and not split:
             for c in range(C):

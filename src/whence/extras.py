@@ -14,13 +14,8 @@ from whence.errors import MissingDependency
 _EXTRAS = {
     "torch": "torch",
     "paddle": "paddle",
-    "onnx": "onnx",
-    "onnxruntime": "onnx",
     "h5py": "h5",
     "matplotlib": "plots",
-    "ray": "ray",
-    "pyarrow": "parquet",
-    "jax": "jax",
 }
 
 

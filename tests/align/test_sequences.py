@@ -5,8 +5,8 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
-from whence.align.batches.gather import Axes, SeenTokens, axes
 from whence.align.batches.sequences import asked, fed, matched, same_batches
+from whence.align.batches.token_axes import Axes, SeenTokens, axes
 from whence.results import Parted
 
 RNG = np.random.default_rng(0)

@@ -48,6 +48,6 @@ def test_one_more_operator_moves_no_other(place):
 
 
 def test_too_much_work_is_refused_with_what_was_shared(monkeypatch):
-    monkeypatch.setattr(program_diff, "_WORK", 50)
+    monkeypatch.setattr(program_diff, "_MAX_WORK", 50)
     with pytest.raises(UsageError, match="share 1 operators at their ends and then 40 face 40"):
         blocks(["s", *range(40)], ["s", *range(100, 140)])

@@ -448,9 +448,6 @@ def _checked(pattern: str) -> str:
 
 
 def _read(tree: ast.expr, text: str) -> Node:
-    def wrong(what: str) -> Unfit:
-        return Unfit(f"{text!r}: {what} (column {tree.col_offset + 1})")
-
     if isinstance(tree, ast.Name):
         return Name(tree.id)
     if isinstance(tree, ast.Starred) and isinstance(tree.value, ast.Name):
@@ -465,47 +462,55 @@ def _read(tree: ast.expr, text: str) -> Node:
         keys = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         return Cut(_read(tree.value, text), tuple(_index(k, text) for k in keys))
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        given = {k.arg: _constant(k.value, text) for k in tree.keywords if k.arg}
-        match tree.func.id, tree.args:
-            case "cat", [_, *_]:
-                axis = _whole(given.pop("axis", -1), "axis", text)
-                return (
-                    Cat(tuple(_read(p, text) for p in tree.args), axis)
-                    if not given
-                    else _no(given, text)
-                )
-            case "sum", [_, *_]:
-                return (
-                    Sum(tuple(_read(p, text) for p in tree.args)) if not given else _no(given, text)
-                )
-            case "rearrange", [of, pattern]:
-                lengths = tuple((name, _whole(n, name, text)) for name, n in given.items())
-                return Rearrange(_read(of, text), _checked(str(_constant(pattern, text))), lengths)
-            case "take", [of, indices]:
-                found = _constant(indices, text)
-                if not isinstance(found, list) or not all(isinstance(i, int) for i in found):
-                    raise wrong("take wants a list of indices")
-                return Take(
-                    _read(of, text), tuple(found), _whole(given.get("axis", 0), "axis", text)
-                )
-            case "pad", [of]:
-                if "to" not in given:
-                    raise wrong("pad wants to=, the extent to fill up to")
-                value = given.get("value", 0)
-                if not (isinstance(value, (int, float)) or value == "lowest"):
-                    raise wrong(f"value={value!r}: a number or 'lowest'")
-                return Pad(
-                    _read(of, text),
-                    _whole(given.get("axis", -1), "axis", text),
-                    _whole(given["to"], "to", text),
-                    value,
-                )
-        raise wrong(
-            f"{tree.func.id} is not known, or not with these arguments; there are cat, sum, "
-            "rearrange, take, pad"
-        )
-    raise wrong(
-        "not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad"
+        return _call(tree.func.id, tree, text)
+    raise _wrong(
+        tree,
+        text,
+        "not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad",
+    )
+
+
+def _wrong(tree: ast.expr, text: str, what: str) -> Unfit:
+    return Unfit(f"{text!r}: {what} (column {tree.col_offset + 1})")
+
+
+def _call(function: str, tree: ast.Call, text: str) -> Node:
+    named = {k.arg: _constant(k.value, text) for k in tree.keywords if k.arg}
+    match function, tree.args:
+        case "cat", [_, *_]:
+            axis = _whole(named.pop("axis", -1), "axis", text)
+            return (
+                Cat(tuple(_read(p, text) for p in tree.args), axis)
+                if not named
+                else _no(named, text)
+            )
+        case "sum", [_, *_]:
+            return Sum(tuple(_read(p, text) for p in tree.args)) if not named else _no(named, text)
+        case "rearrange", [of, pattern]:
+            lengths = tuple((name, _whole(n, name, text)) for name, n in named.items())
+            return Rearrange(_read(of, text), _checked(str(_constant(pattern, text))), lengths)
+        case "take", [of, listed]:
+            indices = _constant(listed, text)
+            if not isinstance(indices, list) or not all(isinstance(i, int) for i in indices):
+                raise _wrong(tree, text, "take wants a list of indices")
+            return Take(_read(of, text), tuple(indices), _whole(named.get("axis", 0), "axis", text))
+        case "pad", [of]:
+            if "to" not in named:
+                raise _wrong(tree, text, "pad wants to=, the extent to fill up to")
+            value = named.get("value", 0)
+            if not (isinstance(value, (int, float)) or value == "lowest"):
+                raise _wrong(tree, text, f"value={value!r}: a number or 'lowest'")
+            return Pad(
+                _read(of, text),
+                _whole(named.get("axis", -1), "axis", text),
+                _whole(named["to"], "to", text),
+                value,
+            )
+    raise _wrong(
+        tree,
+        text,
+        f"{function} is not known, or not with these arguments; there are cat, sum, rearrange, "
+        "take, pad",
     )
 
 

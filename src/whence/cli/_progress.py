@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 _SILENT_S = 1.0  # work that takes less says nothing
+_REDRAW_S = 0.1
 
 
 class Progress:
@@ -19,17 +22,21 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        from whence.report.tables import clean  # before the second begins: importing takes a while
+
+        self._clean = clean
         self._lock = threading.Lock()
         self._bar: Any = None
-        self._task: Any = None
-        self._now: tuple[str, int | None, int | None] = ("", None, None)
+        self._is_visible = False
+        self._drawn_s = 0.0
+        self._state: tuple[str, int, int | None] = ("", 0, None)
         self._timer = threading.Timer(_SILENT_S, self._show)
         self._timer.daemon = True
         self._timer.start()
 
     def say(self, text: str) -> None:
         """What is being done now; nobody knows for how long."""
-        self._set(text, None, None)
+        self._set(text, 0, None)
 
     def count(self, done: int, of: int, what: str) -> None:
         """How far `what` is."""
@@ -39,42 +46,39 @@ class Progress:
         """Take the line away. Idempotent."""
         with self._lock:
             self._timer.cancel()
-            if self._bar is not None:
-                self._bar.stop()
-            self._bar = self._task = None
+            if self._is_visible:
+                _write("")
+            self._is_visible = False
 
-    def _set(self, text: str, done: int | None, of: int | None) -> None:
-        from whence.report import tables
-
+    def _set(self, text: str, done: int, of: int | None) -> None:
         with self._lock:
-            self._now = tables.clean(text), done, of
-            if self._bar is not None:
+            self._state = self._clean(text), done, of
+            if self._is_visible and time.monotonic() >= self._drawn_s + _REDRAW_S:
                 self._draw()
 
     def _show(self) -> None:
-        from rich import progress
-        from rich.console import Console
-
         with self._lock:
-            if self._timer.finished.is_set():  # closed while this waited
-                return
-            self._bar = progress.Progress(
-                progress.SpinnerColumn(),
-                progress.TextColumn("{task.description}", markup=False),
-                progress.BarColumn(32),
-                progress.MofNCompleteColumn(),
-                progress.TimeRemainingColumn(elapsed_when_finished=True),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._draw()
-            self._bar.start()
+            if not self._timer.finished.is_set():  # else closed while this waited
+                self._is_visible = True
+                self._draw()
 
     def _draw(self) -> None:
-        text, done, of = self._now
-        if self._task is None:
-            self._task = self._bar.add_task(text, total=of)
-        self._bar.update(self._task, description=text, total=of, completed=done or 0)
+        text, done, of = self._state
+        line = text
+        if of is not None:
+            if self._bar is None or self._bar.length != of or self._bar.pos > done:
+                self._bar = click.progressbar(length=of, width=32, show_pos=True, show_eta=True)
+            self._bar.label = text
+            self._bar.make_step(done - self._bar.pos)
+            line = self._bar.format_progress_line()
+        _write(line[: shutil.get_terminal_size().columns - 1])
+        self._drawn_s = time.monotonic()
+
+
+def _write(line: str) -> None:
+    """Put this in the place of what the line of the terminal says."""
+    sys.stderr.write(f"\r\x1b[2K{line}")
+    sys.stderr.flush()
 
 
 def bar() -> tuple[Callable[[int, int, str], None] | None, Callable[[], None]]:

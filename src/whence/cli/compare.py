@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from whence.results import Comparison
 
 CODES = {"same": 0, "different": 1, "undecided": 2}
+_VIEWS = sorted(
+    path.stem for path in (Path(__file__).parents[1] / "report" / "views").glob("[!_]*.py")
+)  # read, not imported: help must stay light
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -136,8 +139,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--view",
     multiple=True,
     metavar="NAME",
-    help="Also write CMP/NAME.csv as another tool would: aclcmp, msit, msprobe, polygraphy, "
-    "torch_xray (repeatable; docs/views.md).",
+    help=f"Also write CMP/NAME.csv as another tool would: {', '.join(_VIEWS)} (repeatable; "
+    "docs/views.md).",
 )
 @click.option(
     "--watch",
@@ -173,8 +176,8 @@ def command(
         return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
-    if unknown := [name for name in given["view"] if name not in api.views()]:
-        raise click.UsageError(f"--view {unknown[0]}: one of {', '.join(api.views())}")
+    if unknown := [name for name in given["view"] if name not in _VIEWS]:
+        raise click.UsageError(f"--view {unknown[0]}: one of {', '.join(_VIEWS)}")
     if given["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv: name the folder with -o CMP")
     if output is not None:

@@ -20,6 +20,7 @@ def _close(a: Accumulators) -> Floats:
     return over(a["close"] + a["inf_match"], a["n"] - a["nan_both"])
 
 
+ORDER = 10
 METRICS = (
     Metric(
         "compared",

@@ -18,6 +18,8 @@ def _rmse(a: Accumulators) -> Floats:
     return np.sqrt(over(a["dd"], a["pairs"])) / a["dd_scale"]
 
 
+ORDER = 20
+OVER_FINITE_PAIRS = True
 METRICS = (
     Metric(
         "rel_l2",

@@ -30,6 +30,7 @@ def _place(a: Accumulators, column: str) -> Floats:
     return np.where((a.channels > 0) & (a["pairs"] > 0), np.maximum(a[column], 0.0), np.nan)
 
 
+ORDER = 80
 METRICS = (
     Metric(
         "worst_row_rel_l2",

@@ -74,4 +74,5 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
     )
 
 
+ORDER = 40
 METRICS = (*_side("r", "reference"), *_side("t", "target"))

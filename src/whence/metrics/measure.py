@@ -9,11 +9,14 @@ time.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,34 +24,23 @@ import numpy as np
 from whence import _kernels, dtypes
 from whence.dtypes import Array, DType
 from whence.errors import UsageError
-from whence.metrics import (
-    agreement,
-    distance,
-    extremes,
-    figures,
-    numpy_pass,
-    permuted,
-    relative,
-    similarity,
-    thresholds,
-    ulp,
-)
+from whence.metrics import agreement, extremes, numpy_pass, permuted
 from whence.metrics.accumulators import Accumulators, F, I, empty, join, worst_channel
 from whence.metrics.custom import Custom, apply
 from whence.metrics.metric import Metric
 from whence.results import Measured
 
-METRICS: tuple[Metric, ...] = (
-    *agreement.METRICS,
-    *distance.METRICS,
-    *similarity.METRICS,
-    *figures.METRICS,
-    *relative.METRICS,
-    *thresholds.METRICS,
-    *ulp.METRICS,
-    *extremes.METRICS,
-    *permuted.METRICS,
-)
+
+def _families() -> list[ModuleType]:
+    """The files of this folder that hold METRICS, by their ORDER."""
+    folder = Path(__file__).parent
+    names = sorted(path.stem for path in folder.glob("[!_]*.py") if path != Path(__file__))
+    modules = [importlib.import_module(f"whence.metrics.{name}") for name in names]
+    return sorted((m for m in modules if hasattr(m, "METRICS")), key=lambda m: m.ORDER)
+
+
+_FAMILIES = _families()
+METRICS: tuple[Metric, ...] = tuple(m for family in _FAMILIES for m in family.METRICS)
 TIERS = ("same", "core", "full")
 
 KERNELS_FROM_BYTES = 50_000_000
@@ -576,7 +568,10 @@ def _why(metric: Metric, none_finite: bool) -> str:
 
 
 _ERROR_NAMES = frozenset(
-    m.name for family in (distance, similarity, relative) for m in family.METRICS
+    metric.name
+    for family in _FAMILIES
+    if getattr(family, "OVER_FINITE_PAIRS", False)
+    for metric in family.METRICS
 )
 
 

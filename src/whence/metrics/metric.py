@@ -1,4 +1,9 @@
-"""One metric: its name, what it means, and how it follows from the accumulators of a pass."""
+"""One metric: its name, what it means, and how it follows from the accumulators of a pass.
+
+A file of this folder adds metrics by two names: METRICS, a tuple of them, and ORDER, the place of
+the file among the others (columns stand in this order). OVER_FINITE_PAIRS = True says that its
+figures are taken over places where both sides are finite, and are missing where there is none.
+"""
 
 from __future__ import annotations
 

@@ -209,15 +209,7 @@ def _chunk(
         i[I[side + "_nan"]], i[I[side + "_inf"]] = nan.sum(), inf.sum()
     odd = r_nan | t_nan | r_inf | t_inf
     if odd.any():
-        both_nan = r_nan & t_nan
-        one_nan = r_nan ^ t_nan
-        inf_here = (r_inf | t_inf) & ~(r_nan | t_nan)
-        matched = inf_here & (rv == tv)
-        i[I["nan_both"]], i[I["nan_mismatch"]] = both_nan.sum(), one_nan.sum()
-        i[I["inf_match"]], i[I["inf_mismatch"]] = matched.sum(), (inf_here & ~matched).sum()
-        bad = one_nan | (inf_here & ~matched)
-        if bad.any():
-            i[I["bad_index"]] = int(bad.argmax())
+        _not_finite(i, (r_nan, t_nan), (r_inf, t_inf), rv == tv)
     fine = ~odd
     i[I["pairs"]] = fine.sum()
     exact = _exact(r, t, r_type, t_type)
@@ -252,10 +244,10 @@ def _chunk(
         return
     zero = fine & (r_size == 0.0)
     i[I["rel_skipped"]] = zero.sum()
-    some = fine & ~zero
-    relative = size[some] / r_size[some]
+    nonzero = fine & ~zero
+    relative = size[nonzero] / r_size[nonzero]
     if not np.isfinite(size).all():  # |t - r| is beyond float64: halve first
-        relative = np.abs(tv[some] / 2 - rv[some] / 2) / (r_size[some] / 2)
+        relative = np.abs(tv[nonzero] / 2 - rv[nonzero] / 2) / (r_size[nonzero] / 2)
     f[F["rel_sum"]], f[F["rel_max"]] = relative.sum(), relative.max(initial=0.0)
     for k, threshold in enumerate(THRESHOLDS):
         i[I[f"over_{k}"]] = (size > threshold).sum()
@@ -279,6 +271,20 @@ def _chunk(
         ratio = np.where(row_d == 0.0, 0.0, row_d / row_r)
         i[I["row_index"]] = int(ratio.argmax())
         f[F["row_worst"]] = np.square(ratio.max())
+
+
+def _not_finite(i: Any, nans: tuple[Any, Any], infs: tuple[Any, Any], equal: Any) -> None:
+    """Counts of NaN and Inf that agree and that do not, and the first place that does not. nans,
+    infs: masks of the reference and the target.
+    """
+    one_nan = nans[0] ^ nans[1]
+    inf_only = (infs[0] | infs[1]) & ~(nans[0] | nans[1])
+    matched, mismatched = inf_only & equal, inf_only & ~equal
+    i[I["nan_both"]], i[I["nan_mismatch"]] = (nans[0] & nans[1]).sum(), one_nan.sum()
+    i[I["inf_match"]], i[I["inf_mismatch"]] = matched.sum(), mismatched.sum()
+    bad = one_nan | mismatched
+    if bad.any():
+        i[I["bad_index"]] = int(bad.argmax())
 
 
 def _norms(sizes: Floats, axis: int) -> Floats:

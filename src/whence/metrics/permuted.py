@@ -66,6 +66,7 @@ def _checksum(
     return total % (1 << 64)
 
 
+ORDER = 90
 METRICS = (
     Metric(
         "permuted",

@@ -16,6 +16,8 @@ def _largest(a: Accumulators) -> Floats:
     return np.where(a["pairs"] - a["rel_skipped"] == 0, np.nan, a["rel_max"])
 
 
+ORDER = 50
+OVER_FINITE_PAIRS = True
 METRICS = (
     Metric(
         "max_rel_err",

@@ -13,6 +13,8 @@ def _cosine(a: Accumulators) -> Floats:
     return np.clip(over(a["rt"], size), -1.0, 1.0)
 
 
+ORDER = 30
+OVER_FINITE_PAIRS = True
 METRICS = (
     Metric(
         "cosine_similarity",

@@ -14,6 +14,7 @@ def _count(column: str) -> Callable[[Accumulators], Floats]:
     return lambda a: a[column]
 
 
+ORDER = 60
 METRICS = tuple(
     Metric(
         f"abs_err_over_1e-{k + 1}",

@@ -23,6 +23,7 @@ def _mean(a: Accumulators) -> Floats:
     return np.where(a.ulp, over(a["ulp_sum"], a["pairs"]), np.nan)
 
 
+ORDER = 70
 METRICS = (
     Metric(
         "ulp_max",

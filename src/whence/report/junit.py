@@ -17,32 +17,18 @@ _OUTCOMES = {"same": "passed", "different": "failed", "undecided": "skipped"}
 
 def junit_xml(result: Comparison) -> str:
     """The whole file. Names and sentences are cleaned of everything that XML cannot hold."""
-    suite = ElementTree.Element(
-        "testsuite", name="whence", time=f"{sum(result.timing.values()):.3f}"
-    )
-    counts: Counter[str] = Counter()
-
-    def case(group: str, name: str, outcome: str, kind: str, why: str, body: str = "") -> None:
-        counts[outcome] += 1
-        made = ElementTree.SubElement(
-            suite, "testcase", classname=f"whence.{group}", name=clean(name), time="0"
-        )
-        if outcome != "passed":
-            tag = "failure" if outcome == "failed" else "skipped"
-            ElementTree.SubElement(made, tag, type=kind, message=clean(why)).text = body or None
-
-    told = answer(result)
-    case(
+    suite = _Suite(sum(result.timing.values()))
+    suite.case(
         "answer",
         f"{result.reference} against {result.target}",
         _OUTCOMES[result.status],
         result.status,
         headline(result),
-        told,
+        answer(result),
     )
     for call in cases(result):
         name = call.name + (f" #{call.occurrence}" if call.occurrence else "")
-        case(
+        suite.case(
             f"rank{call.rank}.step{call.step}",
             f"{name} ({call.op_type})",
             call.outcome,
@@ -52,7 +38,7 @@ def junit_xml(result: Comparison) -> str:
     for side, names in result.without_partner.items():
         for name in names:
             why = f"only in the {side}" if side != "ambiguous" else "it may face several calls"
-            case("unmatched", name, "skipped", "unmatched", f"no partner: {why}")
+            suite.case("unmatched", name, "skipped", "unmatched", f"no partner: {why}")
     for prompt in result.generation.prompts if result.generation else ():
         outcome = (
             "passed"
@@ -62,20 +48,41 @@ def junit_xml(result: Comparison) -> str:
             else "failed"
         )
         compared = f"{prompt.outcome}; {prompt.compared} of {prompt.of} tokens compared"
-        case(
+        suite.case(
             "prompts",
             f"prompt {prompt.number} ({prompt.root}, step {prompt.step}, row {prompt.row})",
             outcome,
             prompt.outcome,
             compared,
         )
-    suite.set("tests", str(counts.total()))
-    suite.set("failures", str(counts["failed"]))
-    suite.set("errors", "0")
-    suite.set("skipped", str(counts["skipped"]))
-    ElementTree.indent(suite)
-    return (
-        '<?xml version="1.0" encoding="utf-8"?>\n'
-        + ElementTree.tostring(suite, encoding="unicode")
-        + "\n"
-    )
+    return suite.text()
+
+
+class _Suite:
+    """A test suite of XML, which counts its cases."""
+
+    def __init__(self, seconds: float) -> None:
+        self._root = ElementTree.Element("testsuite", name="whence", time=f"{seconds:.3f}")
+        self._counts: Counter[str] = Counter()
+
+    def case(
+        self, group: str, name: str, outcome: str, kind: str, why: str, body: str = ""
+    ) -> None:
+        """Add a case. outcome: passed, failed or skipped."""
+        self._counts[outcome] += 1
+        element = ElementTree.SubElement(
+            self._root, "testcase", classname=f"whence.{group}", name=clean(name), time="0"
+        )
+        if outcome != "passed":
+            tag = "failure" if outcome == "failed" else "skipped"
+            ElementTree.SubElement(element, tag, type=kind, message=clean(why)).text = body or None
+
+    def text(self) -> str:
+        """The whole file."""
+        self._root.set("tests", str(self._counts.total()))
+        self._root.set("failures", str(self._counts["failed"]))
+        self._root.set("errors", "0")
+        self._root.set("skipped", str(self._counts["skipped"]))
+        ElementTree.indent(self._root)
+        text = ElementTree.tostring(self._root, encoding="unicode")
+        return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'

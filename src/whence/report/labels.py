@@ -9,8 +9,8 @@ import io
 from collections.abc import Iterable
 
 from whence.report.answer import answer, written_to
+from whence.report.cells import either, guarded
 from whence.report.views.aclcmp import COLUMNS
-from whence.report.views.cells import either, guarded
 from whence.results import Comparison, ViewRow
 
 FILE = "cmp_report.csv"

@@ -147,33 +147,12 @@ class Writer:
             if not self._running:
                 self._start()
             number = self._records
-            elements: Elements | None = None
-            fresh: tuple[int, ...] | None = None  # shape of what this record adds to the shard
-            if external is not None:
-                if not digest:
-                    raise ValueError("external elements need a digest: it is what guards them")
-                elements = external
-            elif data is not None:
-                itemsize = DTYPES[dtype].itemsize
-                wanted = math.prod(shape) * itemsize
-                if base is None and data.nbytes != wanted:
-                    raise ValueError(f"{dtype} {shape} has {wanted} bytes, got {data.nbytes}")
-                if digest:
-                    elements = self._find(digest, dtype, shape, wanted)
-                if elements is None:
-                    part = (
-                        shape if base is None else self._grown(shape, base, data.nbytes, itemsize)
-                    )
-                    if isinstance(part, str):
-                        why = part
-                    else:
-                        shard, offset = self._put(data)
-                        fresh = part
-                        elements = (
-                            Kept(shard, offset, wanted)
-                            if base is None
-                            else Increment(*base, shard, offset, data.nbytes)
-                        )
+            elements: Elements | None = external
+            fresh: tuple[int, ...] | None = None
+            if external is not None and not digest:
+                raise ValueError("external elements need a digest: it is what guards them")
+            if external is None and data is not None:
+                elements, fresh, why = self._stored(dtype, shape, data, digest, base, why)
             self._append(
                 Record(
                     number,
@@ -207,6 +186,32 @@ class Writer:
                 if digest:
                     self._remember(digest, dtype, shape, elements)
             return number
+
+    def _stored(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: Bytes,
+        digest: bytes,
+        base: tuple[int, int] | None,
+        why: str,
+    ) -> tuple[Elements | None, tuple[int, ...] | None, str]:
+        """(where these elements lie, shape of what they add to the shard, why there are none).
+        Equal elements that were stored before are stored once.
+        """
+        itemsize = DTYPES[dtype].itemsize
+        nbytes = math.prod(shape) * itemsize
+        if base is None and data.nbytes != nbytes:
+            raise ValueError(f"{dtype} {shape} has {nbytes} bytes, got {data.nbytes}")
+        if digest and (known := self._find(digest, dtype, shape, nbytes)) is not None:
+            return known, None, why
+        part = shape if base is None else self._grown(shape, base, data.nbytes, itemsize)
+        if isinstance(part, str):
+            return None, None, part
+        shard, offset = self._put(data)
+        if base is None:
+            return Kept(shard, offset, nbytes), part, why
+        return Increment(*base, shard, offset, data.nbytes), part, why
 
     def call(self, call: Call) -> None:
         """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan,

@@ -211,7 +211,8 @@ def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
 
 def _row(row: TensorMatcher) -> ViewRow:
     """What the table says of one row."""
-    from whence.comparison.views import figures as figures_module
+    from whence.comparison.views import aclcmp
+    from whence.comparison.views.formulas import Figures
 
     why, arrays = row.why, []
     for side, label in (("reference", row.reference), ("target", row.target)):
@@ -220,9 +221,9 @@ def _row(row: TensorMatcher) -> ViewRow:
                 arrays.append(label.run.array(label.call.refs[0].record))
         except ElementsMissing as error:
             why = why or f"{side}: {label.record.why or error}" if label is not None else why
-    figures: figures_module.Figures = {}
+    figures: Figures = {}
     if len(arrays) == 2:
-        figures, why = figures_module.FORMULAS["aclcmp"](*arrays)
+        figures, why = aclcmp.figures(*arrays)
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)

@@ -12,7 +12,7 @@ import pytest
 from readers import hostile
 from whence.errors import ElementsMissing, UnreadableRun, WhenceError
 from whence.readers.encodings import torch_file
-from whence.readers.encodings.torch_file import TorchTensor, Unknown
+from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

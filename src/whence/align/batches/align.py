@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from whence.align.batches.gather import SequenceGatherer, ends, shapes_of
+from whence.align.batches.gather import SequenceGatherer, shapes_of
+from whence.align.batches.sequence_tensors import ends
 from whence.align.batches.sequences import (
     Asked,
     Fed,
@@ -22,6 +23,7 @@ from whence.align.batches.sequences import (
     matched,
     same_batches,
 )
+from whence.align.batches.token_axes import SlotAxes, scored_across
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import DerivedTensors
 from whence.records import Call, Run, marks
@@ -122,10 +124,13 @@ class _Facing:
     ) -> None:
         self.left, self.right, self._ours, self._others = left, right, ours, others
         self._gather = _gathering(left, *ours), _gathering(right, *others)
-        self._gather[0].other, self._gather[1].other = self._gather[::-1]
+        left_slots, right_slots = (gather.slots for gather in self._gather)
+        left_slots.across, right_slots.across = right_slots, left_slots
         self._flat = any(f.flat for f in (*ours[0], *others[0]))
-        one, other = self._gather
-        self._lasts = one.lasts() | one.scored_by(other), other.lasts() | other.scored_by(one)
+        self._lasts = (
+            left_slots.lasts | scored_across(left_slots, right_slots),
+            right_slots.lasts | scored_across(right_slots, left_slots),
+        )
 
     def units(self, matches: Sequence[Match]) -> list[Parted]:
         """Whole batches where no row of the reference is padded and every one has a partner; else
@@ -179,16 +184,18 @@ class _Facing:
                     step=step,
                     micro=micro,
                     note=_note(mine),
-                    other=(lasts[1], ends(theirs[0])),
+                    lasts_across=(lasts[1], ends(theirs[0])),
                 )
             )
             _used(self.left, one, mine, step, micro)
             shapes = shapes_of(self.left.made[-1], self.left.making)
         else:
-            shapes = shapes_of(one.tree(mine[0][0].call), self.left.making)
+            shapes = shapes_of(one.slots.tree(mine[0][0].call), self.left.making)
         note, at = _note(theirs), (lasts[0], ends(mine[0]))
         self.right.made.append(
-            other.gathered(theirs, step=step, micro=micro, note=note, other=at, shapes=shapes)
+            other.gathered(
+                theirs, step=step, micro=micro, note=note, lasts_across=at, shapes=shapes
+            )
         )
         _used(self.right, other, theirs, step, micro)
 
@@ -196,7 +203,8 @@ class _Facing:
 def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> SequenceGatherer:
     given = {f.call.id: f for f in calls}
     rows = Counter(piece.call for one in sequences for piece in one.pieces)
-    return SequenceGatherer(side.making, side.run.calls, given, _totals(sequences, given), rows)
+    totals = _totals(sequences, given)
+    return SequenceGatherer(SlotAxes(side.making, side.run.calls, given, totals, rows), given)
 
 
 def _totals(sequences: Iterable[Asked], given: dict[int, Fed]) -> dict[int, int]:
@@ -274,7 +282,7 @@ def _used(
 ) -> None:
     roots = {p.call: side.run.calls[p.call] for line in lines for p in line}
     for root in roots:
-        side.gone.update(c.id for c in gathering.tree(root))
+        side.gone.update(c.id for c in gathering.slots.tree(root))
     pieces = tuple((roots[p.call].step, p.row, p.start, p.stop - p.start) for p in lines[0])
     side.joined.append(Joined(side.name, next(iter(roots.values())).root, step, micro, pieces))
 
@@ -285,7 +293,7 @@ def _aside(side: _Side, gathering: SequenceGatherer, calls: Iterable[Fed], step:
         return
     for root in (f.call for f in calls):
         if root.id not in side.gone:
-            tree = gathering.tree(root.id)
+            tree = gathering.slots.tree(root.id)
             side.gone.update(c.id for c in tree)
             side.made.append([msgspec.structs.replace(c, step=step) for c in tree])
             step += 1

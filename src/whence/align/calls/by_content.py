@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from whence.align.calls import sequence_alignment
+from whence.align.calls import call_sequences
 from whence.align.calls.fingerprints import distance
 from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, SitePairing, alone
 
@@ -47,8 +47,8 @@ def _outputs(at: SitePairing) -> None:
             if (
                 at.fits(site, other)
                 and at.same_parents(site, other)
-                and sequence_alignment.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
-                >= sequence_alignment.LEAST
+                and call_sequences.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
+                >= call_sequences.LEAST
             ):
                 evidence = (
                     f"output norm {left[i][1]:.6g} against {right[j][1]:.6g}, the next is "

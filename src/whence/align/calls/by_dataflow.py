@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from whence.align.call_sites import Sites
-from whence.align.calls import sequence_alignment as order
+from whence.align.calls import call_sequences
 from whence.align.calls.site_pairing import FLOW, SitePairing, grouped
 from whence.records.slots import is_input, is_written
 
@@ -76,7 +76,10 @@ def between_partners(at: SitePairing) -> None:
         for place, sites in a.items():
             if len(sites) == 1 and len(b.get(place, ())) == 1:
                 site, other = sites[0], b[place][0]
-                if order.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0] >= order.OUT:
+                if (
+                    call_sequences.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
+                    >= call_sequences.OUT
+                ):
                     at.pair(site, other, FLOW, ours.words(site, at.left))
                     new += 1
         if not new:

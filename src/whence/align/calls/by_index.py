@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Hashable
 
 from whence.align.call_sites import Sites
-from whence.align.calls import sequence_alignment
+from whence.align.calls import call_sequences
+from whence.align.calls.sequence_alignment import align
 from whence.align.calls.site_pairing import EXACT, NORMAL, ORDER, SIMILAR, SitePairing, grouped
 from whence.align.module_names import normal_scope, starred
 
@@ -38,8 +39,8 @@ def shifted(at: SitePairing) -> None:
             continue
         a, b = at.ours.many(mine), at.theirs.many(theirs)
         blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
-        table = sequence_alignment.scores(*blind, at.word)
-        found = sequence_alignment.align(table)
+        table = call_sequences.scores(*blind, at.word)
+        found = align(table, call_sequences.LEAST)
         row, column = {s: i for i, s in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
         before = {s: o for s, o in keyed if o in column}
         moved = [

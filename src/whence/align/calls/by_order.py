@@ -14,7 +14,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from whence.align.call_sites import Sites, selected
-from whence.align.calls import sequence_alignment
+from whence.align.calls import call_sequences
+from whence.align.calls.sequence_alignment import Scores, align
 from whence.align.calls.site_pairing import EXACT, ORDER, SitePairing
 from whence.align.module_names import family
 from whence.errors import UsageError
@@ -52,7 +53,7 @@ def realign(at: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
         neighbours = neighbours or (_Neighbours(at.left), _Neighbours(at.right))
         old = {c: pairs.pop(c) for c in calls if c in pairs}
         table = _table(calls, others, at, neighbours, pairs)
-        found = sequence_alignment.align(table)
+        found = align(table, call_sequences.LEAST)
         for i, j, _ in found.pairs:
             kept = old.get(calls[i])
             same = kept is not None and kept[0] == others[j]
@@ -118,13 +119,13 @@ def _table(
     at: SitePairing,
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
-) -> sequence_alignment.Scores:
+) -> Scores:
     """How well each call fits each: outputs, and neighbours that face each other; -inf below
     parents that do not.
     """
     a = [at.ours.of_call(at.left.calls[c]) for c in mine]
     b = [at.theirs.of_call(at.right.calls[c]) for c in theirs]
-    table = sequence_alignment.scores(a, b, lambda _: "")
+    table = call_sequences.scores(a, b, lambda _: "")
     ours, others = [around[0].of(c) for c in mine], [around[1].of(c) for c in theirs]
     for place in range(3):
         across = np.array([pairs[o[place]][0] if o[place] in pairs else -2 for o in ours])[:, None]
@@ -239,7 +240,7 @@ def _sequence(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> No
     for other in theirs:
         if other in at.back:
             at.part(at.back[other])
-    found = sequence_alignment.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
+    found = call_sequences.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
     for i, j, _ in found.pairs:
         a, b = at.left.keys[mine[i]], at.right.keys[theirs[j]]
         moved = (

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from whence.align.call_sites import Sites
-from whence.align.calls import sequence_alignment
+from whence.align.calls import call_sequences
 from whence.align.calls.fingerprints import Feature, distance
+from whence.align.calls.sequence_alignment import longest_increasing
 from whence.align.calls.site_pairing import CONTENT, ORDER, SitePairing, alone
 from whence.align.module_names import likeness, starred
 
@@ -105,11 +106,11 @@ def _between(at: SitePairing, mine: Sequence[int], theirs: Sequence[int], rule: 
     new: list[int] = []
     named = at.shared_names is not None
     i0 = j0 = 0
-    for i, j in [*sequence_alignment.longest_increasing(there), (len(mine), len(theirs))]:
+    for i, j in [*longest_increasing(there), (len(mine), len(theirs))]:
         a = [k for k in mine[i0:i] if k not in at.face]
         b = [o for o in theirs[j0:j] if o not in at.back]
         if a and b:
-            found = sequence_alignment.sequence(
+            found = call_sequences.sequence(
                 _translated(at, a), at.theirs.many(b), at.word, named=named
             )
             for x, y, _ in found.pairs:
@@ -221,8 +222,7 @@ def containers(at: SitePairing) -> None:
         top = [o for share, o in found if share == best]
         if len(top) > 1:  # a chain of modules with one child each
             alike = [
-                sequence_alignment.scores([at.ours[site]], [at.theirs[o]], at.word)[0, 0]
-                for o in top
+                call_sequences.scores([at.ours[site]], [at.theirs[o]], at.word)[0, 0] for o in top
             ]
             top = [o for o, s in zip(top, alike) if s == max(alike)]
         if len(top) == 1:

@@ -9,7 +9,7 @@ named like any other.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from whence.align.call_sites import match_roots, selected
 from whence.align.calls.fused_operators import Fused
 from whence.align.calls.tensor_slots import fitted
 from whence.align.derived_run import Derived, renumbered
-from whence.records import Call, Ref
+from whence.records import Call, Ref, Run
 from whence.records.marks import Mark, has_mark, mark
 from whence.records.slots import is_output
 
@@ -49,9 +49,12 @@ def _across(found: Fused, in_target: bool) -> Fused:
     moves = [
         c
         for c in selected(here.calls)
-        if c.leaf and c.op_type in _MOVES and c.id not in known and c.scope not in names
+        if c.leaf
+        and c.op_type in _MOVES
+        and c.id not in known
+        and c.scope not in names
+        and len(c.slots("input")) == len(c.slots("output")) == 1
     ]
-    moves = [c for c in moves if len(c.slots("input")) == len(c.slots("output")) == 1]
     if not moves:
         return found
     partners = _partners(found, in_target)
@@ -96,23 +99,34 @@ def _across(found: Fused, in_target: bool) -> Fused:
         pairs.append((move.id, number))
     if not pairs:
         return found
-    begun: list[Call] = []
+    ordered: list[Call] = []
     for call in sorted(there.calls, key=lambda c: c.order):
-        begun += before[call.id]
-        begun.append(call)
-        begun += behind[call.id]
-    calls, new = renumbered(begun)
-    there = Derived(there, (), (), calls)
+        ordered += [*before[call.id], call, *behind[call.id]]
+    calls, new = renumbered(ordered)
+    return _with_moves(found, in_target, Derived(there, (), (), calls), new, pairs)
+
+
+def _with_moves(
+    found: Fused,
+    in_target: bool,
+    there: Run,
+    new: Mapping[int, int],
+    pairs: Sequence[tuple[int, int]],
+) -> Fused:
+    """The runs with the calls that were added. there: the run that got them; new: its new numbers
+    by the old; pairs: (the operator, the call that faces it by its old number).
+    """
+    here = found.target if in_target else found.reference
     if in_target:
-        old = [(new[a], b, why) for a, b, why in found.faced]
-        added = [(new[n], move, mark(Mark.MOVES)) for move, n in pairs]
+        paired = [(new[a], b, why) for a, b, why in found.faced]
+        paired += [(new[n], move, mark(Mark.MOVES)) for move, n in pairs]
     else:
-        old = [(a, new[b], why) for a, b, why in found.faced]
-        added = [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
-    told = Counter(here.calls[move].scope for move, _ in pairs)
+        paired = [(a, new[b], why) for a, b, why in found.faced]
+        paired += [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
+    counts = Counter(here.calls[move].scope for move, _ in pairs)
     side = "target" if in_target else "reference"
-    notes = (*found.notes, *(_told(name, count, side) for name, count in told.items()))
-    return Fused(there if in_target else here, here if in_target else there, (*old, *added), notes)
+    notes = (*found.notes, *(_told(name, count, side) for name, count in counts.items()))
+    return Fused(there if in_target else here, here if in_target else there, tuple(paired), notes)
 
 
 def _told(name: str, count: int, side: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whence.align.calls import sequence_alignment
+from whence.align.calls import call_sequences
 from whence.align.calls.site_pairing import SitePairing
 from whence.align.module_names import likeness, normal_scope
 from whence.records import Run
@@ -43,13 +43,13 @@ def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> t
     paths = [normal_scope(at.right.keys[o].scope).split(".") for o in free]
     out: list[Nearest] = []
     for site in list(dict.fromkeys(at.left.site_of[c] for c in wanted))[:_MOST]:
-        table = sequence_alignment.scores([at.ours[site]], across, at.word)[0]
+        table = call_sequences.scores([at.ours[site]], across, at.word)[0]
         mine = normal_scope(at.left.keys[site].scope).split(".")
         near = [int(k) for k in np.argsort(-table, kind="stable")[:_CLOSER]]
         total = np.full(len(free), -np.inf)
         total[near] = [table[k] + _PATH * _alike(mine, paths[k]) for k in near]
         best = int(total.argmax())
-        if total[best] < sequence_alignment.LEAST:
+        if total[best] < call_sequences.LEAST:
             continue
         words = [at.why(site, free[best])]
         if sum(total >= total[best] - 1e-9) > 1:

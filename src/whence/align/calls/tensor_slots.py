@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from whence import dtypes
+from whence.align.calls.sequence_alignment import best_in_order
 from whence.records import Call, Record, Ref, Run
 from whence.records.slots import input_name, is_input, slot_kind
 from whence.results import SlotPair
@@ -326,25 +327,7 @@ def _in_order(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[in
     """
     if len(ours) * len(theirs) > _MOST:
         return [(k, k) for k in range(min(len(ours), len(theirs))) if _worth(ours[k], theirs[k])]
-    best = [[0.0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
-    for i in range(len(ours) - 1, -1, -1):
-        for j in range(len(theirs) - 1, -1, -1):
-            worth = _worth(ours[i], theirs[j])
-            best[i][j] = max(
-                best[i + 1][j], best[i][j + 1], worth + best[i + 1][j + 1] if worth else 0.0
-            )
-    out: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(ours) and j < len(theirs):
-        worth = _worth(ours[i], theirs[j])
-        if worth and best[i][j] == worth + best[i + 1][j + 1]:
-            out.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    return out
+    return best_in_order(len(ours), len(theirs), lambda i, j: _worth(ours[i], theirs[j]))
 
 
 def _worth(one: Record, other: Record) -> float:

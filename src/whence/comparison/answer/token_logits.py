@@ -434,7 +434,8 @@ def _view_row(
     pair: Rows,
     verdicts: Sequence[str],
 ) -> ViewRow:
-    from whence.comparison.views import figures as figures_module
+    from whence.comparison.views import msit
+    from whence.comparison.views.formulas import Figures
     from whence.comparison.views.rows import _shown
 
     shown = [
@@ -442,12 +443,12 @@ def _view_row(
         for run, side in ((reference, one), (target, other))
     ]
     slot = (one or other).ref.slot  # type: ignore[union-attr]
-    figures: figures_module.Figures = {}
+    figures: Figures = {}
     why, rel_l2, largest = pair.why, None, None
     if pair.reference is not None and pair.target is not None:
         width = min(pair.reference.shape[-1], pair.target.shape[-1])
         a, b = pair.reference[:, :width], pair.target[:, :width]
-        figures, why = figures_module.FORMULAS["msit"](a, b)
+        figures, why = msit.figures(a, b)
         wide = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(all="ignore"):
             apart, norm = np.abs(wide[1] - wide[0]), float(np.linalg.norm(wide[0]))

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whence.align.calls.sequence_alignment import common_subsequence
 from whence.errors import ElementsMissing, UnreadableRun, UsageError
 from whence.frameworks import host
 from whence.readers import GATHERED, ONEDNN, TAKES
 from whence.readers.opening import open_run
 from whence.records import Call, Ref, Run
 
-_WORK = 40_000_000  # steps of the search for a common subsequence
+_MAX_WORK = 40_000_000  # steps of the search for a common subsequence
 _LONGEST = 60  # characters of an attribute
 _SHOWN = 8  # differences that are spelt out
 _ABSENT = "absent"
@@ -258,8 +259,8 @@ def blocks(ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[int, int, i
     """(from, to, from, to, equal) of runs of operators that face each other and of what lies
     between, in order.
 
-    Along a longest common subsequence (Myers, An O(ND) Difference Algorithm, 1986). Raises
-    UsageError when the two have too little in common to be searched.
+    Along a longest common subsequence. Raises UsageError when the two have too little in common to
+    be searched.
     """
     start, least = 0, min(len(ours), len(theirs))
     while start < least and ours[start] == theirs[start]:
@@ -267,15 +268,16 @@ def blocks(ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[int, int, i
     end = 0
     while end < least - start and ours[-1 - end] == theirs[-1 - end]:
         end += 1
-    matched = [
-        (start + i, start + j)
-        for i, j in _common(
-            ours[start : len(ours) - end], theirs[start : len(theirs) - end], start + end
+    middle = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    common = common_subsequence(*middle, _MAX_WORK)
+    if common is None:
+        raise UsageError(
+            f"the programs share {start + end} operators at their ends and then {len(middle[0])} "
+            f"face {len(middle[1])}; that is not compared"
         )
-    ]
     matched = (
         [(i, i) for i in range(start)]
-        + matched
+        + [(start + i, start + j) for i, j in common]
         + [(len(ours) - end + i, len(theirs) - end + i) for i in range(end)]
     )
     out: list[tuple[int, int, int, int, bool]] = []
@@ -290,45 +292,6 @@ def blocks(ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[int, int, i
                 out.append((i, i + 1, j, j + 1, True))
         a, b = i + 1, j + 1
     return out
-
-
-def _common(a: Sequence[Any], b: Sequence[Any], shared: int) -> list[tuple[int, int]]:
-    """Places (in a, in b) of a longest common subsequence."""
-    furthest = {1: 0}
-    trail: list[dict[int, int]] = []
-    work = 0
-    for edits in range(len(a) + len(b) + 1):
-        trail.append(dict(furthest))
-        work += len(furthest)
-        if work > _WORK:
-            raise UsageError(
-                f"the programs share {shared} operators at their ends and then {len(a)} face "
-                f"{len(b)}; that is not compared"
-            )
-        for k in range(-edits, edits + 1, 2):
-            down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
-            x = furthest[k + 1] if down else furthest[k - 1] + 1
-            while x < len(a) and x - k < len(b) and a[x] == b[x - k]:
-                x += 1
-            furthest[k] = x
-            if x >= len(a) and x - k >= len(b):
-                return _walked(trail, len(a), len(b))
-    return []
-
-
-def _walked(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for edits in range(len(trail) - 1, -1, -1):
-        before, k = trail[edits], x - y
-        down = k == -edits or (k != edits and before[k - 1] < before[k + 1])
-        last = k + 1 if down else k - 1
-        px = before[last] if edits else 0
-        py = px - last if edits else 0
-        while x > px and y > py and (edits == 0 or x > (px if down else px + 1)):
-            x, y = x - 1, y - 1
-            out.append((x, y))
-        x, y = px, py
-    return out[::-1]
 
 
 _SAME = {

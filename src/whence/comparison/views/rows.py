@@ -12,18 +12,14 @@ import msgspec
 
 from whence import align
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.views import figures as figures_module
-from whence.comparison.views import results
+from whence.comparison.views import Tool, tool
+from whence.comparison.views.formulas import Figures
 from whence.errors import ElementsMissing
 from whence.readers import GATHERED
 from whence.records import Call, Dumped, Record, Run
 from whence.results import Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
-_ITSELF = (
-    "msit",
-    "aclcmp",
-)  # views in which operators that move elements are held against themselves
 _MOVES = ("cast", "transdata")
 
 
@@ -38,13 +34,18 @@ def viewed(
     """
     out: dict[str, tuple[ViewRow, ...]] = {}
     for view in views:
-        rows = [row for _, row in sorted(_rows(paired, per_call, view), key=lambda found: found[0])]
-        out[view] = tuple(results.results(view, list(_figures(paired, view, rows, tell))))
+        its = tool(view)
+        placed = sorted(
+            _rows(paired, per_call, its.MOVES_AGAINST_THEMSELVES), key=lambda item: item[0]
+        )
+        rows = [row for _, row in placed]
+        measured = _figures(paired, view, rows, tell)
+        out[view] = tuple(its.decide(list(measured)))
     return out
 
 
 def _rows(
-    paired: PairedRuns, per_call: Mapping[int, str], view: str
+    paired: PairedRuns, per_call: Mapping[int, str], moves_against_themselves: bool
 ) -> Iterator[tuple[_Place, ViewRow]]:
     """(place, row) of everything. A call that only the target has stands behind the one before it
     that has a partner.
@@ -57,7 +58,7 @@ def _rows(
         if GATHERED in mine.notes and GATHERED in other.notes:
             continue
         call, verdict = (pair.reference, pair.target), per_call.get(pair.reference, "")
-        if view in _ITSELF and align.is_handed_on(mine) and _moves(other):
+        if moves_against_themselves and align.is_handed_on(mine) and _moves(other):
             yield (
                 (mine.order, 0, 0),
                 msgspec.structs.replace(_against_itself(target, other), verdict=verdict),
@@ -98,7 +99,7 @@ def _rows(
     last, count = -1, 0
     for one in sorted(target.calls, key=lambda c: c.order):
         last = behind.get(one.id, last)
-        if one.id in free and view in _ITSELF and _moves(one):
+        if one.id in free and moves_against_themselves and _moves(one):
             count += 1
             yield (last, 2, count), _against_itself(target, one)
         elif one.id in free and GATHERED not in one.notes:
@@ -184,7 +185,8 @@ def _path(run: Run, file: str) -> str:
 def _figures(
     paired: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]
 ) -> Iterator[ViewRow]:
-    known: dict[tuple[int, int], tuple[figures_module.Figures, str]] = {}
+    its = tool(view)
+    known: dict[tuple[int, int], tuple[Figures, str]] = {}
     pairs = {
         (p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in paired.plan.pairs
     }
@@ -194,7 +196,7 @@ def _figures(
             pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
         )
         if row.call[0] < 0 and row.reference and row.target:
-            figures, why = _own_figures(paired.shown, paired.shown.calls[row.call[1]], view)
+            figures, why = _own_figures(paired.shown, paired.shown.calls[row.call[1]], its)
             yield msgspec.structs.replace(row, figures=figures, why=why)
             continue
         if slot is None:
@@ -204,7 +206,7 @@ def _figures(
         if key not in known:
             arrays = paired.arrays(slot)
             known[key] = (
-                figures_module.FORMULAS[view](*arrays)
+                its.figures(*arrays)
                 if arrays is not None
                 else ({}, paired.measured[key].why or "elements are missing")
             )
@@ -212,10 +214,8 @@ def _figures(
         yield msgspec.structs.replace(row, figures=figures, why=why)
 
 
-def _own_figures(run: Run, call: Call, view: str) -> tuple[figures_module.Figures, str]:
+def _own_figures(run: Run, call: Call, its: Tool) -> tuple[Figures, str]:
     try:
-        return figures_module.FORMULAS[view](
-            *(run.array(call.slots(kind)[0].record) for kind in ("input", "output"))
-        )
+        return its.figures(*(run.array(call.slots(kind)[0].record) for kind in ("input", "output")))
     except ElementsMissing as error:
         return {}, str(error)

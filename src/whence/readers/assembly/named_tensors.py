@@ -16,7 +16,7 @@ from typing import Any
 from whence.errors import UnreadableRun
 from whence.readers.assembly.builder import Building, Load
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.torch_file import TorchTensor, Unknown
+from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
 from whence.records.marks import Mark, mark
 

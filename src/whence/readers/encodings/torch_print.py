@@ -33,6 +33,27 @@ class Printed:
 
 def parse(text: str, dtype: str) -> Printed:
     """Read a print of a tensor of this dtype. Raises UnreadableRun when it is none, or ragged."""
+    numbers, shape, is_part = _tokens(text)
+    kind = dtypes.named(dtype)
+    if kind.kind == "complex":
+        raise UnreadableRun("complex numbers are not read from prints")
+    if kind.kind == "bool":
+        return Printed(
+            np.array([token == "True" for token in numbers], np.bool_).reshape(shape), 0.0, is_part
+        )
+    if kind.kind in ("int", "uint"):
+        return Printed(
+            np.array([int(token) for token in numbers], kind.numpy).reshape(shape), 0.0, is_part
+        )
+    values = np.array([float(token) for token in numbers], np.float64)
+    with np.errstate(over="ignore"):
+        return Printed(
+            values.astype(kind.numpy).reshape(shape), max(map(step, numbers), default=0.0), is_part
+        )
+
+
+def _tokens(text: str) -> tuple[list[str], tuple[int, ...], bool]:
+    """(numbers as printed, shape, were some left out?)."""
     numbers: list[str] = []
     counts: list[set[int]] = []
     open_: list[int] = []
@@ -61,27 +82,12 @@ def parse(text: str, dtype: str) -> Printed:
             if not open_:
                 break
             open_[-1] += 1
-    if open_ or any(len(found) != 1 for found in counts):
+    if open_ or any(len(lengths) != 1 for lengths in counts):
         raise UnreadableRun("rows of the print have different lengths")
-    shape = tuple(found.pop() for found in counts)
+    shape = tuple(lengths.pop() for lengths in counts)
     if limits.count(shape) != len(numbers):
         raise UnreadableRun(f"{len(numbers)} numbers do not fill {shape}")
-    kind = dtypes.named(dtype)
-    if kind.kind == "complex":
-        raise UnreadableRun("complex numbers are not read from prints")
-    if kind.kind == "bool":
-        return Printed(
-            np.array([token == "True" for token in numbers], np.bool_).reshape(shape), 0.0, is_part
-        )
-    if kind.kind in ("int", "uint"):
-        return Printed(
-            np.array([int(token) for token in numbers], kind.numpy).reshape(shape), 0.0, is_part
-        )
-    values = np.array([float(token) for token in numbers], np.float64)
-    with np.errstate(over="ignore"):
-        return Printed(
-            values.astype(kind.numpy).reshape(shape), max(map(step, numbers), default=0.0), is_part
-        )
+    return numbers, shape, is_part
 
 
 def step(number: str) -> float:

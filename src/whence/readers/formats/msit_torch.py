@@ -26,6 +26,7 @@ from whence.readers.ascend.process_folders import PROCESS, ranks
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
 from whence.readers.encodings import limits, torch_file
+from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Run, Statistics
 from whence.records.slots import is_input, split_slot
@@ -254,7 +255,7 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
     out: list[tuple[str, int]] = []
     for inner, one in held:
         slot = f".{inner}" if inner and len(held) > 1 else ""
-        if isinstance(one, torch_file.TorchTensor):
+        if isinstance(one, TorchTensor):
             out.append((slot, building.tensor(one.dtype, one.shape, one.array, file=name)))
         else:
             out.append(
@@ -370,7 +371,7 @@ def _look(place: Place, tensor: _Tensor) -> Hashable | None:
     try:
         found = torch_file.load(place.inside(tensor.file), tensor.file)
         if (
-            not isinstance(found, torch_file.TorchTensor)
+            not isinstance(found, TorchTensor)
             or limits.count(found.shape) < 2
             or not found.is_contiguous
         ):

@@ -24,6 +24,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import call_order, sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, torch_file
+from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Call, Run, Statistics
 from whence.records import sidecar as whence_cards
@@ -492,7 +493,7 @@ def _numpy(path: Path) -> Array:
 
 def _torch(path: Path) -> Array:
     found = list(torch_file.tensors(torch_file.load(path)))
-    if len(found) != 1 or not isinstance(found[0][1], torch_file.TorchTensor):
+    if len(found) != 1 or not isinstance(found[0][1], TorchTensor):
         raise ElementsMissing(f"{path.name} holds {len(found)} tensors that can be read, not one")
     return found[0][1].array()
 

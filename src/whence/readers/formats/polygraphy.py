@@ -22,7 +22,7 @@ from whence.readers.assembly import sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, numpy_file, torch_file
 from whence.readers.encodings.archive import File
-from whence.readers.encodings.torch_file import TorchTensor
+from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Run
 

@@ -16,7 +16,7 @@ from whence.readers.assembly import named_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.named_tensors import Named
 from whence.readers.encodings import torch_file
-from whence.readers.encodings.torch_file import TorchTensor
+from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 from whence.readers.source import Place
 from whence.records import Run
 
@@ -143,7 +143,7 @@ def _of_dumper(
 
 def _tensors(
     building: Building, place: Place, name: str
-) -> list[tuple[str, TorchTensor | torch_file.Unknown, str]]:
+) -> list[tuple[str, TorchTensor | Unknown, str]]:
     """(name, tensor, what its axes are if that is said) of a file."""
     try:
         tree = torch_file.load(place.inside(name))

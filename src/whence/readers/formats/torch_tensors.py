@@ -1,7 +1,7 @@
 """Files of torch.save: a tensor, a state_dict, nested dicts and lists of tensors; or a folder tree
 of such files.
 
-Read without torch, and nothing in them is executed: see `parts.torch_file`.
+Read without torch, and nothing in them is executed: see `encodings.torch_file`.
 """
 
 from __future__ import annotations

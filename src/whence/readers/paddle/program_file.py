@@ -283,14 +283,9 @@ def pir(data: bytes) -> Described:
         blocks = tree["program"]["regions"][0]["blocks"]
     except (msgspec.MsgspecError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise UnreadableRun(f"it is no PIR program: {type(error).__name__}: {error}") from error
-    values: dict[int, Variable] = {}
-    constants: dict[int, Any] = {}
-    parameters: dict[str, Variable] = {}
-    lists: dict[int, list[int]] = {}
-    out: list[Operator] = []
-    for block in blocks:
-        out += _pir_block(block, values, constants, parameters, lists, 0)
-    return Described(out, parameters, dict(_fetches(blocks)))
+    program = _PirProgram()
+    operators = [operator for block in blocks for operator in program.block(block, 0)]
+    return Described(operators, program.parameters, dict(_fetches(blocks)))
 
 
 def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
@@ -304,99 +299,122 @@ def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
                     yield str(name), f"%{given['%']}"
 
 
-def _pir_block(
-    block: Any,
-    values: dict[int, Variable],
-    constants: dict[int, Any],
-    parameters: dict[str, Variable],
-    lists: dict[int, list[int]],
-    depth: int,
-) -> list[Operator]:
-    """The operators of a block. lists: values that are lists of tensors, which `combine` makes and
-    `split` and `slice` take apart.
+class _PirProgram:
+    """Values of a program as its blocks are read. lists: values that are lists of tensors, which
+    `combine` makes and `split` and `slice` take apart.
     """
-    out: list[Operator] = []
-    makers: dict[int, tuple[Operator, str]] = {}
-    for i, given in enumerate(block.get("args") or []):
-        if isinstance(given, dict) and "%" in given:
-            values[given["%"]] = _pir_value(given, f"argument {i}")
-    for op in block["ops"]:
-        name = str(op.get("#", ""))
-        made = op.get("O")
-        made = made if isinstance(made, list) else [made] if made else []
-        if name == "p":
-            if next(iter(op.get("OA") or ()), 1) == 0:
-                # it is not saved: scratch of an operator, of which nobody knows what is in it
+
+    def __init__(self) -> None:
+        self.values: dict[int, Variable] = {}
+        self.constants: dict[int, Any] = {}
+        self.parameters: dict[str, Variable] = {}
+        self.lists: dict[int, list[int]] = {}
+
+    def block(self, block: Any, depth: int) -> list[Operator]:
+        """The operators of a block."""
+        operators: list[Operator] = []
+        makers: dict[int, tuple[Operator, str]] = {}
+        for i, value in enumerate(block.get("args") or []):
+            if isinstance(value, dict) and "%" in value:
+                self.values[value["%"]] = _pir_value(value, f"argument {i}")
+        for op in block["ops"]:
+            outputs = op.get("O")
+            outputs = outputs if isinstance(outputs, list) else [outputs] if outputs else []
+            if str(op.get("#", "")) == "p":
+                self._parameter(op, outputs)
                 continue
-            said = [a for a in op.get("A", ()) if isinstance(a, str)]
-            for value in made:
-                found = _pir_value(
-                    value, said[0] if said else f"parameter {value['%']}", persistable=True
-                )
-                values[value["%"]] = parameters[found.name] = found
-            continue
-        op_type, attributes, scope = _pir_type(name), _pir_attributes(op.get("A", ())), ""
-        layer = attributes.pop("struct_name", "")
-        scope = ".".join(part for part in str(layer).split("/") if part)
-        keys = [one.get("%") if isinstance(one, dict) else None for one in op.get("I", ())]
-        if name in ("0.combine", "builtin.combine") and len(made) == 1:
-            lists[made[0]["%"]] = [key for key in keys if key is not None]
-            continue
-        if (
+            attributes = _pir_attributes(op.get("A", ()))
+            layer = attributes.pop("struct_name", "")
+            if self._is_value(op, outputs, attributes, makers):
+                continue
+            operator = self._operator(op, outputs, attributes, makers)
+            operator.scope = ".".join(part for part in str(layer).split("/") if part)
+            for region in op.get("regions", ()):
+                for inner in region.get("blocks", ()):
+                    if depth < _DEPTH:
+                        operator.inside += self.block(inner, depth + 1)
+            operators.append(operator)
+        return operators
+
+    def _parameter(self, op: Any, outputs: list[Any]) -> None:
+        if next(iter(op.get("OA") or ()), 1) == 0:
+            # it is not saved: scratch of an operator, of which nobody knows what is in it
+            return
+        names = [a for a in op.get("A", ()) if isinstance(a, str)]
+        for value in outputs:
+            name = names[0] if names else f"parameter {value['%']}"
+            variable = _pir_value(value, name, persistable=True)
+            self.values[value["%"]] = self.parameters[variable.name] = variable
+
+    def _is_value(
+        self,
+        op: Any,
+        outputs: list[Any],
+        attributes: dict[str, Any],
+        makers: dict[int, tuple[Operator, str]],
+    ) -> bool:
+        """Does an operation only name, group or take apart values? They are noted then."""
+        name, keys = str(op.get("#", "")), _keys(op)
+        op_type = _pir_type(name)
+        if name in ("0.combine", "builtin.combine") and len(outputs) == 1:
+            self.lists[outputs[0]["%"]] = [key for key in keys if key is not None]
+        elif (
             name in ("0.split", "builtin.split", "0.slice", "builtin.slice")
             and keys
             and keys[0] in makers
         ):
             maker, own = makers[keys[0]]
             first = attributes.get("index", 0) if name.endswith("slice") else 0
-            for i, value in enumerate(made):
-                values[value["%"]] = found = _pir_value(value, f"%{value['%']}")
+            for i, value in enumerate(outputs):
+                self.values[value["%"]] = variable = _pir_value(value, f"%{value['%']}")
                 maker.outputs = [pair for pair in maker.outputs if pair[0] != own]
-                maker.outputs.append((f"{own}.{int(first) + i}", found))
-            continue
-        if op_type in ("full", "full_int_array") and len(made) == 1:
-            constants[made[0]["%"]] = attributes.get("value")
-            continue
-        if op_type in ("data", "feed"):
-            values.update(
-                (v["%"], _pir_value(v, str(attributes.get("name", attributes.get("col", "input")))))
-                for v in made
-            )
-            continue
-        if op_type in ("fetch", "shadow_output"):
-            continue
-        told = {k: v for k, v in attributes.items() if k not in _UNTOLD}
-        operator = Operator(op_type, attributes=told, scope=scope, onednn=name.startswith(_ONEDNN))
-        for slot, key in enumerate(keys):
+                maker.outputs.append((f"{own}.{int(first) + i}", variable))
+        elif op_type in ("full", "full_int_array") and len(outputs) == 1:
+            self.constants[outputs[0]["%"]] = attributes.get("value")
+        elif op_type in ("data", "feed"):
+            shown = str(attributes.get("name", attributes.get("col", "input")))
+            self.values.update((v["%"], _pir_value(v, shown)) for v in outputs)
+        else:
+            return op_type in ("fetch", "shadow_output")
+        return True
+
+    def _operator(
+        self,
+        op: Any,
+        outputs: list[Any],
+        attributes: dict[str, Any],
+        makers: dict[int, tuple[Operator, str]],
+    ) -> Operator:
+        name = str(op.get("#", ""))
+        operator = Operator(
+            _pir_type(name),
+            attributes={k: v for k, v in attributes.items() if k not in _UNTOLD},
+            onednn=name.startswith(_ONEDNN),
+        )
+        values, constants = self.values, self.constants
+        for slot, key in enumerate(_keys(op)):
             if key in constants:
                 operator.attributes[f"input.{slot}"] = constants[key]
-            elif key in lists:
-                operator.inputs += [
-                    (f"{slot}.{i}", values[one])
-                    for i, one in enumerate(lists[key])
-                    if one in values
-                ]
+            elif key in self.lists:
+                members = list(enumerate(self.lists[key]))
+                operator.inputs += [(f"{slot}.{i}", values[m]) for i, m in members if m in values]
                 operator.attributes |= {
-                    f"input.{slot}.{i}": constants[one]
-                    for i, one in enumerate(lists[key])
-                    if one in constants
+                    f"input.{slot}.{i}": constants[m] for i, m in members if m in constants
                 }
             elif key in values:
                 operator.inputs.append((str(slot), values[key]))
-        for slot, value in enumerate(made):
+        for slot, value in enumerate(outputs):
             if not isinstance(value, dict) or "%" not in value:
                 continue
-            values[value["%"]] = found = _pir_value(value, f"%{value['%']}")
-            operator.outputs.append((str(slot), found))
+            values[value["%"]] = variable = _pir_value(value, f"%{value['%']}")
+            operator.outputs.append((str(slot), variable))
             makers[value["%"]] = operator, str(slot)
-        for region in op.get("regions", ()):
-            for inner in region.get("blocks", ()):
-                if depth < _DEPTH:
-                    operator.inside += _pir_block(
-                        inner, values, constants, parameters, lists, depth + 1
-                    )
-        out.append(operator)
-    return out
+        return operator
+
+
+def _keys(op: Any) -> list[Any]:
+    """Numbers of the values that go into an operation; None for what is no value."""
+    return [value.get("%") if isinstance(value, dict) else None for value in op.get("I", ())]
 
 
 def _pir_type(name: str) -> str:

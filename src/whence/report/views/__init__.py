@@ -1,8 +1,8 @@
 """Tables as other tools write them, one file a tool: its columns, in its order, in its number
 format; whence's own columns behind them.
 
-A view is a file `report/views/NAME.py` with `COLUMNS`: titles, and how a cell is made of (index of
-the row, row).
+A view is two files of one name: `report/views/NAME.py` with `COLUMNS` (titles, and how a cell is
+made of the index of the row and the row) and `comparison/views/NAME.py` with the tool's figures.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from whence.report.views.cells import OWN, Columns, guarded
+from whence.report.cells import OWN, Columns, guarded
 from whence.results import ViewRow
 
 _FOLDER = Path(__file__).parent
@@ -23,9 +23,7 @@ _FOLDER = Path(__file__).parent
 @functools.cache
 def names() -> tuple[str, ...]:
     """The views there are."""
-    return tuple(
-        sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "cells"))
-    )
+    return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.py")))
 
 
 def view_csv(view: str, rows: Iterable[ViewRow]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.report.views.cells import Columns, figure, path, reference, shape, target, torch_dtype
+from whence.report.cells import Columns, figure, path, reference, shape, target, torch_dtype
 
 COLUMNS: Columns = {
     "data_id": lambda index, _: index,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.report.views.cells import (
+from whence.report.cells import (
     Columns,
     either,
     figure,

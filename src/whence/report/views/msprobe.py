@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from whence.records.slots import split_slot
-from whence.report.views.cells import Cell, Columns, reference, shape, target, torch_dtype
+from whence.report.cells import Cell, Columns, reference, shape, target, torch_dtype
 from whence.results import Shown, ViewRow
 
 _KINDS = {"param": "parameters"}

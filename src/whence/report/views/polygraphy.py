@@ -4,7 +4,7 @@ output of an iteration.
 
 from __future__ import annotations
 
-from whence.report.views.cells import Columns, either, figure, name, reference, shape, target
+from whence.report.cells import Columns, either, figure, name, reference, shape, target
 
 _STATISTICS = [
     f"{of}_{what}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whence.records.slots import split_slot
-from whence.report.views.cells import Columns, figure
+from whence.report.cells import Columns, figure
 from whence.results import Shown, ViewRow
 
 _KINDS = {

@@ -8,7 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.comparison.views.figures import FORMULAS as VIEWS
+from whence import report
+from whence.comparison.views import tool
+
+VIEWS = {name: tool(name).figures for name in report.views()}
 
 RNG = np.random.default_rng(6)
 G = RNG.standard_normal((7, 9)).astype(np.float32)

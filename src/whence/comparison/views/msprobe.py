@@ -1,19 +1,29 @@
-"""Pass or fail as other tools decide it, by fixed thresholds: for views only, whence rests nothing
-on them. Sources: docs/views.md.
-"""
+"""`msprobe compare` on tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from whence.comparison.views.formulas import (
+    EPS32,
+    EPS64,
+    Figures,
+    cosine,
+    figure,
+    wide,
+    with_result,
+)
+from whence.dtypes import Array
 from whence.results import ViewRow
 
+MOVES_AGAINST_THEMSELVES = False
 _RATIO_IN, _RATIO_OUT = 0.9, 0.1  # the tool's text says 0.6
 _COSINE_IN, _COSINE_DROP = 0.9, 0.1
-_MAX_ERR = 0.01
 _SKIPPED = (
     "empty",
     "empty_like",
@@ -27,26 +37,44 @@ _SKIPPED = (
 )
 
 
-def results(view: str, rows: Sequence[ViewRow]) -> list[ViewRow]:
-    """The rows with `result` and `message` as the tool would set them."""
-    if view == "msprobe":
-        return _msprobe(rows)
-    if view == "torch_xray":
-        return [_with(row, _xray(row)) for row in rows]
-    if view == "polygraphy":
-        return [
-            _with(row, "" if (failing := _number(row, "failing")) is None else str(failing == 0))
-            for row in rows
-        ]
-    return list(rows)
+def figures(reference: Array, target: Array) -> tuple[Figures, str]:
+    """`msprobe compare` on tensors: what is not finite at equal places counts as 0 on both sides,
+    whatever its sign.
+
+    Relative errors are |n - b| / |b| in float32 at least; where b is 0, the machine epsilon is
+    added to both.
+    """
+    if reference.shape != target.shape:
+        return {}, "shape unmatched"
+    if not reference.size:
+        return {}, "This is empty data, can not compare."
+    b, n = wide(reference), wide(target)
+    odd = ~np.isfinite(b)
+    for test in (np.isnan, np.isinf):
+        if not np.array_equal(test(b), test(n)):
+            return {}, "Position of inf or nan in NPU and bench Tensor do not match."
+    b, n = np.where(odd, 0.0, b), np.where(odd, 0.0, n)
+    apart = np.abs(n - b)
+    is_wide = reference.dtype.itemsize > 4
+    dtype, eps = (np.dtype(np.float64), EPS64) if is_wide else (np.dtype(np.float32), EPS32)
+    bench: npt.NDArray[Any] = b.astype(dtype)
+    npu: npt.NDArray[Any] = n.astype(dtype)
+    shift = np.where(bench == 0, eps, 0.0).astype(dtype)
+    relative = np.abs(npu - bench) / np.abs(bench + shift)
+    similarity = cosine(b, n, 2.2e-16, 12, lone="NaN")
+    if isinstance(similarity, float) and similarity > 0.9999:
+        similarity = round(similarity, 6)
+    return {
+        "cosine": similarity,
+        "euc_dist": float(np.linalg.norm(apart)),
+        "max_abs_err": round(float(apart.max()), 12),
+        "max_relative_err": round(float(relative.max()), 12),
+        "one_thousandth": round(float(np.mean(relative < 1e-3)), 12),
+        "five_thousandths": round(float(np.mean(relative < 5e-3)), 12),
+    }, ""
 
 
-def _xray(row: ViewRow) -> str:
-    error = _number(row, "max_err")
-    return "" if error is None else "Pass" if error <= _MAX_ERR else "Fail"
-
-
-def _msprobe(rows: Sequence[ViewRow]) -> list[ViewRow]:
+def decide(rows: Sequence[ViewRow]) -> list[ViewRow]:
     """`error` before `warning` before `pass`, decided for all rows of a call together and set where
     the tool sets it.
     """
@@ -61,7 +89,7 @@ def _msprobe(rows: Sequence[ViewRow]) -> list[ViewRow]:
             found = _row_result(rows[at])
             if found is None and at == next(iter(outputs), -1):
                 found = _call_result(rows, inputs, outputs)
-            out[at] = _with(rows[at], *(found or ("pass", "")))
+            out[at] = with_result(rows[at], *(found or ("pass", "")))
     return out
 
 
@@ -109,14 +137,5 @@ def _call_result(
 
 def _missing(row: ViewRow, name: str) -> float:
     """A figure, 1 where there is none, as the tool takes it."""
-    value = _number(row, name)
+    value = figure(row, name)
     return 1.0 if value is None or math.isnan(value) else value
-
-
-def _number(row: ViewRow, name: str) -> float | None:
-    value = row.figures.get(name)
-    return value if isinstance(value, float) else None
-
-
-def _with(row: ViewRow, result: str, message: str = "") -> ViewRow:
-    return msgspec.structs.replace(row, result=result, message=message)

@@ -1,0 +1,399 @@
+"""What a pickle of torch or numpy stands for: containers, tensors whose elements are read later,
+and `Unknown` for every object that is not in the table of makers. Nothing is imported, nothing
+called. Source: torch/_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.readers.encodings import limits
+from whence.readers.encodings.archive import Bytes
+
+_FLAT = (str, int, float, bool, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that a pickle refers to; nothing is looked up. name: "torch.float32"."""
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Unknown:
+    """An object of a class that is not known here, with what the file says about it.
+
+    name: of the class or function. args: what it was called with. state: what it was given
+    afterwards. items: of a container.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    items: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """The bytes that tensors lie in. key: its name in the file. read: gives them; raises
+    ElementsMissing. big: big endian.
+    """
+
+    key: str
+    dtype: str
+    read: Callable[[], Bytes]
+    big: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchTensor:
+    """A tensor of a file; its elements are read when asked for.
+
+    dtype: whence's name (or torch's, where whence has none). shape: logical. stride, offset: in
+    elements of the storage.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: Storage
+    conjugated: bool = False
+    negated: bool = False
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.stride == _dense(self.shape) or limits.count(self.shape) < 2
+
+    def array(self) -> Array:
+        """The logical tensor, memory-mapped where the file allows. Raises ElementsMissing when it
+        does not lie within its storage.
+        """
+        if self.dtype not in dtypes.DTYPES:
+            raise ElementsMissing(f"dtype {self.dtype} is not known to whence")
+        kind, data = dtypes.named(self.dtype), self.storage.read()
+        if not limits.count(self.shape):
+            return np.empty(self.shape, kind.numpy)
+        size = kind.itemsize
+        last = self.offset + sum(
+            (n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)
+        )
+        if (last + 1) * size > data.size:
+            raise ElementsMissing(
+                f"shape {self.shape} with strides {self.stride} from element {self.offset} needs "
+                f"{(last + 1) * size} bytes; "
+                f"storage {self.storage.key!r} has {data.size}"
+            )
+        try:
+            limits.unpacked(limits.count(self.shape) * size, data.size, "an expanded tensor")
+        except UnreadableRun as error:
+            raise ElementsMissing(str(error)) from error
+        word = (
+            kind.numpy
+            if not self.storage.big
+            else kind.numpy.newbyteorder(">")
+            if kind.numpy.isbuiltin == 1
+            else np.dtype(f">u{size}")
+        )
+        strides = tuple(step * size for step in self.stride)
+        found: npt.NDArray[Any] = np.ndarray(self.shape, word, data, self.offset * size, strides)
+        if self.storage.big:
+            found = found.astype(word.newbyteorder("=")).view(kind.numpy)
+        if self.conjugated:
+            found = np.conj(found)
+        return -found if self.negated else found
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    out, step = [], 1
+    for extent in reversed(shape):
+        out.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(out))
+
+
+def name_of(value: Any) -> str:
+    """A key or a number as text; of nothing else, which could be endless to write out."""
+    if not isinstance(value, (str, int)):
+        raise ValueError("a name is not text")
+    return str(value)
+
+
+def text_of(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a name is not text")
+    return value
+
+
+def tuple_of(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise ValueError("arguments are no tuple")
+    return value
+
+
+def _key(value: Any) -> Hashable:
+    """A key as it stands where it is plain; a nested one would cost without bound to hash."""
+    if isinstance(value, _FLAT) or (
+        isinstance(value, tuple) and len(value) <= 64 and all(isinstance(v, _FLAT) for v in value)
+    ):
+        return value
+    return value.name if isinstance(value, Global) else f"<{type(value).__name__}>"
+
+
+def append_to(target: Any, items: list[Any]) -> None:
+    if isinstance(target, Unknown):
+        target.items += ((len(target.items) + i, item) for i, item in enumerate(items))
+    elif isinstance(target, list):
+        target += items
+    else:
+        raise ValueError("appends to what is no list")
+
+
+def put_into(target: Any, items: list[Any]) -> None:
+    if len(items) % 2:
+        raise ValueError("a key has no value")
+    pairs = zip(items[::2], items[1::2], strict=True)
+    if isinstance(target, Unknown):
+        target.items += ((_key(key), value) for key, value in pairs)
+    elif isinstance(target, dict):
+        target.update((_key(key), value) for key, value in pairs)
+    else:
+        raise ValueError("puts items into what is no dict")
+
+
+# ---- what may be made
+
+
+def called(what: Any, args: tuple[Any, ...]) -> Any:
+    """What a call of a global gives: only these few, all others become `Unknown`."""
+    if not isinstance(what, Global):
+        return Unknown(what.name if isinstance(what, Unknown) else "<not a name>", args)
+    maker = _MAKERS.get(what.name)
+    if maker is None:
+        return Unknown(what.name, args)
+    try:
+        return maker(*args)
+    except (TypeError, ValueError, IndexError, AttributeError, UnreadableRun):
+        return Unknown(what.name, args)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> TorchTensor:
+    bits = rest[2] if len(rest) > 2 and isinstance(rest[2], dict) else {}
+    return _made(storage, storage.dtype, offset, shape, stride, bits)
+
+
+def _tensor_v3(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    grad: Any,
+    hooks: Any,
+    dtype: Any,
+    *rest: Any,
+) -> TorchTensor:
+    bits = rest[0] if rest and isinstance(rest[0], dict) else {}
+    return _made(storage, _dtype_name(dtype), offset, shape, stride, bits)
+
+
+def _made(
+    storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, bits: dict[Any, Any]
+) -> TorchTensor:
+    extents, steps, (start,) = _extents(shape), _extents(stride), _extents((offset,))
+    if not isinstance(storage, Storage) or len(extents) != len(steps):
+        raise ValueError("no tensor")
+    return TorchTensor(
+        dtype, extents, steps, start, storage, bits.get("conj") is True, bits.get("neg") is True
+    )
+
+
+def _without_storage(dtype: Any, shape: Any, stride: Any, *rest: Any) -> TorchTensor:
+    def read() -> Bytes:
+        raise ElementsMissing("it was on the meta device: no elements")
+
+    kind = _dtype_name(dtype)
+    return _made(Storage("meta", kind, read), kind, 0, shape, stride, {})
+
+
+def _first(data: Any, *rest: Any) -> Any:
+    return data
+
+
+def _from_type(function: Any, kind: Any, args: Any, state: Any = None) -> Any:
+    return called(function, tuple_of(args))
+
+
+def _ordered(items: Any = ()) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
+    if isinstance(items, dict):
+        return dict(items)
+    for key, value in items:
+        made[_key(key)] = value
+    return made
+
+
+def _sequence(items: Any = ()) -> Any:
+    if not isinstance(items, (list, tuple)):
+        raise ValueError("no sequence")
+    return items
+
+
+def _size(items: Any = ()) -> tuple[int, ...]:
+    return _extents(items)
+
+
+def _extents(value: Any) -> tuple[int, ...]:
+    """A shape; what is none is not written out."""
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) > limits.RANK
+        or not all(isinstance(n, int) for n in value)
+    ):
+        raise ValueError("no shape")
+    return limits.extents(value, "a tensor")
+
+
+def _encoded(text: Any, codec: Any = "latin1") -> bytes:
+    if codec not in ("latin1", "latin-1"):
+        raise ValueError("another codec")
+    return text_of(text).encode("latin1")
+
+
+def _empty_bytes(*args: Any) -> bytes:
+    if any(not isinstance(arg, (bytes, bytearray)) for arg in args):
+        raise ValueError("no bytes")
+    return bytes(args[0]) if args else b""
+
+
+def _word(name: Any, *rest: Any) -> str:
+    return ":".join(map(name_of, (name, *rest)))
+
+
+def _dtype_name(value: Any) -> str:
+    name = value.name if isinstance(value, Global) else ""
+    if not name.startswith("torch."):
+        raise ValueError("no dtype")
+    return str(name.removeprefix("torch."))
+
+
+# numpy: an array is made empty and given (version, shape, dtype, is Fortran, bytes) afterwards; a
+# scalar at once.
+
+
+class _NumpyDType:
+    def __init__(self, name: Any, *rest: Any) -> None:
+        if not isinstance(name, str) or len(name) > 12:
+            raise ValueError("no dtype")
+        self.name, self.order = name.lstrip("<>=|"), "<"
+
+    def dtype(self) -> np.dtype[Any]:
+        known = _ML_DTYPES.get(self.name)
+        if known is not None:
+            return known
+        found = np.dtype(self.order + self.name)
+        if found.kind not in "biufc" or found.itemsize > 16:
+            raise ValueError("no dtype of numbers")
+        return found
+
+
+_ML_DTYPES = {d.name: d.numpy for d in dtypes.DTYPES.values() if d.numpy.isbuiltin != 1}
+
+
+class _NumpyArray:
+    pass
+
+
+def _numpy_array(*args: Any) -> _NumpyArray:
+    return _NumpyArray()
+
+
+def _numpy_scalar(dtype: Any, data: Any) -> Any:
+    value = np.frombuffer(bytes(data), dtype.dtype(), 1)[0]
+    return value.item() if value.dtype.kind in "biufc" else float(value)
+
+
+def _numpy_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> TorchTensor:
+    return _numpy_tensor(data, dtype, shape, order == "F")
+
+
+def _numpy_tensor(data: Any, dtype: Any, shape: Any, fortran: bool) -> TorchTensor:
+    kind, extents = dtype.dtype(), _extents(shape)
+    raw = np.frombuffer(data if isinstance(data, (bytes, bytearray)) else _encoded(data), np.uint8)
+    name = dtypes.of(np.empty(0, kind)).name
+    stride = tuple(reversed(_dense(tuple(reversed(extents))))) if fortran else _dense(extents)
+    return TorchTensor(
+        name, extents, stride, 0, Storage("numpy", name, lambda: raw, kind.str.startswith(">"))
+    )
+
+
+def built(target: Any, state: Any) -> Any:
+    """An object with the state that the file gives it."""
+    if isinstance(target, _NumpyDType):
+        target.order = state[1] if state[1] in ("<", ">") else "<"
+        return target
+    if isinstance(target, _NumpyArray):
+        try:
+            _, shape, dtype, fortran, data = state
+            return _numpy_tensor(data, dtype, shape, bool(fortran))
+        except (TypeError, ValueError, KeyError, AttributeError, UnreadableRun):
+            return Unknown("numpy.ndarray")
+    if isinstance(target, Unknown):
+        target.state = state
+    return target
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "dict": _ordered,
+    "list": _sequence,
+    "tuple": _sequence,
+    "set": _sequence,
+    "frozenset": _sequence,
+    "complex": complex,
+    "bytes": _empty_bytes,
+    "bytearray": _empty_bytes,
+}
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "multiarray._reconstruct": _numpy_array,
+    "multiarray.scalar": _numpy_scalar,
+    "numeric._frombuffer": _numpy_buffer,
+}
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_meta_tensor_no_storage": _without_storage,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_device_tensor_from_numpy": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._tensor._rebuild_from_type": _from_type,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch.Size": _size,
+    "torch.device": _word,
+    "torch.serialization._get_layout": _word,
+    "collections.OrderedDict": _ordered,
+    "collections.defaultdict": lambda *args: {},
+    "collections.Counter": _ordered,
+    "collections.deque": _sequence,
+    "_codecs.encode": _encoded,
+    **{
+        f"{module}.{name}": maker
+        for module in ("builtins", "__builtin__")
+        for name, maker in _PLAIN.items()
+    },
+    "numpy.dtype": _NumpyDType,
+    **{
+        f"numpy.{core}.{name}": maker
+        for core in ("core", "_core")
+        for name, maker in _NUMPY.items()
+    },
+}
