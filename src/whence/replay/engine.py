@@ -22,6 +22,7 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
 from whence.records import Operation, Program
+from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
 from whence.replay import allowed_operators, stepwise
 from whence.replay.choices import Choices, chooses
 
@@ -316,7 +317,7 @@ class Loaded:
             wanted = (
                 (s, o) for s, o in program.outputs if s in part.outputs and s.startswith(prefix)
             )
-            given = {s[len(prefix) :]: to_host(execution.tensor(o)) for s, o in wanted}
+            given = {s[len(prefix) :]: to_host(execution.result(o)) for s, o in wanted}
             left = {**given, **child(k, given)}
             for place, slot in enumerate(program.inputs):
                 if slot.startswith(prefix) and slot[len(prefix) :] in left:
@@ -330,7 +331,7 @@ class Loaded:
                 self._bounded[key] = execution.length
             self.length = max(execution.length, self._bounded.get(key, 1))
             return {
-                slot: to_host(execution.tensor(operand))
+                slot: to_host(execution.result(operand))
                 for slot, operand in program.outputs
                 if slot in part.outputs
             }
@@ -494,36 +495,25 @@ def _kind(kind: str, value: Any) -> bool:
     return isinstance(value, _NUMERIC.get(kind, ())) and value is not None
 
 
-def _operands(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        if next(iter(value)) in ("in", "param", "op", "const"):
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _operands(item)
-
-
 def _aliases(program: Program, steps: list[_Step]) -> tuple[list[set[Any]], set[Any]]:
     """(roots of memory each operation's result may share, roots that some operation writes)."""
     groups: list[set[Any]] = []
     written: set[Any] = set()
 
-    def roots(operand: dict[str, Any]) -> set[Any]:
-        kind, at = next(iter(operand.items()))
-        return groups[at[0]] if kind == "op" else {(kind, at)}
+    def roots(tensors: Iterator[Operand]) -> set[Any]:
+        roots: set[Any] = set()
+        for kind, at in tensors:
+            if kind in TENSOR_OPERANDS:
+                roots |= groups[at[0]] if kind == "op" else {(kind, at)}
+        return roots
 
     for place, step in enumerate(steps):
-        operands = [
-            o for v in (*step.operation.args, *step.operation.kwargs.values()) for o in _operands(v)
-        ]
-        mine = {("op", place)} if step.allocates else set()
+        group = {("op", place)} if step.allocates else set()
         if not step.allocates or step.writes:
-            mine = mine.union(*(roots(o) for o in operands)) if operands else mine
-        groups.append(mine)
+            group |= roots(step.operation.operands())
+        groups.append(group)
         named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
-        for name in step.writes:
-            for operand in _operands(named.get(name)):
-                written |= roots(operand)
+        written |= roots(operands([named.get(name) for name in step.writes]))
     return groups, written
 
 
@@ -542,9 +532,7 @@ def _part(program: Program, steps: list[_Step], outputs: set[str]) -> _Part:
         if place in operations:
             continue
         operations.add(place)
-        operation = program.operations[place]
-        for operand in _mentioned([*operation.args, *operation.kwargs.values()]):
-            kind, at = next(iter(operand.items()))
+        for kind, at in program.operations[place].operands():
             if kind == "op":
                 todo.append(at[0])
             elif kind == "param":
@@ -554,28 +542,14 @@ def _part(program: Program, steps: list[_Step], outputs: set[str]) -> _Part:
     return _Part(frozenset(outputs), frozenset(operations), frozenset(inputs), frozenset(params))
 
 
-def _mentioned(value: Any) -> Iterator[dict[str, Any]]:
-    """Every operand in arguments, sizes that follow an input ("dim") with them."""
-    if isinstance(value, dict):
-        kind, at = next(iter(value.items()))
-        if kind in ("in", "param", "const", "op", "dim"):
-            yield value
-        elif kind == "mul":
-            yield from _mentioned(at)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _mentioned(item)
-
-
 def _last_uses(program: Program) -> dict[int, list[int]]:
     """By operation: results that nothing needs after it."""
     last: dict[int, int] = {}
     for place, operation in enumerate(program.operations):
         last[place] = place
-        for value in (*operation.args, *operation.kwargs.values()):
-            for operand in _operands(value):
-                if "op" in operand:
-                    last[operand["op"][0]] = place
+        for kind, at in operation.operands():
+            if kind == "op":
+                last[at[0]] = place
     for _, operand in program.outputs:
         if "op" in operand:
             last.pop(operand["op"][0], None)
@@ -844,8 +818,7 @@ class _Execution:
         for k in boundaries.get(len(self.loaded._steps), ()):
             enter(k)  # type: ignore[misc]
 
-    def tensor(self, operand: dict[str, Any]) -> Any:
-        kind, at = next(iter(operand.items()))
+    def tensor(self, kind: str, at: Any) -> Any:
         if kind == "in":
             if self.ins[at] is None:
                 raise ReplayRefused(
@@ -863,14 +836,13 @@ class _Execution:
             raise ReplayRefused(f"malformed program: operation {at[0]} has no output {at[1]}")
         return made[at[1]]
 
-    def decode(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self.decode(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        kind, at = next(iter(value.items()))
-        if kind in ("in", "param", "const", "op"):
-            return self.tensor(value)
+    def result(self, operand: dict[str, Any]) -> Any:
+        return self.tensor(*next(iter(operand.items())))
+
+    def argument(self, kind: str, at: Any) -> Any:
+        """What an operand stands for."""
+        if kind in TENSOR_OPERANDS:
+            return self.tensor(kind, at)
         if kind == "dim":
             shape = self.shapes[at[0]]
             if at[1] >= len(shape):
@@ -879,7 +851,7 @@ class _Execution:
                 )
             return shape[at[1]]
         if kind == "mul":
-            return math.prod(self.decode(factor) for factor in at)
+            return math.prod(map_operands(self.argument, at))
         if kind == "dtype":
             return TORCH[at]
         if kind == "device":
@@ -890,11 +862,11 @@ class _Execution:
             return getattr(torch, at)
         if kind == "float":
             return float(at)
-        return complex(self.decode(at[0]), self.decode(at[1]))
+        return complex(*map_operands(self.argument, at))
 
     def step(self, place: int, step: _Step) -> list[Any]:
         operation = step.operation
-        args = tuple(self.decode(a) for a in operation.args)
+        args = tuple(map_operands(self.argument, operation.args))
         if step.func is None:
             cast = self.policy.cast(args[0], args[2])
             if self.choices is not None:
@@ -902,7 +874,7 @@ class _Execution:
             if self.watch is not None:
                 self.watch.runs(place, "aten._to_copy.default", (args[0],), {"dtype": cast.dtype})
             return [cast]
-        kwargs = {k: self.decode(v) for k, v in operation.kwargs.items()}
+        kwargs = {k: map_operands(self.argument, v) for k, v in operation.kwargs.items()}
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         args, kwargs = self.dtypes(step, args, kwargs)

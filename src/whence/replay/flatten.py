@@ -6,12 +6,15 @@ the child's own program is put into the hole, so that the whole reads as one lis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.program import map_operands
 
 
 @dataclass
@@ -97,12 +100,7 @@ class _Builder:
             kept[k] = found
             return found
 
-        def value(v: Any) -> Any:
-            if isinstance(v, (list, tuple)):
-                return [value(item) for item in v]
-            if not isinstance(v, dict):
-                return v
-            kind, at = next(iter(v.items()))
+        def replaced(kind: str, at: Any) -> Any:
             if kind == "in":
                 return input_of(at)
             if kind == "op":
@@ -130,14 +128,11 @@ class _Builder:
                 return shape[at[1]]
             if kind == "mul":
                 factors = value(at)
-                numbers = [f for f in factors if isinstance(f, int)]
-                if len(numbers) == len(factors):
-                    product = 1
-                    for f in numbers:
-                        product *= f
-                    return product
-                return {"mul": factors}
-            return v
+                known = all(isinstance(factor, int) for factor in factors)
+                return math.prod(factors) if known else {"mul": factors}
+            return {kind: at}
+
+        value = partial(map_operands, replaced)
 
         outputs = dict(program.outputs)
 
@@ -158,10 +153,8 @@ class _Builder:
         for place, operation in enumerate(program.operations):
             for k in entering.get(place, ()):
                 enter(k)
-            args = tuple(value(a) for a in operation.args)
-            kwargs = {key: value(a) for key, a in operation.kwargs.items()}
             made.append(len(self.operations))
-            self.operations.append(Operation(operation.name, args, kwargs, operation.guard))
+            self.operations.append(operation.with_operands(replaced))
             self.places.append(node.call)
         for k in entering.get(len(program.operations), ()):
             enter(k)

@@ -34,6 +34,7 @@ from whence.judge import block_quantisation
 from whence.judge.policy import Entry
 from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
+from whence.records.program import Operand
 from whence.results import TENSOR_RULE, SlotPair, Verdict, severity
 
 _REPLICAS = 3
@@ -872,20 +873,16 @@ def _inputs_of(program: Program, operation: int) -> list[str]:
     """The slots that the result of one operator of a program rests on."""
     slots: dict[str, None] = {}
     done: set[int] = set()
-    todo: list[Any] = [{"op": [operation, 0]}]
+    todo = [Operand("op", (operation, 0))]
     while todo:
-        value = todo.pop()
-        if isinstance(value, (list, tuple)):
-            todo += value
-        elif isinstance(value, dict):
-            if "in" in value:
-                slots[program.inputs[value["in"]]] = None
-            elif "param" in value:
-                slots[value["param"]] = None
-            elif "op" in value and value["op"][0] not in done:
-                done.add(value["op"][0])
-                made = program.operations[value["op"][0]]
-                todo += [*made.args, *made.kwargs.values()]
+        kind, at = todo.pop()
+        if kind == "in":
+            slots[program.inputs[at]] = None
+        elif kind == "param":
+            slots[at] = None
+        elif kind == "op" and at[0] not in done:
+            done.add(at[0])
+            todo += program.operations[at[0]].operands()
     return list(slots)
 
 
