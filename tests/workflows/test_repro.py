@@ -252,7 +252,7 @@ def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
 
     def elsewhere(self, run, call, notes):
         found = way(self, run, call, notes)
-        return finding.replace(found, device="xpu:7") if run is self.faces.target else found
+        return finding.replace(found, device="xpu:7") if run is self.paired.target else found
 
     monkeypatch.setattr(finding._Subject, "_way", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")

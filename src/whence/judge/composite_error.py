@@ -14,13 +14,14 @@ from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge.integer_codes import beyond_boundaries
 from whence.judge.limits import LIMITS, Limits
+from whence.judge.precision import mask_fill
 from whence.judge.replay_error import (
     ReplayError,
     comparable,
     flat,
     norm,
     rounded,
-    same_sentinel,
+    same_fill,
     worst,
 )
 
@@ -45,10 +46,10 @@ def measure(
     if not kind.is_floating:
         count = beyond_boundaries(output, [wide, *copies])
         return ReplayError(math.inf if count else 0.0, integer_mismatch=count)
-    u, big = unit_roundoff(kind.name), kind.max_finite or math.inf
+    u, fill = unit_roundoff(kind.name), mask_fill(kind)
     y, r = flat(output), flat(wide)
     runs = [flat(c if dtypes.of(c).name == kind.name else rounded(c, kind)) for c in copies]
-    keep, mismatch = comparable(y, r, runs[0], big)
+    keep, mismatch = comparable(y, r, runs[0], fill)
     if y.size == 0:
         return ReplayError(0.0, u=u)
     y, r = np.where(keep, y, 0.0), np.where(keep, r, 0.0)
@@ -59,7 +60,7 @@ def measure(
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
     z, at = worst(y - r, np.sqrt(square), r, u, size, last)
     if mismatch:
-        at = int(np.argmax(~(keep | same_sentinel(flat(output), flat(wide), big))))
+        at = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None
     if (
         reference is not None

@@ -18,28 +18,22 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.limits import (
+    U32,
+    WEIGHT_FEW_SCALES,
+    WEIGHT_FREE_CODES,
+    WEIGHT_GRID_VALUES,
+    WEIGHT_RULE_AGREES,
+    WEIGHT_SCALE_TOLERANCE,
+    WEIGHT_UNRELATED,
+)
 from whence.judge.policy import Scheme
 
 F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _FLOATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _GROUPS = (256, 128, 64, 32, 16)
-# Codes further from the reference's weight than this are not a rounding of it, whatever chose them
-# (relative 2-norm).
-_UNRELATED = 0.7
-# A scale this close to what the codes allow is a scale rounded to another precision, not a wrong
-# one.
-_SCALE_TOLERANCE = 2e-3
-# Share of codes that are not the nearest from which they were optimised, not mistaken.
-_FREE_SHARE = 0.01
-# Share of codes that a rule for the scale must reproduce to count as the one that was used.
-_CHOSEN = 0.98
-# Share of scales that may be wrong while the others still show the rule.
-_FEW = 0.2
 _SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
-# A grid read off fewer values than this could be an accident.
-_FEWEST = 16
-_U32 = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +145,7 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                     far = norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
                     if best is None or far < best[0]:
                         best = far, made
-    return best[1] if best is not None and best[0] < _UNRELATED else None
+    return best[1] if best is not None and best[0] < WEIGHT_UNRELATED else None
 
 
 def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int]]:
@@ -307,7 +301,7 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
         if per == "tensor":
             scale = scale.mean(keepdims=True)
         scheme = Scheme(levels[0], per, axis if per == "channel" else 0, 0, levels[1])
-        return Stored(weight.shape, codes, scale, np.zeros_like(scale), scheme, _U32)
+        return Stored(weight.shape, codes, scale, np.zeros_like(scale), scheme, U32)
     for group in _GROUPS:
         if wide.ndim == 2 and last % group == 0 and last > group:
             found = _steps(wide.reshape(-1, group))
@@ -322,14 +316,14 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
                     shared,
                     np.zeros_like(shared),
                     Scheme(levels[0], "group", 0, group, levels[1]),
-                    _U32,
+                    U32,
                 )
     return None
 
 
 def _steps(rows: F64) -> tuple[F64, F64] | None:
     """(whole multiples, step of each row) when every row lies on a grid of at most 256 levels."""
-    if rows.shape[1] < _FEWEST:
+    if rows.shape[1] < WEIGHT_GRID_VALUES:
         return None
     most = np.abs(rows).max(1)
     used = most > 0
@@ -419,7 +413,7 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
             if near
             else Checked(_codes_said(w, t, found, beyond, count), numbers)
         )
-    if declared is None and near and count >= _FREE_SHARE * w.size:
+    if declared is None and near and count >= WEIGHT_FREE_CODES * w.size:
         return Checked("", numbers, True)
     return Checked(_codes_said(w, t, found, beyond, count), numbers)
 
@@ -505,7 +499,7 @@ def _against_rule(
 
     def strays(top: float) -> tuple[F64, Bools]:
         ratio: F64 = np.where(most > 0, found.scale * top / size, 1.0)
-        return ratio, np.abs(ratio - 1) > _SCALE_TOLERANCE + 4 * found.u
+        return ratio, np.abs(ratio - 1) > WEIGHT_SCALE_TOLERANCE + 4 * found.u
 
     if any(not strays(top)[1].any() for top in tops):
         return ""
@@ -522,15 +516,17 @@ def _against_rule(
         )
         if share > best:
             best, top = share, candidate
-    if best < _CHOSEN:
+    if best < WEIGHT_RULE_AGREES:
         return ""
     ratio, off = strays(top)
-    even = bool(off.any()) and float(np.ptp(ratio[off])) <= _SCALE_TOLERANCE + 8 * found.u
-    if not off.any() or (float(off.mean()) > _FEW and (not beyond or (lenient and not even))):
+    even = bool(off.any()) and float(np.ptp(ratio[off])) <= WEIGHT_SCALE_TOLERANCE + 8 * found.u
+    if not off.any() or (
+        float(off.mean()) > WEIGHT_FEW_SCALES and (not beyond or (lenient and not even))
+    ):
         return ""
 
     def fits(scale: F64) -> Bools:
-        out: Bools = np.abs(scale * top / size - 1) <= _SCALE_TOLERANCE
+        out: Bools = np.abs(scale * top / size - 1) <= WEIGHT_SCALE_TOLERANCE
         return out
 
     return _moved(found, off, fits, numbers) or _times(found, off, ratio[off], numbers)
@@ -564,7 +560,9 @@ def _times(found: Stored, off: Bools, values: F64, numbers: dict[str, float | No
     """ "scale x1.02 in row 17", for scales that are `values` times what they should be."""
     middle = float(np.median(values))
     numbers["scale"] = middle
-    even = float(np.abs(values / middle - 1).max()) <= 0.25 * abs(middle - 1) + _SCALE_TOLERANCE
+    even = (
+        float(np.abs(values / middle - 1).max()) <= 0.25 * abs(middle - 1) + WEIGHT_SCALE_TOLERANCE
+    )
     if not even:
         return (
             f"scales x{float(values.min()):.4g} to x{float(values.max()):.4g} of what they "
@@ -599,7 +597,7 @@ def _story(
     feasible = (least <= most * (1 + 1e-6)) & (most > 0) & np.isfinite(most)
 
     def fits(scale: F64) -> Bools:
-        slack = _SCALE_TOLERANCE
+        slack = WEIGHT_SCALE_TOLERANCE
         out: Bools = (scale >= least * (1 - slack)) & (scale <= most * (1 + slack))
         return out
 

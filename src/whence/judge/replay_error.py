@@ -23,15 +23,12 @@ from whence.judge.error_structure import (
     without_memory,
     without_own_rows,
 )
-from whence.judge.limits import LIMITS, U32, Limits
+from whence.judge.limits import CHANGED_FOR_SLOPE, LIMITS, U32, Limits
+from whence.judge.precision import mask_fill
 from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]
-_SENTINEL = (
-    0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
-)
 _TINY = 1e-300
-_CHANGED_FOR_SLOPE = 30
 _NONE: F64 = np.zeros(0)
 
 
@@ -77,7 +74,7 @@ class ReplayError:
             "rho": self.rho / rho,
             "z": self.z / z,
             "slope": s.slope_z / limits.slope
-            if abs(s.slope) >= gate and s.changed > _CHANGED_FOR_SLOPE
+            if abs(s.slope) >= gate and s.changed > CHANGED_FOR_SLOPE
             else 0.0,
             "row": s.row / limits.row if s.row_effect >= gate else 0.0,
             "channel": s.channel / limits.channel if s.channel_effect >= gate else 0.0,
@@ -147,7 +144,8 @@ def measure(
     u = unit_roundoff(kind.name)
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
-    keep, mismatch = comparable(y, r, w, kind.max_finite or math.inf)
+    fill = mask_fill(kind)
+    keep, mismatch = comparable(y, r, w, fill)
     g = flat(reference) if reference is not None and reference.size == output.size else None
     again = flat(reference_wide) if reference_wide is not None and g is not None else r
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
@@ -155,7 +153,7 @@ def measure(
         s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
     if g is not None:
-        known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
+        known = keep & (np.abs(g) < fill)
         if not known.all():
             g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
@@ -178,7 +176,7 @@ def measure(
             for x in (norm(r - again), norm(g - again))
         )
     if mismatch:
-        bad = ~(keep | same_sentinel(flat(output), flat(wide), kind.max_finite or math.inf))
+        bad = ~(keep | same_fill(flat(output), flat(wide), fill))
         at = int(np.argmax(bad))
     index = (
         tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
@@ -216,7 +214,7 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     structure of its own (every row of a norm its scale).
     """
     found = structure(y - w, r, last)
-    if (kind.unit_roundoff or 0.0) <= 1e-5 or kind.kind == "complex":
+    if not dtypes.is_half(kind.name) or kind.kind == "complex":
         return found
     with np.errstate(over="ignore", invalid="ignore"):
         once = r.astype(kind.numpy).astype(np.float64)
@@ -241,31 +239,30 @@ def rounded(array: Array, kind: dtypes.DType) -> Array:
         return array.astype(kind.numpy)
 
 
-def same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
-    limit = _SENTINEL * big
+def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
+    """Where both sides are NaN, or the filling of a mask or infinite with the same sign."""
     with np.errstate(invalid="ignore"):
-        both = (np.abs(a) >= limit) & (np.abs(b) >= limit) & (np.signbit(a) == np.signbit(b))
+        both = (np.abs(a) >= fill) & (np.abs(b) >= fill) & (np.signbit(a) == np.signbit(b))
     out: npt.NDArray[np.bool_] = both | (np.isnan(a) & np.isnan(b))
     return out
 
 
-def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
+def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool_], int]:
     """(elements that are ordinary numbers on all sides, how many are not although the replay says
     they should be).
 
     A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may
     overflow where the wide one does not.
     """
-    limit = _SENTINEL * big
     with np.errstate(invalid="ignore"):
-        fine = (np.abs(y) < limit) & (np.abs(r) < limit) & (np.abs(w) < limit)
+        fine = (np.abs(y) < fill) & (np.abs(r) < fill) & (np.abs(w) < fill)
     if fine.all():
         return fine, 0
-    wrong = ~fine & ~same_sentinel(y, r, big) & ~same_sentinel(y, w, big)
+    wrong = ~fine & ~same_fill(y, r, fill) & ~same_fill(y, w, fill)
     # The wide and the working replay disagree, the target agrees with neither: finite target next
     # to an overflowing replay is fine.
     with np.errstate(invalid="ignore"):
-        wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
+        wrong &= ~((np.abs(y) < fill) & (np.abs(r) < fill))
     return fine, int(np.count_nonzero(wrong))
 
 

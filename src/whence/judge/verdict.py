@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from whence.dtypes import is_half_roundoff
 from whence.judge import sentences
 from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
@@ -192,7 +193,7 @@ def _from_replay(
 
     if score > 1:
         low_precision = (
-            worst.u > 1e-5
+            is_half_roundoff(worst.u)
             and worst.rho <= limits.precision_rho
             and not worst.structured
             and math.isfinite(score)

@@ -607,7 +607,9 @@ class Replayer:
         pairs = [p for s, p in faced.items() if not s.startswith("param")] + list(outputs.values())
         recorded = {self.reference.run.records[p.reference_record].dtype for p in pairs}
         mine = {self.target.run.records[p.target_record].dtype for p in pairs}
-        return "float64" if finest < 1e-5 else "float32", "recorded" if recorded == mine else target
+        return "float32" if dtypes.is_half_roundoff(
+            finest
+        ) else "float64", "recorded" if recorded == mine else target
 
     # ---- parameters
 
@@ -755,9 +757,11 @@ def own_score(
     arrays, strides = side.arrays(side.records(call, (*program.inputs, *program.params)))
     made, _ = side.arrays(side.records(call, outputs))
     wide = (
-        "float64"
-        if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5
-        else "float32"
+        "float32"
+        if dtypes.is_half_roundoff(
+            min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values())
+        )
+        else "float64"
     )
     right: dict[int, Array] = {}
     r = loaded.run(
@@ -1088,7 +1092,7 @@ class _Whole:
 
 def _is_half(produced: Mapping[str, Array]) -> bool:
     """Is everything that was made of 16 bits or less?"""
-    return all(judge.unit_roundoff(dtypes.of(a).name) > 1e-5 for a in produced.values())
+    return all(dtypes.is_half(dtypes.of(a).name) for a in produced.values())
 
 
 def _measured(

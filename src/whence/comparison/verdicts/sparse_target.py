@@ -31,6 +31,7 @@ from whence.comparison.verdicts.parameters import Parameters
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
+from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
 from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
@@ -766,22 +767,19 @@ class SparseTargetJudge:
         ]
         found = max(
             tried,
-            key=lambda by_record: sum(
-                c.gain > block_quantisation.MOSTLY for c in by_record.values()
-            ),
+            key=lambda by_record: sum(c.gain > CODES_MOSTLY for c in by_record.values()),
         )
-        mostly = [c for c in found.values() if c.gain > block_quantisation.MOSTLY]
+        mostly = [c for c in found.values() if c.gain > CODES_MOSTLY]
         # What holds for nearly all of them is what the kernel does, and needs less evidence in
         # each.
         agreed = len(mostly) >= _NEARLY_ALL * len(beyond)
         decided = {
             record: dataclasses.replace(
                 c,
-                sure=c.gain
-                > (block_quantisation.EXPLAINED / 2 if agreed else block_quantisation.EXPLAINED),
+                sure=c.gain > (CODES_EXPLAINED / 2 if agreed else CODES_EXPLAINED),
             )
             for record, c in found.items()
-            if c.gain > block_quantisation.MOSTLY or (agreed and c.size < 2 * c.expected)
+            if c.gain > CODES_MOSTLY or (agreed and c.size < 2 * c.expected)
         }
         if decided:
             self.notes.append(
