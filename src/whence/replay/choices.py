@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from whence.frameworks.torch_arrays import NAMES
+from whence.frameworks.torch_schema import CHOOSES
 from whence.replay import allowed_operators
-from whence.replay.allowed_operators import CHOOSES
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

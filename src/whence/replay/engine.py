@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
+from whence.frameworks.torch_schema import draws, schema_of, written
 from whence.records import Operation, Program
 from whence.records.program import TENSOR_OPERANDS, Operand, map_operands, operands
 from whence.replay import allowed_operators, stepwise
@@ -45,14 +46,6 @@ _DEFAULT_DTYPE = {
     "fft_rfftfreq",
 }
 _EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
-_STATISTICS_WRITERS = {
-    "batch_norm",
-    "native_batch_norm",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "_batch_norm_impl_index",
-    "instance_norm",
-}
 
 
 @dataclass
@@ -401,30 +394,14 @@ def _bind(operation: Operation, allow: tuple[str, ...]) -> _Step:
     _fits(operation, schema)
     positional = tuple(a.name for a in schema.arguments if not a.kwarg_only)
     named = dict(zip(positional, operation.args)) | operation.kwargs
-    if torch.Tag.nondeterministic_seeded in func.tags and _draws(schema, named):
+    if draws(schema_of(func), named):
         raise ReplayRefused(f"operator {operation.name} draws random numbers")
-    writes = tuple(
-        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    )
-    if base in _STATISTICS_WRITERS and named.get(
-        "training", named.get("train", named.get("use_input_stats"))
-    ):
-        writes = (*writes, "running_mean", "running_var")
+    writes = written(schema_of(func), named)
     view = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
     # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so
     # nothing to bound.
     return _Step(
         operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags
-    )
-
-
-def _draws(schema: Any, named: dict[str, Any]) -> bool:
-    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} | named
-    if "dropout_p" in named:
-        return bool(named["dropout_p"])
-    return (
-        bool(named.get("p", named.get("dropout", 1)))
-        and named.get("train", named.get("training", True)) is not False
     )
 
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from whence import dtypes, judge
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.frameworks.torch_schema import CHOOSES
 from whence.judge import ties
 from whence.records import Call, Run
-from whence.replay.allowed_operators import CHOOSES
 from whence.results import SlotPair, Verdict
 
 Mask = npt.NDArray[np.bool_]

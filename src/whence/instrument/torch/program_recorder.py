@@ -37,12 +37,12 @@ from whence.frameworks.torch_arrays import NAMES, canonical, tensors_in
 from whence.frameworks.torch_schema import (
     AUTOCAST_KEYS,
     METADATA_ONLY,
-    STATISTICS_WRITERS,
     UNINITIALISED,
     OperatorSchema,
     draws,
     restored,
     schema_of,
+    written,
 )
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
@@ -710,12 +710,7 @@ class Recorder:
         self._see(tensor, key)
 
     def _written(self, facts: OperatorSchema, named: dict[str, Any]) -> list[Any]:
-        names = facts.writes
-        if facts.base in STATISTICS_WRITERS and (
-            named.get("training", named.get("train", named.get("use_input_stats")))
-        ):
-            names = (*names, "running_mean", "running_var")
-        return [t for name in names for t in tensors_in(named.get(name))]
+        return [t for name in written(facts, named) for t in tensors_in(named.get(name))]
 
     def _after(
         self,

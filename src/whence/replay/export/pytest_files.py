@@ -1,7 +1,7 @@
 """Writes a run's operators, or its leaf modules, as pytest files that need pytest and torch only.
 
 A test names what is called on what; the elements lie beside it in one safetensors file;
-`torch_support`, copied as `operator_support.py`, does the work. Names and texts of a run are
+`export.support`, copied as `operator_support`, does the work. Names and texts of a run are
 untrusted: they get into the files as identifiers of letters and digits, as literals by `repr`, and
 in comments without line breaks.
 """
@@ -23,12 +23,16 @@ import torch
 
 from whence import dtypes
 from whence.errors import ElementsMissing, OutputExists, ReplayRefused, UsageError
+from whence.frameworks import torch_schema
 from whence.records import Call, Program, Run
-from whence.replay import allowed_operators, validation
-from whence.replay.export.support import check as support
+from whence.replay import allowed_operators, stepwise, validation
+from whence.replay.export import support
 
 FACTORIES = ("load", "random", "special")
-SUPPORT = "operator_support.py"
+SUPPORT = "operator_support"
+_FROM_WHENCE = re.compile(
+    r"^from whence\.(?:replay\.export\.support|replay|frameworks)(\.\w+)? import", re.MULTILINE
+)
 _OPERATOR = re.compile(r"[A-Za-z_]\w*(\.\w+){2}", re.ASCII)
 _PLAIN_CLASSES = ("", "Parameter", "Buffer")
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
@@ -97,7 +101,8 @@ class Folder:
                 raise OutputExists(
                     f"{path} exists; --force replaces tests that were written before"
                 )
-            if not (path / SUPPORT).exists() and (not path.is_dir() or any(path.iterdir())):
+            ours = (path / SUPPORT).exists() or (path / f"{SUPPORT}.py").exists()
+            if not ours and (not path.is_dir() or any(path.iterdir())):
                 raise OutputExists(
                     f"{path} holds something else than tests written by whence; choose another "
                     "folder"
@@ -109,11 +114,13 @@ class Folder:
             imports = ("import pytest\n" if any("pytest." in t for t in texts) else "") + (
                 "import torch\n" if _uses_torch(texts) else ""
             )
-            head = f'"""{self._titles[file]}"""\n\n{imports}\nfrom {SUPPORT[:-3]} import tensor\n'.replace(
-                '"""\n\n\n', '"""\n\n'
+            head = (
+                f'"""{self._titles[file]}"""\n\n{imports}\nfrom {SUPPORT} import tensor\n'.replace(
+                    '"""\n\n\n', '"""\n\n'
+                )
             )
             (path / f"{file}.py").write_text("\n\n".join([head, *texts]), encoding="utf-8")
-        shutil.copyfile(str(support.__file__), path / SUPPORT)
+        _copy_support(path / SUPPORT)
         versions = ", ".join(
             f"{k} {v}"
             for k, v in self.run.info.versions.items()
@@ -160,7 +167,7 @@ _CONFTEST = '''"""Tests of operators as a run called them; `{versions}`.
 
     pytest . --device cuda:0 --seed 42 --detail_compare_path out.csv
 
-Each operator runs on the device, and on the CPU in float64 and in its own dtype; operator_support.py says how they are compared.
+Each operator runs on the device, and on the CPU in float64 and in its own dtype; operator_support says how they are compared.
 """
 
 import sys
@@ -725,6 +732,15 @@ def _spread(ids: Sequence[int], count: int) -> list[int]:
     if len(ids) <= count:
         return list(ids)
     return [ids[round(k * (len(ids) - 1) / max(1, count - 1))] for k in range(count)]
+
+
+def _copy_support(folder: Path) -> None:
+    """Copy what the tests stand on, as a package that finds its own files beside it."""
+    folder.mkdir()
+    shared = (Path(str(torch_schema.__file__)), Path(str(stepwise.__file__)))
+    for file in (*Path(str(support.__file__)).parent.glob("*.py"), *shared):
+        text = _FROM_WHENCE.sub(rf"from {SUPPORT}\1 import", file.read_text(encoding="utf-8"))
+        (folder / file.name).write_text(text, encoding="utf-8")
 
 
 def checked(factory: str, samples: int) -> None:
