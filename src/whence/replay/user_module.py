@@ -26,7 +26,8 @@ from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
 from whence.records import Call, Program
 from whence.replay import stepwise as written_out
-from whence.replay.engine import WORKING, HeldTensor, _laid_out
+from whence.replay.dtype_policy import WORKING, laid_out
+from whence.replay.engine import HeldParameters
 
 Rebuilt = Callable[[Any, Callable[[str, Any], Any]], Any]
 """(what a call returned, put) -> the same with `put(slot, tensor)` in the place of each tensor;
@@ -171,15 +172,15 @@ class Borrowed:
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> HeldTensor:
+    ) -> HeldParameters:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
         wide, layouts = _wide(working), strides or {}
         there = [slot for slot in self.program.params if slot in params]
-        return HeldTensor(
+        return HeldParameters(
             {
-                slot: _laid_out(_widened(from_host(params[slot]), wide), layouts.get(slot))
+                slot: laid_out(_widened(from_host(params[slot]), wide), layouts.get(slot))
                 for slot in there
             },
             working,
@@ -190,7 +191,7 @@ class Borrowed:
     def run(
         self,
         inputs: Mapping[str, Array],
-        params: Mapping[str, Array] | HeldTensor,
+        params: Mapping[str, Array] | HeldParameters,
         *,
         working: str = "recorded",
         stepwise: bool = False,
@@ -208,7 +209,7 @@ class Borrowed:
         no operations of a program. Raises ReplayRefused with the reason.
         """
         wide = _wide(working)
-        if not isinstance(params, HeldTensor):
+        if not isinstance(params, HeldParameters):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
@@ -226,7 +227,7 @@ class Borrowed:
         layouts = strides or {}
 
         def tensor(slot: str, array: Array) -> Any:
-            made = _laid_out(
+            made = laid_out(
                 self._input(slot, from_host(array), working, convert), layouts.get(slot)
             )
             # A clone, since what is written in place must not be a leaf of the graph.

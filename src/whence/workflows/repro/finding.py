@@ -418,7 +418,7 @@ class _Subject:
         working = (
             "recorded" if self.swapped else self.replayer.working_dtypes(faced, pairs, produced)[1]
         )
-        writes = any(s.writes for s in loaded._steps)
+        writes = loaded.writes
         self.judged = list(produced)
         trace = Trace(copies=writes)
         loaded.run(
@@ -653,7 +653,7 @@ class _Subject:
             else:
                 arrays, strides = side.arrays(side.records(self.other, slots))
             made, _ = side.arrays(side.records(self.other, outputs))
-            trace = Trace(copies=any(s.writes for s in loaded._steps))
+            trace = Trace(copies=loaded.writes)
             with Threads(1):
                 working = loaded.run(arrays, arrays, strides=strides, outputs=outputs, watch=trace)
                 wide = (
