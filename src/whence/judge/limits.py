@@ -125,6 +125,12 @@ ENOUGH_IN_FLOAT32 = 2
 BFLOAT16_AND_COARSER = 1e-3
 """Unit roundoffs of bfloat16 and of coarser dtypes lie above."""
 
+# How much does an operator's own rounding make at least?
+
+FLOOR_ROUNDING, FLOOR_SUM = 0.5, 0.3
+"""Units of roundoff of the result, and units of the roundoff of sums times the root of their terms.
+"""
+
 # Does the error of a replay have a structure?
 
 CHANGED_FOR_SLOPE = 30

@@ -140,12 +140,8 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
     )
 
 
-def _from_replay(
-    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
-) -> Verdict:
-    assert evidence.local
-    slot, worst = max(evidence.local, key=lambda item: item[1].score)
-    numbers |= {
+def _replay_numbers(worst: ReplayError) -> dict[str, float | None]:
+    return {
         "rho": _finite(worst.rho),
         "z": _finite(worst.z),
         "slope": worst.structure.slope,
@@ -155,21 +151,35 @@ def _from_replay(
         "inherited_rel": worst.inherited_rel,
         "reference_rel": worst.reference_rel,
     }
+
+
+def _broken_reference(
+    evidence: LeafEvidence, slot: str, numbers: dict[str, float | None]
+) -> Verdict:
+    return Verdict(
+        evidence.pair,
+        "introduced",
+        evidence="replay",
+        confidence="likely",
+        score=_finite(evidence.broken),
+        cause="kernel",
+        numbers=numbers,
+        slot=slot,
+        side="reference",
+        sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
+        "times beyond the rounding of its own "
+        "operators, run again on its own inputs; the target agrees with them",
+    )
+
+
+def _from_replay(
+    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
+) -> Verdict:
+    assert evidence.local
+    slot, worst = max(evidence.local, key=lambda item: item[1].score)
+    numbers |= _replay_numbers(worst)
     if evidence.broken:
-        return Verdict(
-            evidence.pair,
-            "introduced",
-            evidence="replay",
-            confidence="likely",
-            score=_finite(evidence.broken),
-            cause="kernel",
-            numbers=numbers,
-            slot=slot,
-            side="reference",
-            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
-            "times beyond the rounding of its own "
-            "operators, run again on its own inputs; the target agrees with them",
-        )
+        return _broken_reference(evidence, slot, numbers)
     said = sentences.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
