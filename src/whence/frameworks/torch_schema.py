@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
-    return frozenset(text.split())
-
+from whence.frameworks.operator_names import CHOOSES, words
 
 # In-place operators that only change what a tensor looks like. Recorded as the view they amount to,
 # so that replay never changes a tensor object another operation refers to.
@@ -36,12 +32,6 @@ STATISTICS_WRITERS = words("""
     batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index
     instance_norm
 """)
-# Choose among scores; which of the results holds the indices.
-CHOOSES = {
-    "topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "kthvalue": 1,
-    "median": 1, "nanmedian": 1, "mode": 1, "cummax": 1, "cummin": 1, "max_pool2d_with_indices": 1,
-    "max_pool3d_with_indices": 1, "adaptive_max_pool2d": 1, "adaptive_max_pool3d": 1,
-}  # fmt: skip
 VIEW, RANDOM, CREATION, PLAIN = "view", "random", "creation", "plain"
 _CREATE = words("""
     arange eye empty full linspace logspace ones zeros scalar_tensor tril_indices triu_indices range

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from whence.errors import ReplayRefused
-from whence.frameworks.torch_schema import words
+from whence.frameworks.operator_names import words
 
 _NAME = re.compile(r"([a-z][a-z0-9_]{0,63})\.([A-Za-z0-9_]{1,100})\.([A-Za-z0-9_]{1,60})")
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from whence.frameworks.operator_names import CHOOSES
 from whence.frameworks.torch_arrays import NAMES
-from whence.frameworks.torch_schema import CHOOSES
 from whence.replay import allowed_operators
 
 I64 = npt.NDArray[np.int64]

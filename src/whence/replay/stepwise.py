@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_schema import words
+from whence.frameworks.operator_names import words
 
 Named = dict[str, Any]
 

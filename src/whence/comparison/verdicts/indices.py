@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from whence import dtypes, judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.frameworks.torch_schema import CHOOSES
+from whence.frameworks.operator_names import CHOOSES
 from whence.judge import ties
 from whence.records import Call, Run
 from whence.results import SlotPair, Verdict

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_schema import words
+from whence.frameworks.operator_names import words
 from whence.replay import allowed_operators, stepwise
 from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece

@@ -23,7 +23,7 @@ import torch
 
 from whence import dtypes
 from whence.errors import ElementsMissing, OutputExists, ReplayRefused, UsageError
-from whence.frameworks import torch_schema
+from whence.frameworks import operator_names, torch_schema
 from whence.records import Call, Program, Run
 from whence.replay import allowed_operators, stepwise, validation
 from whence.replay.export import support
@@ -737,7 +737,7 @@ def _spread(ids: Sequence[int], count: int) -> list[int]:
 def _copy_support(folder: Path) -> None:
     """Copy what the tests stand on, as a package that finds its own files beside it."""
     folder.mkdir()
-    shared = (Path(str(torch_schema.__file__)), Path(str(stepwise.__file__)))
+    shared = [Path(str(m.__file__)) for m in (operator_names, torch_schema, stepwise)]
     for file in (*Path(str(support.__file__)).parent.glob("*.py"), *shared):
         text = _FROM_WHENCE.sub(rf"from {SUPPORT}\1 import", file.read_text(encoding="utf-8"))
         (folder / file.name).write_text(text, encoding="utf-8")

@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.frameworks import torch_schema
-from whence.frameworks.torch_schema import CREATION, VIEW, kind, schema_of, words
+from whence.frameworks.operator_names import words
+from whence.frameworks.torch_schema import CREATION, VIEW, kind, schema_of
 from whence.replay import stepwise
 from whence.replay.export.support.tensors import rounds, tensors_in, widened
 
