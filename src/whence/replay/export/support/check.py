@@ -7,15 +7,13 @@ The three are: on the device, on the CPU in float64 (what is right) and on the C
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from whence.frameworks.torch_schema import CREATION, RANDOM, VIEW, chosen_result, kind
+from whence.frameworks.torch_schema import CREATION, RANDOM, VIEW, kind
 from whence.replay.export.support.measure import Figures, kolmogorov_smirnov, measure
 from whence.replay.export.support.operators import (
     Calls,
@@ -27,68 +25,33 @@ from whence.replay.export.support.operators import (
     synchronize,
     written,
 )
+from whence.replay.export.support.reproduced import (
+    built_from,
+    drawn_gradient,
+    generators_in,
+    picks_of,
+)
+from whence.replay.export.support.row import (
+    Row,
+    Skipped,
+    Wrong,
+    form_of,
+    layout_of,
+    named_figures,
+    note_of_made_up,
+)
 from whence.replay.export.support.table import append
 from whence.replay.export.support.tensors import (
-    NAMES,
     Built,
     Data,
     Elements,
     Settings,
     Tensor,
     rounds,
-    specs_in,
-    tensors_in,
 )
 from whence.replay.stepwise import without_onednn
 
-
-class Skipped(Exception):
-    """There is nothing to compare; the text says why."""
-
-
-class Wrong(Exception):
-    """The device made something of another form than the CPU; the text says what."""
-
-
 Run = Callable[[Operators, dict[str, Any]], dict[str, Any]]
-
-
-@dataclass
-class Row:
-    """What a test found. seconds: of the call on the device. calls: operators that ran, where there
-    are several.
-    """
-
-    figures: Figures
-    seconds: float
-    note: str
-    calls: tuple[str, ...] = ()
-
-    def with_note(self, note: str) -> Row:
-        """With one more remark, if there is any."""
-        return replace(self, note="; ".join(x for x in (self.note, note) if x))
-
-    def cells(self) -> dict[str, Any]:
-        """Its figures by column. shape, dtype, least and greatest value are those of the
-        results.
-        """
-        f = self.figures
-        known = f.least <= f.greatest
-        return {
-            "dtype": "; ".join(dict.fromkeys(f.dtypes)),
-            "shape": "; ".join(f.shapes),
-            "min-val": repr(f.least) if known else "",
-            "max-val": repr(f.greatest) if known else "",
-            "max": repr(f.worst),
-            **{f"1e-{k + 1}": n for k, n in enumerate(f.counts)},
-            "ulp": f"{f.ulp:.17g}",
-            "nan_mismatch": f.nan,
-            "inf_mismatch": f.inf,
-            "local_error": f"{f.local:.6g}",
-            "time": f"{self.seconds:.6f}",
-            "numel": f.numel,
-            "calls": " ".join(self.calls),
-        }
 
 
 class Check:
@@ -132,11 +95,11 @@ class Check:
         arguments = {k: v for k, v in arguments.items() if not k.startswith("state.")}
         with reference_rules():
             elements = self._elements(sample, full=torch.Tag.pointwise in func.tags)
-            built = _built(arguments, elements)
+            built = built_from(arguments, elements)
             state = {k: elements.of(f"state.{k}", v) for k, v in states.items() if sample in v.data}
 
         def run(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
-            with torch.no_grad(), _generators(state, self.settings.seed):
+            with torch.no_grad(), generators_in(state, self.settings.seed):
                 return results(func, invoke(ops, op, given), given)
 
         sort = kind(func, arguments)
@@ -148,7 +111,7 @@ class Check:
             row = self._structure(run, built, filled="empty" not in op)
         else:
             row = self._three_ways(run, built, func)
-        return row.with_note(_made_up(elements))
+        return row.with_note(note_of_made_up(elements))
 
     def _gradient(
         self, op: str, sample: int | None, grads: Mapping[int, Tensor], arguments: dict[str, Any]
@@ -156,7 +119,9 @@ class Check:
         func = overload(op)
         with reference_rules():
             elements = self._elements(sample, full=False)
-            built = _built({**arguments, **{f"grad.{k}": v for k, v in grads.items()}}, elements)
+            built = built_from(
+                {**arguments, **{f"grad.{k}": v for k, v in grads.items()}}, elements
+            )
 
         def run(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
             named = {k: v for k, v in given.items() if not k.startswith("grad.")}
@@ -178,14 +143,14 @@ class Check:
                 leaves[name] = value.detach().requires_grad_()
                 return leaves[name].clone() if copied else leaves[name]
 
-            with torch.enable_grad(), _generators({}, self.settings.seed):
+            with torch.enable_grad(), generators_in({}, self.settings.seed):
                 named = {k: leaf(k, v) for k, v in named.items()}
                 made = dict(enumerate(results(func, invoke(ops, op, named), named).values()))
                 usable = {k: t for k, t in made.items() if t.requires_grad}
                 chosen = {k: g.to(usable[k].dtype) for k, g in incoming.items() if k in usable}
                 if not chosen:
                     chosen = {
-                        k: _drawn_gradient(t, self.settings.seed)
+                        k: drawn_gradient(t, self.settings.seed)
                         for k, t in list(usable.items())[:1]
                     }
                 if not chosen:
@@ -198,20 +163,22 @@ class Check:
                 )
             return {f"grad.{name}": g for name, g in zip(leaves, found) if g is not None}
 
-        return self._three_ways(run, built, func, backward=True).with_note(_made_up(elements))
+        return self._three_ways(run, built, func, backward=True).with_note(
+            note_of_made_up(elements)
+        )
 
     def _module(
         self, run: Callable[..., dict[str, Any]], sample: int | None, arguments: dict[str, Any]
     ) -> Row:
         with reference_rules():
             elements = self._elements(sample, full=False)
-            built = _built(arguments, elements)
+            built = built_from(arguments, elements)
 
         def call(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
             with torch.no_grad():
                 return run(ops, **given)
 
-        return self._three_ways(call, built).with_note(_made_up(elements))
+        return self._three_ways(call, built).with_note(note_of_made_up(elements))
 
     # ---- how it is compared
 
@@ -252,7 +219,7 @@ class Check:
             raise Skipped(f"no reference: the CPU raised {trouble}")
         figures = Figures()
         with reference_rules():
-            picks = _picks(func, built.make()) if func is not None and not backward else {}
+            picks = picks_of(func, built.make()) if func is not None and not backward else {}
             for slot, value in made.items():
                 value = value.detach().to("cpu")
                 if (
@@ -264,7 +231,7 @@ class Check:
                 if value.shape != right.shape or (
                     working is not None and value.dtype != form.dtype
                 ):
-                    raise Wrong(f"{slot}: device made {_said(value)}, CPU {_said(form)}")
+                    raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(form)}")
                 others = [
                     f[slot]
                     for f in floors
@@ -276,7 +243,9 @@ class Check:
                         picks[slot](right),
                         [picks[slot](o) for o in others],
                     )
-                figures.join(_named(slot, value, measure(value, right, others, length=ops.length)))
+                figures.join(
+                    named_figures(slot, value, measure(value, right, others, length=ops.length))
+                )
             missing = [slot for slot in wide if slot not in made]
         if missing:
             raise Wrong(f"the device made no {', '.join(missing)}")
@@ -294,12 +263,13 @@ class Check:
         with reference_rules():
             for slot, value in made.items():
                 other = right[slot]
-                if _laid(value, given) != _laid(other, there):
-                    raise Wrong(
-                        f"{slot}: device made {_laid(value, given)}, CPU {_laid(other, there)}"
-                    )
+                layout, right_layout = layout_of(value, given), layout_of(other, there)
+                if layout != right_layout:
+                    raise Wrong(f"{slot}: device made {layout}, CPU {right_layout}")
                 if filled:
-                    figures.join(_named(slot, value, measure(value.to("cpu"), other, [other])))
+                    figures.join(
+                        named_figures(slot, value, measure(value.to("cpu"), other, [other]))
+                    )
         return Row(figures, seconds, "compared structurally")
 
     def _random(self, run: Run, built: Built, *, repeated: bool) -> Row:
@@ -315,9 +285,9 @@ class Check:
             for slot, value in made.items():
                 value, other = value.to("cpu"), right[slot]
                 if value.shape != other.shape or value.dtype != other.dtype:
-                    raise Wrong(f"{slot}: device made {_said(value)}, CPU {_said(other)}")
+                    raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(other)}")
                 if exact:
-                    figures.join(_named(slot, value, measure(value, other, [other])))
+                    figures.join(named_figures(slot, value, measure(value, other, [other])))
                     continue
                 far = kolmogorov_smirnov(value, other)
                 least, greatest = (
@@ -333,7 +303,7 @@ class Check:
                     score=far,
                     why=f"distributions differ by {far:.3g} times what chance makes",
                 )
-                figures.join(_named(slot, value, alike))
+                figures.join(named_figures(slot, value, alike))
         return Row(
             figures,
             seconds,
@@ -383,18 +353,6 @@ class Check:
             raise AssertionError(f"{op} on {self.settings.device}: {problem}")
 
 
-def _built(arguments: Mapping[str, Any], elements: Elements) -> Built:
-    return Built(arguments, {name: elements.of(name, spec) for name, spec in specs_in(arguments)})
-
-
-def _made_up(elements: Elements) -> str:
-    return (
-        f"elements were not kept, drawn in their range: {', '.join(elements.made_up)}"
-        if elements.made_up
-        else ""
-    )
-
-
 def _tried(run: Run, ops: Operators, given: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     try:
         return run(ops, given), ""
@@ -402,88 +360,3 @@ def _tried(run: Run, ops: Operators, given: dict[str, Any]) -> tuple[dict[str, A
         raise
     except Exception as error:  # noqa: BLE001 - operators raise anything; the text is kept
         return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
-
-
-def _named(slot: str, value: Any, figures: Figures) -> Figures:
-    figures.dtypes, figures.shapes = (
-        [NAMES.get(value.dtype, str(value.dtype))],
-        [str(list(value.shape))],
-    )
-    figures.why = f"{slot}: {figures.why}" if figures.why else ""
-    return figures
-
-
-def _said(value: Any) -> str:
-    return f"{NAMES.get(value.dtype, value.dtype)} {list(value.shape)}"
-
-
-def _laid(value: Any, given: Mapping[str, Any]) -> str:
-    owners = [
-        n
-        for n, t in given.items()
-        if any(
-            t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-            for t in tensors_in(t)
-        )
-    ]
-    whose = f" of {owners[0]}" if owners and value.numel() else ""
-    return f"{_said(value)} stride {list(value.stride())} offset {value.storage_offset()}{whose}"
-
-
-def _drawn_gradient(like: Any, seed: int) -> Any:
-    with reference_rules():
-        generator = torch.Generator().manual_seed(seed)
-        values = (
-            torch.rand(math.prod(like.shape), generator=generator, dtype=torch.float64).reshape(
-                like.shape
-            )
-            * 2
-            - 1
-        )
-        # Rounded to 8 bits, so that every dtype holds the same.
-        return values.to(torch.bfloat16).to(like.dtype).to(like.device)
-
-
-@contextlib.contextmanager
-def _generators(state: Mapping[str, Any], seed: int) -> Iterator[None]:
-    """With generators in these states ("cpu", "cuda"); without any, the CPU's is seeded. Afterwards
-    the CPU's is as before.
-    """
-    before = torch.get_rng_state()
-    torch.manual_seed(seed)
-    for device, value in state.items():
-        (torch if device == "cpu" else getattr(torch, device)).set_rng_state(value)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
-def _picks(func: Any, given: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
-    """For results that are indices: what they point at, by slot; equal values may be pointed at in
-    any order.
-    """
-    name = func._schema.name.partition("::")[2]
-    place = chosen_result(func)
-    x = next(tensors_in(list(given.values())), None)
-    if place is None or x is None:
-        return {}
-    dim = given.get("dim", -1 if name not in ("argmax", "argmin") else None)
-
-    def pick(index: Any) -> Any:
-        kept = index
-        if "pool" in name:
-            flat = x.flatten(-3 if "3d" in name else -2)
-            index = index.flatten(-3 if "3d" in name else -2)
-            axis = -1
-        elif dim is None or x.dim() == 0:
-            flat, index, axis = x.reshape(-1), index.reshape(-1), 0
-        else:
-            flat, axis = x, dim
-            if index.dim() < x.dim():
-                index = index.unsqueeze(dim)
-        if index.numel() and not bool(((index >= 0) & (index < flat.shape[axis])).all()):
-            raise Wrong("an index beyond its tensor")
-        return flat.gather(axis, index).reshape(kept.shape)
-
-    return {f"output.{place}": pick}
