@@ -160,3 +160,13 @@ def coarser(dtype: str, other: str) -> float:
     """Unit roundoff of the coarser of two dtypes; 0 when either is an exact kind."""
     a, b = unit_roundoff(dtype), unit_roundoff(other)
     return max(a, b) if a and b else 0.0
+
+
+def is_half(dtype: str) -> bool:
+    """Does a dtype round as 16 bits or fewer do? False for exact kinds and unknown names."""
+    return is_half_roundoff(unit_roundoff(dtype))
+
+
+def is_half_roundoff(unit_roundoff: float) -> bool:
+    """Is this the unit roundoff of 16 bits or fewer?"""
+    return unit_roundoff > 1e-5

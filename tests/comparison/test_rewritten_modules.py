@@ -162,7 +162,7 @@ def test_a_wrong_function_in_rewritten_experts_is_named_with_its_line(tmp_path):
     (found,) = result.findings
     assert (found.name, found.cause, found.operator) == ("experts", "semantic", "aten.gelu.default")
     assert "gelu runs only in the target in place of silu" in found.sentence
-    assert re.search(r"test_rewritten\.py:\d+$", found.source)
+    assert re.search(r"test_rewritten_modules\.py:\d+$", found.source)
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from whence.judge import block_quantisation
+from whence.judge.limits import CODES_EXPLAINED
 
 
 def test_codes_of_blocks_are_those_of_a_loop():
@@ -27,7 +28,7 @@ def test_zeros_stay_and_what_fits_no_block_is_left_alone():
 
 def test_gain_is_of_rows_and_one_faulty_row_is_not_explained():
     before, after = np.full(8, 1e-2), np.full(8, 1e-4)
-    assert block_quantisation.gain(before, after) > block_quantisation.EXPLAINED
+    assert block_quantisation.gain(before, after) > CODES_EXPLAINED
     after[3] = 0.2
     assert block_quantisation.gain(before, after) == 0.0
     after[3] = np.inf

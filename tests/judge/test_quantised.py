@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence.judge import quantised_weights
+from whence.judge import quantised_weights, stored_codes
 from whence.judge.policy import Scheme
 
 ROWS, COLUMNS = 24, 64
@@ -69,7 +69,7 @@ def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
         seed=seed,
         top=2 ** (bits - 1) - 0.5 if full and symmetric else None,
     )
-    found = quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
+    found = stored_codes.stored(w, held(codes, scale, zero), "param.weight")
     if found is None:  # two bits of a rough grid may lie too far from the weight to be recognised
         assert bits == 2
         return
@@ -88,7 +88,7 @@ def test_a_right_one_is_found_and_silent(bits, per, symmetric, seed, full):
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_scale_two_percent_off(bits, per, factor, declared):
     w, codes, scale, zero = made(bits, per)
-    found = quantised_weights.stored(w, held(codes, scale * factor, zero), "param.weight")
+    found = stored_codes.stored(w, held(codes, scale * factor, zero), "param.weight")
     scheme = Scheme(bits, per, 0, 16 if per == "group" else 0) if declared else None
     checked = quantised_weights.check(w, found, declared=scheme)
     assert checked.sentence == f"scale x{factor:g} in the whole tensor"
@@ -108,7 +108,7 @@ def test_one_scale_two_percent_off(bits, per, at, where):
     scale = scale.copy()
     scale[at] *= 1.02
     checked = quantised_weights.check(
-        w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
+        w, stored_codes.stored(w, held(codes, scale, zero), "param.weight")
     )
     assert checked.sentence == f"scale x1.02 in {where}"
 
@@ -124,7 +124,7 @@ def test_one_scale_two_percent_off(bits, per, at, where):
 def test_shifted_scales(per, axis, by, words):
     w, codes, scale, zero = made(8, per)
     checked = quantised_weights.check(
-        w, quantised_weights.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight")
+        w, stored_codes.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight")
     )
     assert checked.sentence.startswith(f"scales shifted by {words}")
     assert checked.numbers["shift"] == by
@@ -135,7 +135,7 @@ def test_a_zero_point():
     zero = zero.copy()
     zero[5] += 1
     checked = quantised_weights.check(
-        w, quantised_weights.stored(w, held(codes, scale, zero), "param.weight")
+        w, stored_codes.stored(w, held(codes, scale, zero), "param.weight")
     )
     assert checked.sentence == "zero point off by +1 in row 5"
 
@@ -144,7 +144,7 @@ def test_codes_that_are_not_the_nearest():
     w, codes, scale, zero = made(4, "channel")
     rng = np.random.default_rng(1)
     moved = np.clip(codes + (rng.random(codes.shape) < 0.2), -8, 7)
-    found = quantised_weights.stored(w, held(moved, scale, zero), "param.weight")
+    found = stored_codes.stored(w, held(moved, scale, zero), "param.weight")
     assert (
         "codes are not the reference's weight"
         in quantised_weights.check(w, found, declared=Scheme(4, "channel")).sentence
@@ -169,7 +169,7 @@ def test_two_codes_in_a_byte(order, unsigned):
     params = {"param.weight.data": packed, "param.weight.scale": scale.astype(np.float32)}
     if unsigned:
         params["param.weight.shift"] = zero.astype(np.float32)
-    found = quantised_weights.stored(w, params, "param.weight")
+    found = stored_codes.stored(w, params, "param.weight")
     np.testing.assert_allclose(found.dequantised(), (codes - zero) * scale, rtol=1e-6)
     assert quantised_weights.check(w, found).sentence == ""
 
@@ -181,12 +181,12 @@ def test_eight_bit_floats():
         "param.weight.qdata": (w / scale).astype(ml_dtypes.float8_e4m3fn),
         "param.weight.scale": scale,
     }
-    found = quantised_weights.stored(w, params, "param.weight")
+    found = stored_codes.stored(w, params, "param.weight")
     assert str(found.scheme) == "float8 e4m3 per channel"
     assert quantised_weights.check(w, found).sentence == ""
     params["param.weight.scale"] = scale * np.float32(1.02)
     assert (
-        quantised_weights.check(w, quantised_weights.stored(w, params, "param.weight")).sentence
+        quantised_weights.check(w, stored_codes.stored(w, params, "param.weight")).sentence
         == "scale x1.02 in the whole tensor"
     )
 
@@ -194,20 +194,19 @@ def test_eight_bit_floats():
 def test_what_is_not_quantised_is_not_found():
     w = made(8, "channel")[0]
     assert (
-        quantised_weights.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight")
-        is None
+        stored_codes.stored(w, {"param.weight": w, "param.bias": w[:, 0]}, "param.weight") is None
     )
     assert (
-        quantised_weights.stored(
+        stored_codes.stored(
             w,
             {"param.ids": np.ones(w.shape, np.int8), "param.scale": np.ones(1, np.float32)},
             "param.weight",
         )
         is None
     )
-    assert quantised_weights.on_a_grid(w) is None
-    assert quantised_weights.on_a_grid(w.astype(ml_dtypes.bfloat16)) is None
-    assert quantised_weights.on_a_grid(np.zeros_like(w)) is None
+    assert stored_codes.on_a_grid(w) is None
+    assert stored_codes.on_a_grid(w.astype(ml_dtypes.bfloat16)) is None
+    assert stored_codes.on_a_grid(np.zeros_like(w)) is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_a_grid_is_read_off_the_values(bits, per):
         .reshape(w.shape)
         .astype(np.float32)
     )
-    found = quantised_weights.on_a_grid(values)
+    found = stored_codes.on_a_grid(values)
     assert (found.scheme.bits, found.scheme.per, found.scheme.group) == (
         bits,
         per,
@@ -228,5 +227,5 @@ def test_a_grid_is_read_off_the_values(bits, per):
     )
     np.testing.assert_allclose(found.dequantised(), values, rtol=1e-5, atol=1e-6)
     assert quantised_weights.check(w, found).sentence == ""
-    off = quantised_weights.on_a_grid(values * np.float32(1.02))
+    off = stored_codes.on_a_grid(values * np.float32(1.02))
     assert quantised_weights.check(w, off).sentence == "scale x1.02 in the whole tensor"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from whence.replay.export.pytest_files import _readable
+from whence.replay.export.pytest_text import readable_range as _readable
 
 pytestmark = pytest.mark.torch
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from whence import judge  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay.export import isolate, script, three_way  # noqa: E402
+from whence.replay.export import isolate, script, script_data, three_way, ways  # noqa: E402
 from whence.replay.export.trace import Trace, piece  # noqa: E402
 from whence.replay.flatten import Node, flatten  # noqa: E402
 from whence.replay.validation import load  # noqa: E402
@@ -36,13 +36,13 @@ def test_tensors_come_back_with_their_layout_and_share_what_they_shared(tmp_path
         "empty": torch.empty(0, 3),
     }
     path = tmp_path / "x.safetensors"
-    path.write_bytes(script.save(tensors))
+    path.write_bytes(script_data.save(tensors))
     from safetensors import safe_open  # the vendor's own reader takes the file
 
     with safe_open(path, "pt") as file:
         assert torch.equal(file.get_tensor("plain"), tensors["plain"])
     back = three_way.load(
-        path, {script._stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()}
+        path, {script_data.stored(str(t.dtype)[6:]): t.dtype for t in tensors.values()}
     )
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype
@@ -152,7 +152,7 @@ def test_words_of_a_run_cannot_leave_the_docstring():
         **{"input.0": x},
     )
     evil = '""" + print(1) + """ \\" \n import os\x1b[2J'
-    way = isolate.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
+    way = ways.Way(settings={"threads": "1); import os", "matmul_precision": "'x'"})
     case = script.Case(piece(trace, 0, 1, results), None, way, way, title=evil, story=[evil, evil])
     text, tensors = script.script(case)
     tree = ast.parse(text)
@@ -180,7 +180,7 @@ def test_settings_of_a_compiler_that_are_taken_over():
         "trace.enabled": True,
         "cpp.inject_log1p_bug_TESTING_ONLY": "accuracy",
     }
-    fine, left = isolate.known_config("torch._inductor.config", asked)
+    fine, left = ways.known_config("torch._inductor.config", asked)
     assert fine == {
         "cpp.inject_relu_bug_TESTING_ONLY": "accuracy",
         "max_fusion_size": 3,
@@ -249,7 +249,7 @@ def test_the_shortest_run_of_operators_that_is_wrong(wrong, found, monkeypatch):
 
     monkeypatch.setattr(isolate.Piece, "run", off)
     monkeypatch.setattr(isolate, "run_as", run_as)
-    drilled = isolate.Drill(trace, results, isolate.Way()).smallest()
+    drilled = isolate.Drill(trace, results, ways.Way()).smallest()
     assert (drilled and (drilled.begin, drilled.end)) == found
 
 

@@ -5,6 +5,7 @@ that no simulated device touches.
 import ast
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from whence.frameworks.torch_arrays import to_host  # noqa: E402
+from whence.judge import replay_error  # noqa: E402
 from whence.replay import stepwise  # noqa: E402
-from whence.replay.export.support import check as support  # noqa: E402
-from whence.replay.export.support.check import tensor  # noqa: E402
+from whence.replay.export import pytest_files, support, three_way  # noqa: E402
+from whence.replay.export.support import tensor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NOWHERE = support.Settings(Path("nowhere"))
@@ -31,22 +34,35 @@ STRIDES = [
 ]
 
 
-def test_it_needs_torch_and_nothing_else():
-    tree = ast.parse(Path(support.__file__).read_text())
-    found = {
-        n.name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for n in node.names
-    }
-    found |= {
-        (node.module or "").split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-    }
-    import sys
+def test_it_needs_torch_and_nothing_else(tmp_path):
+    pytest_files._copy_support(tmp_path / "operator_support")
+    files = list((tmp_path / "operator_support").glob("*.py"))
+    nodes = [n for file in files for n in ast.walk(ast.parse(file.read_text()))]
+    found = {a.name.split(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    found |= {(n.module or "").split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
+    own = {"torch", "pytest", "operator_support"}
+    assert len(files) == 12 and found - set(sys.stdlib_module_names) == own
 
-    assert found - set(sys.stdlib_module_names) == {"torch", "pytest"}
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.5, 3.0, 100.0])
+def test_the_travelling_score_is_that_of_replay(dtype, factor):
+    generator = torch.Generator().manual_seed(7)
+    wide = torch.randn(40, 64, generator=generator, dtype=torch.float64)
+    noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+    u = torch.finfo(dtype).eps / 2
+    working = wide.to(dtype)
+    output = (wide * (1 + factor * u * noise)).to(dtype)
+    output[3, 5] = math.nan
+    wide[3, 5] = math.nan
+    working[3, 5] = math.nan
+    replayed = replay_error.measure(*map(to_host, (output, wide, working)), reduction_length=64)
+    parts = replayed.parts()
+    travelling = support.measure(output, wide, [working], length=64)
+    assert travelling.local == pytest.approx(replayed.rho, rel=1e-9)
+    assert travelling.score == pytest.approx(max(parts["rho"], parts["z"]), rel=1e-9)
+    in_a_script, _ = three_way.beyond_rounding(output, wide, working, 64)
+    assert in_a_script == pytest.approx(travelling.score, rel=1e-9)
 
 
 def bits(t):

@@ -1,14 +1,18 @@
 """What the schema of an operator says, and what a dispatch mode's handler must put back for the
-operator to run as without it.
+operator to run as without it. This file travels with generated tests (`replay.export.support`): it
+needs torch and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+
+from whence.frameworks.operator_names import CHOOSES, words
 
 # In-place operators that only change what a tensor looks like. Recorded as the view they amount to,
 # so that replay never changes a tensor object another operation refers to.
@@ -24,22 +28,17 @@ METADATA_ONLY = {
     "aten.detach_.default": "aten.detach.default",
 }
 # Write their running statistics in training although the schema does not say so.
-STATISTICS_WRITERS = {
-    "batch_norm",
-    "native_batch_norm",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "_batch_norm_impl_index",
-    "instance_norm",
-}
-UNINITIALISED = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "empty_permuted",
-    "new_empty",
-    "new_empty_strided",
-}
+STATISTICS_WRITERS = words("""
+    batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index
+    instance_norm
+""")
+VIEW, RANDOM, CREATION, PLAIN = "view", "random", "creation", "plain"
+_CREATE = words("""
+    arange eye empty full linspace logspace ones zeros scalar_tensor tril_indices triu_indices range
+""")
+UNINITIALISED = words("""
+    empty empty_like empty_strided empty_permuted new_empty new_empty_strided
+""")
 AUTOCAST_KEYS = {
     "cpu": "AutocastCPU",
     "cuda": "AutocastCUDA",
@@ -91,7 +90,7 @@ def _has_kernel(func: Any, key: str) -> bool:
         return False
 
 
-def draws(facts: OperatorSchema, named: dict[str, Any]) -> bool:
+def draws(facts: OperatorSchema, named: Mapping[str, Any]) -> bool:
     """Does this call draw random numbers? The tag alone also sits on dropout in evaluation and on
     every fused attention.
     """
@@ -103,6 +102,47 @@ def draws(facts: OperatorSchema, named: dict[str, Any]) -> bool:
     chance = names.get("p", names.get("dropout", 1))
     training = names.get("train", names.get("training", True))
     return bool(chance) and training is not False
+
+
+def written(facts: OperatorSchema, named: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the arguments that a call writes: as its schema says, and running statistics."""
+    training = named.get("training", named.get("train", named.get("use_input_stats")))
+    if facts.base not in STATISTICS_WRITERS or not training:
+        return facts.writes
+    return (*facts.writes, "running_mean", "running_var")
+
+
+def chosen_result(func: Any) -> int | None:
+    """Which result of an operator is indices that it chose among scores."""
+    place = CHOOSES.get(schema_of(func).base)
+    return place if place is not None and place < len(func._schema.returns) else None
+
+
+def kind(func: Any, named: Mapping[str, Any]) -> str:
+    """Does the operator draw random numbers, make a tensor from nothing, only look at another's
+    memory, or compute?
+
+    named: its arguments by schema name; only their presence and plain values count.
+    """
+    schema = func._schema
+    base = schema.name.partition("::")[2]
+    if draws(schema_of(func), named):
+        return RANDOM
+    if (
+        base in _CREATE
+        or base.startswith(("new_", "empty_"))
+        or (base.endswith("_like") and base.removesuffix("_like") in _CREATE)
+    ):
+        return CREATION
+    if not any("Tensor" in str(a.type) for a in schema.arguments if a.name in named):
+        return CREATION
+    aliases = [r.alias_info for r in schema.returns]
+    if aliases and all(a is not None and not a.is_write for a in aliases):
+        return VIEW
+    # Composite operators that change the shape, and copies of views that functionalisation makes.
+    return (
+        VIEW if base in ("_reshape_alias", "_unsafe_view", "alias", "lift", "lift_fresh") else PLAIN
+    )
 
 
 def restored(func: Any, autocast: tuple[str, ...]) -> Any:

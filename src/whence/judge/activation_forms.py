@@ -17,16 +17,11 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.limits import FORM_AGREES, FORM_CLOSE, FORM_LEAST, FORM_NEARER
 
 Floats = npt.NDArray[np.float64]
 
-_SAMPLE = 1 << 16  # elements that are looked at
-# elements at which the forms part; chance has a form's bits at all of them and everywhere else once
-# in millions
-_LEAST = 4
-_AGREE = 0.9  # of the elements at which two forms part; kernels round once more here and there
-_NEARER = 4.0  # times nearer to its own form than to the other; in 16 bits: its bits
-_CLOSE = 4.0  # roundings of a float32 result by which it may be off its form
+MAX_SAMPLE = 1 << 16  # elements that are looked at
 
 
 def _erf(x: Floats) -> Floats:
@@ -83,11 +78,11 @@ def told_apart(
     other = _rounded(forms[ours[0]](x), found.dtype)
     parts = values != other
     y, mine, his = (a[parts].astype(np.float64) for a in (found, values, other))
-    agree = int(np.count_nonzero(np.abs(y - mine) * _NEARER <= np.abs(y - his)))
+    agree = int(np.count_nonzero(np.abs(y - mine) * FORM_NEARER <= np.abs(y - his)))
     many = int(np.count_nonzero(parts))
     return (
         ActivationForms(ours[0], name, many, agree)
-        if many >= _LEAST and agree >= _AGREE * many
+        if many >= FORM_LEAST and agree >= FORM_AGREES * many
         else None
     )
 
@@ -121,7 +116,7 @@ def _form(
         else:
             # float32 kernels are some roundings off; forms part by thousands.
             room = (
-                _CLOSE
+                FORM_CLOSE
                 * float(dtypes.of(made).unit_roundoff or 0.0)
                 * np.maximum(np.abs(x), np.abs(wide))
             )
@@ -129,14 +124,14 @@ def _form(
         fits.append((off, name, values))
     fits.sort(key=lambda f: f[0])
     best, second = fits[0][0], fits[1][0]
-    if second - best < _LEAST or best > (1 - _AGREE) * second:
+    if second - best < FORM_LEAST or best > (1 - FORM_AGREES) * second:
         return None
     return fits[0][1], x, fits[0][2], found
 
 
 def _flat(array: Array) -> Floats:
     flat = array.reshape(-1)
-    return flat[:: max(-(-flat.size // _SAMPLE), 1)].astype(np.float64)
+    return flat[:: max(-(-flat.size // MAX_SAMPLE), 1)].astype(np.float64)
 
 
 def _rounded(values: Floats, kind: np.dtype[Any]) -> Any:

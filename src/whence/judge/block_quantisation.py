@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whence.dtypes import Array
+from whence.judge.limits import CODES_EXPLAINED, CODES_OUTLYING_ROW
 
 F64 = npt.NDArray[np.float64]
 
@@ -79,17 +80,7 @@ def gain(before: F64, after: F64) -> float:
     if not after.size or not np.isfinite(after).all():
         return 0.0
     usual, left = typical(before), typical(after)
-    if float(after.max()) > _OUTLYING * usual:
+    if float(after.max()) > CODES_OUTLYING_ROW * usual:
         return 0.0
     found = usual / left if left else np.inf
-    return found if float(after.max()) <= usual else min(found, EXPLAINED / 2)
-
-
-EXPLAINED = 5.0
-"""From a larger gain on, coarser codes are what the target has: what is left is small beside them.
-"""
-MOSTLY = 1.4
-"""From this gain on, more than half of the squared error is theirs: along many products, codes part
-at the last bit.
-"""
-_OUTLYING = 3.0
+    return found if float(after.max()) <= usual else min(found, CODES_EXPLAINED / 2)

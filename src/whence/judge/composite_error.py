@@ -14,13 +14,16 @@ from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge.integer_codes import beyond_boundaries
 from whence.judge.limits import LIMITS, Limits
+from whence.judge.precision import mask_fill
 from whence.judge.replay_error import (
     ReplayError,
     comparable,
     flat,
+    index_of,
     norm,
+    ratio,
     rounded,
-    same_sentinel,
+    same_fill,
     worst,
 )
 
@@ -45,39 +48,31 @@ def measure(
     if not kind.is_floating:
         count = beyond_boundaries(output, [wide, *copies])
         return ReplayError(math.inf if count else 0.0, integer_mismatch=count)
-    u, big = unit_roundoff(kind.name), kind.max_finite or math.inf
+    u, fill = unit_roundoff(kind.name), mask_fill(kind)
     y, r = flat(output), flat(wide)
     runs = [flat(c if dtypes.of(c).name == kind.name else rounded(c, kind)) for c in copies]
-    keep, mismatch = comparable(y, r, runs[0], big)
+    keep, mismatch = comparable(y, r, runs[0], fill)
     if y.size == 0:
         return ReplayError(0.0, u=u)
     y, r = np.where(keep, y, 0.0), np.where(keep, r, 0.0)
     square = np.mean([np.where(keep & np.isfinite(w), w - r, 0.0) ** 2 for w in runs], axis=0)
     size, error = norm(r), norm(y - r)
     floor = max(math.sqrt(float(square.sum())), 0.3 * u * size)
-    rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
     z, at = worst(y - r, np.sqrt(square), r, u, size, last)
     if mismatch:
-        at = int(np.argmax(~(keep | same_sentinel(flat(output), flat(wide), big))))
+        at = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None
-    if (
-        reference is not None
-        and reference.size == output.size
-        and (base := norm(np.where(keep, flat(reference), 0.0))) > 0
-    ):
-        inherited, by_reference = 0.0, norm(np.where(keep, flat(reference), 0.0) - r) / base
-    index = (
-        tuple(int(i) for i in np.unravel_index(at // (y.size // output.size), output.shape))
-        if output.ndim
-        else ()
-    )
+    if reference is not None and reference.size == output.size:
+        g = np.where(keep, flat(reference), 0.0)
+        if (base := norm(g)) > 0:
+            inherited, by_reference = 0.0, norm(g - r) / base
     local = ReplayError(
         0.0,
-        rho,
+        ratio(error, floor),
         z,
-        index,
-        error_rel=error / size if size else (0.0 if error == 0 else math.inf),
+        index_of(at // (y.size // output.size), output) if output.ndim else (),
+        error_rel=ratio(error, size),
         floor_rel=floor / size if size else 0.0,
         inherited_rel=inherited,
         reference_rel=by_reference,

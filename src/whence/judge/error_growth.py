@@ -11,7 +11,16 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import (
+    DWARFED,
+    DWARFS,
+    LIMITS,
+    LONE_COUNT,
+    LONE_SHARE,
+    UNLIKE_INPUTS,
+    Limits,
+)
+from whence.judge.precision import is_mask_fill, mask_fill
 from whence.judge.statistics_drift import Drift, drift
 from whence.records import Record
 from whence.results import Confidence, Evidence, Measured, Verdict, VerdictKind
@@ -73,16 +82,6 @@ class ErrorGrowth:
         return max(self.growth / (limits.amplified if self.repeats else limits.growth), self.by)
 
 
-# One element has at least this share of the squared error of a tensor of at least so many elements:
-# it stands alone.
-_LONE_SHARE, _LONE_COUNT = 0.5, 64
-# relative error of inputs from which on they have so little in common that figures of what is made
-# of them prove nothing
-_UNLIKE = 0.5
-_SENTINEL = 0.9  # of the largest finite value
-_DWARFS, _DWARFED = 0.5, 0.1
-
-
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
     """Where the element is that holds most of the error of its tensor, None when the error is
     spread over many.
@@ -94,12 +93,12 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
         or not largest
         or not rmse
         or not count
-        or count < _LONE_COUNT
+        or count < LONE_COUNT
         or not math.isfinite(largest)
     ):
         return None
     return (
-        measured.max_abs_index if (largest / rmse) ** 2 > _LONE_SHARE * count else None
+        measured.max_abs_index if (largest / rmse) ** 2 > LONE_SHARE * count else None
     )  # squares alone overflow
 
 
@@ -111,8 +110,7 @@ def between(reference: Array, target: Array, u: float) -> PairError:
     every norm. Source: VERDICT.md.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
-    tops = [_SENTINEL * (dtypes.of(x).max_finite or np.inf) for x in (reference, target)]
-    same = (np.abs(a) >= tops[0]) & (np.abs(b) >= tops[1]) & (np.signbit(a) == np.signbit(b))
+    same = is_mask_fill(reference) & is_mask_fill(target) & (np.signbit(a) == np.signbit(b))
     x, y = a[~same], b[~same]
     if not np.array_equal(np.isfinite(x), np.isfinite(y)):
         return PairError(math.inf, u=u)
@@ -134,12 +132,12 @@ def below_masks(reference: Array, target: Array, error: PairError) -> PairError:
     if not (a.size and np.isfinite(a).all() and np.isfinite(b).all()):
         return error
     size, other = np.abs(a), np.abs(b)
-    big = size >= _DWARFS * size.max()
-    same = np.array_equal(big, other >= _DWARFS * other.max()) and np.array_equal(
+    big = size >= DWARFS * size.max()
+    same = np.array_equal(big, other >= DWARFS * other.max()) and np.array_equal(
         np.signbit(a[big]), np.signbit(b[big])
     )
     rest = max(size[~big].max(initial=0.0), other[~big].max(initial=0.0))
-    if not same or big.sum() < 2 or rest == 0.0 or rest > _DWARFED * size[big].min():
+    if not same or big.sum() < 2 or rest == 0.0 or rest > DWARFED * size[big].min():
         return error
     x, y = a[~big], b[~big]
     apart = float(np.linalg.norm(x - y)) / (float(np.linalg.norm(x)) or rest)
@@ -156,21 +154,18 @@ def may_be_masked(record: Record) -> bool:
         and s.min is not None
         and s.max is not None
         and s.min < 0
-        and -s.min * _DWARFED > abs(s.max)
+        and -s.min * DWARFED > abs(s.max)
     )
 
 
 def _filled(record: Record) -> bool:
-    s, top = (
-        record.statistics,
-        dtypes.named(record.dtype).max_finite if record.dtype in dtypes.DTYPES else None,
-    )
-    return bool(
-        s
-        and top
-        and s.min is not None
-        and s.max is not None
-        and max(-s.min, s.max) >= _SENTINEL * top
+    figures, kind = record.statistics, dtypes.DTYPES.get(record.dtype)
+    return (
+        figures is not None
+        and kind is not None
+        and figures.min is not None
+        and figures.max is not None
+        and max(-figures.min, figures.max) >= mask_fill(kind)
     )
 
 
@@ -282,7 +277,7 @@ def grow(
             evidence,
             spread,
         )
-    unlike = e_in >= _UNLIKE and evidence == Evidence.TWO_DUMPS
+    unlike = e_in >= UNLIKE_INPUTS and evidence == Evidence.TWO_DUMPS
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
     found = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
@@ -334,9 +329,6 @@ def _over(error: PairError, band: float) -> float:
     return (error.value or 0.0) / band if band > 0 else math.inf
 
 
-_SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above
-
-
 def judge_stated(
     verdict: Verdict, growth: ErrorGrowth, u: float, first: bool, limits: Limits = LIMITS
 ) -> Verdict:
@@ -352,7 +344,7 @@ def judge_stated(
         Evidence.STATISTICS,
     ):
         return verdict
-    room = min(limits.otherwise * u, max(10 * u, 0.05)) if first or u < _SIXTEEN else 0.0
+    room = limits.root_output_room(u) if first or not dtypes.is_half_roundoff(u) else 0.0
     if growth.e_out > room:
         if not first:
             return verdict

@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.limits import (
+    PATTERN_CLOSER,
+    PATTERN_EFFECT,
+    PATTERN_ELEMENTS,
+    PATTERN_ELEMENTS_ONE_NUMBER,
+    PATTERN_FAR,
+    PATTERN_FAR_SLICES,
+    PATTERN_REST,
+    PATTERN_SLICES,
+    PATTERN_STRAY,
+    PATTERN_VARIED,
+)
 
 F64 = npt.NDArray[np.float64]
 
-_LEAST, _LEAST_NUMBERS = (
-    64,
-    16,
-)  # elements; of fewer, patterns are chance, and that one number explains all of them
-_MOSTLY = 0.35  # of the error's 2-norm is left where a pattern explains nearly all of its squares
-_ALIKE = 0.1  # of a factor or constant is what single elements may stray from it
-_COARSE = 0.02  # a factor or constant beyond what storing one scalar in 16 bits makes
-# standard deviation over mean; of a tensor that is nearly one number everything is a factor
-_VARIED = 0.05
-_SLICES, _FEW = 8, 0.25  # along an axis: at least so many, and at most this share of them far off
-_CLEARLY = 10  # times the limit is what a slice that is far off differs by
-_LONGEST, _WORK = 1024, 1 << 28
-_CLOSER = 0.25  # of the distance to its own place is that to the place where a slice came from
+MAX_SLICES, MAX_WORK = 1024, 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     if not size or not apart:
         return None
     typical = _typical(g, t)
-    pattern = _one_number(g, t, room) if g.size >= _LEAST_NUMBERS else ""
-    if g.size >= _LEAST and not pattern:
-        fine = u <= _SIXTEEN
+    pattern = _one_number(g, t, room) if g.size >= PATTERN_ELEMENTS_ONE_NUMBER else ""
+    if g.size >= PATTERN_ELEMENTS and not pattern:
+        fine = not dtypes.is_half_roundoff(u)
         pattern = _moved(g, t, room, fine) or _slices(g, t, room, fine)
     return Sight(typical, pattern)
 
@@ -80,23 +80,25 @@ def _typical(g: F64, t: F64) -> float:
 def _one_number(g: F64, t: F64, room: float) -> str:
     """One factor on everything, or one constant added."""
     mean, spread = float(g.mean()), float(g.std())
-    if spread <= _VARIED * abs(mean):
+    if spread <= PATTERN_VARIED * abs(mean):
         return ""
     e, size = t - g, float(np.linalg.norm(g))
     apart = float(np.linalg.norm(e))
 
     def explains(rest: F64, effect: float) -> bool:
         left = float(np.linalg.norm(rest))
-        return left <= _MOSTLY * apart and (left <= room * size or abs(effect) >= _COARSE)
+        return left <= PATTERN_REST * apart and (
+            left <= room * size or abs(effect) >= PATTERN_EFFECT
+        )
 
     large = np.abs(g) >= max(float(np.median(np.abs(g))), 1e-300)
     ratio = t[large] / g[large]
     factor = float(np.median(ratio))
-    alike = float(np.median(np.abs(ratio - factor))) <= _ALIKE * abs(factor - 1)
+    alike = float(np.median(np.abs(ratio - factor))) <= PATTERN_STRAY * abs(factor - 1)
     if factor != 1 and alike and explains(t - factor * g, factor - 1):
         return f"everything is multiplied by {factor:.4g}"
     shift = float(np.median(e))
-    alike = float(np.median(np.abs(e - shift))) <= _ALIKE * abs(shift)
+    alike = float(np.median(np.abs(e - shift))) <= PATTERN_STRAY * abs(shift)
     if shift and alike and explains(e - shift, shift * math.sqrt(g.size) / size):
         return f"{shift:+.3g} is added to everything"
     return ""
@@ -107,18 +109,18 @@ def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
     for axis in reversed(range(g.ndim)):
         channel = axis == g.ndim - 1 or (axis == 1 and g.ndim == 4)
         count = g.shape[axis]
-        if count < _SLICES or not (channel or fine) or g.size // count < 4:
+        if count < PATTERN_SLICES or not (channel or fine) or g.size // count < 4:
             continue
         around = tuple(k for k in range(g.ndim) if k != axis)
         power, error = (g * g).sum(around), ((t - g) ** 2).sum(around)
         relative = np.sqrt(error / np.maximum(power, power.mean()))
-        bad = relative > _CLEARLY * room
+        bad = relative > PATTERN_FAR * room
         rest = (
             math.sqrt(float(error[~bad].sum()) / max(float(power[~bad].sum()), 1e-300))
             if not bad.all()
             else math.inf
         )
-        if bad.any() and bad.sum() <= _FEW * count and rest <= room:
+        if bad.any() and bad.sum() <= PATTERN_FAR_SLICES * count and rest <= room:
             return (
                 f"{_named('channel' if channel else 'row', np.flatnonzero(bad))} of {count} "
                 f"{'is' if bad.sum() == 1 else 'are'} far off"
@@ -132,17 +134,17 @@ def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
     for axis in reversed(range(g.ndim)):
         count = g.shape[axis]
         each = g.size // count
-        if not 2 <= count <= _LONGEST or each < _SLICES or count * g.size > _WORK:
+        if not 2 <= count <= MAX_SLICES or each < PATTERN_SLICES or count * g.size > MAX_WORK:
             continue
         a, b = (np.moveaxis(x, axis, 0).reshape(count, -1) for x in (g, t))
         distance = np.maximum((b * b).sum(1)[:, None] + (a * a).sum(1) - 2 * b @ a.T, 0.0)
         own, nearest = np.diagonal(distance), distance.argmin(1)
-        moved = distance[np.arange(count), nearest] < _CLOSER**2 * own
+        moved = distance[np.arange(count), nearest] < PATTERN_CLOSER**2 * own
         channel = axis == g.ndim - 1
         if not moved.any() or (not channel and not fine and 2 * moved.sum() < count):
             continue
         left = float(np.linalg.norm(b - a[np.where(moved, nearest, np.arange(count))]))
-        if left <= _MOSTLY * apart and left <= max(room, _ALIKE * apart / size) * size:
+        if left <= PATTERN_REST * apart and left <= max(room, PATTERN_STRAY * apart / size) * size:
             what = _named("channel" if channel else "row", np.flatnonzero(moved))
             return (
                 f"{what} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place "
@@ -158,6 +160,3 @@ def _named(what: str, which: npt.NDArray[np.int64]) -> str:
         f"{len(which)} {what}s "
         f"({', '.join(map(str, which[:4]))}{', ...' if len(which) > 4 else ''})"
     )
-
-
-_SIXTEEN = 1e-5  # unit roundoffs of 16 bits and fewer lie above

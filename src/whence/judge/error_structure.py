@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-F64 = npt.NDArray[np.float64]
+from whence.judge.limits import STRUCTURE_BINS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS
 
-_LEAST = 256  # elements; below, no statistic of these means anything
-_LEAST_CHANGED = 16
-_BINS = 24
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def structure(d: F64, r: F64, last: int) -> Structure:
     replay), rows being `last` long.
     """
     changed = int(np.count_nonzero(d))
-    if d.size < _LEAST or changed <= _LEAST_CHANGED or last < 2 or d.size == last:
+    if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
         return Structure(changed=changed)
     rows, values = d.reshape(-1, last), r.reshape(-1, last)
     product = rows * values
@@ -115,7 +113,7 @@ def without_memory(found: Structure, own: F64, r: F64, last: int) -> Structure:
     and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in float16:
     5.9.)
     """
-    if own.size < _LEAST or last < 2 or own.size == last:
+    if own.size < STRUCTURE_ELEMENTS or last < 2 or own.size == last:
         return found
     rows = own.reshape(-1, last)
     product = rows * r.reshape(-1, last)
@@ -189,10 +187,10 @@ def _shift(rows: F64, size: float, rms: float) -> tuple[float, float, int]:
 
 
 def _by_value(d: F64, r: F64, size: float, rms: float) -> tuple[float, float]:
-    if d.size < 40 * _BINS:
+    if d.size < 40 * STRUCTURE_BINS:
         return 0.0, 0.0
-    order = np.argsort(r, kind="stable")[: d.size // _BINS * _BINS]
-    binned = d[order].reshape(_BINS, -1)
+    order = np.argsort(r, kind="stable")[: d.size // STRUCTURE_BINS * STRUCTURE_BINS]
+    binned = d[order].reshape(STRUCTURE_BINS, -1)
     n = binned.shape[1]
     mean = binned.mean(1)
     spread = binned.std(1, ddof=1) / math.sqrt(n) + 0.1 * size / math.sqrt(n)

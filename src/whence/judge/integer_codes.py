@@ -15,12 +15,10 @@ import numpy as np
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.error_growth import PairError
+from whence.judge.limits import CODE_BOUNDARY, CODE_LEVELS, CODES_BY_CHANCE
 from whence.results import Measured
 
-_LEVELS = 3  # between smallest and largest code; masks have 0 and 1
 _MEAN = 0.8  # mean of |x| over the root mean square of x, of a normal distribution
-_AROUND = 8  # roundings around a boundary that code may differ by
-_BY_CHANCE = 3.0  # codes that may be at a boundary in any tensor
 
 
 def are_codes(dtype: str, measured: Measured) -> bool:
@@ -28,7 +26,7 @@ def are_codes(dtype: str, measured: Measured) -> bool:
     if dtype not in ("int8", "uint8"):
         return False
     low, high = (measured.values.get(f"reference_{end}") for end in ("min", "max"))
-    return low is not None and high is not None and high - low >= _LEVELS
+    return low is not None and high is not None and high - low >= CODE_LEVELS
 
 
 def error_of_codes(measured: Measured) -> PairError | None:
@@ -49,7 +47,7 @@ def error_of_codes(measured: Measured) -> PairError | None:
     lone = (largest - 1) / spread if largest >= 2 else 0.0
     return PairError(
         apart / (_MEAN * spread),
-        u=_BY_CHANCE / (_MEAN * spread * count),
+        u=CODES_BY_CHANCE / (_MEAN * spread * count),
         lone=lone,
         codes=True,
         coarse=rms / spread,
@@ -93,6 +91,6 @@ def at_boundaries(values: Array, reference: Array, target: Array, u: float) -> b
     x, lower = values[apart].astype(np.float64), np.minimum(a, b)[apart]
     for code in np.unique(lower):
         there = x[lower == code]
-        if not np.ptp(there) <= _AROUND * u * np.abs(there).max():
+        if not np.ptp(there) <= CODE_BOUNDARY * u * np.abs(there).max():
             return False
     return True

@@ -1,10 +1,12 @@
-"""The limits verdicts rest on, and where they were measured (docs/verdicts.md). Everything else in
-`judge` is free of numbers.
+"""The limits that verdicts rest on. Those of `Limits` were measured together (docs/verdicts.md,
+"The limits and where they come from"); those below it are grouped by the question they answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from whence.dtypes import is_half_roundoff
 
 U32 = 2.0**-24
 
@@ -87,11 +89,130 @@ class Limits:
         """The relative error that rounding may make where nobody knows how many operators there
         are.
         """
-        return (self.within_16 if unit_roundoff > 1e-5 else self.within_32) * unit_roundoff
+        many = self.within_16 if is_half_roundoff(unit_roundoff) else self.within_32
+        return many * unit_roundoff
+
+    def root_output_room(self, unit_roundoff: float) -> float:
+        """The relative error that rounding may make of what a root returns."""
+        return min(self.otherwise * unit_roundoff, max(10 * unit_roundoff, 0.05))
 
     def for_dtype(self, unit_roundoff: float) -> tuple[float, float]:
         """(rho limit, z limit) for a target of this unit roundoff."""
-        return (self.rho_16, self.z_16) if unit_roundoff > 1e-5 else (self.rho, self.z)
+        return (self.rho_16, self.z_16) if is_half_roundoff(unit_roundoff) else (self.rho, self.z)
 
 
 LIMITS = Limits()
+
+# What is no ordinary number?
+
+MASK_FILL = 0.9
+"""Share of the largest finite number from which on an element is the filling of a mask."""
+DWARFS, DWARFED = 0.5, 0.1
+"""Masks of other size (-10000): they have this share of the largest magnitude, and all other
+elements at most that share of theirs.
+"""
+
+# Are the figures of two dumps evidence?
+
+LONE_SHARE, LONE_COUNT = 0.5, 64
+"""One element stands alone with this share of the squared error, of a tensor of so many."""
+UNLIKE_INPUTS = 0.5
+"""Relative error from which on inputs have so little in common that their outputs prove nothing."""
+NORM_SUMMATION = 1e-5
+"""What orders of summation in float32 make of a norm over millions."""
+ENOUGH_IN_FLOAT32 = 2
+"""Tensors in float32 that agree, from which on a network does not round to 16 bits inside."""
+BFLOAT16_AND_COARSER = 1e-3
+"""Unit roundoffs of bfloat16 and of coarser dtypes lie above."""
+
+# How much does an operator's own rounding make at least?
+
+FLOOR_ROUNDING, FLOOR_SUM = 0.5, 0.3
+"""Units of roundoff of the result, and units of the roundoff of sums times the root of their terms.
+"""
+
+# Does the error of a replay have a structure?
+
+CHANGED_FOR_SLOPE = 30
+"""Elements that must differ before one scale on all of them means anything."""
+STRUCTURE_ELEMENTS, STRUCTURE_CHANGED, STRUCTURE_BINS = 256, 16, 24
+"""Elements, and elements that differ, below which no structure is looked for; ranges of values."""
+POOLED_CHANGED, POOLED_MOST = 8, 8.0
+"""Elements that must differ in an output that is pooled with its siblings; what one counts at most.
+"""
+
+# Is the difference of two tensors one that rounding makes in no network?
+
+PATTERN_ELEMENTS, PATTERN_ELEMENTS_ONE_NUMBER = 64, 16
+"""Elements below which patterns are chance, and below which one number explains all of them."""
+PATTERN_REST = 0.35
+"""Share of the error's 2-norm that is left where a pattern explains nearly all of its squares."""
+PATTERN_STRAY = 0.1
+"""Share of a factor or constant by which single elements may stray from it."""
+PATTERN_EFFECT = 0.02
+"""A factor or constant beyond what storing one scalar in 16 bits makes."""
+PATTERN_VARIED = 0.05
+"""Standard deviation over mean below which a tensor is nearly one number: all of it is a factor."""
+PATTERN_SLICES, PATTERN_FAR_SLICES, PATTERN_FAR = 8, 0.25, 10
+"""Slices along an axis, the share of them that may be far off, and times the limit that is far."""
+PATTERN_CLOSER = 0.25
+"""Share of a slice's distance to its own place that its distance to another place may have."""
+
+# Which form of an activation was computed?
+
+FORM_LEAST, FORM_AGREES = 4, 0.9
+"""Elements at which two forms part, and the share of them that must have the bits of one: chance
+has them everywhere else once in millions; kernels round once more here and there.
+"""
+FORM_NEARER, FORM_CLOSE = 4.0, 4.0
+"""Times nearer to its own form than to the other; float32 roundings by which it may be off."""
+
+# Did a tie decide a choice among scores?
+
+TIE_ROWS = 4
+"""Rows in which a choice has the same ranks, from which on that is no chance."""
+TIE_COMPETING = 4.0
+"""Scores so many times as large as any that is chosen compete with none: masks are -10000 and more.
+"""
+
+# Do two models choose another token because of rounding?
+
+ENOUGH_FOR_A_MEDIAN = 3
+"""Measurements from which on a median means something."""
+LASTING_TOKENS, LASTING_FACTOR = 8, 3.0
+"""So many tokens in a row whose median is that much above what was measured before are no chance;
+each of them alone could be.
+"""
+
+# Is an integer a code of quantisation, and at a boundary between two?
+
+CODE_LEVELS = 3
+"""Levels between smallest and largest code; masks have 0 and 1."""
+CODE_BOUNDARY, CODES_BY_CHANCE = 8, 3.0
+"""Roundings around a boundary within which codes differ; codes at one in any tensor."""
+
+# Are activations of fewer bits what a target computes with?
+
+CODES_EXPLAINED = 5.0
+"""From this gain on, coarser codes are what the target has: what is left is small beside them."""
+CODES_MOSTLY = 1.4
+"""From this gain on, more than half of the squared error is theirs: along many products, codes part
+at the last bit.
+"""
+CODES_OUTLYING_ROW = 3.0
+"""Times the usual error is a row that coarser codes do not explain."""
+
+# Is a weight a rounding of the reference's to fewer bits, and by which rule?
+
+WEIGHT_UNRELATED = 0.7
+"""Relative 2-norm from which on codes are no rounding of the weight, whatever chose them."""
+WEIGHT_SCALE_TOLERANCE = 2e-3
+"""A scale so close to what the codes allow is rounded to another precision, and not wrong."""
+WEIGHT_FREE_CODES = 0.01
+"""Share of codes that are not the nearest, from which on they were optimised and not mistaken."""
+WEIGHT_RULE_AGREES = 0.98
+"""Share of codes that a rule for the scale must reproduce to count as the one that was used."""
+WEIGHT_FEW_SCALES = 0.2
+"""Share of scales that may be wrong while the others still show the rule."""
+WEIGHT_GRID_VALUES = 16
+"""A grid read off fewer values could be an accident."""

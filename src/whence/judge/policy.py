@@ -13,18 +13,25 @@ of different kinds add up, of one kind the last counts.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whence import config_files
 from whence.errors import UsageError
+from whence.judge.policy_values import (
+    check_keys,
+    read_number,
+    read_patterns,
+    read_text,
+    read_truth,
+    read_word,
+    suggestion,
+)
 
 KINDS = ("quantisation", "tf32", "fast-gelu", "fused-rounding", "skip-masked-rows", "tolerance")
 FORMATS = ("int", "e4m3", "e5m2")
@@ -211,7 +218,7 @@ def parse(data: Any, *, path: str = "<policy>") -> Policy:
         raise UsageError(
             f"{path}: a policy is a table with a list `allow`, not {type(data).__name__}"
         )
-    _known(data, ("allow",), path)
+    check_keys(data, ("allow",), path)
     entries = data.get("allow")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{path}: `allow` must be a list of declarations and hold at least one")
@@ -226,12 +233,12 @@ def _entry(item: Any, number: int, path: str) -> Entry:
     if kind not in KINDS:
         given = "says nothing to declare" if kind is None else f"declares {kind!r}"
         raise UsageError(
-            f"{where} {given}; what can be declared: {', '.join(KINDS)}{_close(kind, KINDS)}"
+            f"{where} {given}; what can be declared: {', '.join(KINDS)}{suggestion(kind, KINDS)}"
         )
     where = f"{where} ({kind})"
-    _known(item, (*_COMMON, *_OWN[kind]), where)
+    check_keys(item, (*_COMMON, *_OWN[kind]), where)
     patterns = {
-        key: _patterns(item.get(key), f"{where}: {key}") for key in ("module", "op", "slot")
+        key: read_patterns(item.get(key), f"{where}: {key}") for key in ("module", "op", "slot")
     }
     if not patterns["module"] and not patterns["op"]:
         raise UsageError(
@@ -260,16 +267,16 @@ def _entry(item: Any, number: int, path: str) -> Entry:
         patterns["slot"],
         weights,
         activations,
-        form=_one_of(item.get("form", ""), ("", *FORMS), f"{where}: form"),
-        mask=_text(item.get("mask", "attention_mask"), f"{where}: mask"),
-        rtol=_number(item.get("rtol", 0.0), f"{where}: rtol"),
-        atol=_number(item.get("atol", 0.0), f"{where}: atol"),
-        rel_l2=None if "rel_l2" not in item else _number(item["rel_l2"], f"{where}: rel_l2"),
-        ignore=_truth(item.get("ignore", False), f"{where}: ignore"),
+        form=read_word(item.get("form", ""), ("", *FORMS), f"{where}: form"),
+        mask=read_text(item.get("mask", "attention_mask"), f"{where}: mask"),
+        rtol=read_number(item.get("rtol", 0.0), f"{where}: rtol"),
+        atol=read_number(item.get("atol", 0.0), f"{where}: atol"),
+        rel_l2=None if "rel_l2" not in item else read_number(item["rel_l2"], f"{where}: rel_l2"),
+        ignore=read_truth(item.get("ignore", False), f"{where}: ignore"),
         min_sqnr=None
         if "min_sqnr" not in item
-        else _number(item["min_sqnr"], f"{where}: min_sqnr", negative=True),
-        why=_text(item.get("why", ""), f"{where}: why"),
+        else read_number(item["min_sqnr"], f"{where}: min_sqnr", negative=True),
+        why=read_text(item.get("why", ""), f"{where}: why"),
     )
     if kind == "tolerance":
         said = [k for k in ("rel_l2", "ignore") if k in item] + (
@@ -293,9 +300,9 @@ def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
             f"{where} must be a table such as {{ bits = 8, per = "
             f'"{"channel" if keys is _WEIGHTS else "token"}" }}, or "none"'
         )
-    _known(given, keys, where)
+    check_keys(given, keys, where)
     ours = keys is _WEIGHTS
-    kind = _one_of(given.get("format", "int"), FORMATS, f"{where}.format")
+    kind = read_word(given.get("format", "int"), FORMATS, f"{where}.format")
     bits = given.get("bits", 8)
     if (
         not isinstance(bits, int)
@@ -309,12 +316,12 @@ def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
     mode = (
         ""
         if ours
-        else _one_of(given.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
+        else read_word(given.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
     )
     if mode == "none":
         return None
     sizes = ("tensor", "channel", "group") if ours else ("tensor", "token")
-    per = _one_of(
+    per = read_word(
         given.get("per", "channel" if ours else "tensor" if mode == "static" else "token"),
         sizes,
         f"{where}.per",
@@ -337,11 +344,11 @@ def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
         per,
         axis,
         int(group),
-        _truth(given.get("symmetric", True), f"{where}.symmetric"),
+        read_truth(given.get("symmetric", True), f"{where}.symmetric"),
         kind,
-        _one_of(given.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"),
+        read_word(given.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"),
         mode,
-        None if scale is None else _number(scale, f"{where}.scale"),
+        None if scale is None else read_number(scale, f"{where}.scale"),
     )
 
 
@@ -356,69 +363,5 @@ def _match(pattern: str, name: str) -> bool:
 
 
 def _nearest(entry: Entry, scopes: Sequence[str], ops: Sequence[str]) -> str:
-    near = [*(_close(p, scopes) for p in entry.module), *(_close(p, ops) for p in entry.op)]
+    near = [*(suggestion(p, scopes) for p in entry.module), *(suggestion(p, ops) for p in entry.op)]
     return next((n for n in near if n), "")
-
-
-def _close(word: Any, among: Sequence[str]) -> str:
-    names = {name.lower(): name for name in among}
-    near = difflib.get_close_matches(str(word).lower(), names, 1)
-    return f"; did you mean {names[near[0]]}?" if near else ""
-
-
-def _known(table: Mapping[Any, Any], keys: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in keys:
-            raise UsageError(
-                f"{where}: unknown key {str(key)[:60]!r}; known: "
-                f"{', '.join(keys)}{_close(key, keys)}"
-            )
-
-
-def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    given = [] if value is None else value if isinstance(value, list) else [value]
-    for pattern in given:
-        if not isinstance(pattern, str) or not pattern:
-            raise UsageError(f"{where} must be a pattern or a list of patterns, not {pattern!r}")
-        if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
-            try:
-                re.compile(pattern[1:-1])
-            except re.error as error:
-                raise UsageError(
-                    f"{where}: {pattern} is not a regular expression: {error}"
-                ) from error
-    return tuple(given)
-
-
-def _one_of(value: Any, allowed: Sequence[str], where: str) -> str:
-    if value not in allowed or not isinstance(value, str):
-        raise UsageError(
-            f"{where} is {value!r}; one of "
-            f"{', '.join(a for a in allowed if a)}{_close(value, allowed)}"
-        )
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{where} must be a text, not {value!r}")
-    return value
-
-
-def _truth(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{where} must be true or false, not {value!r}")
-    return value
-
-
-def _number(value: Any, where: str, *, negative: bool = False) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or (value < 0 and not negative)
-    ):
-        raise UsageError(
-            f"{where} is {value!r}: a {'finite number' if negative else 'number of at least 0'}"
-        )
-    return float(value)

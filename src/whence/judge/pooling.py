@@ -11,11 +11,8 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import LIMITS, POOLED_CHANGED, POOLED_MOST, Limits
 from whence.judge.replay_error import ReplayError
-
-_MOST = 8.0
-_LEAST_CHANGED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +45,17 @@ def pool(
         beyond = (
             abs(local.structure.slope) >= limits.spread * local.spread_rel
         )  # what runs of the reference differ by is no evidence
-        if beyond and local.structure.changed > _LEAST_CHANGED and local.structure.slope_z > 0:
+        if beyond and local.structure.changed > POOLED_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
     found: dict[Hashable, PooledEvidence] = {}
     for group, members in groups.items():
         if len(members) < 2:
             continue
         z = abs(
-            sum(math.copysign(min(m.structure.slope_z, _MOST), m.structure.slope) for m in members)
+            sum(
+                math.copysign(min(m.structure.slope_z, POOLED_MOST), m.structure.slope)
+                for m in members
+            )
         ) / math.sqrt(len(members))
         slope = sum(m.structure.slope for m in members) / len(members)
         if z > limits.pooled and abs(slope) >= limits.effect:

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 import math
 
-from whence.dtypes import coarser
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array, coarser
+from whence.judge.limits import MASK_FILL
 from whence.records import Record
 
 
@@ -37,3 +42,17 @@ def partly(reference: Record, target: Record) -> str:
     if -1 in shown.whole:  # the text does not say how many there are
         return f"only the first {shown.count} elements were printed"
     return f"{shown.count} of {math.prod(shown.whole)} elements were printed"
+
+
+def mask_fill(kind: dtypes.DType) -> float:
+    """Magnitude from which on an element is the filling of a mask. Masks are filled with the
+    smallest number of their dtype, which differs by dtype and swamps every norm.
+    """
+    return MASK_FILL * (kind.max_finite or math.inf)
+
+
+def is_mask_fill(array: Array) -> npt.NDArray[np.bool_]:
+    """Which elements are the filling of a mask, or infinite."""
+    limit = mask_fill(dtypes.of(array))
+    filled: npt.NDArray[np.bool_] = np.abs(array.astype(np.float64)) >= limit
+    return filled

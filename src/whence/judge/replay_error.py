@@ -23,15 +23,12 @@ from whence.judge.error_structure import (
     without_memory,
     without_own_rows,
 )
-from whence.judge.limits import LIMITS, U32, Limits
+from whence.judge.limits import CHANGED_FOR_SLOPE, FLOOR_ROUNDING, FLOOR_SUM, LIMITS, U32, Limits
+from whence.judge.precision import mask_fill
 from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]
-_SENTINEL = (
-    0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
-)
 _TINY = 1e-300
-_CHANGED_FOR_SLOPE = 30
 _NONE: F64 = np.zeros(0)
 
 
@@ -77,7 +74,7 @@ class ReplayError:
             "rho": self.rho / rho,
             "z": self.z / z,
             "slope": s.slope_z / limits.slope
-            if abs(s.slope) >= gate and s.changed > _CHANGED_FOR_SLOPE
+            if abs(s.slope) >= gate and s.changed > CHANGED_FOR_SLOPE
             else 0.0,
             "row": s.row / limits.row if s.row_effect >= gate else 0.0,
             "channel": s.channel / limits.channel if s.channel_effect >= gate else 0.0,
@@ -134,77 +131,94 @@ def measure(
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
-        exact = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
-        wrong = int(np.count_nonzero(exact))
-        if spread is not None and wrong <= limits.spread * np.count_nonzero(spread):
-            wrong = 0
-        index = (
-            tuple(int(i) for i in np.unravel_index(int(np.argmax(exact)), exact.shape))
-            if wrong and exact.ndim
-            else None
-        )
-        return ReplayError(math.inf if wrong else 0.0, z_index=index, integer_mismatch=wrong)
-    u = unit_roundoff(kind.name)
+        return _exact(output, wide, working, spread, limits)
+    u, fill = unit_roundoff(kind.name), mask_fill(kind)
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
-    keep, mismatch = comparable(y, r, w, kind.max_finite or math.inf)
-    g = flat(reference) if reference is not None and reference.size == output.size else None
-    again = flat(reference_wide) if reference_wide is not None and g is not None else r
+    keep, mismatch = comparable(y, r, w, fill)
+    shares: tuple[float | None, float | None] = (None, None)
+    if reference is not None and reference.size == output.size:
+        again = flat(reference_wide) if reference_wide is not None else r
+        shares = _shares(flat(reference), again, r, keep, fill)
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
         y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
-    if g is not None:
-        known = keep & (np.abs(g) < _SENTINEL * (kind.max_finite or math.inf))
-        if not known.all():
-            g, again = np.where(known, g, 0.0), np.where(known, again, 0.0)
     if y.size == 0:
         return ReplayError(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
     last = output.shape[-1] * parts if output.ndim > 1 else y.size
     e, f, size = y - r, w - r, norm(r)
-    error, own, strays = norm(e), norm(f), norm(s)
-    accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
-    floor = max(
-        own, 0.5 * u * size, 0.3 * math.sqrt(max(reduction_length, 1)) * accumulate * size, strays
-    )
-    rho = error / floor if floor > 0 else (0.0 if error == 0 else math.inf)
+    error, strays = norm(e), norm(s)
+    floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     z, at = worst(e, f, r, u, size, last, s)
-    inherited = by_reference = None
-    if g is not None:
-        base = norm(g)
-        inherited, by_reference = (
-            x / base if base > 0 else (0.0 if x == 0 else math.inf)
-            for x in (norm(r - again), norm(g - again))
-        )
     if mismatch:
-        bad = ~(keep | same_sentinel(flat(output), flat(wide), kind.max_finite or math.inf))
-        at = int(np.argmax(bad))
-    index = (
-        tuple(int(i) for i in np.unravel_index(at // parts, output.shape)) if output.ndim else ()
-    )
+        at = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     local = ReplayError(
         0.0,
-        rho,
+        ratio(error, floor),
         z,
-        index,
+        index_of(at // parts, output) if output.ndim else (),
         _structure(y, r, w, kind, last),
-        error / size if size else (0.0 if error == 0 else math.inf),
+        ratio(error, size),
         floor / size if size else 0.0,
-        inherited,
-        by_reference,
+        *shares,
         mismatch,
         u=u,
-        spread_rel=strays / size if size else (0.0 if strays == 0 else math.inf),
+        spread_rel=ratio(strays, size),
     )
-    over = local.parts(limits)
-    if not mismatch and max(over["channel"], over["shift"], over["value"]) > 1:
+    if mismatch:
+        return dataclasses.replace(local, score=math.inf)
+    if any(local.parts(limits)[name] > 1 for name in ("channel", "shift", "value")):
         local = dataclasses.replace(local, structure=without_memory(local.structure, f, r, last))
-        over = local.parts(limits)
-    if not mismatch and not written_out and over["row"] > 1:
+    if not written_out and local.parts(limits)["row"] > 1:
         local = dataclasses.replace(local, structure=without_own_rows(local.structure, f, r, last))
-        over = local.parts(limits)
-    return dataclasses.replace(local, score=math.inf if mismatch else max(over.values()))
+    return dataclasses.replace(local, score=max(local.parts(limits).values()))
+
+
+def _exact(
+    output: Array, wide: Array, working: Array, spread: Array | None, limits: Limits
+) -> ReplayError:
+    """Judge an output of an exact kind, which rounding does not touch."""
+    differs = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
+    count = int(np.count_nonzero(differs))
+    if spread is not None and count <= limits.spread * np.count_nonzero(spread):
+        count = 0
+    index = index_of(int(np.argmax(differs)), output) if count and output.ndim else None
+    return ReplayError(math.inf if count else 0.0, z_index=index, integer_mismatch=count)
+
+
+def _shares(
+    g: F64, r_g: F64, r: F64, keep: npt.NDArray[np.bool_], fill: float
+) -> tuple[float, float]:
+    """(inherited_rel, reference_rel) of a `ReplayError`."""
+    known = keep & (np.abs(g) < fill)
+    if not known.all():
+        g, r_g = np.where(known, g, 0.0), np.where(known, r_g, 0.0)
+    r = r if keep.all() else np.where(keep, r, 0.0)
+    size = norm(g)
+    return ratio(norm(r - r_g), size), ratio(norm(g - r_g), size)
+
+
+def noise_floor(kind: dtypes.DType, size: float, reduction_length: int) -> float:
+    """The least error that an operator's rounding makes of a result of this 2-norm: half a unit
+    roundoff, and what sums of so many terms add in the dtype that they are added up in.
+    """
+    accumulate = 2.0**-53 if kind.name in ("float64", "complex128") else U32
+    terms = math.sqrt(max(reduction_length, 1))
+    return max(
+        FLOOR_ROUNDING * unit_roundoff(kind.name) * size, FLOOR_SUM * terms * accumulate * size
+    )
+
+
+def ratio(error: float, size: float) -> float:
+    """error / size; infinite for an error where there is no size, 0 where there is neither."""
+    return error / size if size > 0 else (0.0 if error == 0 else math.inf)
+
+
+def index_of(at: int, array: Array) -> tuple[int, ...]:
+    """The index of an element of an array, by its place in the flat array."""
+    return tuple(int(i) for i in np.unravel_index(at, array.shape))
 
 
 def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
@@ -216,7 +230,7 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     structure of its own (every row of a norm its scale).
     """
     found = structure(y - w, r, last)
-    if (kind.unit_roundoff or 0.0) <= 1e-5 or kind.kind == "complex":
+    if not dtypes.is_half(kind.name) or kind.kind == "complex":
         return found
     with np.errstate(over="ignore", invalid="ignore"):
         once = r.astype(kind.numpy).astype(np.float64)
@@ -241,31 +255,30 @@ def rounded(array: Array, kind: dtypes.DType) -> Array:
         return array.astype(kind.numpy)
 
 
-def same_sentinel(a: F64, b: F64, big: float) -> npt.NDArray[np.bool_]:
-    limit = _SENTINEL * big
+def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
+    """Where both sides are NaN, or the filling of a mask or infinite with the same sign."""
     with np.errstate(invalid="ignore"):
-        both = (np.abs(a) >= limit) & (np.abs(b) >= limit) & (np.signbit(a) == np.signbit(b))
+        both = (np.abs(a) >= fill) & (np.abs(b) >= fill) & (np.signbit(a) == np.signbit(b))
     out: npt.NDArray[np.bool_] = both | (np.isnan(a) & np.isnan(b))
     return out
 
 
-def comparable(y: F64, r: F64, w: F64, big: float) -> tuple[npt.NDArray[np.bool_], int]:
+def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool_], int]:
     """(elements that are ordinary numbers on all sides, how many are not although the replay says
     they should be).
 
     A NaN or Inf the replay yields too is inherited, not introduced; the working-dtype replay may
     overflow where the wide one does not.
     """
-    limit = _SENTINEL * big
     with np.errstate(invalid="ignore"):
-        fine = (np.abs(y) < limit) & (np.abs(r) < limit) & (np.abs(w) < limit)
+        fine = (np.abs(y) < fill) & (np.abs(r) < fill) & (np.abs(w) < fill)
     if fine.all():
         return fine, 0
-    wrong = ~fine & ~same_sentinel(y, r, big) & ~same_sentinel(y, w, big)
+    wrong = ~fine & ~same_fill(y, r, fill) & ~same_fill(y, w, fill)
     # The wide and the working replay disagree, the target agrees with neither: finite target next
     # to an overflowing replay is fine.
     with np.errstate(invalid="ignore"):
-        wrong &= ~((np.abs(y) < limit) & (np.abs(r) < limit))
+        wrong &= ~((np.abs(y) < fill) & (np.abs(r) < fill))
     return fine, int(np.count_nonzero(wrong))
 
 

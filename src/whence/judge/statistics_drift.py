@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from whence.judge.limits import NORM_SUMMATION
 from whence.records import Record, Statistics
 
 
@@ -67,11 +68,8 @@ def parted(moved: Drift, u: float) -> bool:
     """Do the figures of equal elements move so far? Smallest and largest are elements; sums depend
     on who adds up, and in what dtype.
     """
-    return moved.extreme > u or max(moved.mean, moved.moment) > max(4 * u, _SUMS)
+    return moved.extreme > u or max(moved.mean, moved.moment) > max(4 * u, NORM_SUMMATION)
 
 
 def _known(s: Statistics) -> tuple[float, float] | None:
     return None if s.min is None or s.max is None else (s.min, s.max)
-
-
-_SUMS = 1e-5  # what orders of summation in float32 make of a norm over millions

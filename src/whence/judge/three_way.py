@@ -19,13 +19,11 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS, Limits
+from whence.judge.precision import mask_fill
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _CHUNK = 1 << 20  # elements widened at once
 _CELLS = 1 << 15  # sign-less upper half of a float32
-_SENTINEL = (
-    0.9  # of the largest finite value: masks are filled with finfo.min, which differs by dtype
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,5 +203,5 @@ def _chunks(array: Array) -> Iterator[npt.NDArray[np.float64]]:
 
 def _ordinary(values: npt.NDArray[np.float64], kind: dtypes.DType) -> npt.NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
-        out: npt.NDArray[np.bool_] = np.abs(values) < _SENTINEL * (kind.max_finite or math.inf)
+        out: npt.NDArray[np.bool_] = np.abs(values) < mask_fill(kind)
     return out

@@ -15,15 +15,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from whence.judge.limits import LIMITS, U32, Limits
+from whence.judge.limits import LIMITS, TIE_COMPETING, TIE_ROWS, U32, Limits
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Noise = TypeVar("Noise", float, F64)
-_ROWS_THAT_TELL = 4  # rows in which a choice has the same ranks, from which on that is no chance
-# scores that many times as large as any that is chosen compete with none: masks are -10000 and more
-_COMPETING = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,9 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
         axis=1, keepdims=True, initial=0.0
     )
     competes = (
-        np.isfinite(wide) & np.isfinite(working) & (size <= _COMPETING * np.maximum(taken, middle))
+        np.isfinite(wide)
+        & np.isfinite(working)
+        & (size <= TIE_COMPETING * np.maximum(taken, middle))
     )
     with np.errstate(invalid="ignore"):
         off = np.where(competes, working - wide, 0.0) ** 2
@@ -296,7 +295,7 @@ def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> 
     at, last = lowest.max(axis=0), highest.min(axis=0)
     ranks = np.arange(own.shape[1])
     ends = [np.asarray(r) for r in (n - 1 - ranks, ranks) if ((at <= r) & (r <= last)).all()]
-    if not ends and (len(own) < _ROWS_THAT_TELL or (at > last).any()):
+    if not ends and (len(own) < TIE_ROWS or (at > last).any()):
         return None
     asked = np.broadcast_to(ends[0] if ends else at, own.shape)
     wanted = np.take_along_axis(np.sort(others_scores, axis=1), asked, 1)

@@ -17,15 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from whence.judge.limits import LIMITS, U32
+from whence.judge.limits import ENOUGH_FOR_A_MEDIAN, LASTING_FACTOR, LASTING_TOKENS, LIMITS
 from whence.judge.ties import closed_by
 from whence.metrics.logits import LogitFigures
-
-_MOST_16 = 0.05  # of what rounding makes of the outputs of a model at 16 bits
-_FEW = 3  # measurements from which on a median means something
-# So many tokens in a row whose median is that much above what was measured before: alone each could
-# be chance.
-_WINDOW, _LASTING = 8, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +42,7 @@ def most(unit_roundoff: float) -> float:
     """Relative error of logits that rounding alone may make in a model that works at this unit
     roundoff; inf for 0 (not known).
     """
-    if not unit_roundoff:
-        return math.inf
-    return (
-        LIMITS.otherwise * unit_roundoff
-        if unit_roundoff <= U32
-        else max(_MOST_16, 10 * unit_roundoff)
-    )
+    return LIMITS.root_output_room(unit_roundoff) if unit_roundoff else math.inf
 
 
 def judged(
@@ -80,11 +68,14 @@ def judged(
         error = errors[n]
         usual = median(measured) if measured else None
         alone, lasting = (2 * ceiling, math.inf)
-        if usual is not None and len(measured) >= _FEW:
+        if usual is not None and len(measured) >= ENOUGH_FOR_A_MEDIAN:
             known = ceiling if math.isfinite(ceiling) else 0.0
-            alone, lasting = max(LIMITS.whole * usual, 2 * known), max(_LASTING * usual, known)
-        ahead = errors[n : n + _WINDOW]
-        lasts = len(ahead) == _WINDOW and error > lasting and median(ahead) > lasting
+            alone, lasting = (
+                max(LIMITS.whole * usual, 2 * known),
+                max(LASTING_FACTOR * usual, known),
+            )
+        ahead = errors[n : n + LASTING_TOKENS]
+        lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else alone
         off = bool(one.nonfinite) or lasts or not error <= limit
         fault = faulty[n] if faulty else 0.0

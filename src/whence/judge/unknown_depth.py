@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from whence.dtypes import is_half_roundoff
 from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import BFLOAT16_AND_COARSER, ENOUGH_IN_FLOAT32, LIMITS, Limits
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
@@ -23,7 +24,6 @@ RECORD_MORE = (
 KEEP_ELEMENTS = "to decide it, record the elements of the outputs too"
 RECORD_SCORES = "to decide it, record the scores that they were chosen by"
 RECORD_INPUTS = "to decide it, record what came in as well"
-_ENOUGH = 2  # tensors in float32 that agree show that a network does not round to 16 bits inside
 
 
 def judge_unseen(
@@ -112,17 +112,18 @@ def _far(u: float, before: Sequence[PairError], limits: Limits) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
     bits, unless what came before did not.
     """
-    if u > _COARSE or any(e.codes for e in before):
+    if u > BFLOAT16_AND_COARSER or any(e.codes for e in before):
         return limits.far_16
     exact = sum(
         1
         for e in before
-        if 0 < e.u < _SIXTEEN
-        and u < _SIXTEEN
+        if e.u > 0
+        and not is_half_roundoff(e.u)
+        and not is_half_roundoff(u)
         and e.value is not None
         and e.value <= limits.within(e.u)
     )
-    return limits.far_seen if exact >= _ENOUGH else limits.far
+    return limits.far_seen if exact >= ENOUGH_IN_FLOAT32 else limits.far
 
 
 def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
@@ -143,9 +144,3 @@ def _open(verdict: Verdict, said: str, next_step: str) -> Verdict:
         score=None,
         sentence=f"{said}; {next_step}",
     )
-
-
-_SIXTEEN, _COARSE = (
-    1e-5,
-    1e-3,
-)  # unit roundoffs of 16 bits and fewer, and of bfloat16 and coarser, lie above

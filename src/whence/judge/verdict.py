@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from whence.dtypes import is_half_roundoff
 from whence.judge import sentences
 from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
@@ -138,12 +139,8 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
     )
 
 
-def _from_replay(
-    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
-) -> Verdict:
-    assert evidence.local
-    slot, worst = max(evidence.local, key=lambda item: item[1].score)
-    numbers |= {
+def _replay_numbers(worst: ReplayError) -> dict[str, float | None]:
+    return {
         "rho": _finite(worst.rho),
         "z": _finite(worst.z),
         "slope": worst.structure.slope,
@@ -153,21 +150,35 @@ def _from_replay(
         "inherited_rel": worst.inherited_rel,
         "reference_rel": worst.reference_rel,
     }
+
+
+def _broken_reference(
+    evidence: LeafEvidence, slot: str, numbers: dict[str, float | None]
+) -> Verdict:
+    return Verdict(
+        evidence.pair,
+        VerdictKind.INTRODUCED,
+        evidence=Evidence.REPLAY,
+        confidence=Confidence.LIKELY,
+        score=_finite(evidence.broken),
+        cause=CauseKind.KERNEL,
+        numbers=numbers,
+        slot=slot,
+        side="reference",
+        sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
+        "times beyond the rounding of its own "
+        "operators, run again on its own inputs; the target agrees with them",
+    )
+
+
+def _from_replay(
+    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
+) -> Verdict:
+    assert evidence.local
+    slot, worst = max(evidence.local, key=lambda item: item[1].score)
+    numbers |= _replay_numbers(worst)
     if evidence.broken:
-        return Verdict(
-            evidence.pair,
-            VerdictKind.INTRODUCED,
-            evidence=Evidence.REPLAY,
-            confidence=Confidence.LIKELY,
-            score=_finite(evidence.broken),
-            cause=CauseKind.KERNEL,
-            numbers=numbers,
-            slot=slot,
-            side="reference",
-            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
-            "times beyond the rounding of its own "
-            "operators, run again on its own inputs; the target agrees with them",
-        )
+        return _broken_reference(evidence, slot, numbers)
     said = sentences.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
@@ -196,7 +207,7 @@ def _from_replay(
 
     if score > 1:
         low_precision = (
-            worst.u > 1e-5
+            is_half_roundoff(worst.u)
             and worst.rho <= limits.precision_rho
             and not worst.structured
             and math.isfinite(score)

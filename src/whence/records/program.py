@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
+
+TENSOR_OPERANDS = frozenset(("in", "param", "const", "op"))
+"""Kinds of operands that are tensors. The others are sizes ("dim", "mul"), dtypes and the like."""
+
+
+class Operand(NamedTuple):
+    """A one-key object among the arguments of an operation: its key and its value."""
+
+    kind: str
+    value: Any
 
 
 class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,6 +32,17 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     guard: float | bool | None = None
+
+    def operands(self) -> Iterator[Operand]:
+        """Every operand of the arguments, in order."""
+        yield from operands(self.args)
+        yield from operands(list(self.kwargs.values()))
+
+    def with_operands(self, function: Callable[[str, Any], Any]) -> Operation:
+        """The operation with other operands, as `map_operands` replaces them."""
+        args = tuple(map_operands(function, self.args))
+        kwargs = {key: map_operands(function, value) for key, value in self.kwargs.items()}
+        return Operation(self.name, args, kwargs, self.guard)
 
 
 class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_defaults=True):
@@ -69,3 +91,29 @@ class Program(msgspec.Struct, frozen=True, tag="program", tag_field="t", omit_de
     picks: tuple[tuple[str, int, int], ...] = ()
     lines: tuple[str, ...] = ()
     call_lines: tuple[str, ...] = ()
+
+
+def operands(value: Any) -> Iterator[Operand]:
+    """Every operand in an argument or in a list of arguments, in order. A product of sizes ("mul")
+    is not given itself, its factors are.
+    """
+    if isinstance(value, dict):
+        kind, content = next(iter(value.items()))
+        if kind == "mul":
+            yield from operands(content)
+        else:
+            yield Operand(kind, content)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from operands(item)
+
+
+def map_operands(function: Callable[[str, Any], Any], value: Any) -> Any:
+    """The argument with function(kind, value) in the place of every operand; plain values stay. The
+    factors of a product ("mul") are operands of their own, for the function to map.
+    """
+    if isinstance(value, (list, tuple)):
+        return [map_operands(function, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return function(*next(iter(value.items())))

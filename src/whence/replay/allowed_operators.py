@@ -13,13 +13,9 @@ from __future__ import annotations
 import re
 
 from whence.errors import ReplayRefused
+from whence.frameworks.operator_names import words
 
 _NAME = re.compile(r"([a-z][a-z0-9_]{0,63})\.([A-Za-z0-9_]{1,100})\.([A-Za-z0-9_]{1,60})")
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
-    return frozenset(text.split())
 
 
 # Views and other changes of shape only.
@@ -211,13 +207,6 @@ _IN_PLACE = POINTWISE | INDEXING | CONTRACTIONS | REDUCTIONS | FOREACH | FUSED
 LISTED_PRIMS = words("""
     broadcast_in_dim convert_element_type iota squeeze transpose view_of rsqrt
 """)
-
-# Choose among scores; which of the results holds the indices.
-CHOOSES = {
-    "topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "kthvalue": 1,
-    "median": 1, "nanmedian": 1, "mode": 1, "cummax": 1, "cummin": 1, "max_pool2d_with_indices": 1,
-    "max_pool3d_with_indices": 1, "adaptive_max_pool2d": 1, "adaptive_max_pool3d": 1,
-}  # fmt: skip
 
 CAST = "whence.cast"
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from whence.frameworks.operator_names import CHOOSES
 from whence.frameworks.torch_arrays import NAMES
 from whence.replay import allowed_operators
-from whence.replay.allowed_operators import CHOOSES
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

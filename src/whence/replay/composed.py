@@ -19,7 +19,8 @@ from whence import dtypes
 from whence.errors import ReplayRefused
 from whence.records import Call, Operation, Program, Record
 from whence.records.marks import Mark, mark
-from whence.records.slots import SlotKind, is_mutated, is_param, is_read, slot_of_kind
+from whence.records.program import map_operands
+from whence.records.slots import is_mutated, is_param, is_read
 
 COMPOSED = mark(Mark.COMPOSED)
 """The note of a program that was made here: nothing tells which numbers the code around its
@@ -145,41 +146,29 @@ class _Composer:
         # What an operator overwrites need not be known to repeat it alone; here it is memory that
         # others look at.
         instead = {
-            place["op"][0]: self._operand(refs[slot_of_kind(slot, SlotKind.INPUT)])
+            place["op"][0]: self._operand(refs[f"input.{slot[8:]}"])
             for slot, place in program.outputs
             if is_mutated(slot)
             and "op" in place
-            and slot_of_kind(slot, SlotKind.INPUT) in refs
+            and f"input.{slot[8:]}" in refs
             and program.operations[place["op"][0]].name == _STRIDED
         }
         places: dict[int, int] = {}
 
-        def value(v: Any) -> Any:
-            if isinstance(v, (list, tuple)):
-                return [value(item) for item in v]
-            if not isinstance(v, dict):
-                return v
-            kind, at = next(iter(v.items()))
+        def replaced(kind: str, at: Any) -> Any:
             if kind == "in":
                 return given[program.inputs[at]]
             if kind == "op":
                 return instead[at[0]] if at[0] in instead else {"op": [places[at[0]], at[1]]}
             if kind in ("dim", "mul", "param", "const"):
                 raise ReplayRefused(f"{call.op} has an argument of the kind {kind}")
-            return v
+            return {kind: at}
 
         for place, operation in enumerate(program.operations):
             if place in instead:
                 continue
             places[place] = len(self._operations)
-            self._operations.append(
-                Operation(
-                    operation.name,
-                    tuple(map(value, operation.args)),
-                    {k: value(a) for k, a in operation.kwargs.items()},
-                    operation.guard,
-                )
-            )
+            self._operations.append(operation.with_operands(replaced))
             self._lines.append(call.source)
         self._base = self._base or program.base
         self._default, self._inference = program.default_dtype, self._inference or program.inference
@@ -188,7 +177,7 @@ class _Composer:
         for slot, place in program.outputs:
             if slot not in refs:
                 continue
-            operand = value(place)
+            operand = map_operands(replaced, place)
             if is_mutated(slot):
                 self._in_place = True
                 group = self._group.setdefault(repr(self._held(operand)), len(self._group))

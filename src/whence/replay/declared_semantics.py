@@ -22,6 +22,7 @@ from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
+from whence.records.program import map_operands
 
 F64 = npt.NDArray[np.float64]
 _FLOATS: dict[str, Any] = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
@@ -209,9 +210,14 @@ def with_tf32(program: Program, how: str) -> Program | None:
     out: list[Operation] = []
     moved: dict[int, int] = {}
     found = False
+
+    def renumbered(kind: str, at: Any) -> Any:
+        """The result of an operation, by the place that the operation has now."""
+        return {kind: [moved[at[0]], at[1]]} if kind == "op" else {kind: at}
+
     for place, operation in enumerate(program.operations):
-        args = _renumbered(operation.args, moved)
-        kwargs = {k: _renumbered(v, moved) for k, v in operation.kwargs.items()}
+        operation = operation.with_operands(renumbered)
+        args = operation.args
         for at in _OPERANDS.get(_base(operation), ()):
             if at < len(args) and isinstance(args[at], dict):
                 found = True
@@ -219,10 +225,10 @@ def with_tf32(program: Program, how: str) -> Program | None:
                 out += steps
                 args = (*args[:at], {"op": [len(out) - 1, 0]}, *args[at + 1 :])
         moved[place] = len(out)
-        out.append(msgspec.structs.replace(operation, args=args, kwargs=kwargs))
+        out.append(msgspec.structs.replace(operation, args=args))
     if not found:
         return None
-    outputs = tuple((slot, _renumbered(operand, moved)) for slot, operand in program.outputs)
+    outputs = tuple((slot, map_operands(renumbered, operand)) for slot, operand in program.outputs)
     return msgspec.structs.replace(
         program, id=f"{program.id}+tf32-{how}", operations=tuple(out), outputs=outputs
     )
@@ -249,17 +255,6 @@ def _rounding(operand: Any, how: str, start: int) -> list[Operation]:
     steps.append(Operation("aten.mul.Tensor", ({"op": [last, 0]}, 2.0**-11)))
     steps.append(Operation("aten.ldexp.Tensor", ({"op": [last + 1, 0]}, {"op": [start, 1]})))
     return steps
-
-
-def _renumbered(value: Any, moved: Mapping[int, int]) -> Any:
-    """The value with every reference to an operation's result following that operation to its new
-    place.
-    """
-    if isinstance(value, dict):
-        return {"op": [moved[value["op"][0]], value["op"][1]]} if "op" in value else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_renumbered(item, moved) for item in value)
-    return value
 
 
 def gelu_program(program: Program, form: str) -> Program:

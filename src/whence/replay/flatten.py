@@ -6,13 +6,15 @@ the child's own program is put into the hole, so that the whole reads as one lis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from whence.errors import ReplayRefused
 from whence.records import Operation, Program
-from whence.records.slots import SlotKind, is_mutated, is_of_child, slot_of_kind, split_child
+from whence.records.program import map_operands
+from whence.records.slots import is_mutated, is_of_child, split_child
 
 
 @dataclass
@@ -59,121 +61,145 @@ class _Builder:
             self.origins[slot] = origin
         return {"in": self.inputs.index(slot)}
 
+    def param(self, name: str, origin: tuple[int, str], needs_grad: bool) -> dict[str, Any]:
+        """An operand for a parameter of a call."""
+        if name not in self.params:
+            self.params.append(name)
+            self.origins[name] = origin
+            if needs_grad:
+                self.grad.append(name)
+        return {"param": name}
+
+    def constant(self, record: int) -> dict[str, Any]:
+        """An operand for a constant of a call."""
+        if record not in self.constants:
+            self.constants.append(record)
+        return {"const": self.constants.index(record)}
+
     def put(self, node: Node, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Append a call's operators; given: operands of its inputs, None for the outermost call.
         Returns the operands of its outputs.
         """
-        program, top = node.program, given is None
-        made: list[int] = []  # by operation of this program: its place in the whole
-        left: dict[str, Any] = {}  # "k:output.0" -> operand
+        return _Inlining(self, node, given).outputs()
+
+
+class _Inlining:
+    """One call put into the whole. places: by operation of its program, that operation's place in
+    the whole. left: what its hidden children left ("k:output.0") -> operand.
+    """
+
+    def __init__(self, builder: _Builder, node: Node, given: Mapping[str, Any] | None) -> None:
+        self._builder, self._node, self._given = builder, node, given
+        self._places: list[int] = []
+        self._left: dict[str, Any] = {}
+        self._inputs: dict[int, dict[str, Any]] = {}
+
+    def outputs(self) -> dict[str, Any]:
+        """Append the operators of the call; the operands of its outputs."""
+        builder, program = self._builder, self._node.program
         entering: dict[int, list[int]] = {}
-        for k, at in program.calls:
-            entering.setdefault(at, []).append(k)
-        kept: dict[int, dict[str, Any]] = {}
-
-        def input_of(k: int) -> dict[str, Any]:
-            if k in kept:
-                return kept[k]
-            slot = program.inputs[k]
-            if slot in left:
-                found: dict[str, Any] = left[slot]
-            elif is_of_child(slot) and split_child(slot)[0] in node.hidden:
-                raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
-            elif given is not None and slot in given:
-                found = given[slot]
-            else:
-                name = slot if top else f"{slot}@{node.call}"
-                origin = (node.call, slot)
-                if is_of_child(slot):
-                    child, inner = split_child(slot)
-                    origin = (node.children[child], inner)
-                found = self.external(
-                    name, origin, program.input_dtypes[k] if k < len(program.input_dtypes) else ""
-                )
-                self.fixed += [
-                    (found["in"], axis, extent) for i, axis, extent in program.fixed if i == k
-                ]
-                if slot in program.grad:
-                    self.grad.append(name)
-            kept[k] = found
-            return found
-
-        def value(v: Any) -> Any:
-            if isinstance(v, (list, tuple)):
-                return [value(item) for item in v]
-            if not isinstance(v, dict):
-                return v
-            kind, at = next(iter(v.items()))
-            if kind == "in":
-                return input_of(at)
-            if kind == "op":
-                return {"op": [made[at[0]], at[1]]}
-            if kind == "param":
-                name = at if top else f"{at}@{node.call}"
-                if name not in self.params:
-                    self.params.append(name)
-                    self.origins[name] = (node.call, at)
-                    if at in program.grad:
-                        self.grad.append(name)
-                return {"param": name}
-            if kind == "const":
-                record = program.constants[at]
-                if record not in self.constants:
-                    self.constants.append(record)
-                return {"const": self.constants.index(record)}
-            if kind == "dim":
-                place = input_of(at[0])
-                if "in" in place:
-                    return {"dim": [place["in"], at[1]]}
-                shape = node.shapes.get(program.inputs[at[0]])
-                if shape is None or at[1] >= len(shape):
-                    raise ReplayRefused(f"the shape of {program.inputs[at[0]]} is not known")
-                return shape[at[1]]
-            if kind == "mul":
-                factors = value(at)
-                numbers = [f for f in factors if isinstance(f, int)]
-                if len(numbers) == len(factors):
-                    product = 1
-                    for f in numbers:
-                        product *= f
-                    return product
-                return {"mul": factors}
-            return v
-
-        outputs = dict(program.outputs)
-
-        def enter(k: int) -> None:
-            if k not in node.hidden:
-                return
-            child = self.node_of(node.children[k])
-            handed = {
-                slot[len(f"{k}:") :]: value(o)
-                for slot, o in outputs.items()
-                if slot.startswith(f"{k}:")
-            }
-            for slot, operand in self.put(child, handed).items():
-                left[f"{k}:{slot}"] = operand
-            for slot, operand in handed.items():
-                left.setdefault(f"{k}:{slot}", operand)
-
+        for child, place in program.calls:
+            entering.setdefault(place, []).append(child)
         for place, operation in enumerate(program.operations):
-            for k in entering.get(place, ()):
-                enter(k)
-            args = tuple(value(a) for a in operation.args)
-            kwargs = {key: value(a) for key, a in operation.kwargs.items()}
-            made.append(len(self.operations))
-            self.operations.append(Operation(operation.name, args, kwargs, operation.guard))
-            self.places.append(node.call)
-        for k in entering.get(len(program.operations), ()):
-            enter(k)
-        own = {slot: value(o) for slot, o in outputs.items() if not is_of_child(slot)}
-        if top:  # what it hands to children that are seen is an output too
-            own |= {
-                s: value(o)
-                for s, o in outputs.items()
-                if is_of_child(s) and split_child(s)[0] not in node.hidden
-            }
-        return own
+            for child in entering.get(place, ()):
+                self._enter(child)
+            whole = operation.with_operands(self._operand)
+            self._places.append(len(builder.operations))
+            builder.operations.append(whole)
+            builder.places.append(self._node.call)
+        for child in entering.get(len(program.operations), ()):
+            self._enter(child)
+        top = self._given is None  # what it hands to children that are seen is an output too
+        own = [(s, o) for s, o in program.outputs if not s[0].isdigit()]
+        handed = [(s, o) for s, o in program.outputs if s[0].isdigit() and not self._is_hidden(s)]
+        return {slot: self._value(o) for slot, o in (*own, *(handed if top else ()))}
+
+    def _is_hidden(self, slot: str) -> bool:
+        """Does the slot belong to a child that is put in?"""
+        return is_of_child(slot) and split_child(slot)[0] in self._node.hidden
+
+    def _enter(self, child: int) -> None:
+        """Put in a child, if it is hidden."""
+        node, prefix = self._node, f"{child}:"
+        if child not in node.hidden:
+            return
+        inner = self._builder.node_of(node.children[child])
+        handed = {
+            slot.removeprefix(prefix): self._value(operand)
+            for slot, operand in node.program.outputs
+            if slot.startswith(prefix)
+        }
+        left = {**handed, **self._builder.put(inner, handed)}
+        self._left.update((f"{prefix}{slot}", operand) for slot, operand in left.items())
+
+    def _value(self, value: Any) -> Any:
+        return map_operands(self._operand, value)
+
+    def _operand(self, kind: str, at: Any) -> Any:
+        """What an operand of the call's program is in the whole."""
+        node, builder = self._node, self._builder
+        if kind == "in":
+            return self._input(at)
+        if kind == "op":
+            return {"op": [self._places[at[0]], at[1]]}
+        if kind == "param":
+            return builder.param(self._name(at), (node.call, at), at in node.program.grad)
+        if kind == "const":
+            return builder.constant(node.program.constants[at])
+        if kind == "dim":
+            return self._extent(*at)
+        if kind == "mul":
+            factors = self._value(at)
+            known = all(isinstance(factor, int) for factor in factors)
+            return math.prod(factors) if known else {"mul": factors}
+        return {kind: at}
+
+    def _name(self, slot: str) -> str:
+        """The slot of the whole that a slot of the call becomes."""
+        return slot if self._given is None else f"{slot}@{self._node.call}"
+
+    def _extent(self, number: int, axis: int) -> Any:
+        """The extent of an input on an axis; an operand where that is an input of the whole."""
+        place = self._input(number)
+        if "in" in place:
+            return {"dim": [place["in"], axis]}
+        slot = self._node.program.inputs[number]
+        shape = self._node.shapes.get(slot)
+        if shape is None or axis >= len(shape):
+            raise ReplayRefused(f"the shape of {slot} is not known")
+        return shape[axis]
+
+    def _input(self, number: int) -> dict[str, Any]:
+        """The operand of an input: what a hidden child left, what the call was given, or an input
+        of the whole. Settled when it is first read.
+        """
+        if number not in self._inputs:
+            slot = self._node.program.inputs[number]
+            if slot in self._left:
+                operand = self._left[slot]
+            elif self._is_hidden(slot):
+                raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
+            elif self._given is not None and slot in self._given:
+                operand = self._given[slot]
+            else:
+                operand = self._external(number, slot)
+            self._inputs[number] = operand
+        return self._inputs[number]
+
+    def _external(self, number: int, slot: str) -> dict[str, Any]:
+        """An input of the call that comes from outside of the whole."""
+        node, builder, name = self._node, self._builder, self._name(slot)
+        origin = (node.call, slot)
+        if is_of_child(slot):
+            child, _, inner = slot.partition(":")
+            origin = (node.children[int(child)], inner)
+        dtypes = node.program.input_dtypes
+        operand = builder.external(name, origin, dtypes[number] if number < len(dtypes) else "")
+        fixed = (f for f in node.program.fixed if f[0] == number)
+        builder.fixed += [(operand["in"], axis, extent) for _, axis, extent in fixed]
+        if slot in node.program.grad:
+            builder.grad.append(name)
+        return operand
 
 
 def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
@@ -185,10 +211,10 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
         names = (*root.program.inputs, *root.program.params)
         origins = {}
         for slot in names:
-            origins[slot] = (call, slot)
-            if is_of_child(slot):
-                child, inner = split_child(slot)
-                origins[slot] = (root.children[child], inner)
+            child, _, inner = slot.partition(":")
+            origins[slot] = (
+                (root.children[int(child)], inner) if is_of_child(slot) else (call, slot)
+            )
         return Flat(root.program, origins, (call,) * len(root.program.operations))
     builder = _Builder(node_of)
     outputs = builder.put(root, None)
@@ -241,9 +267,9 @@ def gather(
             given[slot] = known[own[slot]]
         made = builder.put(node, given)
         written = {
-            slot: given[overwritten]
+            slot: given["input" + slot[7:]]
             for slot in own
-            if is_mutated(slot) and (overwritten := slot_of_kind(slot, SlotKind.INPUT)) in given
+            if is_mutated(slot) and "input" + slot[7:] in given
         }
         known |= {
             own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own

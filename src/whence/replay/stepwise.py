@@ -2,7 +2,8 @@
 
 A fused kernel rounds once; a correct target that rounds in between exceeds its noise floor. The
 written-out form, run in the working dtype, rounds after every step: the second floor (VERDICT.md,
-"Fused operators"). Each function takes the operator's arguments by schema name and returns its
+"Fused operators"). This file travels with generated tests (`export.support`): it needs torch
+and nothing else. Each function takes the operator's arguments by schema name and returns its
 outputs in schema order.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from whence.replay.allowed_operators import words
+from whence.frameworks.operator_names import words
 
 Named = dict[str, Any]
 
@@ -44,7 +45,8 @@ def attention(named: Named) -> list[Any]:
     )
     # A row without a single allowed key is zero in the fused kernels, not NaN.
     weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
-    return [weights @ value, scores.float().logsumexp(-1)]
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return [weights @ value, wide.logsumexp(-1)]
 
 
 def layer_norm(named: Named) -> list[Any]:

@@ -10,47 +10,27 @@ the place of a child stands what the child left.
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
 import sys
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.frameworks.torch_arrays import TORCH, from_host, tensors_in, to_host
+from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Call, Program
-from whence.records.slots import (
-    SlotKind,
-    is_input,
-    is_mutated,
-    is_of_child,
-    is_param,
-    is_written,
-    param_name,
-    slot_of_kind,
-    split_child,
-    split_slot,
-)
-from whence.replay import stepwise as written_out
-from whence.replay.engine import WORKING, HeldTensor, _laid_out
-
-Rebuilt = Callable[[Any, Callable[[str, Any], Any]], Any]
-"""(what a call returned, put) -> the same with `put(slot, tensor)` in the place of each tensor;
-slots are named as in a capture.
-"""
+from whence.records.slots import is_input, is_mutated, is_of_child, is_param, is_written, split_slot
+from whence.replay.dtype_policy import WORKING, laid_out
+from whence.replay.engine import HeldParameters
+from whence.replay.module_arguments import Rebuilt, arguments, call_order
+from whence.replay.module_arithmetic import Arithmetic, wide_dtype, widened
+from whence.replay.module_copy import copied_module, find_tensor, get_at, hidden_tensors, set_at
 
 Known = Mapping[str, tuple[str, tuple[int, ...]]]
 """(dtype, shape) of a call's tensors by slot."""
-
 GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +95,7 @@ class Borrowed:
         # A cache: what it holds is changed inside an object, of which slots show neither the class
         # nor how it began.
         inside = [
-            s
-            for s in outputs
-            if is_mutated(s)
-            and not {slot_of_kind(s, SlotKind.INPUT), slot_of_kind(s, SlotKind.PARAM)} & {*own}
+            s for s in outputs if is_mutated(s) and not {f"input{s[7:]}", f"param{s[7:]}"} & {*own}
         ]
         lost = tuple(
             (s, "hangs in an object, which the model's module cannot be given") for s in inside
@@ -138,12 +115,12 @@ class Borrowed:
             base=floating[0] if floating else "",
             lost=lost,
         )
-        self._module, self._parts = _copied(module)
+        self._module, self._parts = copied_module(module)
         self._stub()
         self._homes = {slot: self._home(slot) for slot in params}
         self._has_no_more(params)
         self._hidden = list(
-            _hidden(self._module, {(id(box), key) for box, key in self._homes.values()})
+            hidden_tensors(self._module, {(id(box), key) for box, key in self._homes.values()})
         )
         for part in self._module.modules():
             part.training = call.training
@@ -169,8 +146,10 @@ class Borrowed:
         """Slots of the inputs and params that this output may rest on: all that is known when it is
         made.
         """
-        program, before = self.program, _number(output, len(self._kids))
-        return frozenset((*program.params, *(s for s in program.inputs if _number(s, -1) < before)))
+        program, before = self.program, call_order(output, len(self._kids))
+        return frozenset(
+            (*program.params, *(s for s in program.inputs if call_order(s, -1) < before))
+        )
 
     def determined(self, there: Collection[str]) -> list[str]:
         """The outputs for which all that they rest on is there."""
@@ -184,15 +163,15 @@ class Borrowed:
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> HeldTensor:
+    ) -> HeldParameters:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
-        wide, layouts = _wide(working), strides or {}
+        wide, layouts = wide_dtype(working), strides or {}
         there = [slot for slot in self.program.params if slot in params]
-        return HeldTensor(
+        return HeldParameters(
             {
-                slot: _laid_out(_widened(from_host(params[slot]), wide), layouts.get(slot))
+                slot: laid_out(widened(from_host(params[slot]), wide), layouts.get(slot))
                 for slot in there
             },
             working,
@@ -203,7 +182,7 @@ class Borrowed:
     def run(
         self,
         inputs: Mapping[str, Array],
-        params: Mapping[str, Array] | HeldTensor,
+        params: Mapping[str, Array] | HeldParameters,
         *,
         working: str = "recorded",
         stepwise: bool = False,
@@ -220,8 +199,8 @@ class Borrowed:
         operator for. In 16 bits what the code widens stays wide. trace is never called: there are
         no operations of a program. Raises ReplayRefused with the reason.
         """
-        wide = _wide(working)
-        if not isinstance(params, HeldTensor):
+        wide = wide_dtype(working)
+        if not isinstance(params, HeldParameters):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
@@ -232,14 +211,14 @@ class Borrowed:
             for s in sorted(needed)
             if s not in inputs
             and s not in params.tensors
-            and not (child is not None and is_of_child(s))
+            and not (child is not None and s[0].isdigit())
         ]
         if lacking:
             raise ReplayRefused(f"the module needs {', '.join(lacking[:5])}, which is not there")
         layouts = strides or {}
 
         def tensor(slot: str, array: Array) -> Any:
-            made = _laid_out(
+            made = laid_out(
                 self._input(slot, from_host(array), working, convert), layouts.get(slot)
             )
             # A clone, since what is written in place must not be a leaf of the graph.
@@ -263,7 +242,7 @@ class Borrowed:
         with (
             self._surroundings(wide),
             self._lent(params.tensors, wide),
-            _Arithmetic(wide, stepwise, self.notes, self._forbidden) as arithmetic,
+            Arithmetic(wide, stepwise, self.notes, self._forbidden) as arithmetic,
         ):
             made = running.call(given, self._plain(working))
             made |= self._changed(given, wanted)
@@ -275,7 +254,7 @@ class Borrowed:
 
     def _input(self, slot: str, value: Any, working: str, convert: bool) -> Any:
         if working in ("recorded", "float64", "float32"):
-            return _widened(value, _wide(working))
+            return widened(value, wide_dtype(working))
         # What a child left is in the dtype of the code around it.
         recorded = self._known[slot][0] if slot in self._known else self.program.base
         return (
@@ -304,7 +283,7 @@ class Borrowed:
             if kind == "mutated" and f"input.{name}" in given:
                 out[slot] = given[f"input.{name}"]
             elif kind == "mutated" and (home := self._homes.get(f"param.{name}")) is not None:
-                out[slot] = _get(*home)
+                out[slot] = get_at(*home)
         return {slot: value.detach().clone() for slot, value in out.items()}
 
     @contextlib.contextmanager
@@ -340,24 +319,24 @@ class Borrowed:
             for slot, (box, key) in self._homes.items():
                 if slot not in params:
                     continue
-                old = before[slot] = _get(box, key)
+                old = before[slot] = get_at(box, key)
                 if isinstance(old, torch.nn.Parameter):
                     grad = (
                         old.requires_grad
                         and params[slot].is_floating_point()
                         and self._grad == "grad"
                     )
-                    _set(box, key, torch.nn.Parameter(params[slot], requires_grad=grad))
+                    set_at(box, key, torch.nn.Parameter(params[slot], requires_grad=grad))
                 else:  # a call may write its buffers
-                    _set(box, key, params[slot].clone())
+                    set_at(box, key, params[slot].clone())
             for box, key, value in self._hidden:
-                _set(box, key, _widened(value.detach().cpu().clone(), wide))
+                set_at(box, key, widened(value.detach().cpu().clone(), wide))
             yield
         finally:
             for slot, old in before.items():
-                _set(*self._homes[slot], old)
+                set_at(*self._homes[slot], old)
             for box, key, value in self._hidden:
-                _set(box, key, value)
+                set_at(box, key, value)
 
     # ---- making the copy
 
@@ -392,14 +371,13 @@ class Borrowed:
     def _home(self, slot: str) -> tuple[Any, Any]:
         """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
         shape = self._known[slot][1]
-        found = _find(self._module, param_name(slot))
+        found = find_tensor(self._module, slot[6:])
         if found is None:
-            raise ReplayRefused(f"{self.words} has no {param_name(slot)}, which the recording has")
-        if tuple(_get(*found).shape) != tuple(shape):
-            has = tuple(_get(*found).shape)
+            raise ReplayRefused(f"{self.words} has no {slot[6:]}, which the recording has")
+        if tuple(get_at(*found).shape) != tuple(shape):
+            has = tuple(get_at(*found).shape)
             raise ReplayRefused(
-                f"{param_name(slot)} of {self.words} has shape {has}, "
-                f"the recording's {tuple(shape)}"
+                f"{slot[6:]} of {self.words} has shape {has}, the recording's {tuple(shape)}"
             )
         return found
 
@@ -411,7 +389,7 @@ class Borrowed:
                 if (
                     value is not None
                     and (id(part), name) not in known
-                    and not any(value is _get(*self._homes[s]) for s in params)
+                    and not any(value is get_at(*self._homes[s]) for s in params)
                 ):
                     raise ReplayRefused(f"{self.words} has {name}, of which nothing was recorded")
 
@@ -486,7 +464,7 @@ class _Running:
                     f"guard: {borrowed.words} calls {called.scope} where {recorded}"
                 )
             handed = {
-                slot_of_kind(slot, SlotKind.INPUT): t
+                f"input{slot[6:]}": t
                 for value in (args, kwargs)
                 for slot, t in self._tensors(value).items()
             }
@@ -505,10 +483,7 @@ class _Running:
                 for slot, array in self._leaves(k, kid, handed).items()
             }
             for slot, tensor in made.items():
-                if (
-                    is_mutated(slot)
-                    and (written := handed.get(slot_of_kind(slot, SlotKind.INPUT))) is not None
-                ):
+                if is_mutated(slot) and (written := handed.get(f"input{slot[7:]}")) is not None:
                     written.copy_(tensor)
             return borrowed._rebuilt(kid.returned, lambda slot, _: made[slot])
 
@@ -522,331 +497,3 @@ class _Running:
         if lacking:
             raise ReplayRefused(f"{lacking[0]} of {kid.scope} is not there")
         return {slot: array for slot, array in left.items() if slot in kid.left}
-
-
-class _Arithmetic(TorchDispatchMode):  # type: ignore[misc]
-    """How operators compute inside: dtypes asked for are widened with the rest, fused operators may
-    be written out.
-
-    forbidden: addresses of tensors that no operator may see. length: the largest number of terms
-    that one element was summed from.
-    """
-
-    def __init__(
-        self, wide: Any, stepwise: bool, notes: list[str], forbidden: Collection[int]
-    ) -> None:
-        super().__init__()
-        self._wide, self._stepwise, self._notes, self._forbidden, self.length = (
-            wide,
-            stepwise,
-            notes,
-            forbidden,
-            1,
-        )
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        base = func._schema.name.partition("::")[2]
-        for tensor in tensors_in([*args, *kwargs.values()]):
-            # mm of a CPU tensor and a meta tensor gives uninitialised memory and no error.
-            if tensor.device.type == "meta":
-                raise ReplayRefused(
-                    "it uses a weight of a module below it without calling that module"
-                )
-            if tensor.data_ptr() in self._forbidden:
-                raise ReplayRefused(
-                    "it reads the model's own weights past what it holds (a closure?)"
-                )
-        if base != "view":  # view.dtype reads the same bits as another dtype
-            args = tuple(self._dtype(a) for a in args)
-            kwargs = {name: self._dtype(value) for name, value in kwargs.items()}
-        named = (
-            dict(zip((a.name for a in func._schema.arguments if not a.kwarg_only), args)) | kwargs
-        )
-        self.length = max(self.length, written_out.reduction_length(base, named))
-        table = (
-            written_out.WRITTEN_OUT
-            if self._stepwise
-            else written_out.WIDE
-            if self._wide is torch.float64
-            else {}
-        )
-        if func.namespace == "aten" and base in table:
-            made = table[base](named)
-            wanted = len(func._schema.returns)
-            return made[0] if wanted == 1 else (*made, *[None] * (wanted - len(made)))
-        try:
-            return func(*args, **kwargs)
-        except (RuntimeError, NotImplementedError) as error:
-            if func._schema.is_mutable:
-                raise
-            return self._in_float32(func, args, kwargs, error)
-
-    def _dtype(self, value: Any) -> Any:
-        if self._wide is None or not isinstance(value, torch.dtype):
-            return value
-        if self._wide is torch.float64 and value.is_complex:
-            return torch.complex128
-        narrow = value in _HALF or (self._wide is torch.float64 and value.is_floating_point)
-        return self._wide if narrow else value
-
-    def _in_float32(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
-        """No kernel for this dtype: this one operator in float32, its results back in what it was
-        given.
-        """
-        floats = {t.dtype for t in tensors_in([*args, *kwargs.values()]) if t.is_floating_point()}
-        if len(floats) != 1 or torch.float32 in floats:
-            raise error
-        dtype = floats.pop()
-
-        def to(value: Any, old: Any, new: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value.to(new) if value.dtype is old else value
-            if isinstance(value, (list, tuple)):
-                return type(value)(to(item, old, new) for item in value)
-            return value
-
-        try:
-            out = func(
-                *to(args, dtype, torch.float32),
-                **{k: to(v, dtype, torch.float32) for k, v in kwargs.items()},
-            )
-        except (RuntimeError, NotImplementedError):
-            raise error from None
-        text = f"{func} in float32: {str(error).splitlines()[0][:200]}"
-        if text not in self._notes:
-            self._notes.append(text)
-        return to(out, torch.float32, dtype)
-
-
-# ---- arguments
-
-
-class _Fields(dict[str, Any]):
-    """Values by name, read as a dict or as attributes: which of them an argument was, its slots do
-    not tell.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-def arguments(
-    tensors: Mapping[str, Any], plain: Mapping[str, Any], forward: Callable[..., Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """(args, kwargs) of a call from its slots: "input.0" is the first, "input.mask" a keyword,
-    "input.0.1" within a tuple.
-
-    tensors, plain: by slot. What has no slot was None, or an object that no slot shows. Raises
-    ReplayRefused when a slot is both a value and a part of one.
-    """
-    tree: dict[str, Any] = {}
-    for slot, value in (*plain.items(), *tensors.items()):
-        *path, last = slot.split(".")[1:]
-        node = tree
-        for step in path:
-            node = node.setdefault(step, {})
-            if not isinstance(node, dict):
-                raise ReplayRefused(
-                    f"{slot}: a tensor of several parts cannot be put together again"
-                )
-        if last in node:
-            raise ReplayRefused(f"{slot}: a tensor of several parts cannot be put together again")
-        node[last] = value
-    places = {int(key): _value(value) for key, value in tree.items() if key.isdigit()}
-    args = [places.get(k) for k in range(max(places, default=-1) + 1)]
-    kwargs = {key: _value(value) for key, value in tree.items() if not key.isdigit()}
-    with contextlib.suppress(ValueError, TypeError):  # a forward without a signature
-        for k, (name, parameter) in enumerate(inspect.signature(forward).parameters.items()):
-            lacking = (
-                k >= len(args)
-                if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-                else parameter.kind is parameter.KEYWORD_ONLY
-            )
-            if lacking and parameter.default is parameter.empty:
-                kwargs.setdefault(name, None)
-    return args, kwargs
-
-
-def _value(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    values = {key: _value(value) for key, value in node.items()}
-    if all(key.isdigit() for key in values):
-        places = {int(key): value for key, value in values.items()}
-        return tuple(places.get(k) for k in range(max(places) + 1))
-    return _Fields(values)
-
-
-# ---- tensors of a module
-
-
-def _number(slot: str, otherwise: int) -> int:
-    """Of "3:input.0": 3; of a slot of the call itself: `otherwise`."""
-    return split_child(slot)[0] if is_of_child(slot) else otherwise
-
-
-def _wide(working: str) -> Any:
-    if working not in WORKING:
-        raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
-    return TORCH[working] if working in ("float64", "float32") else None
-
-
-def _widened(tensor: Any, wide: Any) -> Any:
-    if wide is torch.float64 and tensor.is_complex():
-        return tensor.to(torch.complex128)
-    if (
-        wide is None
-        or not tensor.is_floating_point()
-        or (wide is torch.float32 and tensor.dtype not in _HALF)
-    ):
-        return tensor
-    return tensor.to(wide)
-
-
-def _copied(module: Any) -> tuple[Any, dict[int, Any]]:
-    """(a copy that shares the tensors with the module, by the id of each module below it its
-    copy).
-    """
-    memo: dict[int, Any] = {}
-    parts = list(module.modules())
-    for part in parts:
-        for box in (part._parameters, part._buffers, vars(part)):
-            for value in box.values():
-                inner = (
-                    value.values()
-                    if isinstance(value, dict)
-                    else value
-                    if isinstance(value, (list, tuple))
-                    else (value,)
-                )
-                memo.update((id(t), t) for t in inner if isinstance(t, torch.Tensor))
-    try:
-        made = copy.deepcopy(module, memo)
-    except Exception as error:  # a module may hold anything
-        raise ReplayRefused(
-            f"the model's {type(module).__name__} cannot be copied: {type(error).__name__}: "
-            f"{str(error)[:200]}"
-        ) from error
-    copies = {id(part): memo[id(part)] for part in parts if id(part) in memo}
-    for part in copies.values():
-        for name, value in list(vars(part).items()):
-            # `self.core = torch.compile(self.plain)` is bound to the module itself and is not
-            # copied with it.
-            plain = getattr(value, "_torchdynamo_orig_callable", None)
-            if isinstance(plain, types.MethodType) and id(plain.__self__) in copies:
-                vars(part)[name] = types.MethodType(plain.__func__, copies[id(plain.__self__)])
-    return made, copies
-
-
-def _find(module: Any, name: str) -> tuple[Any, Any] | None:
-    """(box, key) of the tensor called `name`: a module's own, of a module below, a plain attribute,
-    or within one ("tables.0").
-    """
-    for box in (module._parameters, module._buffers, vars(module)):
-        if isinstance(box.get(name), torch.Tensor):
-            return module, name
-    head, _, rest = name.partition(".")
-    if rest and module._modules.get(head) is not None:
-        return _find(module._modules[head], rest)
-    inside = vars(module).get(head)
-    if isinstance(inside, tuple):
-        inside = vars(module)[head] = list(inside)
-    if (
-        isinstance(inside, list)
-        and rest.isdigit()
-        and int(rest) < len(inside)
-        and isinstance(inside[int(rest)], torch.Tensor)
-    ):
-        return inside, int(rest)
-    if isinstance(inside, dict):
-        return next(
-            (
-                (inside, key)
-                for key, item in inside.items()
-                if str(key) == rest and isinstance(item, torch.Tensor)
-            ),
-            None,
-        )
-    return None
-
-
-def _get(box: Any, key: Any) -> Any:
-    return getattr(box, key) if isinstance(box, torch.nn.Module) else box[key]
-
-
-def _set(box: Any, key: Any, value: Any) -> None:
-    # A module is told: an LSTM keeps its weights in a list too.
-    if isinstance(box, torch.nn.Module):
-        setattr(box, key, value)
-    else:
-        box[key] = value
-
-
-def _hidden(module: Any, known: Collection[tuple[int, Any]]) -> Iterator[tuple[Any, Any, Any]]:
-    """(box, key, tensor) of attributes that no capture sees: they are the user's model's own."""
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if (
-                isinstance(value, torch.Tensor)
-                and (id(part), name) not in known
-                and value.device.type != "meta"
-            ):
-                yield part, name, value
-
-
-def addresses(model: Any) -> frozenset[int]:
-    """Where the elements of a model's parameters and buffers lie."""
-    held = (
-        t
-        for t in (*model.parameters(), *model.buffers())
-        if t.device.type == "cpu" and not torch.nn.parameter.is_lazy(t)
-    )
-    return frozenset(t.data_ptr() for t in held) - {0}
-
-
-def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebuilt) -> Any:
-    """Something of the form that a module returns when it is called as `call` was, with the weights
-    it has, whatever they are.
-
-    inputs: recorded, by slot. Tensors in what is returned stand for nothing. Raises ReplayRefused
-    when it fails.
-    """
-    made, _ = _copied(module)
-    for part in made.modules():
-        part.training = False
-        for name, value in part._buffers.items():
-            part._buffers[name] = value.clone() if value is not None else None
-    held = next(
-        (t for t in (*made.parameters(), *made.buffers()) if t.is_floating_point()), torch.empty(0)
-    )
-
-    def like(array: Array) -> Any:
-        tensor = from_host(array)
-        return tensor.to(held.device, held.dtype if tensor.is_floating_point() else tensor.dtype)
-
-    plain = {
-        slot: TORCH.get(value, value) if isinstance(value, str) else value
-        for slot, value in call.arguments.items()
-    }
-    args, kwargs = arguments(
-        {slot: like(array) for slot, array in inputs.items()}, plain, made.forward
-    )
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            out = made(*args, **kwargs)
-    except Exception as error:  # the user's code
-        text = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ReplayRefused(
-            f"what {call.scope} of the model returns is not known: {text}"
-        ) from error
-    return rebuilt(out, lambda slot, tensor: torch.empty(0))

@@ -2,14 +2,14 @@
 that runs.
 
 Checked here without any framework: names, indices, literals, sizes of everything. The schema of
-each operator is checked by `torch_engine` when the program is loaded; what it computes, by `check`
+each operator is checked by `binding` when the program is loaded; what it computes, by `self_check`
 against its own recording.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whence import dtypes, extras
@@ -153,44 +153,46 @@ class _Reader:
             self.refuse(f"an argument of an unknown form ({type(value).__name__})")
 
     def operand(self, kind: Any, at: Any, depth: int) -> None:
-        fine = False
-        if kind == "in":
-            fine = _index(at, len(self.program.inputs))
-        elif kind == "param":
-            fine = isinstance(at, str) and at in self.program.params
-        elif kind == "const":
-            fine = _index(at, self.constants)
-        elif kind == "op":
-            fine = _pair(at) and _index(at[0], self.place) and _index(at[1], 1 << 16)
-        elif kind == "dim":
-            fine = _pair(at) and _index(at[0], len(self.program.inputs)) and _index(at[1], 64)
-        elif kind == "mul":
-            fine = isinstance(at, (list, tuple)) and 1 <= len(at) <= 8
-            fine = fine and all(
-                type(f) is int or (isinstance(f, dict) and set(f) == {"dim"}) for f in at
-            )
-            if fine:
-                for factor in at:
-                    self.value(factor, depth + 1)
-        elif kind == "dtype":
-            fine = isinstance(at, str) and at in dtypes.DTYPES
-        elif kind == "device":
-            fine = at == ""
-        elif kind == "layout":
-            fine = at == "strided"
-        elif kind == "memory_format":
-            fine = at in MEMORY_FORMATS
-        elif kind == "float":
-            fine = at in ("inf", "-inf", "nan")
-        elif kind == "complex":
-            fine = _pair(at) and all(
-                type(p) in (int, float) or (isinstance(p, dict) and set(p) == {"float"}) for p in at
-            )
-            if fine:
-                for part in at:
-                    self.value(part, depth + 1)
-        if not fine:
+        if not self._means_something(kind, at):
             self.refuse(f"an argument that means nothing: {{{str(kind)[:40]!r}: {str(at)[:60]}}}")
+        for part in at if kind in ("mul", "complex") else ():
+            self.value(part, depth + 1)
+
+    def _means_something(self, kind: Any, at: Any) -> bool:
+        if kind in _WORDS:
+            return isinstance(at, str) and at in _WORDS[kind]
+        if kind == "in":
+            return _index(at, len(self.program.inputs))
+        if kind == "param":
+            return isinstance(at, str) and at in self.program.params
+        if kind == "const":
+            return _index(at, self.constants)
+        if kind == "op":
+            return _pair(at) and _index(at[0], self.place) and _index(at[1], 1 << 16)
+        if kind == "dim":
+            return _pair(at) and _index(at[0], len(self.program.inputs)) and _index(at[1], 64)
+        if kind == "mul":
+            few = isinstance(at, (list, tuple)) and 1 <= len(at) <= 8
+            return few and all(type(f) is int or _tagged(f, "dim") for f in at)
+        return kind == "complex" and _pair(at) and all(map(_is_number, at))
+
+
+# Kinds whose value is one of some words.
+_WORDS: dict[str, Collection[str]] = {
+    "dtype": dtypes.DTYPES,
+    "device": ("",),
+    "layout": ("strided",),
+    "memory_format": MEMORY_FORMATS,
+    "float": ("inf", "-inf", "nan"),
+}
+
+
+def _tagged(value: Any, kind: str) -> bool:
+    return isinstance(value, dict) and set(value) == {kind}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or _tagged(value, "float")
 
 
 def _index(value: Any, end: int) -> bool:

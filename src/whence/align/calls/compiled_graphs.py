@@ -21,6 +21,7 @@ from whence.align.call_sites import match_roots
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Program, Ref, Run, children
 from whence.records.marks import Mark, NoProgram, has_mark, mark
+from whence.records.program import map_operands, operands
 from whence.records.slots import is_param, is_read, param_name
 
 _COMPILED = f"{NoProgram.COMPILED} by inductor"
@@ -380,30 +381,18 @@ def _piece(
 ) -> Program:
     """What leads to `outputs` from the inputs of the graph and the places where it is cut."""
     needed: set[int] = set()
-    todo: list[Any] = list(outputs.values())
+    todo = list(operands(list(outputs.values())))
     while todo:
-        value = todo.pop()
-        if isinstance(value, (list, tuple)):
-            todo += value
-        elif isinstance(value, dict):
-            kind, at = next(iter(value.items()))
-            if kind == "op" and tuple(at) not in cut and at[0] not in needed:
-                needed.add(at[0])
-                todo += [
-                    *program.operations[at[0]].args,
-                    *program.operations[at[0]].kwargs.values(),
-                ]
+        kind, at = todo.pop()
+        if kind == "op" and tuple(at) not in cut and at[0] not in needed:
+            needed.add(at[0])
+            todo += program.operations[at[0]].operands()
     order = {old: new for new, old in enumerate(sorted(needed))}
     inputs: list[str] = []
     params: list[str] = []
     constants: list[int] = []
 
-    def operand(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [operand(v) for v in value]
-        if not isinstance(value, dict):
-            return value
-        kind, at = next(iter(value.items()))
+    def replaced(kind: str, at: Any) -> Any:
         if kind == "op":
             if tuple(at) in cut:
                 return {"in": _index(inputs, f"input.{cut[tuple(at)]}")}
@@ -414,17 +403,10 @@ def _piece(
             return {"const": _index(constants, program.constants[at])}
         if kind == "param":
             _index(params, at)
-        return value
+        return {kind: at}
 
-    operations = []
-    for old in order:
-        op = program.operations[old]
-        args, kwargs = (
-            tuple(operand(a) for a in op.args),
-            {k: operand(v) for k, v in op.kwargs.items()},
-        )
-        operations.append(msgspec.structs.replace(op, args=args, kwargs=kwargs))
-    left = tuple((slot, operand(o)) for slot, o in outputs.items())
+    operations = [program.operations[old].with_operands(replaced) for old in order]
+    left = tuple((slot, map_operands(replaced, operand)) for slot, operand in outputs.items())
     fixed = tuple(
         (inputs.index(s), axis, n)
         for i, axis, n in program.fixed

@@ -17,7 +17,7 @@ from whence.align.derived_run import Derived
 from whence.align.ranks import shards
 from whence.align.ranks.declared_placement import is_known, layouts
 from whence.align.ranks.shards import Layout, Level, Shard
-from whence.dtypes import Array
+from whence.dtypes import Array, is_half_roundoff
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
@@ -189,7 +189,7 @@ class RankGroups:
         )
 
     def rounding(self, place: Place) -> float:
-        return _ROUNDING[(described(self.run(place[0]), place[1][0])[1]) > 1e-5]
+        return _ROUNDING[is_half_roundoff(described(self.run(place[0]), place[1][0])[1])]
 
     def run(self, side: str) -> Run:
         return self.sides[0].run if side == self.sides[0].name else self.sides[1].run

@@ -23,6 +23,7 @@ from whence.align.tensors.candidates import TensorCandidates, split
 from whence.align.tensors.elements import Elements, Inner, Inside, Place, Tap
 from whence.errors import ElementsMissing
 from whence.records import Call, Program, Ref, Run, children
+from whence.records.program import operands
 from whence.records.region import hands_on
 from whence.records.slots import is_input, is_param, is_written, param_name
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
@@ -528,11 +529,7 @@ def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[s
 
 
 def _places(value: Any) -> Iterable[_Place]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _places(item)
-    elif isinstance(value, dict) and "op" in value:
-        yield value["op"][0], value["op"][1]
+    return (tuple(at) for kind, at in operands(value) if kind == "op")
 
 
 def _named(slot: SlotPair, name: str) -> SlotPair:

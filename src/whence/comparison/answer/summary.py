@@ -539,16 +539,8 @@ def _left(call: Call) -> dict[str, int]:
 def _used(program: Program) -> set[str]:
     """The inputs that operations of a program take."""
     return {
-        program.inputs[k]
-        for op in program.operations
-        for k in _inputs([*op.args, *op.kwargs.values()])
+        program.inputs[at]
+        for operation in program.operations
+        for kind, at in operation.operands()
+        if kind == "in"
     }
-
-
-def _inputs(value: Any) -> Iterator[int]:
-    if isinstance(value, dict):
-        if "in" in value:
-            yield value["in"]
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _inputs(item)

@@ -195,7 +195,7 @@ class PositionsAndMasks:
             if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
         ]
         u = max((e.u for e in errors), default=0.0)
-        limit = min(judge.LIMITS.otherwise * u, max(10 * u, 0.05))
+        limit = judge.LIMITS.root_output_room(u)
         values = [e.value for e in errors if e.value is not None and np.isfinite(e.value)]
         return (max(values) if values and len(values) == len(errors) else None), limit
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.judge.precision import mask_fill
 from whence.records import Looked, Over, Record, Run
 from whence.results import Plan
 
 Bits = npt.NDArray[np.bool_]
-_SENTINEL = 0.9  # of the largest finite value: what masks are filled with, as everywhere
 
 
 class UnifiedMasks(Over):
@@ -115,7 +115,7 @@ def _bits(mask: Array) -> Bits | None:
         return None
     values = mask.astype(np.float64)
     if kind.is_floating:
-        blocked = values <= -_SENTINEL * (kind.max_finite or np.inf)
+        blocked = values <= -mask_fill(kind)
         if np.all(blocked | (values == 0)):
             return np.asarray(~blocked)
     return np.asarray(values != 0) if np.all((values == 0) | (values == 1)) else None

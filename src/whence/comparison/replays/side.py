@@ -17,6 +17,7 @@ from whence.comparison.replays.threads import Threads
 from whence.comparison.replays.tied_choices import settled
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
+from whence.judge.precision import mask_fill
 from whence.records import Call, Program, Run, children, marks
 from whence.replay.paddle_translation import TRANSLATED
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # A program is refused after it failed on so many calls without reproducing one.
 _CHECKS = 3
-_SENTINEL = 0.9  # of the largest finite value: what masks are filled with
 
 
 class ReplaySource:
@@ -103,7 +103,7 @@ class ReplaySource:
         kind = dtypes.of(array)
         if kind.is_floating:
             values = np.unique(array.astype(np.float64)) if kind.kind != "complex" else np.zeros(4)
-            top = _SENTINEL * (kind.max_finite or np.inf)
+            top = mask_fill(kind)
             if values.size > 3 or not all(v in (0.0, 1.0) or abs(v) >= top for v in values):
                 return array if self._is_table(record) else None
             if working in ("bfloat16", "float16") and kind.kind != "complex":

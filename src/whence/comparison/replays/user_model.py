@@ -31,7 +31,7 @@ class Models:
     """
 
     def __init__(self, model: Any, words: str) -> None:
-        from whence.replay.user_module import addresses
+        from whence.replay.module_copy import addresses
 
         self.words = words
         self.used: dict[int, str] = {}
@@ -152,7 +152,7 @@ class Models:
         one. It is run once to see it.
         """
         from whence.frameworks.torch_trees import rebuilt
-        from whence.replay.user_module import form_of
+        from whence.replay.module_arguments import form_of
 
         key = (kid.scope, left)
         if key not in self._returned:

@@ -22,6 +22,7 @@ from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
+from whence.records.program import map_operands, operands
 from whence.records.views import CachedRun
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Verdict, VerdictKind
 
@@ -271,35 +272,24 @@ def _cast(op: Any) -> str:
     """The dtype that an operator brings a tensor to, "" when it is no cast."""
     if op.name.split(".")[1] not in ("convert_element_type", "_to_copy"):
         return ""
-    found = next(
-        (a for a in (*op.args[1:], *op.kwargs.values()) if isinstance(a, dict) and "dtype" in a),
-        None,
-    )
-    return str(found["dtype"]) if found is not None else ""
+    arguments = (*op.args[1:], *op.kwargs.values())
+    return next((str(value) for kind, value in operands(arguments) if kind == "dtype"), "")
 
 
 def _without_casts(program: Program) -> Program:
     """The program with casts to 16 bits handing on what they are given."""
     instead: dict[int, Any] = {}
 
-    def value(v: Any) -> Any:
-        if isinstance(v, (list, tuple)):
-            return [value(item) for item in v]
-        if isinstance(v, dict) and "op" in v:
-            return instead.get(v["op"][0], v)
-        return v
+    def replaced(kind: str, at: Any) -> Any:
+        return instead.get(at[0], {kind: at}) if kind == "op" else {kind: at}
 
     operations = []
     for i, op in enumerate(program.operations):
-        op = msgspec.structs.replace(
-            op,
-            args=tuple(value(a) for a in op.args),
-            kwargs={k: value(a) for k, a in op.kwargs.items()},
-        )
+        op = op.with_operands(replaced)
         if _cast(op) in _HALVES:
             instead[i] = op.args[0]
         operations.append(op)
-    outputs = tuple((slot, value(o)) for slot, o in program.outputs)
+    outputs = tuple((slot, map_operands(replaced, o)) for slot, o in program.outputs)
     return msgspec.structs.replace(
         program, id=f"{program.id} unrounded", operations=tuple(operations), outputs=outputs
     )

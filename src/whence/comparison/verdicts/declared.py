@@ -22,7 +22,7 @@ from whence import align, dtypes, judge
 from whence.comparison.replays.semantics import PLAIN, Quantise, Semantics, _worst_share
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.judge import quantised_weights
+from whence.judge import quantised_weights, stored_codes
 from whence.judge.policy import Entry, Policy, Scheme
 from whence.records import Call, Program, Run
 from whence.replay import declared_semantics as semantics_of
@@ -497,11 +497,11 @@ class DeclaredDifferences:
         except ElementsMissing:
             return None
         axis = declared.axis if declared is not None else 0
-        stored = quantised_weights.stored(reference, held, slot, axis=axis)
+        stored = stored_codes.stored(reference, held, slot, axis=axis)
         if stored is None and mine is not None and mine.shape == reference.shape:
-            if declared is None and quantised_weights.on_a_grid(reference, axis=axis) is not None:
+            if declared is None and stored_codes.on_a_grid(reference, axis=axis) is not None:
                 return None  # quantised on both sides: an ordinary parameter
-            stored = quantised_weights.on_a_grid(mine, axis=axis)
+            stored = stored_codes.on_a_grid(mine, axis=axis)
             if stored is None and declared is not None and dtypes.of(mine).is_floating:
                 return self._by_values(reference, mine, slot, declared)
         if stored is not None:
@@ -720,8 +720,8 @@ class DeclaredDifferences:
             if a.shape != b.shape:
                 return verdict
             if entry.rel_l2 is not None:
-                size = quantised_weights.norm(a)
-                error = quantised_weights.norm(b - a) / size if size else math.inf
+                size = stored_codes.norm(a)
+                error = stored_codes.norm(b - a) / size if size else math.inf
                 worst = max(worst, error / entry.rel_l2 if entry.rel_l2 else math.inf)
             else:
                 worst = max(worst, _worst_share(np.abs(b - a), np.abs(a), entry))
@@ -857,9 +857,9 @@ def _grids(scheme: Scheme) -> list[semantics_of.Grid]:
 
 def _loss(reference: Array, values: Array) -> float:
     wide = reference.astype(np.float64)
-    size = quantised_weights.norm(wide)
+    size = stored_codes.norm(wide)
     return (
-        quantised_weights.norm(values.astype(np.float64).reshape(wide.shape) - wide) / size
+        stored_codes.norm(values.astype(np.float64).reshape(wide.shape) - wide) / size
         if size
         else 0.0
     )

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from whence import dtypes, judge
 from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.frameworks.operator_names import CHOOSES
 from whence.judge import ties
 from whence.records import Call, Run
-from whence.replay.allowed_operators import CHOOSES
 from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 Mask = npt.NDArray[np.bool_]

@@ -50,7 +50,7 @@ def doubted(
                 score=None,
                 sentence=sentence,
             )
-        elif e_out <= min(LIMITS.otherwise * u, max(10 * u, LIMITS.far)):
+        elif e_out <= LIMITS.root_output_room(u):
             sentence = (
                 f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that "
                 "rounding usually grows to; its operators are "

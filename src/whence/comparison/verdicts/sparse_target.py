@@ -30,9 +30,11 @@ from whence.comparison.verdicts.parameters import Parameters
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
+from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
 from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
+from whence.records.program import Operand
 from whence.results import (
     TENSOR_RULE,
     CauseKind,
@@ -777,22 +779,19 @@ class SparseTargetJudge:
         ]
         found = max(
             tried,
-            key=lambda by_record: sum(
-                c.gain > block_quantisation.MOSTLY for c in by_record.values()
-            ),
+            key=lambda by_record: sum(c.gain > CODES_MOSTLY for c in by_record.values()),
         )
-        mostly = [c for c in found.values() if c.gain > block_quantisation.MOSTLY]
+        mostly = [c for c in found.values() if c.gain > CODES_MOSTLY]
         # What holds for nearly all of them is what the kernel does, and needs less evidence in
         # each.
         agreed = len(mostly) >= _NEARLY_ALL * len(beyond)
         decided = {
             record: dataclasses.replace(
                 c,
-                sure=c.gain
-                > (block_quantisation.EXPLAINED / 2 if agreed else block_quantisation.EXPLAINED),
+                sure=c.gain > (CODES_EXPLAINED / 2 if agreed else CODES_EXPLAINED),
             )
             for record, c in found.items()
-            if c.gain > block_quantisation.MOSTLY or (agreed and c.size < 2 * c.expected)
+            if c.gain > CODES_MOSTLY or (agreed and c.size < 2 * c.expected)
         }
         if decided:
             self.notes.append(
@@ -884,20 +883,16 @@ def _inputs_of(program: Program, operation: int) -> list[str]:
     """The slots that the result of one operator of a program rests on."""
     slots: dict[str, None] = {}
     done: set[int] = set()
-    todo: list[Any] = [{"op": [operation, 0]}]
+    todo = [Operand("op", (operation, 0))]
     while todo:
-        value = todo.pop()
-        if isinstance(value, (list, tuple)):
-            todo += value
-        elif isinstance(value, dict):
-            if "in" in value:
-                slots[program.inputs[value["in"]]] = None
-            elif "param" in value:
-                slots[value["param"]] = None
-            elif "op" in value and value["op"][0] not in done:
-                done.add(value["op"][0])
-                made = program.operations[value["op"][0]]
-                todo += [*made.args, *made.kwargs.values()]
+        kind, at = todo.pop()
+        if kind == "in":
+            slots[program.inputs[at]] = None
+        elif kind == "param":
+            slots[at] = None
+        elif kind == "op" and at[0] not in done:
+            done.add(at[0])
+            todo += program.operations[at[0]].operands()
     return list(slots)
 
 

@@ -37,15 +37,16 @@ from whence.frameworks.torch_arrays import NAMES, canonical, tensors_in
 from whence.frameworks.torch_schema import (
     AUTOCAST_KEYS,
     METADATA_ONLY,
-    STATISTICS_WRITERS,
     UNINITIALISED,
     OperatorSchema,
     draws,
     restored,
     schema_of,
+    written,
 )
 from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
+from whence.records.program import map_operands, operands
 
 MAX_CONSTANT_BYTES = 1 << 20
 
@@ -709,12 +710,7 @@ class Recorder:
         self._see(tensor, key)
 
     def _written(self, facts: OperatorSchema, named: dict[str, Any]) -> list[Any]:
-        names = facts.writes
-        if facts.base in STATISTICS_WRITERS and (
-            named.get("training", named.get("train", named.get("use_input_stats")))
-        ):
-            names = (*names, "running_mean", "running_var")
-        return [t for name in names for t in tensors_in(named.get(name))]
+        return [t for name in written(facts, named) for t in tensors_in(named.get(name))]
 
     def _after(
         self,
@@ -1005,8 +1001,7 @@ class Recorder:
             name, args, kwargs, guard, facts = self._operations[old]
             args, kwargs = self._sized(facts, args, kwargs, self._known_at(old))
             written.append((name, args, kwargs, guard))
-            used.walk(args)
-            used.walk(kwargs)
+            used.walk([*args, *kwargs.values()])
         used.walk([o for _, o in operands])
         fixed = self._fixed_extents(
             any(self._takes_sizes(self._operations[old][4]) for old in keep)
@@ -1028,11 +1023,11 @@ class Recorder:
         program = Program(
             id="",
             operations=tuple(
-                Operation(name, tuple(rename(args)), rename(kwargs), guard)
+                Operation(name, tuple(args), kwargs, guard).with_operands(rename)
                 for name, args, kwargs, guard in written
             ),
             inputs=tuple(self._inputs[k] for k in sorted(used.inputs)),
-            outputs=tuple((slot, rename(operand)) for slot, operand in operands),
+            outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in operands),
             params=tuple(sorted(used.params)),
             base=NAMES[self._base] if self._base is not None else "",
             input_dtypes=tuple(self._input_dtypes[k] for k in sorted(used.inputs)),
@@ -1073,8 +1068,8 @@ class Recorder:
             if i not in keep:
                 keep.add(i)
                 used = _Used()
-                used.walk(self._operations[i][1])
-                used.walk(self._operations[i][2])
+                _, args, kwargs, *_ = self._operations[i]
+                used.walk([*args, *kwargs.values()])
                 todo += used.operations
         return keep
 
@@ -1211,42 +1206,39 @@ class _Used:
         self.operations: set[int] = set()
 
     def walk(self, value: Any) -> None:
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                self.walk(item)
-        elif isinstance(value, dict):
-            for kind, at in value.items():
-                if kind == "in":
-                    self.inputs.add(at)
-                elif kind == "param":
-                    self.params.add(at)
-                elif kind == "const":
-                    self.constants.add(at)
-                elif kind == "op":
-                    self.operations.add(at[0])
-                elif kind == "dim":
-                    self.inputs.add(at[0])
-                elif isinstance(at, (list, tuple, dict)):
-                    self.walk(at)
+        for kind, at in operands(value):
+            if kind == "in":
+                self.inputs.add(at)
+            elif kind == "param":
+                self.params.add(at)
+            elif kind == "const":
+                self.constants.add(at)
+            elif kind == "op":
+                self.operations.add(at[0])
+            elif kind == "dim":
+                self.inputs.add(at[0])
 
 
 def _renumbered(
-    operations: dict[int, int], inputs: dict[int, int], constants: dict[int, int], value: Any
+    operations: dict[int, int],
+    inputs: dict[int, int],
+    constants: dict[int, int],
+    kind: str,
+    at: Any,
 ) -> Any:
-    walk = functools.partial(_renumbered, operations, inputs, constants)
-    if isinstance(value, (list, tuple)):
-        return [walk(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "op" in value and isinstance(value["op"], list):
-        return {"op": [operations[value["op"][0]], value["op"][1]]}
-    if "dim" in value and isinstance(value["dim"], list):
-        return {"dim": [inputs[value["dim"][0]], value["dim"][1]]}
-    if len(value) == 1 and type(value.get("in")) is int:
-        return {"in": inputs[value["in"]]}
-    if len(value) == 1 and type(value.get("const")) is int:
-        return {"const": constants[value["const"]]}
-    return {kind: walk(at) for kind, at in value.items()}
+    if kind == "op":
+        return {"op": [operations[at[0]], at[1]]}
+    if kind == "dim":
+        return {"dim": [inputs[at[0]], at[1]]}
+    if kind == "in":
+        return {"in": inputs[at]}
+    if kind == "const":
+        return {"const": constants[at]}
+    if kind == "mul":
+        return {
+            "mul": map_operands(functools.partial(_renumbered, operations, inputs, constants), at)
+        }
+    return {kind: at}
 
 
 # ---- reading the caller's code

@@ -4,165 +4,21 @@ against float64.
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from whence.replay import allowed_operators, stepwise
-from whence.replay.allowed_operators import words
 from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
+from whence.replay.export.ways import Way, run_as
 
 _LONGEST = (
     3  # runs of consecutive operators that are tried at every place; longer ones are bisected
 )
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_,.+-]{0,59}")
-# Names that say where something lies or what is started: never taken from a run.
-_PLACES = words("""
-    arch cache cmd command cutlass cxx debug dir dump file home hook hooks lib library libs log logs
-    march metadata package path repro root save trace upload url worker
-""")
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a run executes operators. backend: of torch.compile, "" for eager. inductor, dynamo:
-    settings by dotted name.
-
-    dynamic: as torch.compile takes it. device: where. settings: what the capture noted of torch.
-    """
-
-    backend: str = ""
-    inductor: Mapping[str, Any] = field(default_factory=dict)
-    dynamo: Mapping[str, Any] = field(default_factory=dict)
-    dynamic: bool | None = None
-    device: str = "cpu"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def mode(self) -> str:
-        """Name of the torch context that gradients were handled in."""
-        if self.settings.get("inference_mode") is True:
-            return "inference_mode"
-        return "enable_grad" if self.settings.get("grad") is True else "no_grad"
-
-
-def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(values that a script may set, names of the others) of a config module of torch.
-
-    A run is data: only names that exist, only numbers, switches and single words, and nothing that
-    names a place or a program.
-    """
-    import importlib
-
-    config = importlib.import_module(module)
-    fine: dict[str, Any] = {}
-    left = []
-    for name, value in values.items():
-        there = re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) is not None and name in config._config
-        plain = (
-            value is None
-            or type(value) in (bool, int, float)
-            or (type(value) is str and _WORD.fullmatch(value) is not None)
-        )
-        if there and plain and _PLACES.isdisjoint(re.split(r"[._]", name)):
-            fine[name] = value
-        else:
-            left.append(name)
-    return fine, left
-
-
-def is_backend(name: str) -> bool:
-    """Is this a backend of torch.compile that exists here?"""
-    return name in torch.compiler.list_backends(exclude_tags=())
-
-
-# ---- running
-
-
-def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
-    """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each
-    with inputs of its own.
-    """
-    given = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
-    with getattr(torch, way.mode)():
-        if not way.backend:
-            return [p.run(inputs) for p, inputs in zip(pieces, given)]
-        compiled = compile_together(way, pieces)
-        with configured(way):
-            made = list(compiled(*(t for inputs in given for t in inputs)))
-    out = []
-    for p in pieces:
-        out.append(made[: len(p.results)])
-        del made[: len(p.results)]
-    return out
-
-
-@contextlib.contextmanager
-def configured(way: Way) -> Iterator[None]:
-    """With the compiler's settings of this way."""
-    import torch._dynamo.config
-    import torch._inductor.config
-
-    with (
-        torch._inductor.config.patch(dict(way.inductor)),
-        torch._dynamo.config.patch(dict(way.dynamo)),
-    ):
-        yield
-
-
-def compile_together(way: Way, pieces: Sequence[Piece]) -> Any:
-    """One compiled function of the inputs of all pieces, in order; the results of all, in order."""
-    torch._dynamo.reset()
-    return torch.compile(as_graph(pieces), backend=way.backend, fullgraph=True, dynamic=way.dynamic)
-
-
-def as_graph(pieces: Sequence[Piece]) -> Any:
-    """An fx.GraphModule of pieces side by side."""
-    graph = torch.fx.Graph()
-    inputs = [
-        [graph.placeholder(f"in{i}_{k}") for k in range(len(p.inputs))]
-        for i, p in enumerate(pieces)
-    ]
-    results = []
-    for p, nodes in zip(pieces, inputs):
-        env: dict[int, Any] = dict(zip(p.inputs, nodes))
-
-        def decode(value: Any, env: dict[int, Any] = env) -> Any:
-            if isinstance(value, Value):
-                return env[value.number]
-            return [decode(item) for item in value] if isinstance(value, list) else value
-
-        for step in p.steps:
-            func = overload(step.name)
-            node = graph.call_function(
-                func,
-                tuple(decode(a) for a in step.args),
-                {k: decode(v) for k, v in step.kwargs.items()},
-            )
-            returns = func._schema.returns
-            if len(returns) == 1 and not str(returns[0].type).startswith("List"):
-                made = [node]
-            else:
-                many = len(step.results)
-                made = [graph.call_function(_item, (node, k)) for k in range(many)]
-            for number, one in zip(step.results, made):
-                env.setdefault(number, one) if number in env else env.__setitem__(number, one)
-        results += [env[n] for n in p.results]
-    graph.output(tuple(results))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _item(values: Any, k: int) -> Any:
-    return values[k]
-
-
-# ---- judging
 
 
 def terms(steps: Sequence[Step]) -> int:
@@ -198,9 +54,6 @@ def judged(p: Piece, made: Sequence[Any]) -> float:
     n = terms(p.steps)
     scores = [beyond_rounding(y, r, w, n)[0] for y, r, w in zip(made, right, noise)]  # type: ignore[no-untyped-call]
     return max(scores, default=0.0)
-
-
-# ---- searching
 
 
 @dataclass
@@ -352,9 +205,6 @@ def signature(p: Piece) -> Any:
     )
     forms = tuple((str(t.dtype), tuple(t.shape), tuple(t.stride())) for t in p.inputs.values())
     return steps, forms, tuple(order[n] for n in p.results)
-
-
-# ---- two traces
 
 
 def parting(

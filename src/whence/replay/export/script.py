@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import keyword
 import re
 import textwrap
@@ -23,19 +22,16 @@ import torch
 from whence.errors import ReplayRefused
 from whence.replay import allowed_operators
 from whence.replay.export import three_way
-from whence.replay.export.isolate import Way, terms
+from whence.replay.export.isolate import terms
+from whence.replay.export.script_data import stored
+from whence.replay.export.script_template import CHECK, EXACT, IMPORTS, MADE, MAIN
 from whence.replay.export.trace import Piece, Value, overload
+from whence.replay.export.ways import Way
 
 FILES = ("repro.py", "repro.safetensors")
 _WIDTH = 110
 _SIMPLE = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _TAKEN = ("aten", "torch", "recorded", "memory")
-_STORED = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
-    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16",
-    "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "complex64": "C64", "complex128": "C128",
-}  # fmt: skip
 
 
 @dataclass
@@ -93,7 +89,7 @@ class _Writer:
         sides = ["target", "reference"] + (["recorded"] if case.recorded else [])
         self.docstring = self._docstring(sides)
         dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in self.tensors.values())
-        table = ", ".join(f'"{_stored(d)}": torch.{d}' for d in dtypes)
+        table = ", ".join(f'"{stored(d)}": torch.{d}' for d in dtypes)
         runs = [
             self.runner("target", bad, case.way),
             self.runner("reference", good, case.reference),
@@ -102,24 +98,24 @@ class _Writer:
             [
                 *functions,
                 *runs,
-                _CHECK.format(
+                CHECK.format(
                     good=good,
                     terms=terms([*case.good.steps, *(case.bad.steps if case.bad else ())]),
                     default=case.default,
                     sides=", ".join(f'"{s}"' for s in sides),
-                    made=_MADE[bool(case.recorded)],
-                    exact=_EXACT.format(bad=bad, differs=literal(case.differs[:1000]))
+                    made=MADE[bool(case.recorded)],
+                    exact=EXACT.format(bad=bad, differs=literal(case.differs[:1000]))
                     if case.bad is not None
                     else "",
                 ),
                 *(_source(s) for s in three_way.SOURCES),
-                _MAIN,
+                MAIN,
             ]
         )
         config = ""
         if case.way.backend or case.reference.backend:
             config = "import torch._dynamo.config\nimport torch._inductor.config\n"
-        head = f'"""{_quoted(self.docstring)}"""\n\n' + _IMPORTS.format(config=config)
+        head = f'"""{_quoted(self.docstring)}"""\n\n' + IMPORTS.format(config=config)
         return (
             f"{head}\naten = torch.ops.aten\nDTYPES = {{{table}}}\nRHO, RHO_16, Z, Z_16 = "
             f"{_limits()}\n\n\n{code}"
@@ -291,67 +287,6 @@ def literal(value: Any) -> str:
     raise ReplayRefused(f"an argument that cannot be written down: {type(value).__name__}")
 
 
-def save(tensors: Mapping[str, Any]) -> bytes:
-    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout
-    beside; those that share memory share it.
-    """
-    held: dict[str, Any] = {}
-    layouts: dict[str, Any] = {}
-    memories: dict[tuple[int, Any], tuple[str, list[str]]] = {}
-    for name, tensor in tensors.items():
-        t = tensor.detach().cpu()
-        t = t.resolve_conj() if t.is_complex() else t
-        shares = sum(
-            o.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            and o.dtype == tensor.dtype
-            for o in tensors.values()
-        )
-        if t.is_contiguous() and (shares == 1 or not t.numel()):
-            held[name] = t
-            continue
-        key = (t.untyped_storage().data_ptr(), t.dtype)
-        memories.setdefault(key, (f"memory.{len(memories)}", []))[1].append(name)
-    for memory, names in memories.values():
-        views = [tensors[n].detach().cpu() for n in names]
-        first = min(v.storage_offset() for v in views) // 64 * 64
-        reach = max(
-            v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1
-            for v in views
-        )
-        whole = torch.empty(0, dtype=views[0].dtype).set_(
-            views[0].untyped_storage(), first, (reach - first,), (1,)
-        )
-        held[memory] = whole
-        layouts |= {
-            n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first]
-            for n, v in zip(names, views)
-        }
-    header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
-    chunks, at = [], 0
-    for name, tensor in held.items():
-        raw = _bytes(tensor)
-        header[name] = {
-            "dtype": _stored(str(tensor.dtype)[6:]),
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + len(raw)],
-        }
-        chunks.append(raw)
-        at += len(raw)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(chunks)
-
-
-def _bytes(tensor: Any) -> bytes:
-    from whence.frameworks.torch_arrays import canonical
-
-    return canonical(tensor).tobytes()
-
-
-def _stored(dtype: str) -> str:
-    return _STORED.get(dtype, dtype.upper())
-
-
 def _argument_names(p: Piece) -> dict[int, str]:
     """A name for every input: of a parameter its own, else that of the first argument it is."""
     own = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
@@ -448,70 +383,3 @@ def _wrapped(line: str) -> list[str]:
     if '"' in rest or "'" in rest:
         return [line]
     return [f"{head}(", *(indent + part for part in body), f"{indent[4:]})"]
-
-
-_IMPORTS = """import argparse
-import json
-import math
-import os
-import sys
-from pathlib import Path
-
-import torch
-{config}from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-"""
-
-_MADE = {
-    False: """made = (as_target if side == "target" else as_reference)(inputs())""",
-    True: """made = [t for name, t in load(DATA, DTYPES).items() if name.startswith("recorded.")]
-    if side != "recorded":
-        made = (as_target if side == "target" else as_reference)(inputs())""",
-}
-
-_EXACT = """
-    if side == "target":
-        for y, r in zip(wide({bad}, inputs()), right):
-            alike = y.shape == r.shape and y.dtype == r.dtype
-            if alike and r.numel() and (r.is_floating_point() or r.is_complex()):
-                alike = torch.allclose(y, r, rtol=1e-6, atol=1e-6 * float(r.abs().max()), equal_nan=True)
-            elif alike:
-                alike = torch.equal(y, r)
-            print("in float64, without rounding:", "target and reference are the same" if alike else "the target computes something else")
-            good &= alike
-        print("what differs:", {differs})"""
-
-_CHECK = '''DATA = Path(__file__).with_name("repro.safetensors")
-SIDE = os.environ.get("SIDE", "{default}")
-
-
-def inputs():
-    """The tensors as they came in, made anew."""
-    return {{name: tensor for name, tensor in load(DATA, DTYPES).items() if not name.startswith(("recorded.", "memory."))}}
-
-
-def check(side):
-    """Is what this side gives explained by rounding? Prints why."""
-    right = wide({good}, inputs())
-    with torch.no_grad():
-        noise = {good}(**inputs())
-    {made}
-    good = True
-    for k, (y, r, w) in enumerate(zip(made, right, noise)):
-        score, words = beyond_rounding(y, r, w, terms={terms})
-        print(f"{{side}}, result {{k}}: {{words}}: {{'WRONG' if score > 1 else 'rounding'}}")
-        good &= score <= 1{exact}
-    return good
-
-
-def test_operator():
-    assert check(SIDE), f"{{SIDE}}: wrong by more than rounding"'''
-
-_MAIN = """if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--side", choices=["target", "reference", "recorded"], default=SIDE)
-    side = parser.parse_args().side
-    good = check(side)
-    print("PASS" if good else "FAIL", f"({side})")
-    sys.exit(not good)
-"""

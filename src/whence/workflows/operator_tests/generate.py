@@ -46,7 +46,7 @@ def generate_tests(
     from whence.readers.opening import open_run
 
     extras.needed("torch", "writing tests of operators")
-    from whence.replay.export import pytest_files
+    from whence.replay.export import pytest_files, pytest_modules, pytest_operators
 
     if level not in LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
@@ -62,7 +62,7 @@ def generate_tests(
                 f"{opened.path} holds no operators: capture with --level op, or write tests of "
                 "modules with --level module"
             )
-        pytest_files.write_operators(
+        pytest_operators.write_operators(
             opened,
             chosen_operators(groups, include, exclude, "name"),
             folder,
@@ -75,7 +75,7 @@ def generate_tests(
         calls = [
             c for c in pytest_files.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)
         ]
-        pytest_files.write_modules(
+        pytest_modules.write_modules(
             opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)]
         )
     if not folder.tests:

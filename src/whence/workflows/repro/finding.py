@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from whence.comparison.paired_runs import PairedRuns
     from whence.comparison.replays.replayer import Replayer
     from whence.comparison.replays.side import ReplaySource
-    from whence.replay.export.isolate import Way
     from whence.replay.export.script import Case
     from whence.replay.export.trace import Trace
+    from whence.replay.export.ways import Way
     from whence.replay.flatten import Flat
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -132,7 +132,8 @@ def reproduce(
 
 def _written(case: Case, folder: Path) -> Path:
     """Write the script and its tensors; returns its path."""
-    from whence.replay.export.script import FILES, save, script
+    from whence.replay.export.script import FILES, script
+    from whence.replay.export.script_data import save
 
     text, tensors = script(case)
     try:
@@ -420,7 +421,7 @@ class _Subject:
             if self.swapped
             else self.replayer.sides.working_dtypes(faced, pairs, produced)[1]
         )
-        writes = any(s.writes for s in loaded._steps)
+        writes = loaded.writes
         self.judged = list(produced)
         trace = Trace(copies=writes)
         loaded.run(
@@ -655,7 +656,7 @@ class _Subject:
             else:
                 arrays, strides = side.arrays(side.records(self.other, slots))
             made, _ = side.arrays(side.records(self.other, outputs))
-            trace = Trace(copies=any(s.writes for s in loaded._steps))
+            trace = Trace(copies=loaded.writes)
             with Threads(1):
                 working = loaded.run(arrays, arrays, strides=strides, outputs=outputs, watch=trace)
                 wide = (
@@ -695,7 +696,7 @@ class _Subject:
     # ---- how it ran
 
     def _way(self, run: Run, call: Call, notes: list[str]) -> Way:
-        from whence.replay.export.isolate import Way, known_config
+        from whence.replay.export.ways import Way, known_config
 
         settings = align.settings_of(run).get(call.root, {})
         device = (
@@ -742,7 +743,7 @@ class _Subject:
         """Why this machine cannot run operators that way, "" when it can."""
         import torch
 
-        from whence.replay.export.isolate import is_backend
+        from whence.replay.export.ways import is_backend
 
         if compiled and not is_backend(way.backend):
             return (

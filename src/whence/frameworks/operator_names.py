@@ -1,0 +1,16 @@
+"""Operators by their names alone. Needs nothing: programs are validated where there is no torch."""
+
+from __future__ import annotations
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
+# Choose among scores; which of the results holds the indices.
+CHOOSES = {
+    "topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "kthvalue": 1,
+    "median": 1, "nanmedian": 1, "mode": 1, "cummax": 1, "cummin": 1, "max_pool2d_with_indices": 1,
+    "max_pool3d_with_indices": 1, "adaptive_max_pool2d": 1, "adaptive_max_pool3d": 1,
+}  # fmt: skip

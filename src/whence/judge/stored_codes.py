@@ -1,0 +1,344 @@
+"""The codes and scales that a file stores of a quantised weight, or that its values lie on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from whence import dtypes
+from whence.dtypes import Array
+from whence.judge.limits import (
+    U32,
+    WEIGHT_GRID_VALUES,
+    WEIGHT_UNRELATED,
+)
+from whence.judge.policy import Scheme
+
+F64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+_FLOATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_GROUPS = (256, 128, 64, 32, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A quantised weight. codes: in the shape of `grouped`, float64; scale, zero: broadcast over
+    it. u: the scale's unit roundoff.
+
+    shape: the weight's own. scheme: what it is, from shapes and values. where: the target's slots
+    it was read from; () when read off the values of a weight that is kept in floating point.
+    """
+
+    shape: tuple[int, ...]
+    codes: F64
+    scale: F64
+    zero: F64
+    scheme: Scheme
+    u: float
+    where: tuple[str, ...] = ()
+
+    def dequantised(self) -> F64:
+        """(code - zero point) scale, in the weight's shape."""
+        out: F64 = ((self.codes - self.zero) * self.scale).reshape(self.shape)
+        return out
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest code there could be."""
+        if self.scheme.format != "int":
+            top = 448.0 if self.scheme.format == "e4m3" else 57344.0
+            return -top, top
+        low = float(self.codes.min(initial=0.0))
+        size = float((1 << self.scheme.bits) - 1)
+        signed = low < 0
+        return (-(size + 1) / 2, (size - 1) / 2) if signed else (0.0, size)
+
+
+def stored(
+    reference: Array, parameters: Mapping[str, Array], slot: str, *, axis: int = 0
+) -> Stored | None:
+    """The quantised form of the reference's parameter `slot` among the target's parameters of the
+    same call; None without one.
+
+    reference: the float weight, at least 2-D. parameters: the target's, by slot. axis: which one
+    has the scales where both fit. Codes are integers or 8-bit floats, as many as weights (or packed
+    two or four to a byte); scales are floating, one for all, for each channel or for each group
+    along the last axis.
+    """
+    prefix = slot + "."
+    inner = {s: a for s, a in parameters.items() if s.startswith(prefix)}
+    if inner or slot not in parameters or not _is_real(parameters[slot]):
+        return _assemble(reference, inner or parameters, axis)
+    return None
+
+
+def _is_real(array: Array) -> bool:
+    kind = dtypes.of(array)
+    return kind.kind == "float" and kind.bits > 8
+
+
+def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> Stored | None:
+    best: tuple[float, Stored] | None = None
+    names = {s: s.rpartition("param.")[2].lower() for s in parameters}
+    size = max(norm(reference), 1e-300)
+    for slot, array in parameters.items():
+        kind = dtypes.of(array)
+        if kind.kind in ("int", "uint") and kind.bits <= 32:
+            form = "int"
+        elif kind.name in _FLOATS:
+            form = _FLOATS[kind.name]
+        else:
+            continue
+        for codes, packed in _codes(reference, array, form):
+            for other, scale in parameters.items():
+                if (
+                    other == slot
+                    or not _is_real(scale)
+                    or any(
+                        w in names[other]
+                        for w in ("input", "output", "act", "bias", "shift", "zero")
+                    )
+                ):
+                    continue
+                shaped = _shaped(codes, scale, axis)
+                if shaped is None:
+                    continue
+                view, s, per, along, group = shaped
+                for zero_slot, zero in _zeros(parameters, names, (slot, other), scale, s):
+                    bits = packed or (8 if form != "int" else _bits(codes))
+                    made = Stored(
+                        reference.shape,
+                        view,
+                        s,
+                        zero,
+                        Scheme(bits, per, along, group, not zero.any(), form),
+                        _u(scale),
+                        tuple(x for x in (slot, other, zero_slot) if x),
+                    )
+                    far = norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
+                    if best is None or far < best[0]:
+                        best = far, made
+    return best[1] if best is not None and best[0] < WEIGHT_UNRELATED else None
+
+
+def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int]]:
+    """(codes in the reference's shape, bits of a packed one or 0), in every order they may lie
+    in.
+    """
+    if array.size == reference.size:
+        wide: F64 = array.astype(np.float64)
+        if (
+            array.shape == reference.shape[::-1]
+            and array.ndim == 2
+            and array.shape != reference.shape
+        ):
+            yield np.ascontiguousarray(wide.T), 0
+        else:
+            yield wide.reshape(reference.shape), 0
+        return
+    for bits in (4, 2):
+        many = 8 // bits
+        if form != "int" or array.dtype.itemsize != 1 or array.size * many != reference.size:
+            continue
+        raw = np.ascontiguousarray(array).view(np.uint8)
+        parts = [((raw >> (bits * i)) & ((1 << bits) - 1)).astype(np.float64) for i in range(many)]
+        half = float(1 << (bits - 1))
+        for order in (parts, parts[::-1]):
+            for laid in (np.concatenate(order, axis=0), np.stack(order, axis=-1)):
+                codes = laid.reshape(reference.shape)
+                yield codes, bits
+                yield np.where(codes >= half, codes - 2 * half, codes), bits
+
+
+def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, int] | None:
+    """(codes, scale that broadcasts over them, per, axis, group), None when the scale fits no
+    way.
+    """
+    s: F64 = scale.astype(np.float64)
+    rows, last = codes.shape[0], codes.shape[-1]
+    if s.size == 1:
+        return codes, s.reshape((1,) * codes.ndim), "tensor", 0, 0
+    fits = [a for a in (axis, *range(codes.ndim)) if a < codes.ndim and s.size == codes.shape[a]]
+    # A scale with its own axes kept says which one it is for.
+    kept = [a for a in fits if s.ndim == codes.ndim and s.shape[a] == s.size]
+    for along in kept or fits:
+        return (
+            codes,
+            s.reshape([-1 if a == along else 1 for a in range(codes.ndim)]),
+            "channel",
+            along,
+            0,
+        )
+    if (
+        s.size % rows == 0
+        and s.size > rows
+        and (codes.size // rows) % (s.size // rows) == 0
+        and codes.ndim == 2
+    ):
+        groups = s.size // rows
+        if s.ndim == 2 and s.shape == (groups, rows) and groups != rows:
+            s = np.ascontiguousarray(s.T)
+        return (
+            codes.reshape(rows, groups, last // groups),
+            s.reshape(rows, groups, 1),
+            "group",
+            0,
+            last // groups,
+        )
+    return None
+
+
+def _zeros(
+    parameters: Mapping[str, Array],
+    names: Mapping[str, str],
+    taken: Sequence[str],
+    scale: Array,
+    s: F64,
+) -> Iterator[tuple[str, F64]]:
+    """(slot, zero point in codes) as it may be: none, or a parameter of the scale's size; a
+    floating shift is in units of the weight.
+    """
+    named = [
+        k
+        for k, a in parameters.items()
+        if k not in taken
+        and a.size == scale.size
+        and any(w in names[k] for w in ("zero", "shift", "zp"))
+    ]
+    if not named:
+        yield "", np.zeros_like(s)
+    for slot in named:
+        array = parameters[slot]
+        values = (
+            array.T
+            if array.shape == scale.shape
+            and array.ndim == 2
+            and s.size == array.size
+            and s.ndim == 3
+            and array.shape[0] != s.shape[0]
+            else array
+        )
+        zero = np.asarray(values, dtype=np.float64).reshape(s.shape)
+        yield slot, zero
+        if _is_real(array):
+            yield slot, zero / np.where(s == 0, 1.0, s)
+
+
+def _bits(codes: F64) -> int:
+    low, high = float(codes.min(initial=0.0)), float(codes.max(initial=0.0))
+    span = max(high + 1, -low) * 2 if low < 0 else high + 1
+    return max(2, math.ceil(math.log2(max(span, 2.0))))
+
+
+def _u(scale: Array) -> float:
+    return dtypes.of(scale).unit_roundoff or 0.0
+
+
+def norm(x: Array) -> float:
+    """2-norm in float64 without BLAS, whose threads spin for milliseconds on a busy machine."""
+    wide = np.asarray(x, dtype=np.float64).reshape(-1)
+    return math.sqrt(float(np.einsum("i,i->", wide, wide)))
+
+
+def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
+    """A floating weight whose values are whole multiples of one step per tensor, channel or group,
+    of at most 256 levels; else None.
+
+    weight: at least 2-D, real, 32 bits or wider (rounding to 16 bits hides a grid). The step is the
+    smallest difference of two values that share it, or half, a third or a quarter of that.
+    """
+    kind = dtypes.of(weight)
+    if weight.ndim < 2 or kind.kind != "float" or kind.bits < 32 or not np.isfinite(weight).all():
+        return None
+    wide: F64 = weight.astype(np.float64)
+    # A few rows decide cheaply; no more is looked at when they have no grid.
+    few = np.moveaxis(wide, axis, 0)[:4]
+    last = few.shape[-1]
+    if _steps(few.reshape(few.shape[0], -1)) is None and not any(
+        last % g == 0 and last > g and _steps(few.reshape(-1, g)) is not None for g in _GROUPS
+    ):
+        return None
+    rows = np.moveaxis(wide, axis, 0).reshape(wide.shape[axis], -1)
+    found = _steps(rows)
+    if found is not None:
+        multiples, steps = found
+        levels = _levels(multiples)
+        per = (
+            "tensor" if steps.size > 1 and np.ptp(steps) <= 1e-6 * float(steps.max()) else "channel"
+        )
+        codes = np.moveaxis(multiples.reshape(np.moveaxis(wide, axis, 0).shape), 0, axis)
+        scale: F64 = steps.reshape([-1 if a == axis else 1 for a in range(wide.ndim)])
+        if per == "tensor":
+            scale = scale.mean(keepdims=True)
+        scheme = Scheme(levels[0], per, axis if per == "channel" else 0, 0, levels[1])
+        return Stored(weight.shape, codes, scale, np.zeros_like(scale), scheme, U32)
+    for group in _GROUPS:
+        if wide.ndim == 2 and last % group == 0 and last > group:
+            found = _steps(wide.reshape(-1, group))
+            if found is not None:
+                multiples, steps = found
+                levels = _levels(multiples)
+                shared = steps.reshape(wide.shape[0], -1, 1)
+                split: F64 = multiples.reshape(wide.shape[0], -1, group)
+                return Stored(
+                    weight.shape,
+                    split,
+                    shared,
+                    np.zeros_like(shared),
+                    Scheme(levels[0], "group", 0, group, levels[1]),
+                    U32,
+                )
+    return None
+
+
+def _steps(rows: F64) -> tuple[F64, F64] | None:
+    """(whole multiples, step of each row) when every row lies on a grid of at most 256 levels."""
+    if rows.shape[1] < WEIGHT_GRID_VALUES:
+        return None
+    most = np.abs(rows).max(1)
+    used = most > 0
+    if not used.any():
+        return None
+    gaps = np.diff(np.sort(rows, axis=1), axis=1)
+    gaps[gaps <= 1e-4 * most[:, None]] = np.inf
+    first = gaps.min(1)
+    first[~np.isfinite(first)] = most[~np.isfinite(first)]
+    first[~used] = 1.0
+    steps, multiples = np.zeros(rows.shape[0]), np.zeros_like(rows)
+    left = np.ones(rows.shape[0], dtype=bool)
+    for parts in (1, 2, 3, 4):
+        step = first[left] / parts
+        some = rows[left]
+        whole = np.rint(some / step[:, None])
+        # The smallest gap carries the rounding of two values; all values together give the step far
+        # better.
+        power = (whole * whole).sum(1)
+        step = np.where(power > 0, (some * whole).sum(1) / np.where(power > 0, power, 1.0), step)
+        whole = np.rint(some / step[:, None])
+        fits = (
+            (np.abs(some / step[:, None] - whole).max(1) <= 1e-3)
+            & (np.ptp(whole, axis=1) <= 255)
+            & (np.abs(whole).max(1) <= 255)
+        )
+        at = np.flatnonzero(left)[fits]
+        steps[at], multiples[at] = step[fits], whole[fits]
+        left[at] = False
+        if not left.any():
+            return multiples, steps
+    return None
+
+
+def _levels(multiples: F64) -> tuple[int, bool]:
+    """(bits, symmetric) of a grid's multiples: with a zero point of its own for each part where
+    that needs fewer bits.
+    """
+    low, high = float(multiples.min()), float(multiples.max())
+    bits = next(
+        (b for b in range(2, 10) if low >= -(1 << (b - 1)) and high <= (1 << (b - 1)) - 1), 10
+    )
+    span = max(2, math.ceil(math.log2(float(np.ptp(multiples, axis=-1).max()) + 1)))
+    return (bits, True) if bits <= span else (span, False)

@@ -1,0 +1,249 @@
+"""Operations bound to overload and schema; which memory they share, and what outputs rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whence.errors import ReplayRefused
+from whence.frameworks.torch_schema import draws, schema_of, written
+from whence.records import Operation, Program
+from whence.records.program import TENSOR_OPERANDS, Operand, operands
+from whence.replay import allowed_operators
+
+_NUMERIC: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "SymInt": (int,),
+    "float": (int, float),
+    "number": (int, float, bool),
+    "bool": (bool, int),
+}
+_TAGGED = {
+    "Tensor": {"in", "param", "op", "const", "float", "complex"}, "int": {"dim", "mul"},
+    "SymInt": {"dim", "mul"}, "float": {"float"}, "number": {"float", "complex", "dim", "mul"},
+    "ScalarType": {"dtype"}, "Layout": {"layout"}, "Device": {"device"},
+    "MemoryFormat": {"memory_format"},
+}  # fmt: skip
+
+
+@dataclass
+class BoundOperation:
+    """One operation bound to its overload. names: of its positional arguments. allocates: its
+    result is new memory. writes: arguments that it writes. last_use: operations whose results
+    nothing needs after it.
+    """
+
+    operation: Operation
+    func: Any
+    base: str
+    names: tuple[str, ...]
+    allocates: bool
+    writes: tuple[str, ...]
+    pointwise: bool
+    last_use: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BoundProgram:
+    """A program ready to run. roots: by operation, roots of memory that its result may share.
+    written: roots that some operation writes. boundaries: place -> children called before it.
+    """
+
+    program: Program
+    steps: Sequence[BoundOperation]
+    roots: Sequence[set[Any]]
+    written: set[Any]
+    boundaries: Mapping[int, Sequence[int]]
+
+    @property
+    def writes(self) -> bool:
+        """Does any operation write in place?"""
+        return any(step.writes for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What some outputs of a program rest on: operations, inputs, params."""
+
+    outputs: frozenset[str]
+    operations: frozenset[int]
+    inputs: frozenset[int]
+    params: frozenset[str]
+
+
+def _bind(operation: Operation, allow: tuple[str, ...]) -> BoundOperation:
+    if operation.name == allowed_operators.CAST:
+        return BoundOperation(operation, None, "cast", (), False, (), False)
+    namespace, base, overload = allowed_operators.split(operation.name, allow)
+    try:
+        func = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+        schema = func._schema
+    except (AttributeError, RuntimeError):
+        raise ReplayRefused(
+            f"operator {operation.name} does not exist in torch {torch.__version__}"
+        ) from None
+    _fits(operation, schema)
+    positional = tuple(a.name for a in schema.arguments if not a.kwarg_only)
+    named = dict(zip(positional, operation.args)) | operation.kwargs
+    if draws(schema_of(func), named):
+        raise ReplayRefused(f"operator {operation.name} draws random numbers")
+    writes = written(schema_of(func), named)
+    view = bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
+    # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so
+    # nothing to bound.
+    return BoundOperation(
+        operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags
+    )
+
+
+def _fits(operation: Operation, schema: Any) -> None:
+    """Raises ReplayRefused when the arguments are not of the kinds the schema asks for."""
+    positional = [a for a in schema.arguments if not a.kwarg_only]
+    if len(operation.args) > len(positional):
+        raise ReplayRefused(
+            f"malformed program: {operation.name} takes {len(positional)} positional arguments, "
+            f"has {len(operation.args)}"
+        )
+    known = {a.name: a for a in schema.arguments}
+    pairs = list(zip(positional, operation.args))
+    for name, value in operation.kwargs.items():
+        if name not in known or any(a.name == name for a, _ in pairs):
+            raise ReplayRefused(
+                f"malformed program: {operation.name} takes no further argument {name!r}"
+            )
+        pairs.append((known[name], value))
+    given = {a.name for a, _ in pairs}
+    for argument in schema.arguments:
+        if argument.name not in given and not argument.has_default_value():
+            raise ReplayRefused(
+                f"malformed program: {operation.name} lacks the argument {argument.name!r}"
+            )
+        if argument.is_out:
+            raise ReplayRefused(
+                f"operator {operation.name} is not on the list of replayable operators (it "
+                "writes `out=`)"
+            )
+    for argument, value in pairs:
+        if not _kind(str(argument.real_type), value):
+            raise ReplayRefused(
+                f"malformed program: {operation.name} takes {argument.real_type} as "
+                f"{argument.name!r}, not {str(value)[:60]}"
+            )
+
+
+def _kind(kind: str, value: Any) -> bool:
+    if kind.startswith("Optional["):
+        return value is None or _kind(kind[9:-1], value)
+    if kind.startswith("List["):
+        inner = kind[5:-1]
+        if isinstance(value, (list, tuple)):
+            return all(_kind(inner, item) for item in value)
+        return inner in ("int", "SymInt", "float") and _kind(inner, value)
+    if isinstance(value, dict):
+        return next(iter(value)) in _TAGGED.get(kind, ())
+    if kind == "Tensor":  # a Python number in the place of a tensor
+        return isinstance(value, (bool, int, float))
+    if kind == "str":
+        return isinstance(value, str)
+    return isinstance(value, _NUMERIC.get(kind, ())) and value is not None
+
+
+def bind_program(program: Program, allow: tuple[str, ...]) -> BoundProgram:
+    """The program with every operation bound. Raises ReplayRefused for one that cannot be run."""
+    steps = [_bind(operation, allow) for operation in program.operations]
+    for place, uses in _last_uses(program).items():
+        steps[place].last_use = uses
+    boundaries: dict[int, list[int]] = {}
+    for child, place in program.calls:
+        boundaries.setdefault(place, []).append(child)
+    return BoundProgram(program, steps, *_aliases(steps), boundaries)
+
+
+def _aliases(steps: Sequence[BoundOperation]) -> tuple[list[set[Any]], set[Any]]:
+    """(roots of memory each operation's result may share, roots that some operation writes)."""
+    groups: list[set[Any]] = []
+    written: set[Any] = set()
+    for place, step in enumerate(steps):
+        group = {("op", place)} if step.allocates else set()
+        if not step.allocates or step.writes:
+            group |= _roots(step.operation.operands(), groups)
+        groups.append(group)
+        written |= _roots(_written(step), groups)
+    return groups, written
+
+
+def _roots(tensors: Iterable[Operand], groups: Sequence[set[Any]]) -> set[Any]:
+    """The memory that operands may share. groups: of the operations before them."""
+    roots: set[Any] = set()
+    for kind, at in tensors:
+        if kind in TENSOR_OPERANDS:
+            roots |= groups[at[0]] if kind == "op" else {(kind, at)}
+    return roots
+
+
+def _written(step: BoundOperation) -> Iterator[Operand]:
+    """The operands that an operation writes in place."""
+    named = dict(zip(step.names, step.operation.args)) | step.operation.kwargs
+    return operands([named.get(name) for name in step.writes])
+
+
+def dependencies(
+    bound: BoundProgram, outputs: Collection[str], *, alone: bool = False
+) -> Dependencies:
+    """What these outputs rest on. alone: only the writes that reach them, and no guard of others;
+    else any write may reach anything, and any guard decides.
+    """
+    program = bound.program
+    wanted = [operand for slot, operand in program.outputs if slot in outputs]
+    tensors = [Operand(*pair) for operand in wanted for pair in operand.items()]
+    writers: dict[Any, list[int]] = {}
+    todo = [o["op"][0] for o in wanted if "op" in o]
+    if alone:
+        for place, step in enumerate(bound.steps):
+            for root in _roots(_written(step), bound.roots):
+                writers.setdefault(root, []).append(place)
+        todo += [w for root in _roots(tensors, bound.roots) for w in writers.get(root, ())]
+    elif bound.writes or any(op.guard is not None for op in program.operations):
+        # What is written in place, or decided by a number read, may reach anything.
+        todo = list(range(len(program.operations)))
+    operations: set[int] = set()
+    inputs = {o["in"] for o in wanted if "in" in o}
+    params = {o["param"] for o in wanted if "param" in o}
+    while todo:
+        place = todo.pop()
+        if place in operations:
+            continue
+        operations.add(place)
+        for kind, at in program.operations[place].operands():
+            if kind == "op":
+                todo.append(at[0])
+            elif kind == "param":
+                params.add(at)
+            elif kind in ("in", "dim"):
+                inputs.add(at if kind == "in" else at[0])
+            if writers and kind in TENSOR_OPERANDS:
+                roots = _roots([Operand(kind, at)], bound.roots)
+                todo += [w for root in roots for w in writers.get(root, ()) if w < place]
+    return Dependencies(
+        frozenset(outputs), frozenset(operations), frozenset(inputs), frozenset(params)
+    )
+
+
+def _last_uses(program: Program) -> dict[int, list[int]]:
+    """By operation: results that nothing needs after it."""
+    last: dict[int, int] = {}
+    for place, operation in enumerate(program.operations):
+        last[place] = place
+        for kind, at in operation.operands():
+            if kind == "op":
+                last[at[0]] = place
+    for _, operand in program.outputs:
+        if "op" in operand:
+            last.pop(operand["op"][0], None)
+    table: dict[int, list[int]] = {}
+    for made, place in last.items():
+        table.setdefault(place, []).append(made)
+    return table

@@ -1,0 +1,171 @@
+"""Which dtype every tensor and dtype argument has in a run, and how its tensors lie in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from whence.errors import ReplayRefused
+from whence.frameworks.torch_arrays import TORCH
+from whence.replay.binding import BoundOperation
+
+WORKING = ("recorded", "float64", "float32", "bfloat16", "float16")
+
+_HALF = (torch.bfloat16, torch.float16)
+_RANGES = {"arange", "range", "linspace", "logspace"}
+_CASTS = {"_to_copy", "to", "type_as", "convert_element_type"}
+_DEFAULT_DTYPE = {
+    "zeros",
+    "ones",
+    "empty",
+    "eye",
+    "linspace",
+    "logspace",
+    "hann_window",
+    "hamming_window",
+    "fft_fftfreq",
+    "fft_rfftfreq",
+}
+_EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
+
+
+def floating_dtype(name: str) -> Any:
+    """The torch dtype of this name, None for ""; only real floating ones."""
+    if not name:
+        return None
+    dtype = TORCH.get(name)
+    if dtype is None or not dtype.is_floating_point:
+        raise ReplayRefused(f"malformed program: base or default dtype {name[:40]!r}")
+    return dtype
+
+
+class DtypePolicy:
+    """Which dtype a tensor or a dtype argument has in this run."""
+
+    def __init__(self, working: str, base: Any, default: Any) -> None:
+        self.recorded = working == "recorded"
+        self.base, self.default = base, default
+        self.working: Any = None if self.recorded else TORCH[working]
+        self.wide = working == "float64"
+
+    def input(self, tensor: Any, recorded: str) -> Any:
+        if self.recorded or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        if self.working not in _HALF:
+            return self.widened(tensor)
+        same = recorded and TORCH[recorded] is self.base
+        return tensor.to(self.working) if same and tensor.is_floating_point() else tensor
+
+    def param(self, tensor: Any) -> Any:
+        return tensor if self.recorded or self.working in _HALF else self.widened(tensor)
+
+    def constant(self, tensor: Any) -> Any:
+        if self.recorded:
+            return tensor
+        if self.working not in _HALF:
+            return self.widened(tensor)
+        # One without elements is what something grows from (a cache), in the dtype of what follows.
+        return (
+            tensor.to(self.working) if tensor.numel() == 0 and tensor.dtype is self.base else tensor
+        )
+
+    def widened(self, tensor: Any) -> Any:
+        if tensor.is_complex():
+            return tensor.to(torch.complex128) if self.wide else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        if (
+            self.wide
+            or tensor.dtype in _HALF
+            or (self.base is torch.float64 and tensor.dtype is torch.float64)
+        ):
+            return tensor.to(self.working)
+        return tensor
+
+    def argument(self, dtype: Any, step: BoundOperation, operand: Any) -> Any:
+        """dtype: what the recording asked for. operand: the first tensor the operator reads, None
+        for a constructor.
+        """
+        if self.recorded or not (dtype.is_floating_point or dtype.is_complex):
+            return dtype
+        if self.wide:
+            return torch.complex128 if dtype.is_complex else torch.float64
+        if dtype is not self.base:
+            return self.working if self.working is torch.float32 and dtype in _HALF else dtype
+        if self.working not in _HALF or dtype in _HALF:
+            return self.working
+        if step.base in _RANGES:
+            return dtype
+        if operand is None or step.base.startswith("new_") or step.base.endswith("_like"):
+            return self.working
+        if not operand.is_floating_point():
+            return self.working if operand.dtype is torch.bool and step.base in _CASTS else dtype
+        return (
+            self.working
+            if step.base in _CASTS
+            else torch.promote_types(self.working, operand.dtype)
+        )
+
+    def constructed(self, step: BoundOperation, args: tuple[Any, ...]) -> Any:
+        """The dtype of a constructor that was not told one: the default dtype of the recording, not
+        that of this process.
+        """
+        if step.base in _EITHER_DTYPE:
+            numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
+            if not any(isinstance(a, float) for a in numbers) or any(
+                isinstance(a, complex) for a in numbers
+            ):
+                return None
+        elif step.base not in _DEFAULT_DTYPE:
+            return None
+        if self.wide:
+            return torch.float64
+        return (
+            torch.promote_types(self.default, torch.float32)
+            if self.working is torch.float32
+            else self.default
+        )
+
+    def cast(self, tensor: Any, way: str) -> Any:
+        """A cast point: up to float32, or back to the working dtype."""
+        if self.recorded:
+            return tensor.to(torch.float32)
+        if self.working not in _HALF:
+            return tensor.to(self.working)
+        return tensor.to(self.working) if way == "back" else tensor.to(torch.float32)
+
+
+def laid_out(tensor: Any, strides: tuple[int, ...] | None) -> Any:
+    """The same values with these strides; contiguous when they are not given, do not fit, or would
+    need far more memory.
+    """
+    if (
+        strides is None
+        or len(strides) != tensor.dim()
+        or tensor.numel() == 0
+        or tuple(strides) == tuple(tensor.stride())
+    ):
+        return tensor
+    axes = [a for a in range(tensor.dim()) if strides[a] != 0 and tensor.shape[a] > 1]
+    expanded = [a for a in range(tensor.dim()) if strides[a] == 0 and tensor.shape[a] > 1]
+    core = tensor
+    for axis in expanded:
+        first = core.narrow(axis, 0, 1)
+        if not torch.equal(
+            first.expand_as(core).contiguous().view(torch.uint8),
+            core.contiguous().view(torch.uint8),
+        ):
+            return tensor  # this tensor is not constant along that axis
+        core = first
+    span, reach = 1, 1
+    for axis in sorted(axes, key=lambda a: strides[a]):
+        if strides[axis] < span:
+            return tensor  # windows that overlap
+        reach += (core.shape[axis] - 1) * strides[axis]
+        span = strides[axis] * core.shape[axis]
+    if any(s < 0 for s in strides) or reach > 64 * core.numel() + 1024:
+        return tensor
+    out = torch.empty_strided(core.shape, strides, dtype=core.dtype)
+    out.copy_(core)
+    return out.as_strided(tensor.shape, strides) if expanded else out

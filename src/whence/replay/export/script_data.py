@@ -1,0 +1,77 @@
+"""The tensors of a script, as a safetensors file that keeps their layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_STORED = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
+    "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16",
+    "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "complex64": "C64", "complex128": "C128",
+}  # fmt: skip
+
+
+def save(tensors: Mapping[str, Any]) -> bytes:
+    """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout
+    beside; those that share memory share it.
+    """
+    held: dict[str, Any] = {}
+    layouts: dict[str, Any] = {}
+    memories: dict[tuple[int, Any], tuple[str, list[str]]] = {}
+    for name, tensor in tensors.items():
+        t = tensor.detach().cpu()
+        t = t.resolve_conj() if t.is_complex() else t
+        shares = sum(
+            o.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            and o.dtype == tensor.dtype
+            for o in tensors.values()
+        )
+        if t.is_contiguous() and (shares == 1 or not t.numel()):
+            held[name] = t
+            continue
+        key = (t.untyped_storage().data_ptr(), t.dtype)
+        memories.setdefault(key, (f"memory.{len(memories)}", []))[1].append(name)
+    for memory, names in memories.values():
+        views = [tensors[n].detach().cpu() for n in names]
+        first = min(v.storage_offset() for v in views) // 64 * 64
+        reach = max(
+            v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride())) + 1
+            for v in views
+        )
+        whole = torch.empty(0, dtype=views[0].dtype).set_(
+            views[0].untyped_storage(), first, (reach - first,), (1,)
+        )
+        held[memory] = whole
+        layouts |= {
+            n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first]
+            for n, v in zip(names, views)
+        }
+    header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
+    chunks, at = [], 0
+    for name, tensor in held.items():
+        raw = _bytes(tensor)
+        header[name] = {
+            "dtype": stored(str(tensor.dtype)[6:]),
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(raw)],
+        }
+        chunks.append(raw)
+        at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(chunks)
+
+
+def _bytes(tensor: Any) -> bytes:
+    from whence.frameworks.torch_arrays import canonical
+
+    return canonical(tensor).tobytes()
+
+
+def stored(dtype: str) -> str:
+    return _STORED.get(dtype, dtype.upper())

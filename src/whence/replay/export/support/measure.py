@@ -1,0 +1,241 @@
+"""How far a device is from the CPU, in units of rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from whence.replay.export.support.tensors import rounds
+
+RHO, Z, RHO_16, Z_16 = 5.0, 14.0, 2.0, 8.0
+
+_SENTINEL = 0.9
+
+
+@dataclass
+class Figures:
+    """How far a result of the device is from the reference. local: worst error over its own noise
+    floor; score > 1 fails.
+
+    counts: elements whose absolute error exceeds 1e-1 .. 1e-8. where, why: the worst element, and
+    what was found, in words.
+    """
+
+    numel: int = 0
+    least: float = math.inf
+    greatest: float = -math.inf
+    worst: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * 8)
+    ulp: float = 0.0
+    nan: int = 0
+    inf: int = 0
+    local: float = 0.0
+    score: float = 0.0
+    why: str = ""
+    dtypes: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+
+    def join(self, other: Figures) -> None:
+        """Takes in the figures of another result of the same call."""
+        self.numel += other.numel
+        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
+        self.worst, self.ulp = max(self.worst, other.worst), max(self.ulp, other.ulp)
+        self.counts = [a + b for a, b in zip(self.counts, other.counts)]
+        self.nan, self.inf = self.nan + other.nan, self.inf + other.inf
+        if other.score > self.score or not self.why:
+            self.why = other.why
+        self.local, self.score = max(self.local, other.local), max(self.score, other.score)
+        self.dtypes, self.shapes = self.dtypes + other.dtypes, self.shapes + other.shapes
+
+
+def unit_roundoff(dtype: Any) -> float:
+    """Largest relative error of rounding to nearest in a floating or complex dtype."""
+    return float(torch.finfo(dtype).eps / 2)
+
+
+def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -> Figures:
+    """Judge what a device made against the CPU.
+
+    output: CPU tensor of any dtype. wide: the same computed in float64. floors: the same computed
+    in output's own dtype, one
+    or several right ways. length: largest number of terms that one element is summed from. All of
+    one shape.
+    Source: the error of the device over the largest error of the floors (2-norm), at least half a
+    unit in the last place and
+    0.3 sqrt(length) u; and the worst element over the rounding of its row and column.
+    """
+    if output.numel() == 0:
+        return Figures()
+    if not rounds(output):
+        return _exact(output, wide, floors)
+    kind = output.dtype
+    u, big = unit_roundoff(kind), float(torch.finfo(kind).max)
+    tiny = float(torch.finfo(kind).tiny)
+    y, r, *ws = (_flat(t) for t in (output, wide, *floors))
+    ws = ws or [r]
+    found = Figures(numel=output.numel())
+    finite = r.isfinite()
+    if bool(finite.any()):
+        found.least, found.greatest = float(r[finite].min()), float(r[finite].max())
+    limit = _SENTINEL * big
+    fine = (y.abs() < limit) & (r.abs() < limit)
+    for w in ws:
+        fine &= w.abs() < limit
+    # A NaN or Inf that the CPU makes too, in either dtype, is no mismatch.
+    wrong = ~fine & ~_same(y, r, limit) & ~((y.abs() < limit) & (r.abs() < limit))
+    for w in ws:
+        wrong &= ~_same(y, w, limit)
+    wrong &= ~(
+        y.isfinite() & ((y - r).abs() <= 0.01 * r.abs())
+    )  # on both sides of the bound for great numbers
+    found.nan = int((wrong & (y.isnan() | r.isnan())).sum())
+    found.inf = int(wrong.sum()) - found.nan
+    counted = y.isfinite() & r.isfinite() & ~wrong
+    error = torch.where(counted, y - r, 0.0).abs()
+    found.worst = float(error.max())
+    found.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
+    found.ulp = _ulp(output, wide)
+    zero = torch.zeros((), dtype=torch.float64)
+    y, r = torch.where(fine, y, zero), torch.where(fine, r, zero)
+    # Beyond 1e150 a square overflows.
+    scale = max(1.0, float(r.abs().max()) / 1e100, float(y.abs().max()) / 1e100)
+    e, fs, r = (y - r) / scale, [(torch.where(fine, w, zero) - r) / scale for w in ws], r / scale
+    last = output.shape[-1] * (2 if output.is_complex() else 1) if output.dim() > 1 else y.numel()
+    size, own = float(r.norm()), max(float(f.norm()) for f in fs)
+    accumulate = 2.0**-53 if kind in (torch.float64, torch.complex128) else 2.0**-24
+    smallest = 0.5 * tiny / scale * math.sqrt(y.numel())  # numbers below may be flushed to zero
+    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(length, 1)) * accumulate * size, smallest)
+    rho = float(e.norm()) / floor
+    spread = torch.zeros_like(r)
+    for f in fs:
+        square = (f * f).reshape(-1, last)
+        spread = torch.maximum(
+            spread,
+            torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True))
+            .sqrt()
+            .reshape(-1),
+        )
+    rms = size / math.sqrt(r.numel())
+    # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
+    spread += u * r.abs() + 1e-3 * u * rms + tiny / scale
+    ratio = e.abs() / spread
+    at = int(ratio.argmax())
+    z = float(ratio[at])
+    rho_limit, z_limit = (RHO_16, Z_16) if u > 1e-5 else (RHO, Z)
+    found.local = rho
+    mismatch = found.nan + found.inf
+    found.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
+    if mismatch:
+        at = int(wrong.to(torch.uint8).argmax())
+    index = _index(at, output)
+    y, r = _flat(output), _flat(wide)
+    seen = f"at {index} device {float(y[at]):.9g}, CPU {float(r[at]):.9g}"
+    found.why = (
+        f"{mismatch} elements are NaN or Inf on one side; {seen}"
+        if mismatch
+        else f"error {rho:.3g} x its floor, worst element {z:.3g} x; {seen}"
+    )
+    return found
+
+
+def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:
+    wrong = output != wide.to(output.dtype)
+    for floor in floors:
+        wrong &= output != floor.to(output.dtype)
+    y, r = output.to(torch.float64), wide.to(torch.float64)
+    error = torch.where(wrong, (y - r).abs(), 0.0)
+    count = int(wrong.sum())
+    found = Figures(
+        output.numel(),
+        float(r.min()),
+        float(r.max()),
+        float(error.max()),
+        [int((error > 10.0**-k).sum()) for k in range(1, 9)],
+    )
+    found.local = found.score = math.inf if count else 0.0
+    if count:
+        at = int(wrong.reshape(-1).to(torch.uint8).argmax())
+        index = _index(at, output)
+        found.why = (
+            f"{count} of {output.numel()} elements differ; at {index} device "
+            f"{y.reshape(-1)[at]:.17g}, CPU {r.reshape(-1)[at]:.17g}"
+        )
+    return found
+
+
+def _flat(t: Any) -> Any:
+    return (
+        torch.view_as_real(t.resolve_conj().to(torch.complex128))
+        if t.is_complex()
+        else t.to(torch.float64)
+    ).reshape(-1)
+
+
+def _same(a: Any, b: Any, limit: float) -> Any:
+    return ((a.abs() >= limit) & (b.abs() >= limit) & (a.signbit() == b.signbit())) | (
+        a.isnan() & b.isnan()
+    )
+
+
+def _index(at: int, output: Any) -> list[int]:
+    at = at // 2 if output.is_complex() else at
+    return (
+        [int(i) for i in torch.unravel_index(torch.tensor(at), output.shape)]
+        if output.dim()
+        else []
+    )
+
+
+_ORDERED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _ulp(output: Any, wide: Any) -> float:
+    """Largest distance in representable numbers between the output and the reference rounded to its
+    dtype, where both are finite.
+    """
+    if output.is_complex():
+        output, wide = (
+            torch.view_as_real(output.resolve_conj()),
+            torch.view_as_real(wide.resolve_conj().to(torch.complex128)),
+        )
+    a, b = output.contiguous().reshape(-1), wide.to(output.dtype).contiguous().reshape(-1)
+    keep = a.to(torch.float64).isfinite() & b.to(torch.float64).isfinite()
+    size = a.element_size()
+    places = []
+    for t in (a, b):
+        bits = t.view(_ORDERED[size])[keep].to(torch.int64)
+        places.append(torch.where(bits < 0, -(1 << (8 * size - 1)) - bits, bits))
+    one, two = places
+    if not one.numel():
+        return 0.0
+    # Of unlike signs the distance may not fit into int64.
+    far = torch.where(
+        (one < 0) == (two < 0),
+        (one - two).to(torch.float64),
+        one.to(torch.float64) - two.to(torch.float64),
+    )
+    return float(far.abs().max())
+
+
+def kolmogorov_smirnov(a: Any, b: Any) -> float:
+    """How far the distributions of two samples are apart, over what chance makes once in 10^9: 1
+    and less is chance.
+
+    Two-sample Kolmogorov-Smirnov statistic; its tail is 2 exp(-2 D^2 n m / (n + m)).
+    """
+    a, b = (_flat(t) for t in (a, b))
+    if not a.numel():
+        return 0.0
+    a, b = a.sort().values, b.sort().values
+    where = torch.cat((a, b))
+    shares = [
+        torch.searchsorted(t, where, right=True).to(torch.float64) / t.numel() for t in (a, b)
+    ]
+    distance = float((shares[0] - shares[1]).abs().max())
+    return distance / math.sqrt(
+        math.log(2e9) * (a.numel() + b.numel()) / (2.0 * a.numel() * b.numel())
+    )
