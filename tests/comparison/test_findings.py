@@ -1,7 +1,7 @@
 """Guilt along the data flow, on calls made by hand."""
 
 from whence import align
-from whence.comparison.verdicts.findings import findings, order_and_taint
+from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.status import decide
 from whence.records import Call, Ref, regions
 from whence.results import Coverage, Finding, Plan, Verdict
@@ -196,3 +196,39 @@ def test_status_table():
         )[0]
         == "undecided"
     )
+
+
+def noise():
+    return Verdict(0, "noise", evidence="replay", score=0.1)
+
+
+def remarked(calls, verdicts):
+    judged = order_and_taint(calls, list(regions(calls)), verdicts)
+    return remarks(judged, calls, findings(judged, calls, Plan(()), align.starred), align.starred)
+
+
+def test_precision_losses_of_siblings_are_one_remark_with_their_names():
+    calls = chain(3, scopes=["layers.0.proj", "layers.1.proj", "head"])
+    lossy = Verdict(0, "precision", evidence="replay", score=3.0, sentence="rounded to 8 bits")
+    (remark,) = remarked(calls, {(1, -1): lossy, (2, -1): lossy, (3, -1): noise()})
+    assert (remark.kind, remark.name, remark.also) == (
+        "precision",
+        "layers.0.proj",
+        ("layers.1.proj",),
+    )
+    assert remark.sentence == "rounded to 8 bits"
+
+
+def test_a_pass_close_to_its_limit_is_a_remark_and_counts_with_strict_only():
+    calls = chain(2)
+    close = Verdict(0, "noise", evidence="replay", confidence="suspect", score=0.9)
+    (remark,) = remarked(calls, {(1, -1): close, (2, -1): noise()})
+    assert (remark.kind, remark.name) == ("suspect", "c0")
+    assert decide([], [close], coverage(), inputs_differ=False)[0] == "same"
+    assert decide([], [close], coverage(), inputs_differ=False, strict=True)[0] == "different"
+
+
+def test_a_finding_is_no_remark_beside():
+    calls = chain(2)
+    guilty = introduced(confidence="suspect")
+    assert remarked(calls, {(1, -1): guilty, (2, -1): noise()}) == []
