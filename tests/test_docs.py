@@ -328,3 +328,12 @@ def test_every_environment_variable_and_entry_point_is_in_the_docs():
     }
     assert "whence.cli" in groups
     assert sorted(group for group in groups if f"`{group}`" not in page) == []
+
+
+def test_the_layers_in_contributing_are_those_of_the_code(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import layers
+
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    between = text.partition(layers.MARKS[0])[2].partition(layers.MARKS[1])[0]
+    assert between.strip() == layers.table(), "python docs/layers.py --write"

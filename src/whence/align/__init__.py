@@ -1,4 +1,4 @@
-"""Decides from metadata who faces whom and how both reach the same axes (plan)."""
+"""Pairs the calls and tensors of two runs, and brings both to the same axes."""
 
 from whence.align.batches import prompts
 from whence.align.batches.sequences import followers, is_cache, is_position_or_mask, is_told_apart

@@ -1,4 +1,4 @@
-"""Words -> api -> report -> exit code, one file a command.
+"""The command line: words to verbs to an answer and an exit code, one file a command.
 
 A command is a file `cli/NAME.py` with a click command called `command`; the first line of its
 docstring is its line in `whence --help`. Files are read, not imported, for help: that costs a few

@@ -1,1 +1,1 @@
-"""Runs a recorded region again: in a wider dtype, on other inputs."""
+"""Runs a recorded program again: in a wider dtype, on other inputs, as a script or a test."""

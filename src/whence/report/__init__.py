@@ -1,4 +1,4 @@
-"""A Comparison -> text, csv, json; computes nothing."""
+"""Writes results as text, CSV, JSON and HTML; computes nothing."""
 
 from whence.report.answer import answer, headline, written_to
 from whence.report.assertion import disparity
