@@ -4,6 +4,8 @@ arrow is a decision made here.
 
 import ast
 import functools
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -330,3 +332,10 @@ def test_no_two_test_files_have_one_name():
     """pytest would collect one of them only."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_list_of_verbs_loads_no_stage():
+    """A command starts with the packages that it needs; `whence show` compares nothing."""
+    code = "import sys, whence.api; print(*{m.split('.')[1] for m in sys.modules if m[:7] == 'whence.'})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"align", "judge", "metrics", "comparison", "replay"}

@@ -37,7 +37,7 @@ from whence.workflows.msit_report import cmp_report
 from whence.workflows.operator_tests.generate import diff_results, generate_tests
 from whence.workflows.operator_tests.operators import chosen_operators, signatures
 from whence.workflows.page.write import page, plots, report_html
-from whence.workflows.repro.finding import repro
+from whence.workflows.repro.repro import repro
 from whence.workflows.saved import (
     check_output,
     free_output,

@@ -6,14 +6,16 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whence.comparison.prepare.label_sides import Label, TensorMatcher, faced, labels_of, sides
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.records import Run
 from whence.results import Comparison, Finding, Shown, Status, ViewRow
+
+if TYPE_CHECKING:
+    from whence.comparison.prepare.label_sides import Label, TensorMatcher
 
 
 def compare_labels(
@@ -63,6 +65,7 @@ def labels_compared(
     """As `compare_labels`, which writes; (the comparison, a row for every label)."""
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
+    from whence.comparison.prepare.label_sides import faced, labels_of, sides
     from whence.readers.opening import open_run
 
     given = [reference] if target is None else [reference, target]

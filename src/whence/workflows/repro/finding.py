@@ -896,27 +896,3 @@ def _faced(compared: Comparison, model: Any) -> tuple[PairedRuns, Replayer]:
         model=options.model,
     )
     return paired, replayer
-
-
-def repro(
-    comparison: str | os.PathLike[str] | Comparison,
-    output: str | os.PathLike[str],
-    *,
-    finding: int = 1,
-    force: bool = False,
-    run: bool = True,
-    model: str | Module | Callable[[], Module] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Reproduction:
-    """Write `repro.py` and `repro.safetensors` into `output`: one script that shows a finding of a
-    comparison, and a pytest test.
-
-    comparison: a folder that `compare` wrote, or what it returned; the runs lie where they lay
-    then. finding: its number, from 1. run: run the script both ways afterwards. model: as `compare`
-    takes it, where no program of the reference is usable. tell: told what is being done. Raises
-    UsageError when there is no such finding, ReplayRefused with the reason when nothing of it can
-    be run again, OutputExists, UnreadableRun, StoreFailed.
-    """
-    from whence.workflows.repro.finding import reproduce
-
-    return reproduce(comparison, output, finding, force, run, model, tell)
