@@ -1,5 +1,5 @@
-"""The order of alignment: both runs brought to one form, then who faces whom, then what tells
-tensors of other axes apart.
+"""The order of alignment: both runs brought to one form, then which calls are paired, then what
+tells tensors of other axes apart.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The pairs of a plan while stages of alignment change them: who is free, who faces whom, what is
-made of the target's tensors.
+"""The pairs of a plan while stages of alignment change them: who is free, which calls are paired,
+what is made of the target's tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A map: what a user says of who faces whom. Read from YAML; no framework, no data.
+"""A map: what a user says of which calls are paired. Read from YAML; no framework, no data.
 
     names:                                    # the target's names, rewritten before anything is paired
       - {from: "decoder.block.{i}.attn.*", to: "model.layers.{i}.self_attn.*"}

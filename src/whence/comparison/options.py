@@ -17,13 +17,13 @@ class CompareOptions:
     replay: run the reference's programs on the target's inputs where they are usable. tier: how
     much is measured per pair. rtol, atol: for the `close_share` column only; no verdict rests on
     them. allow: vendor namespaces whose operators may be replayed. policy: declared differences.
-    match: by which rules calls are paired (`align.plan`). chart: who faces whom, as the user says.
-    sample: "all" replays every call, "auto" a few steps of many and what stands out. budget:
-    seconds for all replays. threads: for measuring; None takes all cores. progress: called with
-    (done, of, what). model: the user's own, for calls of the reference without a usable program.
-    views: of other tools, by name. occurrences: count the executions of each operator, also where
-    calls are modules. stated: labels face each other because the program says so, and nothing tells
-    what lies between (`judge.stated`).
+    match: by which rules calls are paired (`align.plan`). chart: which calls are paired, as the
+    user says. sample: "all" replays every call, "auto" a few steps of many and what stands out.
+    budget: seconds for all replays. threads: for measuring; None takes all cores. progress: called
+    with (done, of, what). model: the user's own, for calls of the reference without a usable
+    program. views: of other tools, by name. occurrences: count the executions of each operator,
+    also where calls are modules. stated: labels are paired because the program says so, and nothing
+    tells what lies between (`judge.stated`).
     """
 
     replay: bool = True

@@ -125,7 +125,7 @@ class PairedRuns:
             return None
 
     def slot(self, index: int, slot: str) -> SlotPair | None:
-        """What faces each other in a slot of a call's program: of the call itself, or of its k-th
+        """What is paired in a slot of a call's program: of the call itself, or of its k-th
         child ("3:output.0").
         """
         if slot.startswith("param"):

@@ -25,9 +25,9 @@ class LeafEvidence:
 
     inputs, outputs: errors of its tensors. parameters: (slot, difference) of those compared. local:
     per output, figures of the replay on the target's inputs, or None with `no_replay` saying why.
-    structural: a sentence when outputs cannot face each other although the inputs do. u: unit
-    roundoff of the coarser side. cause: what a flagged replay is due to, once known. repeats: how
-    many calls of the same operator on tensors of the same form gave the same bits on both sides
+    structural: a sentence when the shapes of outputs differ although those of the inputs agree. u:
+    unit roundoff of the coarser side. cause: what a flagged replay is due to, once known. repeats:
+    how many calls of the same operator on tensors of the same form gave the same bits on both sides
     (`judge.repeated`).
     """
 

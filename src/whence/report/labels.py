@@ -1,5 +1,5 @@
 """Labels as a table with the columns of the `aclcmp` report, and no others; one row per pair of
-labels, or label that faces nothing.
+labels, or label that has no partner.
 """
 
 from __future__ import annotations

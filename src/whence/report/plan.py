@@ -1,4 +1,4 @@
-"""Who faces whom, as text, as JSON, and as a map to edit. Siblings are one line:
+"""Which calls are paired, as text, as JSON, and as a map to edit. Siblings are one line:
 `model.layers.*.mlp` and how many.
 """
 

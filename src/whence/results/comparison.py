@@ -170,11 +170,11 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     the run in higher precision; None when none was given. remarks: what passes and is worth a look,
     which counts with --strict. declared: losses that a policy allows, and those of quantised layers
     without one. generation: what both runs generated. views: the rows of each view that was asked
-    for. asked: arguments of `compare` that decide who faces whom and what may be run, where they
-    are not the defaults and can be written down. programs: what the programs of both runs differ
-    in, in lines; () when they are not known. occurrences: when operators first differ; None where
-    it was not asked for and the runs are of modules. origin: of runs of operators, where the first
-    significant tensor comes from. program_files: programs that were given.
+    for. asked: arguments of `compare` that decide which calls are paired and what may be run, where
+    they are not the defaults and can be written down. programs: what the programs of both runs
+    differ in, in lines; () when they are not known. occurrences: when operators first differ; None
+    where it was not asked for and the runs are of modules. origin: of runs of operators, where the
+    first significant tensor comes from. program_files: programs that were given.
     """
 
     status: str

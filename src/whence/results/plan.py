@@ -33,7 +33,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parted(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence of which only the first `tokens` face each other. reference, target: what comes
+    """A sequence of which only the first `tokens` are paired. reference, target: what comes
     next there, None at its end.
 
     root, step, micro: of the call of the aligned reference. before: tokens ahead of it in the
@@ -51,8 +51,8 @@ class Parted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor of a call faces one of another. dims: how the target's reaches the reference's
-    axes, "" when it already does.
+    """One tensor of a call is paired with one of another. dims: how the target's reaches the
+    reference's axes, "" when it already does.
     """
 
     reference_slot: str
@@ -63,14 +63,14 @@ class SlotPair(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 TENSOR_RULE = "tensor"
-"""The rule of pairs that were made because tensors face each other, one of which has no call
+"""The rule of pairs that were made because tensors are paired, one of which has no call
 (`align.tensors`).
 """
 
 
 class CallPair(msgspec.Struct, frozen=True):
-    """A call of the reference faces a call of the target. rule: which rule said so ("exact key",
-    "normalised name").
+    """A call of the reference is paired with a call of the target. rule: which rule said so ("exact
+    key", "normalised name").
 
     also: further calls of the target that it faces, put together, or that are part of it and have
     no partner of their own.
@@ -87,12 +87,12 @@ class CallPair(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who faces whom. Unmatched and ambiguous calls are listed, never dropped.
+    """Which calls are paired. Unmatched and ambiguous calls are listed, never dropped.
 
     Calls and records are those of the aligned runs: where calls were joined or tensors made
     (`made_reference`, `made_target`), ids are not those of the run on disk. notes: what was joined,
-    cut or left out, in sentences; joined: of what each such root call consists; parted: sequences
-    that do not face each other to their ends.
+    cut or left out, in sentences; joined: of what each such root call consists; parted:
+    sequences that are not paired to their ends.
     """
 
     pairs: tuple[CallPair, ...]

@@ -10,7 +10,7 @@ from whence.results.verdict import Finding, Word
 
 
 class FacedWeight(msgspec.Struct, frozen=True):
-    """A parameter of a call of the reference and the one that faces it. dims: how that is brought
+    """A parameter of a call of the reference and its partner. dims: how that is brought
     to its axes, "" when it is there already.
 
     state: "equal" (bit for bit after rounding to the target's dtype), "differs" with the relative

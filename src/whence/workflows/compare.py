@@ -57,21 +57,21 @@ def compare(
     they differ by joins the noise budget. third: the reference in higher precision; both runs are
     measured against it, and it is the yardstick where nothing can be replayed. policy: declared
     differences (docs/policy.md), a file or what `load_policy` made of it. mapping: a YAML file that
-    says who faces whom (docs/alignment.md). program: of two logs without data flow, the program
-    that was run (.pdmodel, PIR .json; docs/formats.md); two when the target's is another one. It
-    says what each tensor was made of, and what the two programs differ in. model: the reference's
-    model, used where no program of a call is usable: a `torch.nn.Module`, a function that makes it,
-    or "module:factory", which is imported (and so runs). Weights come from the run; it is never
-    written. match: how calls find their partners. "auto": by names, then order, data flow and
-    content; "exact": equal names only; "names": also those that differ in spelling; "order": line
-    by line, refused at the first line that disagrees. sample: "auto" replays the first, middle and
-    last of more than 16 steps and what stands out in the others, "all" every call. budget: seconds
-    of wall time for replaying; what is left is judged from two dumps. view: names of tables as
-    other tools write them (docs/views.md): in `Comparison.views`, and as `<view>.csv` in the
-    folder. occurrences: count the executions of each operator (`Comparison.occurrences`), also of
-    runs of modules; those of operators have it. html: also write the comparison as one page
-    (`report_html`); a page that is there is replaced if `force`. Raises UnreadableRun, UsageError,
-    OutputExists.
+    says which calls are paired (docs/alignment.md). program: of two logs without data flow, the
+    program that was run (.pdmodel, PIR .json; docs/formats.md); two when the target's is another
+    one. It says what each tensor was made of, and what the two programs differ in. model: the
+    reference's model, used where no program of a call is usable: a `torch.nn.Module`, a function
+    that makes it, or "module:factory", which is imported (and so runs). Weights come from the run;
+    it is never written. match: how calls find their partners. "auto": by names, then order, data
+    flow and content; "exact": equal names only; "names": also those that differ in spelling;
+    "order": line by line, refused at the first line that disagrees. sample: "auto" replays the
+    first, middle and last of more than 16 steps and what stands out in the others, "all" every
+    call. budget: seconds of wall time for replaying; what is left is judged from two dumps. view:
+    names of tables as other tools write them (docs/views.md): in `Comparison.views`, and as
+    `<view>.csv` in the folder. occurrences: count the executions of each operator
+    (`Comparison.occurrences`), also of runs of modules; those of operators have it. html: also
+    write the comparison as one page (`report_html`); a page that is there is replaced if `force`.
+    Raises UnreadableRun, UsageError, OutputExists.
     """
     from whence.align import MATCHES, load_map
     from whence.comparison.options import CompareOptions

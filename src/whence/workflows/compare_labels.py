@@ -33,7 +33,7 @@ def compare_labels(
     reference, target: folders or opened runs. Of two runs, labels of the first that name no side
     are the reference's, of the second the target's. output: a folder for summary.json, report.csv,
     report.json and `cmp_report.csv`, whose columns are those of the aclcmp report and which has a
-    row for every label, also for those that face nothing. strict: as `compare` takes it. A label
+    row for every label, also for those that have no partner. strict: as `compare` takes it. A label
     without a partner, or whose tensor is not there, makes `same` `undecided`. Raises CaptureError
     when there is no label at all, UnreadableRun, UsageError, OutputExists.
     """
@@ -137,7 +137,9 @@ def run_labels(
 def _with_alone(
     result: Comparison, rows: Sequence[TensorMatcher], said: Sequence[str]
 ) -> Comparison:
-    """With the labels that face nothing, and the tensors that are not there: neither is a pass."""
+    """With the labels that have no partner, and the tensors that are not there: neither is a
+    pass.
+    """
     alone = [row for row in rows if row.reference is None or row.target is None]
     names: dict[str, list[str]] = defaultdict(list)
     for row in alone:

@@ -54,7 +54,7 @@ class AlignedBatches:
 
 
 def facing(reference: Run, target: Run) -> AlignedBatches:
-    """Both runs in one form: rows and tokens cut and joined so that each faces itself.
+    """Both runs in one form: rows and tokens cut and joined so that each is paired with itself.
 
     Only where the batches have other shapes, or rows another order; else both runs as they are.
     What a root was asked (tokens, masks, positions) is read, no other element.
@@ -245,7 +245,7 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
 
 
 def _parted(first: Call, match: Match) -> Parted | None:
-    """What of a sequence does not face each other, None where all does."""
+    """What of a sequence has no partner, None where all of it has one."""
     one, other, n, ahead = match
     if n == len(one.tokens) and not ahead:
         return None

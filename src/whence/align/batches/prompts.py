@@ -255,7 +255,7 @@ class Together(NamedTuple):
 
 
 def together(left: Sequence[Prompt], right: Sequence[Prompt]) -> list[Together]:
-    """Which prompts face each other, each once: equal ids in order of their calls, then sequences
+    """Which prompts are paired, each once: equal ids in order of their calls, then sequences
     that start alike.
 
     shared is that of the shortest among rows that hold one prompt in one call: a beam search moves

@@ -500,8 +500,8 @@ def _elsewhere(
 
 
 class Match(NamedTuple):
-    """A sequence of the reference faces one of the target: their first `shared` tokens, after
-    `ahead` more in the target.
+    """A sequence of the reference is paired with one of the target: their first `shared` tokens,
+    after `ahead` more in the target.
     """
 
     one: Asked
@@ -511,7 +511,7 @@ class Match(NamedTuple):
 
 
 def matched(left: Sequence[Asked], right: Sequence[Asked]) -> list[Match]:
-    """Which sequences face each other, each once: equal ones, then those that end alike or start
+    """Which sequences are paired, each once: equal ones, then those that end alike or start
     alike.
     """
     exact: dict[tuple[object, ...], list[Asked]] = defaultdict(list)

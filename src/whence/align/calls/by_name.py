@@ -92,7 +92,7 @@ def spelt_alike(at: SitePairing) -> None:
     """Equal without classes inside the names and without a prefix; then a typo or a word more in
     one component.
 
-    The names of either side form a tree; equal components face each other, then what is left at one
+    The names of either side form a tree; equal components are paired, then what is left at one
     place and is alike.
     """
     mine, theirs = at.free()

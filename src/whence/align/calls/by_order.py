@@ -1,8 +1,8 @@
 """One module called several times in a step, more often in one run than in the other: which of its
 calls is the one too many?
 
-Where the numbers of calls agree, the k-th faces the k-th. Else the neighbours decide: what ran
-before and after, under which parent, with which output.
+Where the numbers of calls agree, the k-th is paired with the k-th. Else the neighbours decide: what
+ran before and after, under which parent, with which output.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _table(
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
 ) -> Scores:
-    """How well each call fits each: outputs, and neighbours that face each other; -inf below
+    """How well each call fits each: outputs, and neighbours that are paired; -inf below
     parents that do not.
     """
     a = [at.ours.of_call(at.left.calls[c]) for c in mine]

@@ -197,7 +197,7 @@ def leaves(at: SitePairing) -> None:
 
 
 def containers(at: SitePairing) -> None:
-    """Modules whose insides face each other: the one that holds most of what faces what is inside,
+    """Modules whose insides are paired: the one that holds most of what faces what is inside,
     and little else.
     """
     weigh_left, weigh_right = _weights(at.left), _weights(at.right)

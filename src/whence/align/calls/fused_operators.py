@@ -88,7 +88,7 @@ def joined(reference: Run, target: Run) -> Fused:
 
 
 class _Lane(NamedTuple):
-    """The calls of one step that may face each other. What was called again is another lane: a
+    """The calls of one step that may be paired. What was called again is another lane: a
     repetition is no fusion.
     """
 
@@ -172,7 +172,7 @@ def _by_name(calls: Iterable[Call]) -> _Table:
 
 
 def _same_names(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
-    """Do both sides have the same calls? Then each faces its own."""
+    """Do both sides have the same calls? Then each is paired with its own."""
     return Counter((c.scope, c.op) for c in ours) == Counter((c.scope, c.op) for c in theirs)
 
 

@@ -114,7 +114,7 @@ def _with_moves(
     pairs: Sequence[tuple[int, int]],
 ) -> Fused:
     """The runs with the calls that were added. there: the run that got them; new: its new numbers
-    by the old; pairs: (the operator, the call that faces it by its old number).
+    by the old; pairs: (the operator, the call paired with it by its old number).
     """
     here = found.target if in_target else found.reference
     if in_target:

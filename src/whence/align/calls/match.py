@@ -39,9 +39,9 @@ def plan(
 
     faced: calls that carry out the same operators (`fused`), with evidence; their sites are paired
     before any rule is asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
-    names that differ in spelling; "order" the k-th call faces the k-th, which is refused unless
-    both have as many and every line agrees in kind and output shapes. Raises UsageError: another
-    word for `match`; a line that disagrees.
+    names that differ in spelling; "order" the k-th call is paired with the k-th, which is refused
+    unless both have as many and every line agrees in kind and output shapes. Raises UsageError:
+    another word for `match`; a line that disagrees.
     """
     if match not in MATCHES:
         raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
@@ -80,7 +80,7 @@ def plan(
 
 
 def _of(at: SitePairing, reference: Run, target: Run, match: str) -> Plan:
-    """From sites back to calls: partners face each other step by step."""
+    """From sites back to calls: partners are paired step by step."""
     left, right = at.left, at.right
     pairs: dict[int, tuple[int, str, str]] = {}
     for site, (other, rule, evidence) in at.face.items():

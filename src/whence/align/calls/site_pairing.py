@@ -100,7 +100,7 @@ class SitePairing:
         return not any(map(self.left.selected, mine)) or not any(map(self.right.selected, theirs))
 
     def lane(self, sites: Sites, site: int) -> tuple[int, str]:
-        """Calls of different ranks or phases never face each other here."""
+        """Calls of different ranks or phases are never paired here."""
         key = sites.keys[site]
         return (self._ranks.get(key.rank, key.rank) if sites is self.left else key.rank), key.phase
 

@@ -285,7 +285,7 @@ def fitted(
     """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives
     them.
 
-    Inputs and outputs face each other in order; one that has no like across is passed over. Inputs
+    Inputs and outputs are paired in order; one that has no like across is passed over. Inputs
     without axes (numbers) are passed over first. Where the order leaves a tensor out that content
     or shape would place, `face` decides.
     """

@@ -65,9 +65,9 @@ def typical_distance(a: Array, b: Array) -> float:
     quantile of each, whichever is further.
 
     Unlike `distance`, a few giant elements do not decide, nor a fault in a few: where no name says
-    who faces whom, a tensor that a fault changed must still be the nearest. Where most elements are
-    0, 2-norms are taken instead. Of integers and bool: the share that differs. inf where most are
-    not finite on one side. Over a regular sample where they are large.
+    which calls are paired, a tensor that a fault changed must still be the nearest. Where most
+    elements are 0, 2-norms are taken instead. Of integers and bool: the share that differs. inf
+    where most are not finite on one side. Over a regular sample where they are large.
     """
     if a.size == 0:
         return 0.0

@@ -369,7 +369,7 @@ class _Projections:
     def _part(
         self, call: Call, other: Call, places: permutations.Order, turned: bool, evidence: str
     ) -> None:
-        """A call of the reference faces a part of one of the target."""
+        """A call of the reference is paired with a part of one of the target."""
         extent = self._extent("target", other)
         name = identifier(short(other))
         slots: list[SlotPair] = []

@@ -51,7 +51,7 @@ class LayoutState(PlanEditor):
         return self.reference.calls[pair.reference], self.target.calls[pair.target]
 
     def module(self, pair: CallPair) -> tuple[str, str, str, str]:
-        """The modules that face each other in a pair."""
+        """The modules of a pair."""
         call, other = self.calls(pair)
         return call.root, call.scope, other.root, other.scope
 

@@ -148,7 +148,7 @@ class Side:
 class RankGroups:
     """Two sides whose ranks are joined.
 
-    layouts: how tensors lie on the ranks. first: where each was met first; other: what faces it.
+    layouts: how tensors lie on the ranks. first: where each was met first; other: its partner.
     stands: records that hold the sum of such summands. parted: tensors that every rank should hold
     alike, and by how much they differ. unplaced: tensors of which nothing tells how they lie, by
     name. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that

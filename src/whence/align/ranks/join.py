@@ -30,7 +30,7 @@ def joined(
     """Both runs with the calls of their ranks joined, and sentences on what was done. Runs of one
     rank are as they were.
 
-    Ranks that hold the same tensors on both sides stay apart and face each other one by one. Raises
+    Ranks that hold the same tensors on both sides stay apart and are paired one by one. Raises
     UsageError for declarations that contradict each other or do not fit a tensor.
     """
     for shard in declared:

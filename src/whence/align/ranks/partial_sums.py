@@ -184,7 +184,7 @@ def choose(at: RankGroups, side: Side) -> None:
 
 
 def _from_other(at: RankGroups, place: Place) -> list[float]:
-    """How far each rank's replica is from what faces it."""
+    """How far each rank's replica is from its partner."""
     if place not in at.other:
         return []
     name, records = at.other[place]

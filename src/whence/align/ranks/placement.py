@@ -1,4 +1,4 @@
-"""How tensors that face each other lie on the ranks: shapes propose, what siblings have and
+"""How tensors that are paired lie on the ranks: shapes propose, what siblings have and
 elements decide.
 """
 
@@ -29,11 +29,11 @@ _CONFIRMED = 2
 Both = tuple[Layout, Layout]
 Facing = tuple[
     Key, Key, tuple[tuple[str, str], ...]
-]  # groups of calls that face each other, with their pairs of slots
+]  # groups of calls that are paired, with their pairs of slots
 
 
 def place(at: RankGroups) -> None:
-    """Decide how every tensor of both sides lies: what faces each other first, parameters before
+    """Decide how every tensor of both sides lies: what is paired first, parameters before
     what is made with them.
     """
     left, right = at.sides
@@ -50,7 +50,7 @@ def place(at: RankGroups) -> None:
 
 
 def _facing(at: RankGroups) -> list[Facing]:
-    """Groups of calls that face each other, with their pairs of slots, in the order of the
+    """Groups of calls that are paired, with their pairs of slots, in the order of the
     reference.
     """
     left, right = at.sides
@@ -111,7 +111,7 @@ def _is_part(at: RankGroups, pair: Facing, faced: dict[str, dict[Key, Key]]) -> 
 
 
 def _place(at: RankGroups, one: tuple[Side, Key, str], two: tuple[Side, Key, str]) -> None:
-    """Decide the layouts of two tensors that face each other."""
+    """Decide the layouts of two tensors that are paired."""
     held = [side.holders(key, slot) for side, key, slot in (one, two)]
     places = [
         (side.name, records) for (side, _, _), (_, records) in zip((one, two), held, strict=True)

@@ -82,7 +82,7 @@ class TensorCandidates:
         self._by_order(doubtful)
 
     def as_before(self, known: dict[tuple[str, Family], list[tuple[Family, Numbers]]]) -> None:
-        """What faced each other in an earlier step does so again."""
+        """What was paired in an earlier step is paired again."""
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
             place = next(

@@ -1,4 +1,4 @@
-"""Tensors that face each other without a common call: labels, taps and graph nodes against the
+"""Tensors that are paired without a common call: labels, taps and graph nodes against the
 records of a captured program.
 
 One run shows calls of modules, the other only tensors with names. A tensor finds its partner by its
@@ -182,7 +182,7 @@ class _Facing:
         made = self.making.add(found.node, {"x": [slot.target_record]}, "its elements")
         return msgspec.structs.replace(slot, target_record=made, dims=str(found.node))
 
-    # ---- who faces whom, within one step
+    # ---- which calls are paired, within one step
 
     def _step(self, step: int) -> list[Match]:
         taken = {label for label, _, _ in self.said.values()}

@@ -79,8 +79,8 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
 
 
 def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
-    """Who faces whom: equal ids, else equal names and occurrences, of one rank and one task.
-    Whoever is left is alone.
+    """Which calls are paired: equal ids, else equal names and occurrences, of one rank and one
+    task. Whoever is left is alone.
     """
     labels = list(labels)
     sides: dict[str, list[Label]] = {"reference": [], "target": []}
@@ -202,7 +202,7 @@ class Side:
 
 
 def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
-    """Both sides of the rows that face each other, the target's tensors in the reference's shapes;
+    """Both sides of the rows that are paired, the target's tensors in the reference's shapes;
     and what was done for that.
     """
     pairs = [

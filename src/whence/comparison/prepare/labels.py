@@ -13,11 +13,11 @@ from whence.records import Call, Over, Run
 
 
 def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
-    """The runs with labels that can face each other, and what was done about them.
+    """The runs with labels that can be paired, and what was done about them.
 
     Where both runs have calls of modules, labels are left out: what a module makes is judged where
-    it is made. Where labels are all that a run has, name, task and occurrence say who faces whom,
-    and the side only if both runs have both.
+    it is made. Where labels are all that a run has, name, task and occurrence say which calls are
+    paired, and the side only if both runs have both.
     """
     runs = reference, target
     labels = [_labels(run) for run in runs]

@@ -1,8 +1,8 @@
 """Modules that one side computes by other operators: they are judged by what they are given and
 what they return.
 
-Operator by operator, code that was written anew faces nothing, or something that only has the same
-name. So a module whose own operators do not all face each other is brought to the form it has in a
+Operator by operator, code that was written anew has no partner, or something that only has the same
+name. So a module whose own operators are not all paired is brought to the form it has in a
 capture of modules: its operators become its program, which is run again on what the target gave it.
 """
 
@@ -45,7 +45,7 @@ def has_operators(run: Run) -> bool:
 def written_otherwise(
     reference: Run, target: Run, plan: Plan
 ) -> tuple[set[Site], set[Site], tuple[str, ...]]:
-    """The modules of either run of which not all operators face each other, and a sentence that
+    """The modules of either run of which not all operators are paired, and a sentence that
     says so.
     """
     across = {p.reference: p.target for p in plan.pairs}

@@ -15,7 +15,7 @@ from whence.results import CallPair, Plan, SlotPair
 
 def put_together(plan: Plan, reference: Sequence[Call], target: Sequence[Call]) -> Plan:
     """The plan, with such a root's tensors facing what they face in the calls they come from, and
-    nothing where they face nothing there.
+    nothing where they have no partner there.
 
     Dumps end with different calls: the last that one tool hooked is a layer, of another the block
     around it. That these are both the last does not make them one tensor.

@@ -1,6 +1,6 @@
 """Two programs operator by operator: what they differ in before anything is computed.
 
-Operators face each other along a longest common subsequence of (type, rank of what they make), so
+Operators are paired along a longest common subsequence of (type, rank of what they make), so
 that one inserted, removed or fused operator moves no other. Names and numbers of variables may
 differ.
 """
@@ -185,7 +185,7 @@ def face(
     )
 
 
-# ---- who faces whom
+# ---- which calls are paired
 
 
 def _running(calls: Sequence[Call]) -> int:
@@ -256,7 +256,7 @@ def _met(
 
 
 def blocks(ours: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:
-    """(from, to, from, to, equal) of runs of operators that face each other and of what lies
+    """(from, to, from, to, equal) of runs of operators that are paired and of what lies
     between, in order.
 
     Along a longest common subsequence. Raises UsageError when the two have too little in common to
@@ -547,7 +547,7 @@ def _made_of(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
 def _token(
     run: Run, call: Call, by_name: bool, made_of: Mapping[int, Sequence[Ref]]
 ) -> tuple[Any, ...]:
-    """What operators that face each other have in common: their kind and the parameters they take,
+    """What operators that are paired have in common: their kind and the parameters they take,
     as they are or computed with.
     """
     kind, params = (

@@ -88,8 +88,8 @@ def asked_the_same(
 
 
 def facing(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:
-    """Record of the reference -> the first record that faces it, up to the step from which on it is
-    another question.
+    """Record of the reference -> the first record paired with it, up to the step from which on it
+    is another question.
     """
     out: dict[int, int] = {}
     for pair in plan.pairs:

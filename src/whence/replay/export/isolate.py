@@ -238,7 +238,8 @@ def parting(
     while begin < min(len(one), len(two)) and _alike(one[begin], two[begin], equal):
         equal.update(zip(two[begin].results, one[begin].results))
         begin += 1
-    # What lies before a common end is what that end reads: of every length of it, who faces whom.
+    # What lies before a common end is what that end reads: of every length of it, which calls are
+    # paired.
     ends = [dict(zip(bad_results, good_results))]
     while len(ends) <= min(len(one), len(two)) - begin:
         a, b, now = one[len(one) - len(ends)], two[len(two) - len(ends)], ends[-1]

@@ -1,5 +1,5 @@
-"""Prompts of two files of outputs: who faces whom, how far the outputs of a pair agree, and whether
-a run repeats itself.
+"""Prompts of two files of outputs: which are paired, how far the outputs of a pair agree, and
+whether a run repeats itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NORMALISED = 1 << 20  # characters that are looked at for how they differ
 
 
 def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list[Row]:
-    """Who faces whom, in the reference's order, then what only the target has.
+    """Which prompts are paired, in the reference's order, then what only the target has.
 
-    By prompt, the n-th occurrence faces the n-th; further ones of a prompt that the other side has
-    too only serve the check of one run against itself. What has no prompt, because it cannot be
-    read or holds none, faces what is left at its position.
+    By prompt, the n-th occurrence is paired with the n-th; further ones of a prompt that the other
+    side has too only serve the check of one run against itself. What has no prompt, because it
+    cannot be read or holds none, faces what is left at its position.
     """
     rows: list[Row] = []
     left, right = list(reference), list(target)
