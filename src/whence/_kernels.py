@@ -456,9 +456,8 @@ def _histogram(d, m, lane, words, h):
         e = min(max(e, 1), b)
         lane[i] = np.uint8(min(e, 63))
     K = np.uint64(63)
-    for i in range(
-        m // 8
-    ):  # eight tables, so that equal neighbours do not wait for each other's store
+    # eight tables, so that equal neighbours do not wait for each other's store
+    for i in range(m // 8):
         w = words[i]
         h[w & K] += np.uint32(1)
         h[np.uint64(64) + ((w >> np.uint64(8)) & K)] += np.uint32(1)
@@ -677,9 +676,8 @@ def _pair(
     for i in range(8 * BINS):
         h[i] = np.uint32(0)
     rows_done = 0
-    masked = (
-        0  # places set to zero because they are not finite: the histogram sees them as zero errors
-    )
+    # places set to zero because they are not finite: the histogram sees them as zero errors
+    masked = 0
     for o in range(0, n, BLOCK):
         m = min(BLOCK, n - o)
         same = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)

@@ -63,9 +63,8 @@ def differences(reference: Run, target: Run) -> list[str]:
         ]
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
-    told = (
-        reference.info.versions and target.info.versions
-    )  # a dump of another tool says nothing of them
+    # a dump of another tool says nothing of them
+    told = reference.info.versions and target.info.versions
     for package in sorted({*reference.info.versions, *target.info.versions} if told else ()):
         old, new = reference.info.versions.get(package), target.info.versions.get(package)
         if old != new:

@@ -43,9 +43,8 @@ class PlanEditor:
             set(plan.unmatched_target),
         )
         self.ambiguous = {call: list(others) for call, others in plan.ambiguous}
-        self.facing: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # calls of the target -> of the reference
+        # calls of the target -> of the reference
+        self.facing: defaultdict[int, set[int]] = defaultdict(set)
         for pair in plan.pairs:
             for other in (pair.target, *pair.also):
                 self.facing[other].add(pair.reference)

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from whence.results import Comparison
 
 CODES = {"same": 0, "different": 1, "undecided": 2}
+# read, not imported: help must stay light
 _VIEWS = sorted(
     path.stem for path in (Path(__file__).parents[1] / "report" / "views").glob("[!_]*.py")
-)  # read, not imported: help must stay light
+)
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -255,9 +256,8 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
                     err=True,
                 )
             if output is not None:
-                with contextlib.suppress(
-                    WhenceError
-                ):  # said behind the last answer, where it still is so
+                # said behind the last answer, where it still is so
+                with contextlib.suppress(WhenceError):
                     api.write(result, Path(output))
             before = result
     finally:

@@ -53,9 +53,8 @@ class Attention(nn.Module):
         q = _rotate(self.q_proj(x).view(shape).transpose(1, 2), cos, sin)
         k = _rotate(self.k_proj(x).view(shape).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(shape).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True
-        )  # (batch, head, length, width / heads)
+        # of q, k, v: (batch, head, length, width / heads)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 

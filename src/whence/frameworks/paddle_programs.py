@@ -228,9 +228,8 @@ class Program:
             for operand in operands
             if operand not in self._names and _VALUE.fullmatch(operand)
         ]
-        if (
-            len(rest) == len(unnamed) == 1
-        ):  # one that Paddle computes once where the program has it twice
+        # one that Paddle computes once where the program has it twice
+        if len(rest) == len(unnamed) == 1:
             self._names[unnamed[0]] = rest[0]
         placed = tuple(
             name
@@ -239,9 +238,8 @@ class Program:
             else operand
             for operand in operands
         )
-        moved = {
-            self._before[name]: name for name in inputs if name in self._before
-        }  # the operand in another layout
+        # the operand in another layout
+        moved = {self._before[name]: name for name in inputs if name in self._before}
         placed = tuple(moved.get(name, name) for name in placed)
         back = {self._names[operand]: operand for operand in operands if operand in self._names}
         return Matched(

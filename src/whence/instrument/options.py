@@ -252,9 +252,8 @@ def make(**options: Any) -> CaptureOptions:
             given[name] = parse(given[name])
     for name in ("patch_from", "force_tokens"):
         if name in given:
-            given[name] = (
-                str(Path(given[name]).absolute()) if given[name] else ""
-            )  # a child may run elsewhere
+            # a child may run elsewhere
+            given[name] = str(Path(given[name]).absolute()) if given[name] else ""
     if isinstance(given.get("steps"), range):
         if given["steps"].step != 1:
             raise UsageError(

@@ -94,9 +94,8 @@ class Session:
         self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
         self._callback_failures = 0
-        self.step_ended: Callable[[str, int], None] | None = (
-            None  # called with (root, step) when all of a step is written
-        )
+        # called with (root, step) when all of a step is written
+        self.step_ended: Callable[[str, int], None] | None = None
         self.calls = 0
         self.records = 0
 
@@ -145,9 +144,8 @@ class Session:
                 self._sink.close()
 
     def _tell(self, text: str) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # the program may have closed stderr, or stand on a full disk
+        # the program may have closed stderr, or stand on a full disk
+        with contextlib.suppress(Exception):
             self._say(text)
 
     def close(self) -> None:

@@ -97,9 +97,8 @@ def lone_element(measured: Measured) -> tuple[int, ...] | None:
         or not math.isfinite(largest)
     ):
         return None
-    return (
-        measured.max_abs_index if (largest / rmse) ** 2 > LONE_SHARE * count else None
-    )  # squares alone overflow
+    # squares alone overflow
+    return measured.max_abs_index if (largest / rmse) ** 2 > LONE_SHARE * count else None
 
 
 def between(reference: Array, target: Array, u: float) -> PairError:
@@ -212,16 +211,16 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             bool(reference.hash and target.hash)
             and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
         )
+        # a dump may have some of them only
         figures = (
             (a.min, b.min),
             (a.max, b.max),
             (a.mean, b.mean),
             (a.norm, b.norm),
-        )  # a dump may have some of them only
+        )
         parted = any(x != y for x, y in figures if x is not None and y is not None)
-        return PairError(
-            1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u
-        )  # without digests equal figures show no difference
+        # without digests equal figures show no difference
+        return PairError(1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u)
     moved = drift(reference, target)
     if moved is None:
         return PairError(None, why="no finite element to take statistics of")

@@ -42,9 +42,8 @@ def pool(
     """
     groups: dict[Hashable, list[ReplayError]] = {}
     for group, local in outputs:
-        beyond = (
-            abs(local.structure.slope) >= limits.spread * local.spread_rel
-        )  # what runs of the reference differ by is no evidence
+        # what runs of the reference differ by is no evidence
+        beyond = abs(local.structure.slope) >= limits.spread * local.spread_rel
         if beyond and local.structure.changed > POOLED_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
     found: dict[Hashable, PooledEvidence] = {}

@@ -21,9 +21,8 @@ from whence.records.slots import is_written
 
 _TELLING = 8  # elements from which on equal content is no coincidence
 _SHOWN_BYTES = 4 << 30
-_KERNELS_FROM_BYTES = (
-    50_000_000  # of elements; below, loading the compiled pass costs more than it saves
-)
+# of elements; below, loading the compiled pass costs more than it saves
+_KERNELS_FROM_BYTES = 50_000_000
 
 
 class MeasuredRun(Over):

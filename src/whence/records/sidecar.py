@@ -13,6 +13,7 @@ import msgspec
 
 from whence.records.run import Call
 
+# of its own run
 _OWN = {
     "refs": (),
     "program": "",
@@ -21,7 +22,7 @@ _OWN = {
     "aliases": (),
     "seconds": 0.0,
     "forward": -1,
-}  # of its own run
+}
 _decode = msgspec.json.Decoder(Call).decode
 
 

@@ -117,9 +117,8 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
                 given[1].shape[-2],
                 given[2].shape[-1],
             )
-            return int(
-                widest * rows * (width + 2 * keys + 2)
-            )  # written out it makes all scores, and masks them
+            # written out it makes all scores, and masks them
+            return int(widest * rows * (width + 2 * keys + 2))
         if step.base in ("mm", "bmm", "addmm", "baddbmm"):
             a, b = given[-2:]
             return int(widest * math.prod(a.shape[:-1]) * b.shape[-1])

@@ -585,10 +585,11 @@ def _reduced(name: str) -> Callable[[_Writer], _Value]:
             axes = list(range(rank))
         keep = bool(w.attribute("keep_dim", "keepdim", default=False))
         value, wide = w("X", 0), w.attribute("dtype", "out_dtype", default=-1)
+        # the others it takes are those of what it reads
         if name == "sum.dim_IntList" and wide in (
             "float64",
             6,
-        ):  # the others it takes are those of what it reads
+        ):
             value = w.do("to.dtype", value, {"dtype": "float64"})
         return w.do(name, value, axes, keep)
 

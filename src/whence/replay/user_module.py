@@ -474,9 +474,8 @@ class _Running:
                 raise _Enough
             for slot in kid.fresh:
                 if f"{k}:{slot}" in self._left and slot in handed:
-                    with contextlib.suppress(
-                        RuntimeError
-                    ):  # an expanded tensor, or one of another shape, stays as it is
+                    # an expanded tensor, or one of another shape, stays as it is
+                    with contextlib.suppress(RuntimeError):
                         handed[slot].copy_(self._tensor(f"{k}:{slot}", self._left[f"{k}:{slot}"]))
             made = {
                 slot: self._tensor(f"{k}:{slot}", array)

@@ -36,9 +36,8 @@ def cases(result: Comparison) -> Iterator[Case]:
     """
     called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
     said: dict[int, tuple[bool, str]] = {}
-    for verdict in sorted(
-        result.verdicts, key=lambda v: severity(v.verdict)
-    ):  # the worst is said last, and stays
+    # the worst is said last, and stays
+    for verdict in sorted(result.verdicts, key=lambda v: severity(v.verdict)):
         line = verdict.source or called.get(verdict.pair, "")
         said[verdict.pair] = (
             verdict.confidence in _SURE,

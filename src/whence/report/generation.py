@@ -106,9 +106,8 @@ def _prompt(prompt: Prompted, found: Generation) -> str:
     if (prompt.target_step, prompt.target_row) != (prompt.step, prompt.row):
         where += f", target step {prompt.target_step} row {prompt.target_row}"
     head = f"{prompt.number:>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
-    known = (
-        f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""
-    )  # dumps without token ids have -1
+    # dumps without token ids have -1
+    known = f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""
     return f"{head:<14} {_what(prompt, found)}   ({where}{known})"
 
 

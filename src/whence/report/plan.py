@@ -164,9 +164,8 @@ def _entry(
     numbers written {i}.
     """
     a, b = reference.calls[pair.reference], target.calls[pair.target]
-    if (
-        not a.scope or not b.scope or pair.rule == TENSOR_RULE
-    ):  # those are found again by their elements
+    # those are found again by their elements
+    if not a.scope or not b.scope or pair.rule == TENSOR_RULE:
         return None
     slots: dict[str, Any] = {}
     made = {

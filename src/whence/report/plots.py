@@ -198,9 +198,8 @@ def along(page: Page, figure: Figure) -> None:
     noise = [
         found if (found := calls[at].noise or math.nan) < math.inf else math.nan for at in drawn
     ]
-    if not all(
-        map(math.isnan, noise)
-    ):  # half-way to the neighbours, and nothing where there is nothing to explain
+    # half-way to the neighbours, and nothing where there is nothing to explain
+    if not all(map(math.isnan, noise)):
         edges = [drawn[0] - 0.5, *((a + b) / 2 for a, b in pairwise(drawn)), drawn[-1] + 0.5]
         axes.stairs(
             noise,

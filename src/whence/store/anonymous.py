@@ -32,9 +32,8 @@ _PATH = rf"(?<![\w.])(?:~|[A-Za-z]:)?(?:/{_PART}){{2,}}/?|[^\s\x00-\x1f'\"<>|:;,
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python[\d.]+)/(.+)")
 _PUBLIC = ("torch", "transformers", "paddle", "accelerate", "onnxruntime", "builtins", "__main__")
 _SOURCE_LINE = re.compile(r"(.*):(\d+)")
-_STACK = re.compile(
-    rb"\x0a\x0cop_callstack\x10\x05"
-)  # an attribute of a ProgramDesc: its name, and that it holds strings
+# an attribute of a ProgramDesc: its name, and that it holds strings
+_STACK = re.compile(rb"\x0a\x0cop_callstack\x10\x05")
 _STRINGS = 0x42
 _LEAST = 3  # letters of a name that is looked for in texts
 _LEAST_WORD = 5  # of a word of a command, where it looks like one of the language
@@ -177,7 +176,6 @@ def _telling(argument: str) -> Iterable[str]:
         (argument,) if len(argument) >= _LEAST_WORD and re.search(r"[/\\.:@\s]", argument) else ()
     )
     for word in re.split(r"[\s=,;'\"]+", argument):
-        if len(word) >= _LEAST_WORD and not re.fullmatch(
-            r"-*[a-z]+\d{0,3}|[-+\d.e]+", word
-        ):  # bfloat16, 1e-5
+        # bfloat16, 1e-5
+        if len(word) >= _LEAST_WORD and not re.fullmatch(r"-*[a-z]+\d{0,3}|[-+\d.e]+", word):
             yield word

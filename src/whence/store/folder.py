@@ -117,9 +117,8 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
             _delete_run(run)
         run.parent.mkdir(parents=True, exist_ok=True)
         run.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(
-            PermissionError
-        ):  # somebody else's empty folder: usable, but not ours to close
+        # somebody else's empty folder: usable, but not ours to close
+        with contextlib.suppress(PermissionError):
             run.chmod(0o700)
         replace_file(run / RUN, _encode_info({}, info))
     except OSError as error:

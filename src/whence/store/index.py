@@ -28,9 +28,8 @@ NONE, KEPT, INCREMENT, EXTERNAL = range(4)
 """Codes of the column `elements`."""
 
 STATISTICS = Statistics.__struct_fields__
-_BATCH = (
-    2048  # lines whose Structs are alive at once while an index is made: they stay in the cache
-)
+# lines whose Structs are alive at once while an index is made: they stay in the cache
+_BATCH = 2048
 _NOTHING = (None,) * len(STATISTICS)
 _NO_DIGEST = bytes(16)
 _LIMIT = 1 << 62
@@ -220,9 +219,8 @@ class _Builder:
             raise _Doubt from error
         if len(digests) != 16 * len(batch) or not {len(r.hash) for r in batch} <= {0, 32}:
             raise _Doubt
-        places = [
-            r.elements for r in batch if not isinstance(r.elements, Dumped)
-        ]  # which no record of a run is
+        # which no record of a run is
+        places = [r.elements for r in batch if not isinstance(r.elements, Dumped)]
         kinds, shards, offsets, sizes, bases, axes = zip(*map(_place, places), strict=True)
         return {
             "dtype": [names[r.dtype] for r in batch],

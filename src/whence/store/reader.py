@@ -356,9 +356,8 @@ class _Process:
 
     def __init__(self, folder: Path, info: ProcessInfo) -> None:
         self.folder, self.info = folder, info
-        self.status, self.error = read_status(
-            folder
-        )  # before the journal: a clean end read here means the journal is whole
+        # before the journal: a clean end read here means the journal is whole
+        self.status, self.error = read_status(folder)
         try:
             self.journal: Bytes = map_file(folder / JOURNAL)
         except OSError as error:

@@ -338,9 +338,8 @@ def save(
     header: dict[str, Any] = {"__metadata__": metadata}
     parts: list[Bytes] = []
     end = 0
-    for name, column in sorted(
-        columns, key=lambda item: -item[1].dtype.itemsize
-    ):  # so that each is aligned to its own width
+    # so that each is aligned to its own width
+    for name, column in sorted(columns, key=lambda item: -item[1].dtype.itemsize):
         raw = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
         header[name] = {
             "dtype": codes[column.dtype],

@@ -54,9 +54,8 @@ from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_stat
 
 FLUSH_S = 0.5
 JOURNAL_BYTES = 256 << 10
-MIN_HEADER_BYTES = (
-    16 << 10
-)  # a tenth of it, what is left when a shard counts as full, holds one entry of any rank
+# a tenth of it, what is left when a shard counts as full, holds one entry of any rank
+MIN_HEADER_BYTES = 16 << 10
 REMEMBERED = 1 << 17
 """How many digests are remembered to store equal elements once; about 300 bytes each, so at most 40
 MB. Older ones are forgotten.
@@ -387,9 +386,8 @@ class Writer:
     def _remember(
         self, digest: bytes, dtype: str, shape: tuple[int, ...], elements: Elements
     ) -> None:
-        if (
-            len(self._known) >= REMEMBERED // 2
-        ):  # two generations: forgetting costs nothing per record
+        # two generations: forgetting costs nothing per record
+        if len(self._known) >= REMEMBERED // 2:
             self._known_before, self._known = self._known, {}
         self._known[digest] = (dtype, shape, elements)
 

@@ -115,9 +115,8 @@ def run_labels(
     code = run_command(
         command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options
     )
-    own = int(
-        load_info(folder / "run").settings.get("exit_code", code)
-    )  # `code` is 3 too when nothing was captured
+    # `code` is 3 too when nothing was captured
+    own = int(load_info(folder / "run").settings.get("exit_code", code))
     try:
         result = compare_labels(folder / "run", output=folder, force=True)
     except (CaptureError, UnreadableRun):

@@ -120,9 +120,8 @@ def _paddle(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContex
     def own(value: Any) -> Any:
         array = _host(value)
         name = dtypes.of(array).name
-        if array.dtype.kind == "V" or name.startswith(
-            ("bf", "float8")
-        ):  # numpy's own dtypes alone are taken
+        # numpy's own dtypes alone are taken
+        if array.dtype.kind == "V" or name.startswith(("bf", "float8")):
             made = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
         else:
             made = paddle.to_tensor(array, place=place)

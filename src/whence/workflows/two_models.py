@@ -141,9 +141,8 @@ def _to_paddle(value: Any) -> Any:
     if array.dtype.isbuiltin == 1:
         return paddle.to_tensor(array)
     name = array.dtype.name
-    return paddle.to_tensor(array.astype(np.float32)).astype(
-        name
-    )  # float32 holds all numbers of 16 and 8 bits
+    # float32 holds all numbers of 16 and 8 bits
+    return paddle.to_tensor(array.astype(np.float32)).astype(name)
 
 
 def _host(value: Any) -> Any:

@@ -230,9 +230,8 @@ def _real(ids: Ids, padding: Padding) -> list[list[int]]:
                 if surely:
                     real[at][row] = max(place, stripped[at][row])
             elif surely and _grows(ids[at], ids[at + 1], padding, row):
-                real[at][row] = max(
-                    real[at + 1][row] - 1, stripped[at][row]
-                )  # a token that is the padding's own id
+                # a token that is the padding's own id
+                real[at][row] = max(real[at + 1][row] - 1, stripped[at][row])
     return real
 
 

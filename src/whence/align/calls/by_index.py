@@ -29,9 +29,8 @@ def shifted(at: SitePairing) -> None:
             for s in mine
             if s in at.face and at.face[s].rule in (EXACT, NORMAL, SIMILAR)
         ]
-        both = _operators(at.left, mine) & _operators(
-            at.right, theirs
-        )  # not other names for the same, as `mul` is for `matmul`
+        # not other names for the same, as `mul` is for `matmul`
+        both = _operators(at.left, mine) & _operators(at.right, theirs)
         clash = [(s, o) for s, o in keyed if at.contradict(s, o) or _other_operator(at, s, o, both)]
         if not keyed or (len(mine) == len(theirs) and not clash):
             continue

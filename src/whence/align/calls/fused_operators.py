@@ -149,9 +149,8 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
                             todo.append((mine, call.id))
         a = sorted((c for m, c in group if m), key=lambda k: calls[True, k].order)
         b = sorted((c for m, c in group if not m), key=lambda k: calls[False, k].order)
-        said = any(
-            calls[one].origins or one[1] in cut[not one[0]] for one in group
-        )  # else they only share a name
+        # else they only share a name
+        said = any(calls[one].origins or one[1] in cut[not one[0]] for one in group)
         if (
             not a
             or not b

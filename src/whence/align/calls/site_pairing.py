@@ -54,12 +54,10 @@ class SitePairing:
         )
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
-        self.renumbered: set[int] = (
-            set()
-        )  # sites of the reference whose numbers mean something else across
-        self.counted: set[int] = (
-            set()
-        )  # sites of the reference that were aligned as part of a sequence, whatever their counters
+        # sites of the reference whose numbers mean something else across
+        self.renumbered: set[int] = set()
+        # sites of the reference that were aligned as part of a sequence, whatever their counters
+        self.counted: set[int] = set()
 
     def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
         before = self.back.get(other)

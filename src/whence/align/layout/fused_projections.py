@@ -390,9 +390,8 @@ class _Projections:
                     len(shape) - 1 if kind == "output" and shape and shape[-1] == extent else None
                 )
             if along is None:
-                if (
-                    kind == "input" or not self.at.making.record(record).count
-                ):  # packed away: nothing to take a part of
+                # packed away: nothing to take a part of
+                if kind == "input" or not self.at.making.record(record).count:
                     slots.append(SlotPair(ref.slot, ref.slot, ref.record, record))
                 continue
             node = permutations.taken(ex.Name(name), shape, along, places)

@@ -19,9 +19,8 @@ from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
 Face = tuple[int, int]  # a record of the reference, and one of the target
-Family = dict[
-    Face, tuple[int, SlotPair]
-]  # facing tensors of siblings, with the call of the reference and the slots they were met in
+# facing tensors of siblings, with the call of the reference and the slots they were met in
+Family = dict[Face, tuple[int, SlotPair]]
 
 
 class LayoutState(PlanEditor):

@@ -47,9 +47,8 @@ def heads(at: PlanEditor) -> None:
     known = at.faces()
     for pair in (p for p in at.pairs.copy().values() if p.evidence == _WORDS or p in roots):
         call = at.reference.calls[pair.reference]
-        left = [
-            r for r in call.slots("param") if r.slot in pair.only_reference
-        ]  # tied to the embedding, perhaps
+        # tied to the embedding, perhaps
+        left = [r for r in call.slots("param") if r.slot in pair.only_reference]
         left += _returned(call, pair.only_reference, at.reference)
         found = [
             SlotPair(r.slot, known[r.record][1], r.record, known[r.record][0])

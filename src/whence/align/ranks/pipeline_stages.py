@@ -65,9 +65,8 @@ def find_stages(at: RankGroups) -> None:
             for cluster in clusters:
                 shared = leaves[rank] & leaves[cluster[0]]
                 fewest = min(len(leaves[rank]), len(leaves[cluster[0]]))
-                if len(shared) > max(
-                    fewest > 3, _STAGES * fewest
-                ):  # one may be shared by both ends: a tied embedding
+                # one may be shared by both ends: a tied embedding
+                if len(shared) > max(fewest > 3, _STAGES * fewest):
                     cluster.append(rank)
                     break
             else:

@@ -20,16 +20,14 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records.slots import is_output, is_param
 
-_CLEARLY = (
-    0.5  # a layout is better than another when its distance is below this share of the other's
-)
+# a layout is better than another when its distance is below this share of the other's
+_CLEARLY = 0.5
 # members of a family (layers.*.mlp) whose layout was confirmed settle the others of the same shape
 _CONFIRMED = 2
 
 Both = tuple[Layout, Layout]
-Facing = tuple[
-    Key, Key, tuple[tuple[str, str], ...]
-]  # groups of calls that are paired, with their pairs of slots
+# groups of calls that are paired, with their pairs of slots
+Facing = tuple[Key, Key, tuple[tuple[str, str], ...]]
 
 
 def place(at: RankGroups) -> None:
@@ -376,9 +374,8 @@ def _is_part_of(
                 and (found := located(rows, other.run.array(records[0]))) is not None
             ):
                 known = found[found >= 0]
-                return bool(
-                    np.all(np.diff(known) > 0)
-                )  # pieces on other ranks than they belong to are a fault
+                # pieces on other ranks than they belong to are a fault
+                return bool(np.all(np.diff(known) > 0))
     except ElementsMissing:
         pass
     return False

@@ -81,9 +81,8 @@ def as_graphs(reference: Run, target: Run) -> Run:
     """
     at = _ByModule(target, reference)
     at.graphs()
-    faced: dict[int, list[tuple[int, int]]] = defaultdict(
-        list
-    )  # node's call in the reference -> (graph, record of the target)
+    # node's call in the reference -> (graph, record of the target)
+    faced: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for record, (node, _, _) in at.faced.items():
         faced[reference.calls[node].parent].append((node, record))
     making = DerivedTensors(target)

@@ -42,9 +42,8 @@ class PositionsAndMasks:
             made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
         self._given -= made
         self._found: dict[tuple[int, int], SlotPair] = {}
-        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(
-            list
-        )  # pairs of roots, by step
+        # pairs of roots, by step
+        self._roots: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, pair in enumerate(paired.plan.pairs):
             call = paired.calls[pair.reference]
             if call.parent == -1:

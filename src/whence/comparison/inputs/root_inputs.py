@@ -27,9 +27,8 @@ class RootInputs:
     ) -> None:
         self.paired, self._otherwise, self._error_of = paired, otherwise, error_of
         self.notes: list[str] = []
-        self.differ: set[str] = (
-            set()
-        )  # roots that were given something else than positions or masks
+        # roots that were given something else than positions or masks
+        self.differ: set[str] = set()
 
     def sentences(self) -> list[str]:
         """Root inputs that differ without an explanation, in sentences. Tokens that parted within
@@ -63,9 +62,8 @@ class RootInputs:
                     and a.shape == b.shape
                     and (GATHERED in call.notes or self._unknown(slot))
                 ):
-                    if (
-                        GATHERED not in call.notes
-                    ):  # else an input of the first call; the count of what is incomparable says so
+                    # else an input of the first call; the count of what is incomparable says so
+                    if GATHERED not in call.notes:
                         self.notes.append(
                             f"{self._input_sentence(call, slot)}: not known whether both runs "
                             "were given the same"

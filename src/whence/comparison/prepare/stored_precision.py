@@ -20,14 +20,14 @@ from whence.errors import ElementsMissing
 from whence.readers import WIDER
 from whence.records import Dumped, Over, Run
 
-_SAMPLE = (
-    1 << 12
-)  # elements that show how many bits are in use; that the rest holds too is looked up in all
+# elements that show how many bits are in use; that the rest holds too is looked up in all
+_SAMPLE = 1 << 12
+# bits of the significand; the coarsest first
 _SIGNIFICANT = {
     "bfloat16": 8,
     "float16": 11,
     "float32": 24,
-}  # bits of the significand; the coarsest first
+}
 _LEAST = 8  # elements below the top binade that tell
 _SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
 _MANY = 16  # significant bits that constants and steps of a grid do without

@@ -132,9 +132,8 @@ def face(
     .pdiparams beside the programs.
     """
     ours, theirs = operators(reference), operators(target)
-    turned = _running(theirs) > _running(
-        ours
-    )  # passes fuse, so the longer one has what the other does at once
+    # passes fuse, so the longer one has what the other does at once
+    turned = _running(theirs) > _running(ours)
     if turned:
         facing, fused = _met((target, theirs), (reference, ours))
         pairs = sorted(((a, b) for b, a in facing), key=lambda pair: pair[0].order)
@@ -421,9 +420,8 @@ def _advanced(
         for wanted in (w for w in _behind(b) if w not in own):
             outputs = chain[-1].slots("output")
             following = readers.get(outputs[0].record, []) if outputs else []
-            free = wanted != "batch_norm" or (
-                following and following[0].id not in met
-            )  # it goes into the weights, and the sum behind
+            # it goes into the weights, and the sum behind
+            free = wanted != "batch_norm" or (following and following[0].id not in met)
             if len(following) == 1 and plain(following[0].op_type) == wanted and free:
                 chain.append(following[0])
         moved.append((chain, b))

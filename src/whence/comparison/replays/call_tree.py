@@ -141,9 +141,8 @@ def perturbed(array: Array, working: str, noise: Noise) -> Array:
     xi: npt.NDArray[np.float64] = noise.uniform(-1.0, 1.0, array.shape)
     with np.errstate(over="ignore"):
         noisy: Array = (array.astype(np.float64) * (1.0 + u * xi)).astype(array.dtype)
-    return np.where(
-        np.isfinite(noisy), noisy, array
-    )  # what stands for "masked" is the largest number there is
+    # what stands for "masked" is the largest number there is
+    return np.where(np.isfinite(noisy), noisy, array)
 
 
 _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm"})

@@ -69,9 +69,8 @@ def load(sides: BothSides, call: Call) -> Any:
     try:
         return sides.reference.trusted(call)
     except ReplayRefused:
-        with contextlib.suppress(
-            ReplayRefused
-        ):  # one that cannot be loaded; then the reason is the one above
+        # one that cannot be loaded; then the reason is the one above
+        with contextlib.suppress(ReplayRefused):
             if (
                 call.program
                 and np.isfinite(score := sides.reference.confirm(call)[1])
@@ -154,9 +153,8 @@ def reference_outputs(
         if run.wide_dtype == "float32" and all(
             dtypes.of(a).name in ("float32", "float64") for a in made.values()
         ):
-            return {
-                slot: (a, a) for slot, a in made.items()
-            }  # it was checked to reproduce its recording
+            # it was checked to reproduce its recording
+            return {slot: (a, a) for slot, a in made.items()}
         arrays, strides = sides.reference.arrays(records)
         held = sides.parameters.hold(
             (

@@ -217,9 +217,8 @@ def _finding(
     name = _name(chosen, calls)
     names = dict.fromkeys(_name(m, calls) for m in members)
     sentence = verdict.sentence
-    own = (
-        call.op if call.kind == "operator" and call.op.count(".") == 2 else ""
-    )  # an overload, not what a dump calls an operator
+    # an overload, not what a dump calls an operator
+    own = call.op if call.kind == "operator" and call.op.count(".") == 2 else ""
     if (
         chosen.region.stretch >= 0
         and "whole" not in verdict.numbers

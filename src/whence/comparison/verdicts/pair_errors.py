@@ -44,9 +44,8 @@ class PairErrors:
         error = judge.error_of(measured, a, b, u)
         if error.value and a.dtype == b.dtype and judge.are_codes(a.dtype, measured):
             error = judge.error_of_codes(measured) or error
-        if self.paired.partly(
-            slot
-        ):  # and figures of the few that are shown say little of the whole
+        # and figures of the few that are shown say little of the whole
+        if self.paired.partly(slot):
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)

@@ -890,9 +890,8 @@ class RegionJudge:
                 self.paired.reference.records[slot.reference_record],
                 self.paired.target.records[slot.target_record],
             )
-            partly = any(
-                marks.is_unplaced(r) or r.whole for r in (one, two)
-            )  # its own shape is not known, or not what is shown
+            # its own shape is not known, or not what is shown
+            partly = any(marks.is_unplaced(r) or r.whole for r in (one, two))
             return one.shape != two.shape and not partly
 
         wrong, given = [s for s in outputs if clash(s)], list(inputs)

@@ -325,9 +325,8 @@ class SparseTargetJudge:
                     verdict = self._consequence(verdict, through)
                 elif record == first:
                     suspects = up.places - fine
-                    for other in (
-                        rest
-                    ):  # what is wrong in all of them is where they have one thing in common
+                    # what is wrong in all of them is where they have one thing in common
+                    for other in rest:
                         suspects = suspects & (upstream[other].places - fine) or suspects
                     verdict = self._located(verdict, tile, suspects, up.places, shared)
                 elif upstream[first].places & up.places:
@@ -417,9 +416,8 @@ class SparseTargetJudge:
             # nothing.
             errors = [dataclasses.replace(self.errors.of(s), drift=None, lone=0.0) for s in slots]
             u = max((e.u for e in errors), default=0.0)
-            if any(
-                e.codes for e in errors
-            ):  # and what they were rounded from was computed as what is seen before it
+            # and what they were rounded from was computed as what is seen before it
+            if any(e.codes for e in errors):
                 u = max([u, *(e.u for e in before[step])])
             has_order = UNORDERED not in self.paired.calls[call].notes
             came = [*before[step], *around.before(self.paired.calls[call])]
@@ -479,9 +477,8 @@ class SparseTargetJudge:
         made: dict[int, list[bool]] = defaultdict(list)
         for tile, region in self._tiles.items():
             if region.outputs:
-                through = tile in replayed or set(region.outputs) <= set(
-                    region.inputs
-                )  # what hands on makes nothing
+                # what hands on makes nothing
+                through = tile in replayed or set(region.outputs) <= set(region.inputs)
                 for call in self._path(tile[0]):
                     made[call].append(through)
         return {call for call, found in made.items() if all(found)}
@@ -582,9 +579,8 @@ class SparseTargetJudge:
         several.
         """
         calls = self.paired.calls
-        suspects = (
-            suspects or behind
-        )  # each was on the way to a tensor that is right, and together they are wrong
+        # each was on the way to a tensor that is right, and together they are wrong
+        suspects = suspects or behind
         own = {t for t in suspects if t not in shared} or suspects
         also = sorted(suspects - own, key=self._order.__getitem__)
         sentence = verdict.sentence

@@ -59,11 +59,12 @@ def decide(
         )
     if findings:
         return Status.UNDECIDED, "only suspects: beyond noise, but the evidence is weak"
+    # None is infinite
     beyond = [
         v
         for v in verdicts
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
-    ]  # None is infinite
+    ]
     if beyond:
         what = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
         return Status.UNDECIDED, f"{what} and could not be judged; the first: {beyond[0].sentence}"

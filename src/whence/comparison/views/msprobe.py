@@ -96,10 +96,11 @@ def decide(rows: Sequence[ViewRow]) -> list[ViewRow]:
 def _row_result(row: ViewRow) -> tuple[str, str] | None:
     a, b = row.reference, row.target
     if a is None or b is None:
+        # their word for it is pass
         return (
             "pass",
             "No bench data matched." if a is None else "No NPU data matched.",
-        )  # their word for it is pass
+        )
     if b.not_finite and not a.not_finite:
         return "error", "There is nan/inf/-inf in the maximum or minimum value of NPU."
     if a.dtype != b.dtype:

@@ -168,9 +168,8 @@ class Labels:
     ) -> None:
         """Take one label. Whatever happens is told in the run, never raised."""
         session = self.session
-        if (
-            not session.active or os.getpid() != self._pid or not session.begin()
-        ):  # a forked child has no right to these files
+        # a forked child has no right to these files
+        if not session.active or os.getpid() != self._pid or not session.begin():
             return
         try:
             name, side, given = self._words(name, side), side or "", "" if id is None else str(id)
@@ -247,9 +246,8 @@ class Labels:
                 if value is None
                 else str(error) or type(error).__name__
             )
-            known = hasattr(type(value), "dtype") and hasattr(
-                type(value), "shape"
-            )  # not of proxies, which answer to any name
+            # not of proxies, which answer to any name
+            known = hasattr(type(value), "dtype") and hasattr(type(value), "shape")
             shape = tuple(int(n) for n in value.shape) if known else ()
             return session.unreadable(
                 str(value.dtype).removeprefix("torch.") if known else "", shape, why

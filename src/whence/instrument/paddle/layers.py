@@ -106,9 +106,8 @@ class Listener:
         self.session, self.changes = session, changes
         self.active = False
         self._layer = layer
-        self._modules = (
-            session.options.level != "logits"
-        )  # else only what the outermost layer is given and returns
+        # else only what the outermost layer is given and returns
+        self._modules = session.options.level != "logits"
         self._local = _Thread()
         self._lock = threading.RLock()
         self._known: dict[int, tuple[Callable[[], Any], str, _Root]] = {}
@@ -127,9 +126,8 @@ class Listener:
         listener, kind = self, paddle.nn.Layer
         previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
         if self.session.options.keep != "none":
-            with contextlib.suppress(
-                ImportError
-            ):  # without numba the same figures come from numpy, slower
+            # without numba the same figures come from numpy, slower
+            with contextlib.suppress(ImportError):
                 host.use_kernels()
 
         def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807

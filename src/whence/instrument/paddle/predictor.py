@@ -66,9 +66,8 @@ class Listener:
         self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._saved = 0
         self._begun = False
-        self._operators = (
-            session.options.level != "logits"
-        )  # else only what a predictor is given and returns
+        # else only what a predictor is given and returns
+        self._operators = session.options.level != "logits"
 
     # ---- installing
 
@@ -79,9 +78,8 @@ class Listener:
         inference = paddle.inference
         self.active = True
         if self.session.options.keep != "none":
-            with contextlib.suppress(
-                ImportError
-            ):  # without numba the same figures come from numpy, slower
+            # without numba the same figures come from numpy, slower
+            with contextlib.suppress(ImportError):
                 host.use_kernels()
         self._wrap(inference.Predictor, "run", self._run)
         if self._predictor is not None:
@@ -327,9 +325,10 @@ class Listener:
         except WhenceError:  # as Paddle reads it, it is a program of another version
             return {}
         found = Counter(variable.dtype for variable in described.parameters.values())
+        # tables of indices
         return {
             dtype: count for dtype, count in found.items() if dtype not in ("", "bool", "int64")
-        }  # tables of indices
+        }
 
     # ---- programs
 

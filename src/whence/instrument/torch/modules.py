@@ -250,10 +250,11 @@ class Listener:
             self._load_kernels()
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
+        # as `inside` asks; a frame of ours would go to dynamo
         callback, off = (
             get_eval_frame_callback,
             (None, False),
-        )  # as `inside` asks; a frame of ours would go to dynamo
+        )
         listener = self
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -509,9 +510,8 @@ class Listener:
         if stack and stack[-1] is frame:
             stack.pop()
         elif any(f is frame for f in stack):
-            while (
-                stack.pop() is not frame
-            ):  # above it: calls that were left without an end, by a greenlet or a Ctrl-C
+            # above it: calls that were left without an end, by a greenlet or a Ctrl-C
+            while stack.pop() is not frame:
                 pass
         session = self.session
         if session.failed:

@@ -205,9 +205,8 @@ class OperatorListener(Listener):
             mode.__exit__(None, None, None)
             depth = torch._C._len_torch_dispatch_stack()
             mode = torch._C._get_dispatch_stack_at(depth - 1) if depth else None
-            if (
-                not isinstance(mode, _Mode) or mode.listener.active
-            ):  # of a capture that ended before the one above it
+            # of a capture that ended before the one above it
+            if not isinstance(mode, _Mode) or mode.listener.active:
                 return
 
     def _on_top(self) -> bool:
@@ -337,10 +336,11 @@ class OperatorListener(Listener):
         if frame.phase != "recompute":
             self._local.root = root
             before = self._states.get(root.name)
+            # of operators ahead of the first call
             if before is not None and before[:2] == (
                 frame.step,
                 frame.micro,
-            ):  # of operators ahead of the first call
+            ):
                 frame.state.update(
                     {key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"}
                 )

@@ -967,9 +967,8 @@ class Recorder:
     # ---- writing the program
 
     def _program(self, outputs: Sequence[tuple[str, Any]]) -> Program:
-        whole = (
-            not self._calls
-        )  # of a call between whose operators others lie, each output stands for itself
+        # of a call between whose operators others lie, each output stands for itself
+        whole = not self._calls
         in_place = "in-place" in self._notes
         operands = [
             (slot, copy if in_place and "hole" not in operand else operand)
@@ -1016,9 +1015,8 @@ class Recorder:
         constants = {old: new for new, old in enumerate(sorted(used.constants))}
         self._constants = [self._constants[old] for old in sorted(used.constants)]
         rename = functools.partial(_renumbered, number, places, constants)
-        inference = (
-            "inference" in self._notes
-        )  # composite operators choose their way by what requires grad
+        # composite operators choose their way by what requires grad
+        inference = "inference" in self._notes
         used_slots = {self._inputs[k] for k in used.inputs} | used.params
         program = Program(
             id="",
@@ -1285,10 +1283,11 @@ def compiled_inside(module: Any) -> str:
     forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
     reachable = getattr(forward, "__globals__", {})
     for name in _names(module):
+        # its modules are calls of their own
         for value in (
             reachable.get(name),
             module.__dict__.get(name),
-        ):  # its modules are calls of their own
+        ):
             if hasattr(value, "_torchdynamo_orig_callable") or isinstance(
                 value, torch.jit.ScriptFunction
             ):

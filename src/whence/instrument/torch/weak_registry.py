@@ -210,9 +210,8 @@ def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
     that hangs deeper.
     """
     for table in (module._parameters, module._buffers, vars(module)):
-        if isinstance(table, dict) and isinstance(
-            table.get(name), torch.Tensor
-        ):  # a scripted module's is no dict
+        # a scripted module's is no dict
+        if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):
             return table, name
     return None, name
 

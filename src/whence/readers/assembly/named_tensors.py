@@ -260,9 +260,8 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
         group.slots[kind][slot] = item
         group.arguments.update(item.arguments)
     handles: dict[tuple[int, int, str], int] = {}
-    if not has_order and all(
-        group.scope for group in calls
-    ):  # which of them the whole was given and returned is not known either
+    # which of them the whole was given and returned is not known either
+    if not has_order and all(group.scope for group in calls):
         for step, rank in dict.fromkeys((group.step, group.rank) for group in calls):
             handles[step, rank, ""] = building.call(
                 "", kind="module", step=step, rank=rank, notes=(mark(Mark.UNORDERED),)

@@ -22,9 +22,8 @@ from whence.readers.encodings import limits
 from whence.readers.encodings.archive import File, words
 
 HEADER_BYTES = 100_000_000  # what the format allows
-_DTYPES = {
-    d.safetensors: d for d in reversed(dtypes.DTYPES.values())
-}  # F64 is float64; complex128 has no code of its own
+# F64 is float64; complex128 has no code of its own
+_DTYPES = {d.safetensors: d for d in reversed(dtypes.DTYPES.values())}
 
 
 def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:

@@ -28,10 +28,11 @@ _SPARE_S = 20
 _INDEX_BYTES_PER_S = 500_000  # slower than the slowest file system here: 100 datasets a second
 _READ_BYTES_PER_S = 2_000_000
 _LEVELS = 3  # of groups below a step: modules
+# those that are read, and how many bytes they may have
 _ATTRIBUTES = {
     "dtype": 256,
     "whence": 1 << 20,
-}  # those that are read, and how many bytes they may have
+}
 # What h5py raises for a damaged file.
 _DAMAGE = (
     OSError,
@@ -89,9 +90,8 @@ def main() -> None:
                 found.st_size / _INDEX_BYTES_PER_S,
             )
             if opened != asked:  # opening takes longer than most tensors
-                if (
-                    file is not None
-                ):  # a file that was written anew in its place would be given for it
+                # a file that was written anew in its place would be given for it
+                if file is not None:
                     file.close()
                     file = opened = None
                 file, opened = h5py.File(request["file"], "r", locking=False), asked
@@ -268,9 +268,8 @@ def _tensor(dataset: Any) -> dict[str, Any]:
     told["storage"] = dataset.id.get_storage_size()
     told["at"] = dataset.id.get_offset()
     told["plain"] = _is_plain(dataset)
-    told["width"] = (
-        dataset.id.get_type().get_size()
-    )  # of an element in the file; numpy may have to take a wider one
+    # of an element in the file; numpy may have to take a wider one
+    told["width"] = dataset.id.get_type().get_size()
     if not told["storage"] and dataset.size and told["kind"] in "biufcV":
         told["fill"] = _fill(dataset, plan)
     return told

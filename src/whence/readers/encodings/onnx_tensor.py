@@ -37,10 +37,11 @@ _PACKED = {
     "uint2": (2, "uint8"),
     "int2": (2, "int8"),
 }
+# float_data, double_data; the others are varints
 _NUMBERS: dict[int, np.dtype[Any]] = {
     4: np.dtype("<f4"),
     10: np.dtype("<f8"),
-}  # float_data, double_data; the others are varints
+}
 
 
 @dataclass(slots=True)

@@ -85,9 +85,8 @@ def load(source: Path | bytes, name: str = "") -> Any:
                 ' python -c "import torch; torch.save(torch.load(OLD), NEW)"'
             )
         tree = PickleMachine(file, "", lambda pid: _refused(file.name, pid)).run(0)[0]
-        return (
-            _from_sequence(file) if tree == _MAGIC else tree
-        )  # the magic number is pickled too, with any protocol
+        # the magic number is pickled too, with any protocol
+        return _from_sequence(file) if tree == _MAGIC else tree
     except (UnreadableRun, ElementsMissing):
         raise
     except RecursionError as error:
@@ -222,9 +221,8 @@ def _from_sequence(file: File) -> Any:
     if not isinstance(keys, list):
         raise UnreadableRun(f"{file.name} has no list of storages")
     for key in map(name_of, keys):
-        if (
-            not sizes.get(key) or place + 8 > file.size
-        ):  # where the next one begins is not known then
+        # where the next one begins is not known then
+        if not sizes.get(key) or place + 8 > file.size:
             break
         nbytes = int.from_bytes(bytes(file.part(place, 8)), "little") * sizes[key]
         starts[key] = (place + 8, nbytes)

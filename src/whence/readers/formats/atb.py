@@ -154,9 +154,8 @@ def _step(
             weight = files.weight(where, tensor, node) if tensor.kind == "in" else ""
             slot, record = str(tensor.number), files.record(tensor.file)
             if tensor.kind == "out":
-                if (
-                    slot not in outputs or tensor.when != "before"
-                ):  # before it ran, there is nothing in it
+                # before it ran, there is nothing in it
+                if slot not in outputs or tensor.when != "before":
                     outputs[slot] = record
             elif weight:
                 params.setdefault(weight, record)

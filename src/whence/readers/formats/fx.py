@@ -38,9 +38,8 @@ _GM = re.compile(r"gm_(\d+)_dump$")
 _GRAPH = re.compile(r"graph_(\d+)$")
 _RANK = re.compile(r"worldsize\d+_global_rank(\d+)$")
 _ABOVE = 4
-_LOOK_BYTES = (
-    4096  # of each end of a tensor: what stands for its content where only the order is asked
-)
+# of each end of a tensor: what stands for its content where only the order is asked
+_LOOK_BYTES = 4096
 _NUMBERS = frozenset({"int64", "float64", "bool"})  # what torch makes of numbers of Python
 
 

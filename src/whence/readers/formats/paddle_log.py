@@ -38,12 +38,10 @@ _PRECISION = re.compile(
     rb"\[PRECISION\]\s*(\[ERROR\])?\s*in \[device=([^,\]]*), op=([^,\]]*), tensor=([^,\]]*), dtype=([^,\]]*)\], (numel=[^\n]*)"  # noqa: E501
 )
 _VARIABLE = re.compile(rb"(?:^|(?<=[\[,{ ]))([^\s,\[\]{}():;=]{1,300}):(?=\[|[a-z_0-9]{1,30}\[)")
-_MADE = re.compile(
-    r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*"
-)  # names of what operators make
-_BLOCKS = re.compile(
-    rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)"
-)  # hand on what was made inside
+# names of what operators make
+_MADE = re.compile(r"\?|inner_var\.\d+|.*block_arg_\d+|(?:.*[._])?tmp_\d+.*")
+# hand on what was made inside
+_BLOCKS = re.compile(rb"Op\((?:pd_op\.)?(?:while|if|conditional_block|select_input)\w{0,20}\)")
 _FOLDED = "constant_folding@"
 _LAYOUTS = ("onednn_to_paddle_layout", "transfer_layout")
 _STATED = re.compile(

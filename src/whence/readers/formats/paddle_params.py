@@ -110,9 +110,8 @@ def open_run(place: Place) -> Run:
     building = Building(place.path, "paddle params")
     found: list[Stream] = []
     try:
-        found.extend(
-            _streams(Bytes(mapped), place.size)
-        )  # keeps what came before the first that is damaged
+        # keeps what came before the first that is damaged
+        found.extend(_streams(Bytes(mapped), place.size))
     except UnreadableRun as error:
         if not found:
             raise

@@ -30,9 +30,8 @@ LOOKS_LIKE = "JSON with polygraphy_class in it, or a folder of 0000000000.json"
 ORDER = 20
 _MARKS = (b"polygraphy_class", b"__polygraphy_encoded_")
 _ITERATION = re.compile(r"\d{10}\.json")
-_STAMP = re.compile(
-    r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$"
-)  # when a runner was made: never the same twice
+# when a runner was made: never the same twice
+_STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
 _HEAD_CHARS = 4 * (numpy_file.HEAD_BYTES // 3 + 1)
 
 

@@ -38,6 +38,7 @@ _KEY = re.compile(
 )
 _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
 _NAME = 4096
+# those that HDF5 and h5py bring along
 _FILTERS = {
     1: "gzip",
     2: "shuffle",
@@ -45,7 +46,7 @@ _FILTERS = {
     5: "nbit",
     6: "scaleoffset",
     32000: "lzf",
-}  # those that HDF5 and h5py bring along
+}
 
 
 def sniff(place: Place) -> bool:

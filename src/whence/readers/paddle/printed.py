@@ -236,20 +236,20 @@ def _quantum(body: bytes, dtype: str) -> float:
     return 0.0 if dtype in _FINEST and step < _FINEST[dtype] else step
 
 
+# no two numbers of these are closer
 _FINEST = {
     "float16": 2.0**-24,
     "float8_e4m3fn": 2.0**-9,
     "float8_e5m2": 2.0**-16,
-}  # no two numbers of these are closer
+}
 
 
 def _fast(text: bytes, kind: type) -> Array | None:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error", DeprecationWarning
-        )  # numpy's way to say that it stopped at something
+        # numpy's way to say that it stopped at something
+        warnings.simplefilter("error", DeprecationWarning)
         try:
             return np.fromstring(text, dtype=kind, sep=" ")
         except (DeprecationWarning, ValueError, OverflowError):

@@ -244,6 +244,7 @@ def _attribute(message: memoryview) -> tuple[str, Any, list[int]]:
     return name, many if listed else value, blocks
 
 
+# INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
 _LISTS = {
     3,
     4,
@@ -252,7 +253,7 @@ _LISTS = {
     11,
     12,
     14,
-}  # INTS FLOATS STRINGS BOOLEANS LONGS FLOAT64S VARS: empty ones have no entry
+}
 
 
 def _short(value: float) -> float:

@@ -16,9 +16,8 @@ from whence.replay.export.three_way import beyond_rounding, wide
 from whence.replay.export.trace import Piece, Step, Trace, Value, numbers, overload, piece
 from whence.replay.export.ways import Way, run_as
 
-_LONGEST = (
-    3  # runs of consecutive operators that are tried at every place; longer ones are bisected
-)
+# runs of consecutive operators that are tried at every place; longer ones are bisected
+_LONGEST = 3
 
 
 def terms(steps: Sequence[Step]) -> int:

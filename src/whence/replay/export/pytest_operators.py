@@ -174,9 +174,8 @@ class Arguments:
         given = {r.slot for r in first.refs}
         for ref in first.refs:
             kind, name = split_slot(ref.slot)
-            if (
-                kind == "mutated" and f"input.{name}" not in given
-            ):  # out=: what it held before does not matter
+            # out=: what it held before does not matter
+            if kind == "mutated" and f"input.{name}" not in given:
                 texts[name] = self.tensor(
                     {c.id: r.record for c in self.calls for r in c.refs if r.slot == ref.slot},
                     blank=True,

@@ -86,9 +86,8 @@ class Trace:
         before = len(self.tensors)
         step.results = tuple(self._number(t) for t in results)
         self.by_place[step.place] = list(step.results)
-        if len(self.tensors) > before or not step.name.startswith(
-            "aten._to_copy"
-        ):  # a cast that had nothing to do
+        # a cast that had nothing to do
+        if len(self.tensors) > before or not step.name.startswith("aten._to_copy"):
             self.steps.append(step)
 
     def _number(self, tensor: Any) -> int:

@@ -139,9 +139,8 @@ def _encoded(array: Array) -> bytes:
 
     name = dtypes.of(array).name
     code = next((number for number, known in ACL.items() if known == name), None)
-    own = (
-        "" if code is not None else f"whence.dtype={name}\n"
-    )  # a type that the library has no number for
+    # a type that the library has no number for
+    own = "" if code is not None else f"whence.dtype={name}\n"
     data = np.ascontiguousarray(array).tobytes()
     head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{own}"  # noqa: E501
     return (

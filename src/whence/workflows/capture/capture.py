@@ -76,9 +76,8 @@ def capture(
             "a whole program is captured by `whence run`"
         )
     folder = os.fspath(path)
-    session = _session(
-        folder, chosen, on_record
-    )  # before anything is written: an on_record that cannot be found is said first
+    # before anything is written: an on_record that cannot be found is said first
+    session = _session(folder, chosen, on_record)
     if chosen.rung:
         raise UsageError(
             "rung: a model given to capture is compiled already; whence.ladder climbs in code, "

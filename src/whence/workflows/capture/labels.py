@@ -90,9 +90,8 @@ def new_id() -> str:
     this task before. Of threads that reach one place at the same time, which is which is not
     repeated; give them tasks.
     """
-    return _ids.new(
-        sys._getframe(1), _tasks.now if _takers else ""
-    )  # without a run no request is remembered
+    # without a run no request is remembered
+    return _ids.new(sys._getframe(1), _tasks.now if _takers else "")
 
 
 def include() -> str:
@@ -209,9 +208,8 @@ class _Inherited:
         self._session: Session | None = None
         self._shared = False
         self._close: Callable[[], None] | None = None
-        _tasks.variables = _variables(
-            self._library
-        )  # a library wants to know of tasks before the first label
+        # a library wants to know of tasks before the first label
+        _tasks.variables = _variables(self._library)
 
     def __call__(self, *given: Any) -> None:
         """Take a label."""
@@ -246,9 +244,8 @@ class _Inherited:
         self._session = _session(self._folder, decode(self._options), None)
         self._close = _open(self._session, self._folder, self._library)
         atexit.register(self.finish)
-        multiprocessing.util.Finalize(
-            None, self.finish, exitpriority=9
-        )  # its children end without atexit
+        # its children end without atexit
+        multiprocessing.util.Finalize(None, self.finish, exitpriority=9)
 
     def finish(self) -> None:
         """End it, and the session where nobody else does."""

@@ -53,9 +53,8 @@ class _Line:
         )
         if text != self._shown:
             self._shown = text
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # the index matters, the terminal does not
+            # the index matters, the terminal does not
+            with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"\r\x1b[K{text}")
                 sys.stderr.flush()
 

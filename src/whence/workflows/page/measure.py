@@ -75,9 +75,8 @@ def page_of(
             missing.append(
                 "programs were compared before anything was computed: there is no tensor to show"
             )
-        elif (
-            compared.generation is None or not compared.generation.logits_only
-        ):  # else tokens alone were compared
+        # else tokens alone were compared
+        elif compared.generation is None or not compared.generation.logits_only:
             aligned, _ = reopened(compared, runs=runs)
         if aligned is not None and not _is_of(aligned, compared):
             aligned, runs = None, None
@@ -219,9 +218,8 @@ class _Calls:
         if made and error is None and all(r.measured.identical for r in made):
             error = 0.0
         incoming = _largest(given)
-        if (
-            error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED
-        ):  # what statistics, or a print in part, tell
+        # what statistics, or a print in part, tell
+        if error is None and worst is not None and worst.verdict != VerdictKind.UNDETERMINED:
             error, incoming = _told(numbers.get("e_out")), incoming or _told(numbers.get("e_in"))
         own = (
             _call(self.aligned.reference, self.compared.plan.pairs[pair].reference)

@@ -315,9 +315,8 @@ class _Subject:
                 "fault"
             )
         kept = {list(whole.results).index(n): t for n, t in recorded.items()}
-        foreign = (
-            way.backend and missing and way.device == "cpu"
-        )  # a compiler that no script can name
+        # a compiler that no script can name
+        foreign = way.backend and missing and way.device == "cpu"
         return (
             Made(
                 whole,

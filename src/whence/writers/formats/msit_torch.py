@@ -112,9 +112,8 @@ class _Process:
         single = sum(is_output(ref.slot) for ref in call.refs) == 1
         given = [ref.slot for ref in call.refs if is_input(ref.slot)]
         for ref in call.refs:
-            if (
-                call.kind == "operator" and ref.slot in given
-            ):  # theirs have names; the tool numbers them
+            # theirs have names; the tool numbers them
+            if call.kind == "operator" and ref.slot in given:
                 stem: str | None = f"input_{given.index(ref.slot)}"
             else:
                 stem = _stem(ref.slot, single=single)

@@ -83,10 +83,11 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
     if level == "L0" and listed:
         options["include"] = tuple(f"re:.*{_escaped(name)}.*" for name in listed)
     if level == "debug":
+        # what is saved by name alone, which is in the run
         options |= {
             "exclude": ("*",),
             "programs": False,
-        }  # what is saved by name alone, which is in the run
+        }
     ranks = numbers("rank", said.get("rank"))
     if ranks is not None:
         options["ranks"] = tuple(sorted(ranks))

@@ -182,9 +182,8 @@ def module_path(text: str) -> tuple[str, str]:
         if part and part not in ("_modules", "_parameters", "_buffers")
     ]
     while parts and (parts[0] in ("__self__", "__wrapped__", "__closure__", "cell_contents")):
-        parts = parts[
-            2 if parts[0] == "__closure__" else 1 :
-        ]  # the module that a method or a wrapper of one holds
+        # the module that a method or a wrapper of one holds
+        parts = parts[2 if parts[0] == "__closure__" else 1 :]
     return ".".join(parts), local
 
 

@@ -641,9 +641,8 @@ def _taps(before: Any, collected: Collected) -> Any:
         def __call__(self, graph: Any) -> None:
             if before is not None:
                 before(graph)
-            if (
-                _here.collected is not None
-            ):  # not of the graphs of patterns and constants that are lowered on the way
+            # not of the graphs of patterns and constants that are lowered on the way
+            if _here.collected is not None:
                 put_taps(graph, collected)
 
         def uuid(self) -> Any:

@@ -231,9 +231,8 @@ class GraphListener(Listener):
         self, session: Session, model: Any = None, *, folder: str, program: bool = False, **how: Any
     ) -> None:
         self.mode = session.options.graph_mode
-        self._checked = (
-            False  # inductor takes seconds to import: of a whole program not before it compiles
-        )
+        # inductor takes seconds to import: of a whole program not before it compiles
+        self._checked = False
         self._folder, self._everything = folder, program
         self._nowhere = Root("region", self)
         self._ids: dict[str, str] = {}

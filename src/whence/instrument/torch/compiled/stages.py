@@ -198,9 +198,8 @@ def _seen(compiled: Any, model: Any) -> Any:
 
     @functools.wraps(compiled)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if any(
-            isinstance(value, torch.nn.Module) for value in args
-        ):  # a method of a module: that one's call is seen
+        # a method of a module: that one's call is seen
+        if any(isinstance(value, torch.nn.Module) for value in args):
             return compiled(*args, **kwargs)
         return shell(*args, **kwargs)
 

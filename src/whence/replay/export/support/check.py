@@ -222,9 +222,8 @@ class Check:
             picks = picks_of(func, built.make()) if func is not None and not backward else {}
             for slot, value in made.items():
                 value = value.detach().to("cpu")
-                if (
-                    slot not in wide
-                ):  # what only the operator's own backward reads, where a reference was written out
+                # what only the operator's own backward reads, where a reference was written out
+                if slot not in wide:
                     notes.append(f"{slot} has no reference")
                     continue
                 right, form = wide[slot], (working or wide)[slot]

@@ -89,9 +89,8 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
     wrong = ~fine & ~_same(y, r, limit) & ~((y.abs() < limit) & (r.abs() < limit))
     for w in ws:
         wrong &= ~_same(y, w, limit)
-    wrong &= ~(
-        y.isfinite() & ((y - r).abs() <= 0.01 * r.abs())
-    )  # on both sides of the bound for great numbers
+    # on both sides of the bound for great numbers
+    wrong &= ~(y.isfinite() & ((y - r).abs() <= 0.01 * r.abs()))
     found.nan = int((wrong & (y.isnan() | r.isnan())).sum())
     found.inf = int(wrong.sum()) - found.nan
     counted = y.isfinite() & r.isfinite() & ~wrong

@@ -60,7 +60,6 @@ def _cell(value: Any) -> str:
     try:
         float(text)
     except ValueError:
-        return (
-            "'" + text if text[:1] in ("=", "+", "-", "@") else text
-        )  # else a spreadsheet takes it for a formula
+        # else a spreadsheet takes it for a formula
+        return "'" + text if text[:1] in ("=", "+", "-", "@") else text
     return text

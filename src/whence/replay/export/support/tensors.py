@@ -277,9 +277,8 @@ class Elements:
         if not dtype.is_floating_point:
             least, greatest = int(least), int(greatest)
             steps = greatest - least + 1
-            if (
-                "ind" in name and steps >= count
-            ):  # indices: each once, so that no two write to one place
+            # indices: each once, so that no two write to one place
+            if "ind" in name and steps >= count:
                 whole = uniform.argsort() * (steps // max(count, 1)) + least
             else:
                 whole = (uniform * steps).to(torch.int64).clamp(max=steps - 1) + least
