@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -195,20 +196,47 @@ def files():
     return named
 
 
+class Read(NamedTuple):
+    """What the tests look at in a file, from one walk over its syntax tree."""
+
+    top: list[ast.stmt]
+    imports: list[ast.Import | ast.ImportFrom]
+    calls: list[ast.Call]
+    texts: list[str]  # without docstrings
+
+
+@functools.cache
+def read():
+    return {name: _read(path) for name, path in files().items()}
+
+
+def _read(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    reading, documented = Read(tree.body, [], [], []), set()
+    for node in ast.walk(tree):  # a statement comes before what it consists of
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            reading.imports.append(node)
+        elif isinstance(node, ast.Call):
+            reading.calls.append(node)
+        elif isinstance(node, ast.Expr):
+            documented.add(id(node.value))
+        elif isinstance(node, ast.Constant) and id(node) not in documented:
+            reading.texts.append(str(node.value))
+    return reading
+
+
 @functools.cache
 def imports():
     """(file, file that it imports) by dotted names, imports inside functions and for types
     counted.
     """
     named, arrows = files(), set()
-    for name, path in named.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            wanted = []
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                wanted = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                wanted = [alias.name for alias in node.names]
-            for full in wanted:
+    for name in named:
+        for node in read()[name].imports:
+            imported = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                imported = [f"{node.module}.{alias}" for alias in imported if not node.level]
+            for full in imported:
                 if full.split(".")[0] != "whence":
                     continue
                 inner = full.removeprefix("whence").removeprefix(".")
@@ -268,10 +296,10 @@ def test_no_circle_between_files():
 
 def test_frameworks_are_imported_only_inside_functions():
     wrong = []
-    for name, path in files().items():
+    for name, reading in read().items():
         if "torch" in name or package(name) == "replay":
             continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in reading.top:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -282,29 +310,24 @@ def test_frameworks_are_imported_only_inside_functions():
     assert wrong == []
 
 
-def _bare(kind, tree):
+def _bare(kind, reading):
     """Does the file have bare text of this kind?"""
-    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if kind == "slots":
-            method = (
-                node.func.attr if isinstance(getattr(node, "func", None), ast.Attribute) else ""
-            )
-            if method not in ("startswith", "removeprefix") or not node.args:
-                continue
-            texts = getattr(node.args[0], "elts", node.args[:1])
-            kinds = set(SlotKind)
-            if any(
-                isinstance(t, ast.Constant) and str(t.value).rstrip(".") in kinds for t in texts
-            ):
-                return True
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) in documented:
-                continue
-            text = node.value
-            if text in ASKED if kind == "words" else text.startswith(NOTES) or text in ENDS:
-                return True
-    return False
+    if kind == "words":
+        return any(text in ASKED for text in reading.texts)
+    if kind == "notes":
+        return any(text.startswith(NOTES) or text in ENDS for text in reading.texts)
+    return any(_asks_for_a_slot(call) for call in reading.calls)
+
+
+def _asks_for_a_slot(call):
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if method not in ("startswith", "removeprefix") or not call.args:
+        return False
+    kinds = set(SlotKind)
+    return any(
+        isinstance(text, ast.Constant) and str(text.value).rstrip(".") in kinds
+        for text in getattr(call.args[0], "elts", call.args[:1])
+    )
 
 
 ASKED = {*GUILTY, "two dumps", "three-way", "amplified", "nondeterministic", "undetermined"} - {
@@ -318,11 +341,7 @@ ENDS = {Mark.HIDDEN.value, NoProgram.RANDOM.value}
 @pytest.mark.parametrize("kind", BARE)
 def test_words_slots_and_notes_are_asked_for_in_one_way(kind):
     own, still = BARE[kind]
-    wrong = {
-        name
-        for name, path in files().items()
-        if name not in own and _bare(kind, ast.parse(path.read_text(encoding="utf-8")))
-    }
+    wrong = {name for name, reading in read().items() if name not in own and _bare(kind, reading)}
     excused = {entry: [n for n in wrong if f"{n}.".startswith(f"{entry}.")] for entry in still}
     assert sorted(wrong.difference(*excused.values())) == []
     assert [entry for entry, names in excused.items() if not names] == []

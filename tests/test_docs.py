@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import re
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 import inside
+import warm
 import whence
 import whence.judge.limits
 from stories import first_clauses
@@ -147,7 +147,7 @@ def test_the_tour_of_the_readme_from_top_to_bottom(tmp_path):
             assert skeleton(body) == skeleton(last), "the answer shown is not the one given"
         elif kind == "sh":
             for command in words_of(body):
-                command = [sys.executable if w == "python" else w for w in command]
+                command = [warm.TORCH if w == "python" else w for w in command]
                 done = inside.or_outside(tmp_path, *command)
                 ran.append((command[0], done.returncode))
                 assert done.returncode == (

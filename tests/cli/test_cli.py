@@ -14,6 +14,7 @@ import click
 import numpy as np
 import pytest
 
+import warm
 from whence import cli, store
 from whence.errors import OutputExists, UsageError, WhenceError
 from whence.records import Call, Ref, RunInfo, Statistics, Step
@@ -23,7 +24,7 @@ HEAVY = ("numpy", "torch", "numba", "msgspec", "ml_dtypes", "rich", "orjson", "y
 
 def whence(*words, env=None, **more):
     return subprocess.run(
-        [sys.executable, "-m", "whence", *map(str, words)],
+        [warm.TORCH, "-m", "whence", *map(str, words)],
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
@@ -222,9 +223,7 @@ def test_the_number_a_command_returns_is_the_exit_code(monkeypatch, value):
 
 
 def test_a_closed_pipe_is_quiet(stored):
-    command = (
-        f"{sys.executable} -m whence show {stored} --format json | true; echo ${{PIPESTATUS[0]}}"
-    )
+    command = f"{warm.TORCH} -m whence show {stored} --format json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")
@@ -334,7 +333,7 @@ def test_run_through_the_command_line(tmp_path):
         "-o",
         tmp_path / "run",
         "--",
-        sys.executable,
+        warm.TORCH,
         "-c",
         "import sys; print(sys.argv[1:])",
         "--",
@@ -349,7 +348,7 @@ def test_run_through_the_command_line(tmp_path):
 def test_print_takes_a_pattern_or_none(tmp_path):
     for given, pattern in ((["--print"], "*"), (["--print", "a*"], "a*")):
         run = tmp_path / pattern.replace("*", "x")
-        whence("run", "-o", run, *given, "--", sys.executable, "-c", "1")
+        whence("run", "-o", run, *given, "--", warm.TORCH, "-c", "1")
         assert json.loads((run / "run.json").read_text())["options"] == {"print_pattern": pattern}
 
 

@@ -4,13 +4,13 @@ import csv
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from handmade import net
 from whence.cli import execute
@@ -62,9 +62,7 @@ def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path):
         "_Built.array = slow\n"
         f"whence.cli.main(['convert', {GPU!r}, {str(tmp_path / 'out')!r}, '--to', 'msprobe'])\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, env={**os.environ}
-    )
+    process = subprocess.Popen([warm.TORCH, "-c", code], stderr=subprocess.PIPE, env={**os.environ})
     assert process.stderr is not None
     for _ in range(3):
         process.stderr.readline()
@@ -207,7 +205,7 @@ def test_xray_jprof_and_summary_diff_check_from_a_dump_to_its_report(tmp_path, c
     assert "left out: view operator" in said.out
     for name in ("xpu", "gpu"):
         line = [
-            sys.executable,
+            warm.TORCH,
             "-m",
             "pytest",
             "-q",

@@ -3,12 +3,12 @@ nothing of.
 """
 
 import json
-import sys
 import textwrap
 
 import pytest
 
 import inside
+import warm
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -65,7 +65,7 @@ def place(tmp_path_factory):
 
 
 def climb(place, name, *words, before=()):
-    return whence(place, "-o", name, *before, "--", sys.executable, "infer.py", *words)
+    return whence(place, "-o", name, *before, "--", warm.TORCH, "infer.py", *words)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_what_cannot_be_run(place):
         done.returncode,
         "no command given:  whence ladder -o DIR -- python infer.py" in done.stderr,
     ) == (3, True)
-    done = whence(place, "-o", "none", "--", sys.executable, "-c", "raise SystemExit(7)")
+    done = whence(place, "-o", "none", "--", warm.TORCH, "-c", "raise SystemExit(7)")
     assert done.returncode == 3
     assert "ended with exit code 7" in done.stderr
     assert not (place / "none" / "ladder.json").exists()

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import warm
 from inside import or_outside as whence
 
 pytestmark = pytest.mark.torch
@@ -35,13 +36,13 @@ SCRIPT = """
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     (folder / "infer.py").write_text(textwrap.dedent(SCRIPT))
-    done = whence(folder, "run", "-o", "ref", "--", sys.executable, "infer.py")
+    done = whence(folder, "run", "-o", "ref", "--", warm.TORCH, "infer.py")
     assert done.returncode == 0, done.stderr
     return folder
 
 
 def test_locate(place):
-    done = whence(place, "locate", "ref", "--keep", "kept", "--", sys.executable, "infer.py", "bad")
+    done = whence(place, "locate", "ref", "--keep", "kept", "--", warm.TORCH, "infer.py", "bad")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("OUTPUT ERROR       rel_l2 ")
@@ -61,7 +62,7 @@ def test_locate(place):
 
 
 def test_locate_between_equal_runs(place):
-    done = whence(place, "locate", "ref", "--search", "--", sys.executable, "infer.py")
+    done = whence(place, "locate", "ref", "--search", "--", warm.TORCH, "infer.py")
     assert (done.returncode, "there is no error to explain" in done.stdout) == (0, True)
 
 
@@ -76,7 +77,7 @@ def test_run_with_a_patch(place):
         "--patch-from",
         "ref",
         "--",
-        sys.executable,
+        warm.TORCH,
         "infer.py",
         "bad",
     )
@@ -94,7 +95,7 @@ def test_run_with_a_patch(place):
         "--patch-from",
         "ref",
         "--",
-        sys.executable,
+        warm.TORCH,
         "infer.py",
     )
     assert (wrong.returncode, wrong.stdout) == (3, "")
@@ -133,7 +134,7 @@ def test_doctor(place):
         "--keep",
         "healthy",
         "--",
-        sys.executable,
+        warm.TORCH,
         "infer.py",
     )
     assert done.returncode == 0, done.stderr
@@ -143,13 +144,11 @@ def test_doctor(place):
     assert "own words" not in done.stdout
     unseeded = "import torch; m = torch.nn.Linear(8, 8); m(torch.ones(1, 8))"
     done = whence(
-        place, "doctor", "--faults", "0", "--format", "json", "--", sys.executable, "-c", unseeded
+        place, "doctor", "--faults", "0", "--format", "json", "--", warm.TORCH, "-c", unseeded
     )
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["clean"][0]["status"] == "different"
-    done = whence(
-        place, "doctor", "--faults", "0", "--seed", "1", "--", sys.executable, "-c", unseeded
-    )
+    done = whence(place, "doctor", "--faults", "0", "--seed", "1", "--", warm.TORCH, "-c", unseeded)
     assert done.returncode == 0, done.stdout
 
 
@@ -157,7 +156,7 @@ def test_doctor(place):
 def test_an_interrupt_leaves_nothing_half(place, tmp_path, command):
     words = ["ref"] if command == "locate" else []
     line = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         command,
@@ -165,7 +164,7 @@ def test_an_interrupt_leaves_nothing_half(place, tmp_path, command):
         "--keep",
         "stopped-" + command,
         "--",
-        sys.executable,
+        warm.TORCH,
         "infer.py",
         "slow",
     ]

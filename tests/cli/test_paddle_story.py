@@ -6,11 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 import whence
 from inside import or_outside
 from stories import shown_in_order
@@ -46,12 +46,12 @@ def ran(folder, *words):
 def project(tmp_path_factory):
     """`ref`, `a` and `b`, asked once each as their users did it."""
     folder = tmp_path_factory.mktemp("project")
-    made = ran(folder, sys.executable, str(ROOT / "tests" / "comparison" / "paddle_story.py"), ".")
+    made = ran(folder, warm.PADDLE, str(ROOT / "tests" / "comparison" / "paddle_story.py"), ".")
     assert made.returncode == 0, made.stderr[-3000:]
     for name, code in (("ref", 0), ("a", 0), ("b", 1)):
         if name != "ref":
             shutil.copy(folder / "ref" / "answers.json", folder / name / "expected.json")
-        done = ran(folder, sys.executable, "-m", "pytest", "-q", f"{name}/test_predictor.py")
+        done = ran(folder, warm.PADDLE, "-m", "pytest", "-q", f"{name}/test_predictor.py")
         assert done.returncode == code, done.stdout[-3000:]
     return folder
 
@@ -69,7 +69,7 @@ def test_the_story(project):
             said = ""
             continue
         for line in body.splitlines():
-            words = [sys.executable if w == "python" else w for w in shlex.split(line)]
+            words = [warm.PADDLE if w == "python" else w for w in shlex.split(line)]
             done = or_outside(project, *words[1:])
             expected = {"runs/b": 1, "margins": 0, "runs/ref": 0, "runs/a": 0}.get(
                 words[words.index("-o") + 1] if "-o" in words else ""

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
+
+import warm
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -38,7 +39,7 @@ def shell(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, words in {"python": "", "whence": " -m whence"}.items():
-        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec "{warm.TORCH}"{words} "$@"\n')
         (tools / name).chmod(0o755)
     git = {
         "GIT_AUTHOR_NAME": "a",

@@ -8,13 +8,13 @@ import os
 import pty
 import shutil
 import subprocess
-import sys
 from ast import literal_eval
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from whence import api
 
@@ -73,7 +73,7 @@ for turn in range(2):
 
 
 def run(folder, *words, stdin=subprocess.DEVNULL):
-    line = [sys.executable, "-m", "whence", "run", *words]
+    line = [warm.TORCH, "-m", "whence", "run", *words]
     return subprocess.run(
         line, cwd=folder, capture_output=True, text=True, stdin=stdin, timeout=300, check=False
     )
@@ -115,7 +115,7 @@ def test_two_sides_in_one_process(tmp_path, fault, code, status):
         "-o",
         "cmp",
         "--",
-        sys.executable,
+        warm.TORCH,
         "one.py",
         fault or "none",
         str(code),
@@ -146,7 +146,7 @@ def test_two_sides_in_one_process(tmp_path, fault, code, status):
 
 def test_the_figures_are_those_of_the_tensors(tmp_path):
     (tmp_path / "one.py").write_text(ONE)
-    run(tmp_path, "--compare", "-o", "cmp", "--", sys.executable, "one.py", "0.1", "0")
+    run(tmp_path, "--compare", "-o", "cmp", "--", warm.TORCH, "one.py", "0.1", "0")
     opened = whence.open_run(str(tmp_path / "cmp" / "run"))
     sides = {"reference": [], "target": []}
     for call in opened.calls:
@@ -175,7 +175,7 @@ def test_the_figures_are_those_of_the_tensors(tmp_path):
 @pytest.mark.parametrize(("code", "expected"), [(0, 3), (7, 7)])
 def test_a_program_without_labels_is_an_error(tmp_path, code, expected):
     done = run(
-        tmp_path, "--compare", "-o", "cmp", "--", sys.executable, "-c", f"raise SystemExit({code})"
+        tmp_path, "--compare", "-o", "cmp", "--", warm.TORCH, "-c", f"raise SystemExit({code})"
     )
     assert done.returncode == expected
     assert "no label was recorded" in done.stderr
@@ -191,7 +191,7 @@ def test_the_program_keeps_its_terminal(tmp_path):
     (tmp_path / "ask.py").write_text(script)
     here, there = pty.openpty()
     os.write(here, b"2.5\n")
-    done = run(tmp_path, "--compare", "-o", "cmp", "--", sys.executable, "ask.py", stdin=there)
+    done = run(tmp_path, "--compare", "-o", "cmp", "--", warm.TORCH, "ask.py", stdin=there)
     os.close(here)
     os.close(there)
     assert (done.returncode, "tty True" in done.stdout) == (0, True), done.stderr
@@ -210,7 +210,7 @@ def test_a_side_in_cpp_and_files_of_a_library(tmp_path, side, fault):
         "--library-dump",
         "dump",
         "--",
-        sys.executable,
+        warm.TORCH,
         "two.py",
         str(side),
         fault,
@@ -267,7 +267,7 @@ with whence.task("b"):
         "--library-runner",
         "Linear,Norm",
         "--",
-        sys.executable,
+        warm.TORCH,
         "-c",
         script,
     ]
@@ -287,7 +287,7 @@ with whence.task("b"):
         "--library",
         "acltransformer",
         "--",
-        sys.executable,
+        warm.TORCH,
         "-c",
         script,
     )
@@ -354,7 +354,7 @@ def test_a_library_that_cannot_be_meant(tmp_path, words, said):
         "cmp",
         *words,
         "--",
-        sys.executable,
+        warm.TORCH,
         "-c",
         "raise SystemExit(5)",
     )
@@ -379,7 +379,7 @@ w, x = np.fromfile("weights", np.float32).reshape(3, 8, 8), np.fromfile("input",
 for i in range(3):
     x = x @ w[i]; whence.label(f"matmul {i}", x); x = np.tanh(x); whence.label("tanh", x)
 """
-    assert run(tmp_path, "-o", "ref", "--", sys.executable, "-c", script).returncode == 0
+    assert run(tmp_path, "-o", "ref", "--", warm.TORCH, "-c", script).returncode == 0
     for name, fault in (("good", "-1"), ("bad", "2")):
         done = run(
             tmp_path,
@@ -398,7 +398,7 @@ for i in range(3):
         answers = []
         for words in (["labels"], ["compare", "--strict"]):
             line = [
-                sys.executable,
+                warm.TORCH,
                 "-m",
                 "whence",
                 *words,
@@ -416,7 +416,7 @@ for i in range(3):
         assert ("matmul 2" in answers[0].stdout) == (name == "bad")
         assert "absent" in answers[0].stdout  # only the target has it
         assert answers[1].returncode in ((0, 2) if name == "good" else (1,)), answers[1].stdout
-    line = [sys.executable, "-m", "whence", "labels", "ref", "-o", "alone"]
+    line = [warm.TORCH, "-m", "whence", "labels", "ref", "-o", "alone"]
     done = subprocess.run(
         line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )

@@ -5,11 +5,11 @@ the run.
 import json
 import re
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
+import warm
 from inside import or_outside as whence
 from whence.store import open_run
 
@@ -35,8 +35,8 @@ def script(tmp_path):
 def test_a_model_is_captured_and_computes_the_same(tmp_path, script):
     text = script.read_text().replace("import torch\n", "import torch\ntorch.manual_seed(0)\n", 1)
     script.write_text(text)
-    bare = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    done = whence(tmp_path, "run", "-o", "ref", "--", sys.executable, "infer.py")
+    bare = subprocess.run([warm.TORCH, script], capture_output=True, text=True, check=True)
+    done = whence(tmp_path, "run", "-o", "ref", "--", warm.TORCH, "infer.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == bare.stdout
     assert re.search(r"captured 3 steps, 12 calls, .* in ref$", done.stderr.strip())
@@ -73,7 +73,7 @@ def test_seed_and_deterministic(tmp_path, script):
             "5",
             "--deterministic",
             "--",
-            sys.executable,
+            warm.TORCH,
             "infer.py",
         )
         assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_selection_from_the_command_line(tmp_path, script):
         "--keep",
         "stats",
         "--",
-        sys.executable,
+        warm.TORCH,
         "infer.py",
     )
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_selection_from_the_command_line(tmp_path, script):
 
 def test_a_selection_that_matches_nothing(tmp_path, script):
     done = whence(
-        tmp_path, "run", "-o", "none", "--include", "layers.*", "--", sys.executable, "infer.py"
+        tmp_path, "run", "-o", "none", "--include", "layers.*", "--", warm.TORCH, "infer.py"
     )
     assert done.returncode == 3
     assert "nothing was captured" in done.stderr
@@ -122,7 +122,7 @@ def test_torch_imported_but_no_module_called(tmp_path):
         "-o",
         "none",
         "--",
-        sys.executable,
+        warm.TORCH,
         "-c",
         "import torch; print(torch.ones(2).sum().item())",
     )
@@ -142,7 +142,7 @@ def test_torchrun_ranks(tmp_path):
         """)
     )
     command = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "torch.distributed.run",
         "--standalone",

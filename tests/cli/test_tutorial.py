@@ -3,11 +3,11 @@
 import importlib.util
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from inside import or_outside
 from stories import first_clauses, shown_in_order
 
@@ -39,7 +39,7 @@ def test_the_tutorial(tmp_path):
             said = ""
             for line in body.splitlines():
                 _, arguments = line.split(" ", 1)
-                words = [sys.executable if w == "python" else w for w in shlex.split(arguments)]
+                words = [warm.TORCH if w == "python" else w for w in shlex.split(arguments)]
                 done = or_outside(tmp_path, *words)
                 assert done.returncode == (1 if arguments in DIFFERENT else 0), (
                     line,

@@ -8,12 +8,12 @@ import os
 import runpy
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+import warm
 import whence
 from whence.store import open_run
 
@@ -124,7 +124,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "net.py").write_text(NET)
     (folder / "rank.py").write_text(textwrap.dedent(RANK))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    command = [sys.executable, "rank.py", str(folder / "store")]
+    command = [warm.TORCH, "rank.py", str(folder / "store")]
     started = [
         subprocess.Popen(
             command,

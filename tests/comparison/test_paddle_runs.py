@@ -7,12 +7,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from whence.cli import main
 
@@ -32,7 +32,7 @@ LEGACY = {**PLAIN, "enable_new_ir": [False]}
 
 def done(*words, **environment):
     run = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [warm.PADDLE, *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -120,7 +120,7 @@ def folder(tmp_path_factory):
             "-o",
             here / "runs" / run,
             "--",
-            sys.executable,
+            warm.PADDLE,
             script,
             here,
             name,
@@ -308,7 +308,7 @@ def test_a_run_that_raised_says_so(folder, tmp_path):
         "try:\n    pm.once(made, [np.zeros((2, 4, 9, 9), 'float32')])\nexcept Exception:\n    "
         "pass\n"
     )
-    done("-m", "whence", "run", "-o", tmp_path / "run", "--", sys.executable, script)
+    done("-m", "whence", "run", "-o", tmp_path / "run", "--", warm.PADDLE, script)
     notes = whence.compare(folder / "runs" / "image", tmp_path / "run").notes
     assert any(note.startswith("target: model raised in step 0: ValueError") for note in notes), (
         notes

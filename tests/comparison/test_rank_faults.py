@@ -4,12 +4,12 @@ named where it is, in words.
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import warm
 import whence
 from whence.align import Derived
 from whence.comparison.options import CompareOptions
@@ -34,14 +34,14 @@ def runs(tmp_path_factory):
     with torch.no_grad(), whence.capture(net, folder / "one"):
         net(ranked_net.ids())
     command = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         "run",
         "-o",
         folder / "two",
         "--",
-        sys.executable,
+        warm.TORCH,
         ranked_net.__file__,
         "2",
         folder / "store",

@@ -4,12 +4,12 @@ dump|compare`.
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pytest
 from scripts import CHAT, HEAD, python, whence
 
+import warm
 from whence import compare, open_run
 
 torch = pytest.importorskip("torch")
@@ -207,7 +207,7 @@ def commands(tmp_path_factory):
             "llm",
             "dump",
             "--exec",
-            f"{sys.executable} infer.py{word}",
+            f"{warm.TORCH} infer.py{word}",
             *options,
             side,
         )
@@ -298,7 +298,7 @@ generate(2), other(torch.ones(1, 4))
     ],
 )
 def test_options_of_dump(tmp_path, words, said):
-    command = f"{sys.executable} -c 'print(1)'"
+    command = f"{warm.TORCH} -c 'print(1)'"
     got = whence(
         tmp_path, "ait", "llm", "dump", "--exec", command, *words, code=3
     )  # the last: nothing was captured

@@ -3,11 +3,11 @@ library).
 """
 
 import csv
-import sys
 
 import pytest
 from scripts import HEAD, python, whence
 
+import warm
 from whence import load_comparison
 
 torch = pytest.importorskip("torch")
@@ -43,7 +43,7 @@ def test_labels_at_high_and_low_level_in_a_chat_loop(tmp_path, bug):
         "compare",
         "aclcmp",
         "--exec",
-        f"{sys.executable} chat.py{bug}",
+        f"{warm.TORCH} chat.py{bug}",
         "-o",
         "cmp",
     ]
@@ -83,7 +83,7 @@ def test_what_was_exported_is_kept_and_the_table_lies_in_the_current_folder(tmp_
         "'RUNNER')])\n"
     )
     (tmp_path / "chat.py").write_text(HEAD + CHAT_LOOP + shown)
-    (tmp_path / "run_performance.sh").write_text(f"{sys.executable} $1\n")
+    (tmp_path / "run_performance.sh").write_text(f"{warm.TORCH} $1\n")
     for table in ("cmp_report.csv", "cmp_report-2.csv"):
         said = whence(
             tmp_path,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import CHAT, VISION, python, whence
 
+import warm
 from whence.cli import execute
 
 torch = pytest.importorskip("torch")
@@ -117,9 +118,8 @@ def test_logits_of_torch_against_the_last_layer_of_a_library(tmp_path, monkeypat
         (tmp_path / "script.py").read_text().replace(snippet, "generate(4)")
     )
     (tmp_path / "run.sh").write_text('"$PYTHON" mine.py bug\n')
-    import sys
 
-    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHON", warm.TORCH)
     said = whence(tmp_path, *words(S2_LAYER)).stderr
     (layers,) = (tmp_path / "ait_dump" / "layer").iterdir()
     last = max(int(file.stem.rpartition("_")[2]) for file in layers.iterdir())

@@ -5,12 +5,12 @@ reports.
 import csv
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 from scripts import VISION, python, whence
 
+import warm
 from whence import compare, load_comparison, open_run
 
 torch = pytest.importorskip("torch")
@@ -235,7 +235,7 @@ def test_operators_become_tests_and_their_tables_a_diff(tmp_path):
     whence(folder, *JPROF, "dump.json")
     for device in ("xpu", "gpu"):
         options = [f"--detail_compare_path={device}.csv", str(folder / "pytests"), "--seed", "42"]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+        command = [warm.TORCH, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
         done = subprocess.run(
             command,
             cwd=tmp_path / "xray_debug",

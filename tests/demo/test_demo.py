@@ -4,7 +4,6 @@ alone and is named first.
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -14,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+import warm
 from whence import api
 from whence.demo import FAULTS, players, scenes, story, torch_tiny
 from whence.errors import MissingDependency, OutputExists, UsageError
@@ -185,7 +185,7 @@ def test_without_the_package_the_pip_command_is_given(monkeypatch):
 
 def whence_demo(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "whence", "demo", *words],
+        [warm.TORCH, "-m", "whence", "demo", *words],
         capture_output=True,
         text=True,
         timeout=300,

@@ -4,7 +4,6 @@ of ours stays behind.
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from live_torch import bits, insides, process, random_states, seeded, slots, tensor
 from torch import nn
 
+import warm
 import whence
 from whence.errors import CaptureError, UsageError
 from whence.instrument.torch.compiled import fx_nodes as nodes
@@ -640,14 +640,14 @@ print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["auto
 def test_a_program_is_captured_without_an_edit_and_its_caches_stay_clean(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    python = [sys.executable, str(tmp_path / "script.py")]
+    python = [warm.TORCH, str(tmp_path / "script.py")]
 
     def bare():
         done = subprocess.run(python, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr.splitlines()[-1]
 
     command = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         "run",
@@ -713,10 +713,10 @@ with torch.no_grad():
 def test_a_backend_of_ones_own_is_captured_and_its_pass_found(tmp_path, way):
     """It hands its graph to inductor, or has Python run it."""
     (tmp_path / "script.py").write_text(BACKEND)
-    python = [sys.executable, str(tmp_path / "script.py"), *way]
+    python = [warm.TORCH, str(tmp_path / "script.py"), *way]
     for name, how, args in (("ref", ["--graph-mode", "fx"], []), ("tgt", [], ["--bug"])):
         command = [
-            sys.executable,
+            warm.TORCH,
             "-m",
             "whence",
             "run",
@@ -755,9 +755,9 @@ model(torch.randn(4, 16)).square().sum().backward()
 print([p.grad.sum().item().hex() for p in model.parameters()])
 """
     )
-    python = [sys.executable, str(script), "--eager"]
+    python = [warm.TORCH, str(script), "--eager"]
     command = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         "run",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import inside
+import warm
 import whence
 from whence import store
 from whence.align import prompts as sequences
@@ -364,7 +365,7 @@ def test_from_the_command_line(tmp_path):
 
     def run(name: str, seed: int, *options: str) -> str:
         command = [
-            sys.executable,
+            warm.TORCH,
             "-m",
             "whence",
             "run",
@@ -375,7 +376,7 @@ def test_from_the_command_line(tmp_path):
             *options,
         ]
         done = subprocess.run(
-            [*command, "--", sys.executable, str(script), str(seed)],
+            [*command, "--", warm.TORCH, str(script), str(seed)],
             capture_output=True,
             text=True,
             check=False,

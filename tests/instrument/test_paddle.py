@@ -7,13 +7,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from whence.errors import UsageError
 from whence.store import open_run
@@ -51,9 +51,9 @@ def python(text, *words, cwd, whence_run=(), **environment):
         f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport paddle_models as pm\n"
         + textwrap.dedent(text)
     )
-    before = [sys.executable, "-m", "whence", "run", *whence_run, "--"] if whence_run else []
+    before = [warm.PADDLE, "-m", "whence", "run", *whence_run, "--"] if whence_run else []
     return subprocess.run(
-        [*before, sys.executable, str(file), *words],
+        [*before, warm.PADDLE, str(file), *words],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -70,7 +70,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for kind, flags in (("pir", {}), ("legacy", {"FLAGS_enable_pir_api": "0"})):
         done = subprocess.run(
-            [sys.executable, str(HERE / "paddle_models.py"), kind, str(folder)],
+            [warm.PADDLE, str(HERE / "paddle_models.py"), kind, str(folder)],
             env={**os.environ, **flags},
             capture_output=True,
             text=True,

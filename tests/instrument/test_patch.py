@@ -15,6 +15,7 @@ import torch
 from live_torch import captured, process
 from torch import nn
 
+import warm
 import whence
 from whence.errors import UnreadableRun, UsageError
 from whence.instrument.patch_points import FAULTS
@@ -389,7 +390,6 @@ def test_a_forked_child_has_the_fault_once(tmp_path):
     under it.
     """
     import subprocess
-    import sys
 
     script = tmp_path / "fork.py"
     script.write_text(
@@ -404,7 +404,7 @@ def test_a_forked_child_has_the_fault_once(tmp_path):
         "    os.waitpid(pid, 0)\n"
     )
     line = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         "run",
@@ -413,7 +413,7 @@ def test_a_forked_child_has_the_fault_once(tmp_path):
         "--inject",
         "scale@0=3",
         "--",
-        sys.executable,
+        warm.TORCH,
         str(script),
     ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)

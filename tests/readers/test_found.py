@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence.readers as readers
 from whence.api import open_run
 from whence.errors import UnreadableRun
@@ -29,7 +29,7 @@ def install(folder, name, points, module):
         file.writestr(f"{info}/entry_points.txt", f"[whence.readers]\n{points}\n")
         file.writestr(f"{info}/RECORD", "")
     pip = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "pip",
         "install",
@@ -45,7 +45,7 @@ def install(folder, name, points, module):
 def whence_with(site, *arguments, cwd):
     paths = os.pathsep.join([str(site), str(Path(readers.__file__).parents[2])])
     return subprocess.run(
-        [sys.executable, "-m", "whence", *map(str, arguments)],
+        [warm.TORCH, "-m", "whence", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": paths},
         cwd=cwd,
         capture_output=True,

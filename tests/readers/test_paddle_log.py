@@ -5,7 +5,6 @@ as a user makes them, damage.
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +13,7 @@ import pytest
 from hostile import survives, variants
 from paddle_text import GLOG, Model, operator, printed, vlog_matrix
 
+import warm
 import whence
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers import open_run
@@ -639,7 +639,7 @@ def test_pir_numbers_that_shifted_are_not_believed(tmp_path):
 def test_from_the_command_line(tmp_path):
     (tmp_path / "a.log").write_text(Model().log())
     (tmp_path / "b.log").write_text(Model(factor=0.36).log())
-    command = [sys.executable, "-m", "whence", "compare", "a.log", "b.log", "-o", "cmp"]
+    command = [warm.PADDLE, "-m", "whence", "compare", "a.log", "b.log", "-o", "cmp"]
     source = {**os.environ, "PYTHONPATH": str(Path(whence.__file__).parents[1])}
     done = subprocess.run(
         command, cwd=tmp_path, env=source, capture_output=True, text=True, check=False

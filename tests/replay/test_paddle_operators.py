@@ -8,7 +8,6 @@ import importlib.util
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import warm
 import whence
 from whence.comparison.programs import programs as statics
 from whence.errors import ReplayRefused
@@ -385,10 +385,10 @@ def zoo(tmp_path_factory):
     )
     for words in (
         [CAPTURE / "paddle_operator_zoo.py", "."],
-        ["-m", "whence", "run", "-o", "run", "--", sys.executable, script],
+        ["-m", "whence", "run", "-o", "run", "--", warm.PADDLE, script],
     ):
         done = subprocess.run(
-            [sys.executable, *map(str, words)],
+            [warm.PADDLE, *map(str, words)],
             cwd=folder,
             capture_output=True,
             text=True,

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+import warm
 import whence
 from whence.testing import ParityError, assert_parity
 
@@ -37,7 +38,7 @@ def pytest_run(folder, *words):
         point.value == PLUGIN for point in importlib.metadata.entry_points(group="pytest11")
     )
     command = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "pytest",
         "-p",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import inside
+import warm
 import whence
 from whence.errors import StoreFailed
 from whence.store import open_run
@@ -48,7 +49,7 @@ def program(tmp_path, text):
 
 def python(tmp_path, script):
     return subprocess.run(
-        [sys.executable, str(script)],
+        [warm.TORCH, str(script)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -58,7 +59,7 @@ def python(tmp_path, script):
 
 
 def run(tmp_path, script, *options, output="run"):
-    return inside.or_outside(tmp_path, "run", "-o", output, *options, "--", sys.executable, script)
+    return inside.or_outside(tmp_path, "run", "-o", output, *options, "--", warm.TORCH, script)
 
 
 def all_readable(path):
@@ -218,19 +219,8 @@ def test_ctrl_c_during_a_capture(tmp_path):
             print("step", step, flush=True)
     """,
     )
-    words = [
-        sys.executable,
-        "-m",
-        "whence",
-        "run",
-        "-o",
-        "run",
-        "--max-bytes",
-        "50MB",
-        "--",
-        sys.executable,
-        str(script),
-    ]
+    whence_run = [sys.executable, "-m", "whence", "run", "-o", "run", "--max-bytes", "50MB"]
+    words = [*whence_run, "--", sys.executable, str(script)]
     code, told = interrupted(tmp_path, words, "step 7")
     assert code == 130, told
     assert "bug in whence" not in told
@@ -288,7 +278,7 @@ def test_ctrl_c_during_a_comparison(tmp_path):
         cli.main(["compare", "a", "b", "-o", "cmp"])
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [warm.TORCH, "-c", textwrap.dedent(code)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

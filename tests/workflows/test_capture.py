@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from whence.errors import CaptureError, OutputExists, StoreFailed, UnreadableRun, UsageError
 from whence.store import open_run
@@ -31,7 +31,7 @@ def run_python(tmp_path, text, *words, **more):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(text))
     return subprocess.run(
-        [*words, sys.executable, str(script)],
+        [*words, warm.TORCH, str(script)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -41,9 +41,7 @@ def run_python(tmp_path, text, *words, **more):
 
 
 def under_whence(tmp_path, text, *options, name="run"):
-    return run_python(
-        tmp_path, text, sys.executable, "-m", "whence", "run", "-o", name, *options, "--"
-    )
+    return run_python(tmp_path, text, warm.TORCH, "-m", "whence", "run", "-o", name, *options, "--")
 
 
 # ---- options and refusals
@@ -282,7 +280,7 @@ def trainer(tmp_path_factory):
     script = tmp_path_factory.mktemp("trainer") / "trains.py"
     script.write_text(textwrap.dedent(TRAINS))
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, str(script)], text=True, **streams) as process:
+    with subprocess.Popen([warm.TORCH, str(script)], text=True, **streams) as process:
         yield process
         process.stdin.close()
 

@@ -2,7 +2,6 @@
 the program draws lots.
 """
 
-import sys
 import textwrap
 
 import pytest
@@ -12,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+import warm
 import whence
 from whence import api, report
 from whence.errors import CaptureError, UsageError
@@ -181,7 +181,7 @@ def test_a_command(tmp_path, capfd):
     (tmp_path / "infer.py").write_text(textwrap.dedent(SCRIPT))
     said = []
     result = api.doctor_command(
-        [sys.executable, str(tmp_path / "infer.py")],
+        [warm.TORCH, str(tmp_path / "infer.py")],
         faults=2,
         keep=tmp_path / "kept",
         tell=said.append,
@@ -200,4 +200,4 @@ def test_a_command(tmp_path, capfd):
 def test_a_command_that_fails(tmp_path):
     (tmp_path / "infer.py").write_text("import sys\nprint('why', file=sys.stderr)\nsys.exit(5)\n")
     with pytest.raises(CaptureError, match=r"exit code 5; its last lines:\n  \| why"):
-        api.doctor_command([sys.executable, str(tmp_path / "infer.py")])
+        api.doctor_command([warm.TORCH, str(tmp_path / "infer.py")])

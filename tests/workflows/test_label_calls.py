@@ -5,13 +5,13 @@ stopped or slowed.
 import csv
 import os
 import subprocess
-import sys
 import threading
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import warm
 import whence
 from counting import counted
 from whence.errors import CaptureError, OutputExists, UnreadableRun
@@ -206,7 +206,7 @@ assert len(ys) == 2 and all(abs(y - (torch.sin(x) * 3).numpy()).max() == 0 for y
 assert [run.records[c.refs[0].record].why for c in run.calls if c.scope == "symbolic"] != [""]
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [warm.TORCH, "-W", "ignore", "-c", script],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -366,7 +366,7 @@ print(flat, sorted(inside))
     for i in range(2):
         (tmp_path / "ids.py").write_text(script % i)
         done = subprocess.run(
-            [sys.executable, "ids.py"],
+            [warm.TORCH, "ids.py"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -432,7 +432,7 @@ if __name__ == "__main__":
 """
     (tmp_path / "many.py").write_text(script)
     line = [
-        sys.executable,
+        warm.TORCH,
         "-m",
         "whence",
         "run",
@@ -440,7 +440,7 @@ if __name__ == "__main__":
         "-o",
         "cmp",
         "--",
-        sys.executable,
+        warm.TORCH,
         "-W",
         "ignore",
         "many.py",

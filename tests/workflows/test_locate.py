@@ -4,7 +4,6 @@ commands that are run again.
 
 import json
 import shutil
-import sys
 import textwrap
 from collections import OrderedDict
 
@@ -16,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+import warm
 import whence
 from whence import report
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
@@ -259,7 +259,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     (folder / "infer.py").write_text(textwrap.dedent(SCRIPT))
     for name in ("ref", "bad"):
-        command = [sys.executable, str(folder / "infer.py"), *([] if name == "ref" else [name])]
+        command = [warm.TORCH, str(folder / "infer.py"), *([] if name == "ref" else [name])]
         assert api.run_command(command, str(folder / name), tell=lambda line: None) == 0
     whence.compare(folder / "ref", folder / "bad", output=folder / "cmp")
     return folder
@@ -297,14 +297,14 @@ def test_a_run_that_was_made_in_a_folder_that_is_gone(place, tmp_path):
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(place, tmp_path):
-    command = [sys.executable, str(place / "infer.py"), "fail"]
+    command = [warm.TORCH, str(place / "infer.py"), "fail"]
     with pytest.raises(CaptureError, match=r"ended with exit code 7.*\n.*one line before"):
         whence.locate(place / "ref", command=command, keep=tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_a_command_may_end_with_the_code_that_a_recorded_run_had(place, tmp_path):
-    command = [sys.executable, str(place / "infer.py"), "bad", "odd"]
+    command = [warm.TORCH, str(place / "infer.py"), "bad", "odd"]
     with pytest.raises(CaptureError, match="ended with exit code 5"):
         whence.locate(place / "ref", command=command)
     shutil.copytree(place / "ref", tmp_path / "ref")

@@ -6,12 +6,12 @@ import ast
 import csv
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 import whence
 from handmade import record
 from whence.errors import OutputExists, UnreadableRun, UsageError
@@ -94,7 +94,7 @@ def run_tests(plugins, tmp_path):
     def run(tests, table, *words, plugin="", code=0, **environment):
         # An installed whence is a plugin of pytest.
         command = [
-            sys.executable,
+            warm.TORCH,
             "-m",
             "pytest",
             "-q",

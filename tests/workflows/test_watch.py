@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import warm
 import whence
 from whence.errors import OutputExists
 
@@ -36,8 +37,8 @@ with whence.capture(model, sys.argv[1]), torch.no_grad():
 class Writing:
     """A program that writes a run, a step at a time. faulty: from which step on."""
 
-    def __init__(self, folder, faulty=1000):
-        words = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(faulty)]
+    def __init__(self, folder, faulty=1000, python=None):
+        words = [python or warm.TORCH, "-c", textwrap.dedent(PROGRAM), str(folder), str(faulty)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -66,8 +67,8 @@ class Writing:
 def writing():
     begun = []
 
-    def begin(*given):
-        begun.append(Writing(*given))
+    def begin(*arguments, **more):
+        begun.append(Writing(*arguments, **more))
         return begun[-1]
 
     yield begin
@@ -123,7 +124,7 @@ def test_it_stops_at_the_first_certain_fault_while_both_are_written(writing, tmp
 
 def test_what_is_missing_at_the_end_is_not_the_same(writing, tmp_path):
     written(tmp_path / "ref", 4)
-    target = writing(tmp_path / "tgt")
+    target = writing(tmp_path / "tgt", python=sys.executable)  # for a kill is not passed on
     target.step(2)
     target.kill()
     (last,) = whence.watch(tmp_path / "ref", tmp_path / "tgt", every=0.05)
@@ -132,7 +133,7 @@ def test_what_is_missing_at_the_end_is_not_the_same(writing, tmp_path):
 
 def test_the_command_waits_for_a_run_that_is_not_there_yet(tmp_path):
     written(tmp_path / "ref", 2)
-    words = [sys.executable, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
+    words = [warm.TORCH, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
     watching = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -150,7 +151,7 @@ def test_the_command_ends_cleanly_when_interrupted(writing, tmp_path):
     written(tmp_path / "ref", 2)
     target = writing(tmp_path / "tgt")
     target.step()
-    words = [sys.executable, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
+    words = [warm.TORCH, "-m", "whence", "compare", "ref", "tgt", "--watch", "-o", "cmp"]
     watching = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
