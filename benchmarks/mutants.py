@@ -39,6 +39,7 @@ from _mutations import Mutation, mutations
 # Before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("align", "instrument", "judge", "metrics", "replay", "store")
@@ -239,11 +240,11 @@ class Tests:
     @classmethod
     def read(cls, place: Path) -> Tests:
         """Everything traced so far."""
-        tests, copy = cls(), f"{place / 'copy'}/"
+        tests = cls()
         for path in sorted((place / "trace").glob("*.json")):
             traced = json.loads(path.read_text())
             contexts = {
-                name: {file.removeprefix(copy): int(bits, 16) for file, bits in lines.items()}
+                name: {file.partition("/copy/")[2]: int(bits, 16) for file, bits in lines.items()}
                 for name, lines in traced["contexts"].items()
             }
             for file, bits in contexts.pop("", {}).items():

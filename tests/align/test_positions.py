@@ -8,7 +8,7 @@ import pytest
 from handmade import Builder
 from whence.align.batches import align
 from whence.align.batches.positions import Course, places_of, rows_of
-from whence.align.batches.sequences import asked, fed, same_batches
+from whence.align.batches.sequences import _position_slots, asked, fed, same_batches
 from whence.align.batches.token_axes import Axes, SeenTokens, axes
 
 RNG = np.random.default_rng(3)
@@ -209,6 +209,19 @@ def test_batches_of_one_form_are_left_alone():
 
 
 FRONTS = frozenset({3})
+
+
+@pytest.mark.parametrize(
+    ("counted", "is_position"),
+    [([0, 1, 2, 3, 4, 5], True), ([0, 0, 0, 1, 2, 3], True), ([4, 4, 5, 5, 6, 6], False)],
+)
+def test_an_integer_beside_the_tokens_is_a_position_if_it_mostly_counts_up(counted, is_position):
+    """Steps of one: five of five, three of five, two of five."""
+    made = Builder()
+    ids, counted = (np.array([row]) for row in ([7, 3, 9, 1, 4, 8], counted))
+    made.call("", {"input.input_ids": ids, "input.places": counted, "output.0": TABLE[:6]})
+    run = made.run()
+    assert ("places" in _position_slots(run, run.calls)) == is_position
 
 
 @pytest.mark.parametrize(

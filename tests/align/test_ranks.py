@@ -19,7 +19,7 @@ from whence.align.ranks.shards import Level, Shard, candidates, node, part_order
 from whence.align.user_map import load
 from whence.comparison.options import CompareOptions
 from whence.comparison.pipeline import compare_runs
-from whence.errors import UsageError
+from whence.errors import ElementsMissing, UsageError
 from whence.records import Call, MemoryRun
 from whence.records.marks import shown_rank
 
@@ -619,6 +619,37 @@ def test_declared_layouts():
     assert not np.array_equal(
         wrong.array(call.slots("input")[0].record), layers[0]["x"]
     )  # the user's word counts
+
+
+@pytest.mark.parametrize(
+    ("pattern", "axis", "whole"),
+    [("extra", 1, True), ("ex*", 1, True), ("*", 0, True), ("other", 1, False), ("", 1, False)],
+)
+def test_a_map_says_how_a_tensor_lies_that_only_one_side_has(pattern, axis, whole):
+    x, hidden = np.random.default_rng(5).standard_normal((2, 4, 6)).astype(np.float32)
+    reference, target = Builder(), Builder()
+    for made, ranks in ((reference, 1), (target, 2)):
+        for rank in range(ranks):
+            own = x.copy()
+            top = made.call("", {"input.0": own}, root="Net", rank=rank)
+            made.call("plain", {"input.0": own}, parent=top, rank=rank)
+            if ranks == 2:
+                part = pieces(hidden, 2, axis)[rank]
+                made.call("extra", {"output.0": part}, parent=top, rank=rank)
+    _, right, _ = joined(reference.run(), target.run(), [Shard(pattern, "cat", axis, "output.*")])
+    call = next(c for c in right.calls if c.scope == "extra")
+    record = call.slots("output")[0].record
+    if whole:
+        np.testing.assert_array_equal(right.array(record), hidden)
+    else:
+        with pytest.raises(ElementsMissing, match="how it lies on the ranks is not known"):
+            right.array(record)
+
+
+def test_a_run_without_calls_joins_nothing():
+    empty, one = MemoryRun([], [], {}), write([list(enumerate(tensors()))])
+    for pair in ((empty, one), (one, empty), (empty, empty)):
+        assert joined(*pair) == (*pair, ())
 
 
 @pytest.mark.parametrize(

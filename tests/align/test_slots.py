@@ -1,7 +1,9 @@
 """Which tensor of a call faces which of its partner, for calls of two kinds."""
 
 import numpy as np
+import pytest
 
+from handmade import Builder
 from whence.align.calls.tensor_slots import face
 from whence.readers import Building, ForeignRun
 from whence.readers.figures import with_figures
@@ -75,3 +77,30 @@ def test_a_fused_operator_is_not_held_against_what_the_last_of_those_in_it_read(
     found, mine, theirs = faced(("operator", "fc", [Q, K], Y), ("operator", "scale", [other], Y))
     assert found == {("output.0", "output.0")}
     assert sorted(mine) == ["input.0", "input.1"] and theirs == ["input.0"]
+
+
+def parameters(*names):
+    """A call with parameters of these names, all of one shape, and its run."""
+    made = Builder()
+    made.call("it", {f"param.{n}": RNG.standard_normal(8).astype(np.float32) for n in names})
+    run = made.run()
+    return run.calls[0], run
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "pairs"),
+    [
+        (("gamma", "b"), ("bias", "weight"), {("gamma", "weight"), ("b", "bias")}),
+        (("kernel", "bias"), ("b", "w"), {("kernel", "w"), ("bias", "b")}),
+        (("gamma",), ("weight", "mean"), {("gamma", "weight")}),
+        (("gamma", "mean"), ("weight",), {("gamma", "weight")}),
+        (("one",), ("two", "three"), {("one", "two")}),  # only the shape is left to go by
+    ],
+)
+def test_each_parameter_is_paired_once_and_by_its_usual_name_first(mine, theirs, pairs):
+    (call, reference), (other, target) = parameters(*mine), parameters(*theirs)
+    slots, _, free = face(call, other, reference, target)
+    assert sorted((s.reference_slot, s.target_slot) for s in slots) == sorted(
+        (f"param.{a}", f"param.{b}") for a, b in pairs
+    )
+    assert sorted(free) == sorted({f"param.{n}" for n in theirs} - {f"param.{b}" for _, b in pairs})

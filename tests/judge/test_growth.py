@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import PairError, below_masks, between, grow
+from whence.judge import PairError, below_masks, between, error_of, grow
 from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
+from whence.results import Measured
 
 U = 2.0**-24
+NOTHING = Measured("none", False)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,19 @@ def test_sentinels_of_each_sides_dtype_match():
     assert between(
         mask, np.where(mask < 0, np.finfo(np.float16).min, 0).astype(np.float16), U
     ).exact
+
+
+def test_figures_of_a_tensor_filled_up_by_the_smallest_number_say_nothing():
+    """The filling of each side's dtype swamps every figure; another number does not."""
+    scores = np.arange(6.0)
+    half, single = (np.where(scores > 3, np.finfo(d).min, scores) for d in ("float16", "float32"))
+    filled = error_of(NOTHING, record(single), record(half, "float16"), U)
+    assert filled.value is None and "smallest number" in filled.why
+    lone = error_of(NOTHING, record(single), record(scores, "float16"), U)
+    assert lone.value is not None and lone.value > 0.5
+    large = np.where(scores > 3, -1e4, scores)
+    same = error_of(NOTHING, record(large), record(large, "float16"), U)
+    assert same.value == 0.0
 
 
 def test_what_a_mask_is_written_over_is_measured_without_it():

@@ -121,10 +121,13 @@ def test_one_scale_two_percent_off(bits, per, at, where):
         ("group", 1, 1, "+1 group"),
     ],
 )
-def test_shifted_scales(per, axis, by, words):
+@pytest.mark.parametrize("declared", [True, False])
+def test_shifted_scales(per, axis, by, words, declared):
     w, codes, scale, zero = made(8, per)
     checked = quantised_weights.check(
-        w, stored_codes.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight")
+        w,
+        stored_codes.stored(w, held(codes, np.roll(scale, by, axis), zero), "param.weight"),
+        declared=Scheme(8, per, 0, 16 if per == "group" else 0) if declared else None,
     )
     assert checked.sentence.startswith(f"scales shifted by {words}")
     assert checked.numbers["shift"] == by
@@ -153,6 +156,51 @@ def test_codes_that_are_not_the_nearest():
         checked = quantised_weights.check(w, found, declared=scheme)
         assert (checked.sentence, checked.free) == ("", True)
     assert quantised_weights.looks_like(found, checked).rounding == "free"
+
+
+def test_a_single_code_that_is_not_the_nearest_is_no_optimisation():
+    w, codes, scale, zero = made(4, "channel")
+    row, column = np.argwhere(np.abs(codes) < 6)[0]
+    codes[row, column] += 1
+    checked = quantised_weights.check(
+        w, stored_codes.stored(w, held(codes, scale, zero), "param.weight")
+    )
+    assert "codes are not the reference's weight" in checked.sentence
+    assert not checked.free
+
+
+def test_one_group_a_row_is_a_row():
+    w, codes, scale, zero = made(8, "channel")
+    found = stored_codes.stored(w, held(codes, scale, zero), "param.weight")
+    whole = quantised_weights.check(w, found, declared=Scheme(8, "group", 0, COLUMNS))
+    assert whole.sentence == ""
+    half = quantised_weights.check(w, found, declared=Scheme(8, "group", 0, COLUMNS // 2))
+    assert half.sentence.startswith("has scales per channel")
+    tensor = quantised_weights.check(w, found, declared=Scheme(8, "tensor"))
+    assert tensor.sentence.startswith("has scales per channel")
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_ends_are_those_of_integers_of_so_many_bits(bits, signed):
+    least = -(2 ** (bits - 1)) if signed else 0
+    numbers = range(least, least + 2**bits)
+    codes = np.array([-1.0 if signed else 0.0, 1.0])
+    stored = stored_codes.Stored(
+        (2,), codes, np.ones(1), np.zeros(1), Scheme(bits, "tensor"), 2.0**-24
+    )
+    assert stored.ends == (numbers[0], numbers[-1])
+    if bits == 8:
+        kind = np.iinfo(np.int8 if signed else np.uint8)
+        assert stored.ends == (kind.min, kind.max)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_a_grid_with_a_zero_point_of_its_own_needs_the_bits_of_its_levels(bits):
+    """Multiples from 0 up, as a grid around another zero point has them."""
+    multiples = np.stack([np.arange(2.0**bits), np.arange(2.0**bits) + 3])
+    assert stored_codes._levels(multiples) == (bits, False)
+    assert stored_codes._levels(multiples[:1] - 2 ** (bits - 1)) == (bits, True)
 
 
 @pytest.mark.parametrize("order", ["halves", "neighbours", "swapped"])

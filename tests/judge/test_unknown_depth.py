@@ -112,10 +112,25 @@ def test_sizes(e_in, e_out, u, verdict):
 
 
 def test_float32_that_was_seen_to_be_float32_leaves_less_room():
-    agreeing = [PairError(3e-7, u=U32)] * 2
-    assert judged(0.0, 0.02, before=agreeing).verdict == "introduced"
-    assert judged(0.0, 0.02, before=agreeing[:1]).verdict == "undetermined" or len(agreeing) == 2
-    assert judged(0.0, 1e-3, before=agreeing).verdict == "undetermined"
+    agreeing = [PairError(3e-7, u=U32)]
+    assert judged(3e-7, 0.02, before=agreeing).verdict == "introduced"
+    assert judged(3e-7, 0.02).verdict == "undetermined"
+    assert judged(3e-7, 1e-3, before=agreeing).verdict == "undetermined"
+
+
+@pytest.mark.parametrize(
+    "before", [PairError(0.0, exact=True), PairError(0.0, u=BF16), PairError(1e-3, u=U32)]
+)
+def test_what_is_not_float32_that_agrees_says_nothing_of_float32(before):
+    """Integers, 16 bits, and float32 that does not agree."""
+    assert judged(3e-7, 0.02, before=[before] * 3).verdict == "undetermined"
+
+
+def test_one_channel_is_far_off_where_all_others_are_equal():
+    """Nothing is left for rounding to explain, and none is allowed."""
+    reference = np.arange(1.0, 257.0).reshape(16, 16).astype(np.float32)
+    target = patched(reference, (slice(None), 3), 7.0)
+    assert sight(reference, target, 0.0, 0.0).pattern == "channel 3 of 16 is far off"
 
 
 def test_a_pattern_decides_and_few_wrong_rows_are_not_a_large_error():

@@ -41,6 +41,39 @@ def gguf(tensors: dict[str, tuple[int, tuple[int, ...], bytes]], version: int = 
     return head + bytes(-len(head) % 64) + data
 
 
+def test_a_file_of_the_formats_own_library_is_read_whatever_it_says_of_the_model(
+    tmp_path: Path,
+) -> None:
+    library = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    writer = library.GGUFWriter(path, "llama")
+    for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
+        getattr(writer, f"add_{kind}")(f"a.{kind}", 7)
+    writer.add_float32("a.float32", 0.5)
+    writer.add_float64("a.float64", 0.25)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "words")
+    for values in ([1, -2, 3], [0.5, 2.0], ["a", "bc", ""], [True, False]):
+        writer.add_array(f"an.array.of.{type(values[0]).__name__}", values)
+    arrays = {
+        "weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "half": np.arange(5, dtype=np.float16),
+        "codes": np.arange(-4, 4, dtype=np.int8),
+    }
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    found = {t.name: t for t in parse_gguf(data)}
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        tensor = found[name]
+        assert tensor.shape == array.shape
+        assert data[tensor.offset : tensor.offset + tensor.nbytes].tobytes() == array.tobytes()
+
+
 def find(
     array: np.ndarray, dtype: str, candidates: store.Candidates | list[Path]
 ) -> External | None:

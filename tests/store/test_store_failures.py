@@ -18,6 +18,7 @@ from safetensors import safe_open
 from whence import store
 from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import Note, Ref, RunInfo
+from whence.store.shards import Shard
 
 
 @pytest.fixture
@@ -253,6 +254,25 @@ def test_a_silent_program_is_flushed_by_the_clock(tmp_path: Path) -> None:
         threading.Event().wait(0.05)
     assert len(store.open_run(run).records) == 1
     writer.close()
+
+
+def test_no_thread_outlives_the_writer(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    writer = store.Writer(hand.new(tmp_path / "run"))
+    hand.add(writer, hand.bits("float32", (9,)), "float32")
+    (flushing,) = set(threading.enumerate()) - before
+    writer.close()
+    flushing.join(10.0)
+    assert not flushing.is_alive()
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 20])
+def test_a_shard_that_was_cut_off_in_its_header_is_told(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "0.safetensors"
+    path.write_bytes(((200).to_bytes(8, "little") + b"{" * 200)[:size])
+    says = "wanted a header, the file has" if size < 8 else "wanted a header of 200 bytes"
+    with pytest.raises(ElementsMissing, match=says):
+        Shard(path).data(0, 0)
 
 
 def test_many_threads(tmp_path: Path) -> None:
