@@ -5,8 +5,10 @@ import errno
 import json
 import os
 import shutil
+import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from safetensors import safe_open
 from whence import store
 from whence.errors import ElementsMissing, OutputExists, StoreFailed, UnknownVersion, UnreadableRun
 from whence.records import Note, Ref, RunInfo
+from whence.store import folder
 from whence.store.shards import Shard
 
 
@@ -254,6 +257,47 @@ def test_a_silent_program_is_flushed_by_the_clock(tmp_path: Path) -> None:
         threading.Event().wait(0.05)
     assert len(store.open_run(run).records) == 1
     writer.close()
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    path.mkdir()
+    (path / "kept").write_text("old")
+    with pytest.raises(OSError):
+        folder.replace_file(path, b"new")
+    assert [*tmp_path.iterdir()] == [path] and (path / "kept").read_text() == "old"
+
+
+def test_a_linked_folder_of_a_run_is_unlinked_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    place = hand.only_process(run).rename(elsewhere)
+    link = run / f"rank00000-{place.name}"
+    link.symlink_to(elsewhere)
+    kept = sorted(p.name for p in elsewhere.iterdir())
+    store.create(run, RunInfo(), force=True)
+    assert not link.is_symlink()
+    assert sorted(p.name for p in elsewhere.iterdir()) == kept
+
+
+def test_a_process_of_another_host_writes_if_it_wrote_within_a_minute(tmp_path: Path) -> None:
+    there = folder.ProcessInfo(1, 0, "another host", 1)
+    journal = tmp_path / folder.JOURNAL
+    assert not folder.is_writing(tmp_path, there)
+    journal.write_bytes(b"")
+    assert folder.is_writing(tmp_path, there)
+    os.utime(journal, (time.time() - 120,) * 2)
+    assert not folder.is_writing(tmp_path, there)
+
+
+def test_a_process_whose_start_was_not_kept_writes_if_it_is_there(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    for pid, writes in ((os.getpid(), True), (child, False), (0, False)):
+        info = folder.ProcessInfo(1, 0, socket.gethostname(), pid)
+        assert folder.is_writing(tmp_path, info) is writes
 
 
 def test_no_thread_outlives_the_writer(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ def test_several_processes_are_joined(tmp_path: Path) -> None:
         assert isinstance(place_of, Kept)
         assert place_of.shard == place
     assert opened.column("ref_record").tolist() == [r.record for c in opened.calls for r in c.refs]
+    assert opened.column("ref_call").tolist() == [c.id for c in opened.calls for _ in c.refs]
     assert opened.column("parent").tolist() == [c.parent for c in opened.calls]
     assert sorted(p.constants[0] for p in opened.programs.values()) == [0, 6, 12]
     assert len(opened.programs) == 3

@@ -72,6 +72,22 @@ def test_the_heatmap_is_the_root_mean_square_of_its_blocks(pair):
     np.testing.assert_allclose(heat.by_row, (error**2).sum(1), rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("rows", "channels", "blocks"),
+    [
+        (2, 2, (2, 2)),
+        (40, 80, (40, 80)),
+        (41, 81, (21, 41)),
+        (80, 161, (40, 54)),
+        (3, 1000, (3, 77)),
+    ],
+)
+def test_the_heatmap_has_at_most_40_by_80_blocks(rows, channels, blocks):
+    """As many as there are places, else of the smallest size that leaves no more."""
+    one = np.ones((rows, channels), np.float32)
+    assert metrics.closely(one, 3 * one).heat.values.tolist() == np.full(blocks, 2.0).tolist()
+
+
 def test_quantiles_of_a_normal_error_lie_on_the_diagonal():
     rng = np.random.default_rng(1)
     reference = np.zeros((200, 200))
