@@ -105,6 +105,18 @@ def test_held_parameters_serve_their_own_dtype_only():
         module.run({"input.0": x}, {}, working="float8")
 
 
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_a_module_that_holds_more_than_was_recorded_is_refused(kind):
+    module = Narrowing()
+    if kind == "parameter":
+        module.scale = nn.Parameter(torch.ones(3))
+    else:
+        module.register_buffer("scale", torch.ones(3))
+    slots = {"input.0": (6, 8), "param.weight": (4, 8), "output.0": (6, 4)}
+    with pytest.raises(ReplayRefused, match="has scale, of which nothing was recorded"):
+        borrowed(module, slots)
+
+
 def test_in_place_of_a_child_stands_what_it_left():
     class Outer(nn.Module):
         def __init__(self):

@@ -45,6 +45,20 @@ def computed(op_type, attributes, operands, outputs=("Out",), made=None):
     return {slot[7:]: array for slot, array in found.items()}
 
 
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [(0, "bool"), (1, "int16"), (2, "int32"), (3, "int64"), (20, "uint8"), (21, "int8")]
+    + [(code, "float64") for code in (4, 5, 6, 22)]  # in a run in float64
+    + [(code, "complex128") for code in (23, 24)],
+)
+def test_a_number_names_the_dtype_that_paddles_format_gives_it(code, dtype):
+    """VarType.Type of framework.proto."""
+    x = np.array([0.0, 1.0, 2.0, 3.0])
+    out = computed("cast", {"out_dtype": code}, {"X": x})["Out"]
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out, x.astype(dtype))
+
+
 def softmax(x, axis=-1):
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)

@@ -3,6 +3,7 @@ the module itself in that dtype.
 """
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 import program_recording as recording  # noqa: E402
 import program_zoo as modules  # noqa: E402
+
+from whence.replay.dtype_policy import DtypePolicy  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,6 +82,31 @@ def test_a_half_recording_keeps_its_explicit_float32():
         * module.weight.double()
     )
     np.testing.assert_allclose(wide, exact.detach().numpy(), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("base", "working", "asked", "expected"),
+    [
+        ("float32", "float64", "float16", "float64"),
+        ("float32", "float64", "complex64", "complex128"),
+        ("float32", "float32", "bfloat16", "float32"),  # what the reference computes coarsely
+        ("float32", "float32", "float64", "float64"),
+        ("float32", "bfloat16", "float64", "float64"),
+        ("float32", "bfloat16", "float16", "float16"),
+        ("float32", "bfloat16", "float32", "bfloat16"),
+        ("bfloat16", "float16", "bfloat16", "float16"),
+        ("float32", "bfloat16", "int64", "int64"),
+        ("float32", "recorded", "float32", "float32"),
+    ],
+)
+def test_a_dtype_that_the_code_names(base, working, asked, expected):
+    """The dtype of the model is the one that a run exchanges; others stay as the code says, and a
+    run in float32 leaves none of 16 bits.
+    """
+    policy = DtypePolicy(working, getattr(torch, base), None)
+    step = SimpleNamespace(base="_to_copy")
+    got = policy.argument(getattr(torch, asked), step, torch.zeros(2))
+    assert got is getattr(torch, expected)
 
 
 def test_float64_is_float64_throughout():

@@ -3,6 +3,7 @@ operator.
 """
 
 import ast
+import json
 import math
 
 import numpy as np
@@ -50,6 +51,15 @@ def test_tensors_come_back_with_their_layout_and_share_what_they_shared(tmp_path
         assert torch.equal(back[name], tensor)
     back["whole"][6] = 99.0
     assert back["windows"][0, 1] == 99.0
+
+
+@pytest.mark.parametrize("letters", range(1, 9))
+def test_elements_begin_at_a_multiple_of_eight_bytes(letters):
+    """So that a file can be mapped and read as numbers of any width."""
+    raw = script_data.save({"x" * letters: torch.arange(3.0)})
+    size = int.from_bytes(raw[:8], "little")
+    assert size % 8 == 0 and json.loads(raw[8 : 8 + size])["__metadata__"]
+    assert raw[8 + size :] == np.arange(3, dtype=np.float32).tobytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
