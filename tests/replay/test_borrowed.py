@@ -151,6 +151,11 @@ def test_in_place_of_a_child_stands_what_it_left():
     np.testing.assert_array_equal(made["output.0"], X * 2 + (X * 3 + 1))
     assert [k for k, _ in asked] == [0, 1]
     np.testing.assert_array_equal(asked[1][1], X * 3)
+    asked.clear()
+    module.run(given, {}, child=child)
+    assert asked == [], "nothing is computed that is given"
+    module.run({k: v for k, v in given.items() if k != "1:output.0"}, {}, child=child)
+    assert [k for k, _ in asked] == [1]
 
 
 def test_what_a_child_was_given_is_what_follows_starts_from():

@@ -3,6 +3,7 @@ operator.
 """
 
 import ast
+import itertools
 import json
 import math
 
@@ -225,6 +226,24 @@ class Broken(torch.utils._python_dispatch.TorchDispatchMode):
         if name != "clone":
             self.seen.append(name)
         return out * 1.01 if tuple(self.seen[-len(self.names) :]) == self.names else out
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_the_shortest_wrong_stretch_is_found_in_few_looks(count):
+    """Of operators that are wrong together only, from a first to a last."""
+    for first, end in itertools.combinations(range(count + 1), 2):
+        looks = []
+
+        class Known(isolate.Drill):
+            def __init__(self):
+                self._until = math.inf
+
+            def _score(self, low, high, first=first, end=end, looks=looks):
+                looks.append((low, high))
+                assert len(looks) <= 2 * math.ceil(math.log2(count + 1))
+                return 2.0 if low <= first and high >= end else None if high < first else 1.0
+
+        assert Known()._bisected(count) == (first, end)
 
 
 @pytest.mark.parametrize(
