@@ -56,6 +56,16 @@ def test_scales_by_hand():
     assert (fake_quantise(x, Grid(8, "channel"))[1] == 0).all()
 
 
+@pytest.mark.parametrize(("code", "near"), [(0.3, 0), (0.495, 1), (10.3, 0), (10.45, 1), (100.3, 1)])
+def test_what_rounding_of_the_code_itself_may_move_over_a_tie_is_near_one(code, near):
+    """A code of 100, known to one part in 128, may be off by most of a step; one of 0.3 may not."""
+    ties = Ties(2.0**-7)
+    values = fake_quantise(np.array([[code]]), Grid(8), np.float64(1.0), ties=ties, flips=(0,))
+    assert ties.most == near
+    nearest = np.rint(code)
+    assert values.item() == (nearest + (1 if code > nearest else -1) if near else nearest)
+
+
 def test_ties_go_to_even_and_can_be_told():
     x = np.array([[0.5, 1.5, 2.5, -0.5, 0.4]])
     assert fake_quantise(x, Grid(8), np.float64(1.0)).tolist() == [[0.0, 2.0, 2.0, 0.0, 0.4 // 1]]

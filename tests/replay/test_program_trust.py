@@ -272,6 +272,18 @@ def test_ulps(dtype):
     assert self_check.ulps(np.array([np.nan], dtype), -np.array([np.nan], dtype)) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_a_complex_number_is_as_far_as_its_further_part(dtype):
+    real = np.finfo(dtype).dtype.type
+    a = np.array([complex(1.5, -2.5), complex(3.0, 4.0)], dtype)
+    b = a.copy()
+    b.imag[1] = np.nextafter(real(4.0), real(5.0))
+    b.real[1] = np.nextafter(np.nextafter(real(3.0), real(0.0)), real(0.0))
+    assert self_check.ulps(a, b) == 2
+    b.real[0] = np.nan
+    assert self_check.ulps(a, b) == np.inf
+
+
 def test_ulps_of_exact_kinds_and_complex():
     assert self_check.ulps(np.array([1, 2]), np.array([1, 3])) == np.inf
     assert self_check.ulps(np.array([True]), np.array([True])) == 0
