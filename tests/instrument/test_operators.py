@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import whence
 from whence import api
 from whence.errors import UsageError
+from whence.instrument.torch.sources import is_the_program
 from whence.store import open_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -898,3 +899,18 @@ def test_a_view_made_again_is_the_same_record_until_its_base_changes(size, tmp_p
         if c.op == "aten.sum.default"
     ]
     assert summed == [v.record for v in views]
+
+
+@pytest.mark.parametrize(
+    ("file", "is_the_users"),
+    [
+        (Path(whence.__file__).parent / "demo" / "story.py", True),
+        (Path(whence.__file__).parent / "api.py", False),
+        (Path(torch.__file__).parent / "nn" / "functional.py", False),
+        (Path(threading.__file__), False),
+        (Path("/somewhere/model.py"), True),
+    ],
+)
+def test_the_line_that_is_shown_is_the_users(file, is_the_users):
+    """The demo is a user of whence that comes with it."""
+    assert is_the_program(str(file)) is is_the_users

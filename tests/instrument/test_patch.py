@@ -342,21 +342,23 @@ def test_a_fault_is_captured_named_and_taken_out(tmp_path, fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "oracle"),
+    ("fault", "strength", "oracle"),
     [
-        ("scale", lambda y, b: y * 1.01),
-        ("bias", lambda y, b: y - b.reshape(-1, 1, 1)),
-        ("constant", lambda y, b: y + 0.01 * np.sqrt((y**2).mean())),
-        ("stale", lambda y, b: np.concatenate([y[..., :-1], y[..., -2:-1]], -1)),
+        ("scale", None, lambda y, b: y * 1.01),
+        ("scale", 3.0, lambda y, b: y * 3),
+        ("bias", None, lambda y, b: y - b.reshape(-1, 1, 1)),
+        ("bias", 0.25, lambda y, b: y - 0.75 * b.reshape(-1, 1, 1)),
+        ("constant", None, lambda y, b: y + 0.01 * np.sqrt((y**2).mean())),
+        ("stale", None, lambda y, b: np.concatenate([y[..., :-1], y[..., -2:-1]], -1)),
     ],
 )
-def test_what_a_fault_does_to_the_output(fault, oracle):
+def test_what_a_fault_does_to_the_output(fault, strength, oracle):
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 3, padding=1)
     given = x(2, 3, 8, 8)
     with torch.no_grad():
         clean = conv(given).double().numpy()
-        with faults.planted(nn.Sequential(conv), "0", fault, None, Random(0)):
+        with faults.planted(nn.Sequential(conv), "0", fault, strength, Random(0)):
             got = conv(given).double().numpy()
     np.testing.assert_allclose(
         got, oracle(clean, conv.bias.detach().double().numpy()), rtol=1e-5, atol=1e-6
@@ -368,6 +370,44 @@ def test_a_channel_of_a_convolution_is_axis_one():
     with torch.no_grad(), faults.planted(nn.Sequential(conv), "0", "channel", None, Random(0)):
         zero = (conv(x(2, 3, 8, 8)) == 0).all(dim=(0, 2, 3))
     assert zero.sum() == 1
+
+
+class Attention(nn.Linear):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class Block(nn.Module):
+    """A pre-norm block, its branches linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.input_norm, self.mlp_norm = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.attention, self.mlp = Attention(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, mask):
+        x = x + self.attention(self.input_norm(x), mask)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_branch_is_left_out_of_the_residual_sum_or_weakened(strength, seed):
+    torch.manual_seed(3)
+    block = Block().double()
+    x, mask = torch.randn(4, 6).double(), torch.full((1,), 0.5).double()
+    weakened = Random(seed).choice(("attention", "mlp"))
+    by = {"attention": 1.0, "mlp": 1.0, weakened: strength}
+    with torch.no_grad():
+        attended = x + by["attention"] * block.attention(block.input_norm(x), mask)
+        expected = attended + by["mlp"] * block.mlp(block.mlp_norm(attended))
+        with faults.planted(
+            nn.Sequential(block), "0", "drop-residual", strength, Random(seed)
+        ) as words:
+            torch.testing.assert_close(block(x, mask), expected)
+    what = "left out of" if strength == 0 else "times 0.25 in"
+    assert words == f"the {weakened} branch {what} the residual sum, between the modules"
+    assert "forward" not in vars(block)
 
 
 def test_a_fault_without_a_place_is_told(tmp_path):

@@ -51,6 +51,18 @@ def test_a_program_is_data():
     assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program
 
 
+def test_a_program_names_the_line_of_each_of_its_operations():
+    def forward(x):
+        unused = x.tanh()
+        y = x.relu()
+        return y + len(unused)
+
+    first = forward.__code__.co_firstlineno
+    program = record(forward, torch.randn(3, 4))[1].program
+    assert [o.name for o in program.operations] == ["aten.relu.default", "aten.add.Tensor"]
+    assert program.lines == tuple(f"{__file__}:{first + n}" for n in (2, 3))
+
+
 def test_equal_programs_have_equal_ids_and_constants_count():
     x = torch.randn(3, 4)
     ids = {

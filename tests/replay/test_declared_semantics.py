@@ -56,7 +56,9 @@ def test_scales_by_hand():
     assert (fake_quantise(x, Grid(8, "channel"))[1] == 0).all()
 
 
-@pytest.mark.parametrize(("code", "near"), [(0.3, 0), (0.495, 1), (10.3, 0), (10.45, 1), (100.3, 1)])
+@pytest.mark.parametrize(
+    ("code", "near"), [(0.3, 0), (0.495, 1), (10.3, 0), (10.45, 1), (100.3, 1)]
+)
 def test_what_rounding_of_the_code_itself_may_move_over_a_tie_is_near_one(code, near):
     """A code of 100, known to one part in 128, may be off by most of a step; one of 0.3 may not."""
     ties = Ties(2.0**-7)
