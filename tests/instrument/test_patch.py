@@ -390,6 +390,24 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("eps", ["1", "3.input_norm", "3.mlp_norm"]),
+        ("bias", ["0", "3.attention", "3.mlp"]),
+        ("weight", ["0", "2", "3.attention", "3.mlp"]),
+        ("drop-residual", ["3"]),
+    ],
+)
+def test_a_fault_has_its_places_in_the_models_order(fault, expected):
+    plain = nn.Linear(6, 6, bias=False)
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), plain, Block(), nn.ReLU())
+    assert faults.sites(model, fault) == expected
+    tied = nn.Sequential(plain, nn.Sequential(plain, nn.Linear(6, 6)))
+    tied[1][1].weight = plain.weight
+    assert faults.sites(tied, "weight") == [], "a weight that two modules hold has two names"
+
+
 @pytest.mark.parametrize("strength", [0.0, 0.25])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_branch_is_left_out_of_the_residual_sum_or_weakened(strength, seed):
