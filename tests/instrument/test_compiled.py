@@ -10,6 +10,7 @@ from live_torch import bits, call, captured, process, seeded, slots, tensor
 from torch import nn
 
 import whence
+from whence.instrument.torch.compiled.other_backends import python_graph
 from whence.store import open_run
 
 pytestmark = [
@@ -305,3 +306,11 @@ def test_tracers_work_while_a_capture_is_installed(tmp_path):
     assert run.ended == ""
     assert [n for n in run.notes if n.kind == "error"] == []
     assert call(run, "", at=-1).error == ""
+
+
+def test_the_graph_that_a_backend_returned_is_known_by_what_runs_it():
+    graph = torch.fx.symbolic_trace(Net())
+    for runs in (graph, graph.forward):
+        assert python_graph(runs) is graph
+    for other in (graph.eval, graph.print_readable, Net(), Net().forward, len, lambda x: x):
+        assert python_graph(other) is None
