@@ -69,6 +69,13 @@ def test_defaults_travel_as_nothing():
         ({"on_record": "module.function"}, "not module:function"),
         ({"seed": -1}, "outside"),
         ({"print_pattern": ""}, "empty pattern"),
+        ({"level": "op", "inject": "scale@fc1"}, "patch and inject change what modules return"),
+        (
+            {"level": "op", "patch": ["fc1"], "patch_from": "run"},
+            "patch and inject change what modules return",
+        ),
+        ({"level": "op", "samples": -1}, "-1 is negative"),
+        ({"level": "op", "samples": 2, "keep": "stats"}, "leave one of them out"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(given, said):
