@@ -9,9 +9,9 @@ All happens in a copy of the checkout below --place (by default ../mutants). `tr
 continue where they stopped; the seed settles which faults are drawn. A fault is applied, and the
 tests that execute its line run until one fails: those of its package first, then file by file,
 cheapest first. It survives when none fails within --budget seconds of tests. `run NAME` takes
-single faults, `run --again` those that survived, with the tests as they are now (trace the changed
-files first). Whether a survivor changes anything at all is for a reader to say: `show --equivalent
-FILE` leaves out those that a file lists, one a line.
+single faults, `run --again` those that survived (trace the test files that changed first). Whether
+a survivor changes anything at all is for a reader to say: those that change no answer stand in
+mutants_equivalent.txt, with the reason, and count for nothing.
 """
 
 from __future__ import annotations
@@ -422,7 +422,8 @@ def seed(place: Path, options: argparse.Namespace) -> None:
     if options.names or options.again:
         wanted = set(options.names)
         if options.again:
-            wanted |= {n for n, r in seeding.results.items() if r["status"] in SURVIVED}
+            survived = {n for n, r in seeding.results.items() if r["status"] in SURVIVED}
+            wanted |= survived - equivalent()
         mutants = [m for p in PACKAGES for m in every(ROOT, p) if m.name in wanted]
     else:
         mutants = [
@@ -440,9 +441,16 @@ def seed(place: Path, options: argparse.Namespace) -> None:
 # -- what it shows -------------------------------------------------------------
 
 
-def show(place: Path, equivalent: Iterable[str]) -> None:
+def equivalent() -> set[str]:
+    """Faults that somebody read and found to change no answer."""
+    path = Path(__file__).with_name("mutants_equivalent.txt")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def show(place: Path) -> None:
     """Print the score of each package, and the faults that no test caught."""
-    left_out = set(equivalent)
+    left_out = equivalent()
     results: dict[str, Json] = json.loads((place / "results.json").read_text())
     scores: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
     for name, result in results.items():
@@ -494,7 +502,7 @@ def main() -> int:
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--budget", type=float, default=60.0)
     running.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
-    commands.add_parser("show").add_argument("--equivalent", type=Path)
+    commands.add_parser("show")
     commands.add_parser("tests").add_argument("--longer", type=float, default=2.0)
     options = parser.parse_args()
     place = options.place.resolve()
@@ -503,8 +511,7 @@ def main() -> int:
     elif options.command == "run":
         seed(place, options)
     elif options.command == "show":
-        listed = options.equivalent.read_text().splitlines() if options.equivalent else ()
-        show(place, (line for line in listed if line and not line.startswith("#")))
+        show(place)
     else:
         slow(place, options.longer)
     return 0
