@@ -155,13 +155,13 @@ def test_equal_elements_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_the_table_of_digests_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.store.writer.REMEMBERED", 8)
+    monkeypatch.setattr("whence.store.stored_elements.REMEMBERED", 8)
     run = hand.new(tmp_path / "run")
     arrays = [hand.bits("float32", (3,), seed) for seed in range(40)]
     with store.Writer(run) as writer:
         for array in arrays:
             hand.add(writer, array, "float32")
-            assert len(writer._known) + len(writer._known_before) <= 8
+            assert len(writer._stored._recent) + len(writer._stored._older) <= 8
         hand.add(writer, arrays[-1], "float32")
         assert writer.nbytes == 40 * 12
     opened = store.open_run(run)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar, overload
 
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records.lookup import Named
 from whence.records.program import Program
 from whence.records.run import Call, Note, Record, Run, RunInfo, Step
+
+T = TypeVar("T")
 
 
 class MemoryRun(Named):
@@ -81,21 +83,28 @@ class Over(Named):
         return self.base.array(record)
 
 
-class Looked(Sequence[Record]):
-    """Records that are looked up one at a time by their place, from 0 to `length`."""
+class Looked(Sequence[T]):
+    """Items that are looked up one at a time by their place, from 0 to `length`, and not kept."""
 
-    def __init__(self, length: int, one: Callable[[int], Record]) -> None:
-        self._length, self._one = length, one
+    def __init__(self, length: int, one: Callable[[int], T]) -> None:
+        self._length, self._item = length, one
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self._one(i) for i in range(*at.indices(self._length))]
-        if not -self._length <= at < self._length:
-            raise IndexError(f"record {at} of {self._length}")
-        return self._one(at % self._length)
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._item(i) for i in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"{index} of {self._length}")
+        return self._item(index % self._length)
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._item, range(self._length))
 
 
 class ForeignRun(Over):

@@ -6,6 +6,7 @@ The journal is the run: everything else (headers, index) can be made again from 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -41,6 +42,52 @@ def in_words(value: object) -> str:
 
 
 encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on an argument
+
+
+def writable(call: Call) -> Call:
+    """The call with arguments that JSON can hold: inf and nan, which msgspec writes as null, by
+    their names; a value that is nested too deeply by its repr.
+    """
+    try:
+        return call if _is_json(call.arguments) else _with_arguments(call, _as_json(call.arguments))
+    except RecursionError:
+        return in_plain_words(call)
+
+
+def in_plain_words(call: Call) -> Call:
+    """The call with the repr of each argument."""
+    words = {
+        str(k): in_words(v).encode("ascii", "backslashreplace").decode()
+        for k, v in call.arguments.items()
+    }
+    return _with_arguments(call, words)
+
+
+def _with_arguments(call: Call, arguments: dict[str, Any]) -> Call:
+    return msgspec.structs.replace(call, arguments=arguments)
+
+
+_SOUND = frozenset((int, str, bool, type(None)))
+_SEQUENCES = (list, tuple)
+
+
+def _is_json(value: object) -> bool:
+    """Whether a value holds no inf and no nan."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(type(v) in _SOUND or _is_json(v) for v in value.values())
+    return not isinstance(value, _SEQUENCES) or all(type(v) in _SOUND or _is_json(v) for v in value)
+
+
+def _as_json(value: Any) -> Any:
+    if type(value) is float and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_as_json(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _as_json(v) for k, v in value.items()}
+    return value
 
 
 class Entry(NamedTuple):

@@ -6,21 +6,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 import xxhash
 
-from whence.dtypes import DTYPES, Array, DType
+from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import (
     Call,
     External,
     Increment,
     Kept,
+    Looked,
     Note,
     Program,
     Record,
@@ -29,32 +30,25 @@ from whence.records import (
     Step,
 )
 from whence.records.lookup import Named
-from whence.records.marks import WRITING
-from whence.store import index as indexes
 from whence.store import journal
 from whence.store.folder import (
-    INDEX,
     JOURNAL,
     ProcessInfo,
-    is_writing,
     load_info,
     load_process,
     process_folders,
-    shard_name,
 )
 from whence.store.index import (
     CALL_COLUMNS,
     INCREMENT,
     KEPT,
-    NAME_COLUMNS,
     NONE,
     RECORD_COLUMNS,
     Column,
-    Index,
 )
-from whence.store.journal import NOTE, PROGRAM, STEP
-from whence.store.shards import Bytes, Shard, map_file
-from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
+from whence.store.journal import NOTE, STEP
+from whence.store.process_reader import ProcessReader, view_elements
+from whence.store.shards import Bytes, map_file
 
 T = TypeVar("T")
 COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
@@ -69,7 +63,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
     """
     run = Path(path)
     info = load_info(run)
-    processes: list[_Process] = []
+    processes: list[ProcessReader] = []
     unborn: list[str] = []
     skipped: set[int] = set()
     for folder in process_folders(run):
@@ -80,7 +74,7 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         if ranks is not None and process.rank not in ranks:
             skipped.add(process.rank)
             continue
-        processes.append(_Process(folder, process))
+        processes.append(ProcessReader(folder, process))
     processes.sort(key=lambda p: (p.info.rank, p.info.pid, p.folder.name))
     if not processes and skipped:
         raise UnreadableRun(
@@ -112,7 +106,7 @@ class StoredRun(Named):
         self,
         path: Path,
         info: RunInfo,
-        processes: list[_Process],
+        processes: list[ProcessReader],
         unborn: Sequence[str] = (),
         *,
         ranks: Collection[int] | None = None,
@@ -126,8 +120,8 @@ class StoredRun(Named):
             shards += process.shard_count
         self._record_bases = [p.record_base for p in processes]
         self._call_bases = [p.call_base for p in processes]
-        self._records = _Lazy(records, self._record)
-        self._calls = _Lazy(calls, self._call)
+        self._records = Looked(records, self._record)
+        self._calls = Looked(calls, self._call)
         self._programs: dict[str, Program] | None = None
         self._verified: set[int] = set()
         self._ended = "; ".join([*(said for p in processes if (said := p.ended())), *unborn])
@@ -209,14 +203,14 @@ class StoredRun(Named):
         dtype = process.dtype(local)
         shape = process.index.shape(local)
         if kind == KEPT:
-            return _view(process.bytes(local), dtype, shape, record)
+            return view_elements(process.bytes(local), dtype, shape, record)
         if kind == INCREMENT:
             return process.rebuild(local, dtype, shape, record, self._external)
         if kind == NONE:
             raise ElementsMissing(
                 self._record(record).why or f"record {record}: elements were not kept"
             )
-        return _view(self._external(record), dtype, shape, record)
+        return view_elements(self._external(record), dtype, shape, record)
 
     def raw(self, record: int) -> tuple[int, int] | None:
         """(address, nbytes) of the elements where they lie contiguously in a mapped shard, for
@@ -264,7 +258,7 @@ class StoredRun(Named):
         parts = [p.column(name) for p in self._processes]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0)
 
-    def _at(self, record: int) -> tuple[_Process, int]:
+    def _at(self, record: int) -> tuple[ProcessReader, int]:
         if not 0 <= record < len(self._records):
             raise IndexError(f"record {record} of {len(self._records)}")
         process = self._processes[bisect_right(self._record_bases, record) - 1]
@@ -349,232 +343,3 @@ class StoredRun(Named):
 
 def _reopen(path: Path, ranks: Collection[int] | None) -> StoredRun:
     return open_run(path, ranks=ranks)
-
-
-class _Process:
-    """One process folder: its journal as of now, its index, its shards. Numbers are local to it."""
-
-    def __init__(self, folder: Path, info: ProcessInfo) -> None:
-        self.folder, self.info = folder, info
-        # before the journal: a clean end read here means the journal is whole
-        self.status, self.error = read_status(folder)
-        try:
-            self.journal: Bytes = map_file(folder / JOURNAL)
-        except OSError as error:
-            raise UnreadableRun(
-                f"cannot read {folder / JOURNAL}: {error.strerror or error}"
-            ) from error
-        self.index: Index = indexes.load(folder, self.journal.size) or indexes.build(self.journal)
-        self.records, self.calls = self.index.records_at.size, self.index.calls_at.size
-        shards = self.index.columns["shard"]
-        self.shard_count = int(shards.max()) + 1 if shards.size else 0
-        self.record_base = self.call_base = self.shard_base = 0
-        self.renamed: dict[str, str] = {}
-        self._shards: dict[int, Shard] = {}
-
-    def ended(self) -> str:
-        who = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
-        damage = self.index.damage
-        said = []
-        if self.status == RUNNING and is_writing(self.folder, self.info):
-            said.append(f"{WRITING}: {self._extent()} so far")
-        elif self.status in (RUNNING, RECOVERED):
-            said.append(
-                f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
-                "after is missing"
-            )
-        elif self.status == FAILED:
-            said.append(
-                f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)"
-            )
-        if damage is not None and not (damage.torn and said):
-            said.append(
-                f"journal damaged at line {damage.line} (byte {damage.at}): {damage.reason}; "
-                "what follows was not read"
-            )
-        return f"{who} {'; '.join(said)}" if said else ""
-
-    def _extent(self) -> str:
-        text = f"{self.calls} calls and {self.records} records"
-        if self.calls:
-            columns, names = self.index.columns, self.index.names
-            scope, root = names[columns["scope"][-1]], names[columns["root"][-1]]
-            text += f", the last call {scope or root!r} in step {int(columns['step'][-1])},"
-        return text
-
-    def dtype(self, record: int) -> DType:
-        name = self.index.names[self.index.columns["dtype"][record]]
-        try:
-            return DTYPES[name]
-        except KeyError:
-            raise ElementsMissing(
-                f"record {record + self.record_base}: its dtype {name!r} is not known to this "
-                "whence"
-            ) from None
-
-    def shard(self, number: int) -> Shard:
-        shard = self._shards.get(number)
-        if shard is None:
-            shard = self._shards[number] = Shard(self.folder / shard_name(number))
-        return shard
-
-    def bytes(self, record: int) -> Bytes:
-        columns = self.index.columns
-        return self.shard(int(columns["shard"][record])).data(
-            int(columns["offset"][record]), int(columns["nbytes"][record])
-        )
-
-    def rebuild(
-        self,
-        record: int,
-        dtype: DType,
-        shape: tuple[int, ...],
-        number: int,
-        external: Callable[[int], Bytes],
-    ) -> Array:
-        """Put an increment and all it follows together, without recursion: a cache may have grown
-        ten thousand times.
-        """
-        columns, index = self.index.columns, self.index
-        links = []
-        at = record
-        while columns["elements"][at] == INCREMENT:
-            base, axis = int(columns["base"][at]), int(columns["axis"][at])
-            links.append((at, axis, index.shape(at), index.shape(base)))
-            at = base
-        if columns["elements"][at] == NONE:
-            raise ElementsMissing(
-                f"record {number} continues record {at + self.record_base}, whose elements were "
-                "not kept"
-            )
-        chain = [at, *(link[0] for link in links)]
-        stored = int(columns["nbytes"][chain].sum())
-        if stored != math.prod(shape) * dtype.itemsize or any(
-            self.dtype(c) is not dtype for c in chain
-        ):
-            raise ElementsMissing(
-                f"record {number}: {len(links)} increments of {stored} bytes in all do not make "
-                f"{dtype.name} {shape}"
-            )
-        for _, axis, grown, before in links:
-            if not _continues(before, grown, axis):
-                raise ElementsMissing(
-                    f"record {number}: an increment from shape {before} to {grown} along axis "
-                    f"{axis} is not one"
-                )
-        # All of them lie inside their files: what is allocated next is bounded by what is there.
-        parts = [
-            self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
-            *(self.bytes(c) for c in chain[1:]),
-        ]
-        try:
-            whole = np.empty(shape, dtype.numpy)
-        except (ValueError, MemoryError) as error:
-            raise ElementsMissing(f"record {number}: {dtype.name} {shape}: {error}") from error
-        first = index.shape(at)
-        whole[tuple(slice(extent) for extent in first)] = _view(parts[0], dtype, first, number)
-        for part, (_, axis, grown, before) in zip(parts[1:], links, strict=True):
-            added = (*grown[:axis], grown[axis] - before[axis], *grown[axis + 1 :])
-            place = [slice(extent) for extent in grown]
-            place[axis] = slice(before[axis], grown[axis])
-            whole[tuple(place)] = _view(part, dtype, added, number)
-        whole.flags.writeable = False
-        return whole
-
-    def decode_line(self, line: int, decode: Callable[[memoryview], T]) -> T:
-        start, end = self.index.span(line)
-        try:
-            return decode(self.journal[start:end].data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableRun(
-                f"{self.folder / JOURNAL}: cannot understand byte {start} to {end}: {error}; the "
-                "journal changed since its index was made: "
-                f"delete {INDEX} beside it and open the run again"
-            ) from error
-
-    def decode(self, kind: int, decode: Callable[[memoryview], T]) -> list[T]:
-        return [self.decode_line(line, decode) for line in self.index.lines(kind)]
-
-    def load_programs(self) -> list[Program]:
-        programs = self.decode(PROGRAM, journal.decode_program)
-        if not self.record_base:
-            return programs
-        return [
-            msgspec.structs.replace(p, constants=tuple(c + self.record_base for c in p.constants))
-            for p in programs
-        ]
-
-    def column(self, name: str) -> Column:
-        columns = self.index.columns
-        if name == "ref_call":
-            return np.repeat(np.arange(self.calls) + self.call_base, np.diff(columns["refs_at"]))
-        if name == "count":
-            return self._counts()
-        if name not in COLUMNS:
-            raise KeyError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
-        column = columns[name]
-        if name in NAME_COLUMNS:
-            return np.array([*self.index.names, ""], object)[column]
-        moved = {
-            "base": self.record_base,
-            "ref_record": self.record_base,
-            "shard": self.shard_base,
-            "parent": self.call_base,
-        }.get(name, 0)
-        return np.where(column >= 0, column + moved, -1) if moved else column
-
-    def _counts(self) -> Column:
-        at, extents = self.index.columns["shape_at"], self.index.columns["shape"]
-        if not self.records:
-            return np.empty(0, np.int64)
-        # reduceat needs a start inside the array and gives the element itself for an empty range,
-        # so a 1 stands behind each shape
-        ones = np.insert(extents, at[1:], 1)
-        counts: Column = np.multiply.reduceat(ones, at[:-1] + np.arange(self.records))
-        return counts
-
-
-class _Lazy(Sequence[T]):
-    """A sequence whose items are made when asked for and not kept."""
-
-    def __init__(self, length: int, make: Callable[[int], T]) -> None:
-        self._length, self._make = length, make
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[T]: ...
-    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
-        if isinstance(at, slice):
-            return [self._make(i) for i in range(*at.indices(self._length))]
-        place = at + self._length if at < 0 else at
-        if not 0 <= place < self._length:
-            raise IndexError(f"{at} of {self._length}")
-        return self._make(place)
-
-    def __iter__(self) -> Iterator[T]:
-        return map(self._make, range(self._length))
-
-
-def _continues(before: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bool:
-    """Whether a shape is another one that grew along an axis."""
-    if len(before) != len(grown) or not 0 <= axis < len(grown) or before[axis] > grown[axis]:
-        return False
-    return (*before[:axis], *before[axis + 1 :]) == (*grown[:axis], *grown[axis + 1 :])
-
-
-def _view(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int) -> Array:
-    wanted = math.prod(shape) * dtype.itemsize
-    if data.size != wanted:
-        raise ElementsMissing(
-            f"record {record}: {dtype.name} {shape} has {wanted} bytes, {data.size} are stored; "
-            "the run is damaged"
-        )
-    try:
-        view: Array = data.view(dtype.numpy).reshape(shape)
-    except ValueError as error:
-        raise ElementsMissing(f"record {record}: {dtype.name} {shape}: {error}") from error
-    return view

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from whence.errors import StoreFailed, UnreadableRun
-from whence.store import index as indexes
+from whence.store import index_builder
 from whence.store.folder import (
     JOURNAL,
     ProcessInfo,
@@ -24,6 +24,7 @@ from whence.store.folder import (
     shard_name,
 )
 from whence.store.index import INCREMENT, KEPT, Index
+from whence.store.index import load as load_index
 from whence.store.shards import (
     HEADER_BYTES,
     MAX_HEADER_BYTES,
@@ -108,10 +109,10 @@ def is_written(run: Path) -> bool:
 def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
     """Recover one process folder. Raises OSError, StoreFailed."""
     journal = map_file(folder / JOURNAL)
-    index = indexes.load(folder, journal.size)
+    index = load_index(folder, journal.size)
     fresh = index is None
     if index is None:
-        index = indexes.build(journal)
+        index = index_builder.build(journal)
     cut = journal.size - index.journal_bytes
     if cut:
         if index.damage is not None and not index.damage.torn:

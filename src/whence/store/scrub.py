@@ -15,7 +15,7 @@ import numpy as np
 
 from whence.errors import StoreFailed, UsageError
 from whence.records import Elements, Increment, Kept
-from whence.store import index as indexes
+from whence.store import index_builder
 from whence.store import journal as journal_file
 from whence.store.anonymous import Anonymous
 from whence.store.folder import (
@@ -140,7 +140,7 @@ def _scrub_process(
 ) -> int:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    index = indexes.load(folder, journal.size) or indexes.build(journal)
+    index = index_builder.load_or_build(folder, journal)
     columns = index.columns
     chosen = (
         np.ones(index.records_at.size, bool) if names is None else _matching(index, journal, names)
@@ -156,7 +156,7 @@ def _scrub_process(
         moved = _move(folder, process, index, chosen)
         _rewrite(folder, journal, index, chosen, moved, anonymous)
         journal = map_file(folder / JOURNAL)
-        index = indexes.build(journal)
+        index = index_builder.build(journal)
         _delete_unreferenced(folder, index.columns["shard"])
         index.save(folder)
     return int(chosen.sum())
@@ -165,11 +165,7 @@ def _scrub_process(
 def _matches(folder: Path, process: ProcessInfo, names: Sequence[str]) -> bool:
     recover_process(folder, process)
     journal = map_file(folder / JOURNAL)
-    return bool(
-        _matching(
-            indexes.load(folder, journal.size) or indexes.build(journal), journal, names
-        ).any()
-    )
+    return bool(_matching(index_builder.load_or_build(folder, journal), journal, names).any())
 
 
 def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:

@@ -1,25 +1,16 @@
-"""Writes a run while the program that is captured runs: the `Sink` of the native format.
-
-Order is everything: bytes of a tensor are handed to the kernel first, the journal line that speaks
-of them afterwards. So a kill at any moment leaves a journal whose every line is true.
-"""
+"""Writes a run while the program that is captured runs: the `Sink` of the native format."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
-
-import msgspec
-import numpy as np
+from typing import NamedTuple, NoReturn
 
 from whence.dtypes import DTYPES
 from whence.errors import StoreFailed
@@ -37,29 +28,26 @@ from whence.records import (
     Step,
 )
 from whence.store import folder as folders
-from whence.store import index
-from whence.store.folder import JOURNAL, shard_name
-from whence.store.journal import encoder, in_words
-from whence.store.shards import (
-    DIRECT_BYTES,
-    HEADER_BYTES,
-    SHARD_BYTES,
-    STAGING_BYTES,
-    Bytes,
-    ShardWriter,
-    map_file,
-    write_all,
-)
+from whence.store import index_builder
+from whence.store.folder import JOURNAL
+from whence.store.journal import Line, in_plain_words, writable
+from whence.store.process_files import FLUSH_S, ProcessFiles
+from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, map_file
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
+from whence.store.stored_elements import StoredElements
 
-FLUSH_S = 0.5
-JOURNAL_BYTES = 256 << 10
 # a tenth of it, what is left when a shard counts as full, holds one entry of any rank
 MIN_HEADER_BYTES = 16 << 10
-REMEMBERED = 1 << 17
-"""How many digests are remembered to store equal elements once; about 300 bytes each, so at most 40
-MB. Older ones are forgotten.
-"""
+
+
+class _Placed(NamedTuple):
+    """Where the elements of a record lie, the shape of what they add to the shard (None: nothing),
+    and why there are none.
+    """
+
+    elements: Elements | None
+    added_shape: tuple[int, ...] | None
+    why: str
 
 
 class Writer:
@@ -93,22 +81,12 @@ class Writer:
         self._max_shard_bytes = max_shard_bytes
         self._header_bytes = header_bytes
         self._lock = threading.RLock()
-        self._running = False
+        self._files: ProcessFiles | None = None  # while it can be written to
         self._closed = False
-        self._dead = ""
-        self._told = False
-        self._records = 0
+        self._failure = ""
+        self._failure_raised = False
+        self._stored = StoredElements()
         self._nbytes = 0
-        self._has_elements = bytearray()
-        self._known: dict[bytes, tuple[str, tuple[int, ...], Elements]] = {}
-        self._known_before: dict[bytes, tuple[str, tuple[int, ...], Elements]] = {}
-        self._shard: ShardWriter | None = None
-        self._shards = 0
-        self._staging = bytearray()
-        self._journal = bytearray()
-        self._journal_fd = -1
-        self._journal_end = 0
-        self._flushed_at = 0.0
         self._stop = threading.Event()
 
     @property
@@ -119,7 +97,7 @@ class Writer:
     @property
     def count(self) -> int:
         """Records added so far."""
-        return self._records
+        return self._stored.records
 
     def record(
         self,
@@ -143,85 +121,72 @@ class Writer:
         contradict each other.
         """
         with self._lock:
-            if not self._running:
-                self._start()
-            number = self._records
-            elements: Elements | None = external
-            fresh: tuple[int, ...] | None = None
+            files = self._files or self._start()
+            number = self._stored.records
             if external is not None and not digest:
                 raise ValueError("external elements need a digest: it is what guards them")
+            placed = _Placed(external, None, why)
             if external is None and data is not None:
-                elements, fresh, why = self._stored(dtype, shape, data, digest, base, why)
-            self._append(
-                Record(
-                    number,
-                    dtype,
-                    shape,
-                    stride,
-                    storage_offset,
-                    device,
-                    digest.hex(),
-                    statistics,
-                    sketch,
-                    elements,
-                    why,
-                    columns or {},
-                    subclass,
-                )
+                placed = self._place(files, dtype, shape, data, digest, base, why)
+            elements = placed.elements
+            record = Record(
+                number,
+                dtype,
+                shape,
+                stride,
+                storage_offset,
+                device,
+                digest.hex(),
+                statistics,
+                sketch,
+                elements,
+                placed.why,
+                columns or {},
+                subclass,
             )
-            self._records = number + 1
-            self._has_elements.append(elements is not None)
-            if elements is not None:
-                if fresh is not None and self._shard is not None:
-                    self._shard.name(
-                        number,
-                        dtype,
-                        fresh,
-                        elements.offset,
-                        elements.nbytes,
-                        increment=base is not None,
-                    )
-                    self._nbytes += elements.nbytes
-                if digest:
-                    self._remember(digest, dtype, shape, elements)
+            self._append(files, record)
+            if placed.added_shape is not None and isinstance(elements, Kept | Increment):
+                files.name(number, dtype, placed.added_shape, elements)
+                self._nbytes += elements.nbytes
+            self._stored.add(digest, dtype, shape, elements)
             return number
 
-    def _stored(
+    def _place(
         self,
+        files: ProcessFiles,
         dtype: str,
         shape: tuple[int, ...],
         data: Bytes,
         digest: bytes,
         base: tuple[int, int] | None,
         why: str,
-    ) -> tuple[Elements | None, tuple[int, ...] | None, str]:
-        """(where these elements lie, shape of what they add to the shard, why there are none).
-        Equal elements that were stored before are stored once.
-        """
+    ) -> _Placed:
+        """Store elements, unless equal ones are stored already."""
         itemsize = DTYPES[dtype].itemsize
         nbytes = math.prod(shape) * itemsize
         if base is None and data.nbytes != nbytes:
             raise ValueError(f"{dtype} {shape} has {nbytes} bytes, got {data.nbytes}")
-        if digest and (known := self._find(digest, dtype, shape, nbytes)) is not None:
-            return known, None, why
-        part = shape if base is None else self._grown(shape, base, data.nbytes, itemsize)
-        if isinstance(part, str):
-            return None, None, part
-        shard, offset = self._put(data)
+        if digest and (equal := self._stored.find(digest, dtype, shape, nbytes)) is not None:
+            return _Placed(equal, None, why)
+        added = shape
+        if base is not None:
+            grown = self._stored.increment_shape(shape, base, data.nbytes, itemsize)
+            if isinstance(grown, str):
+                return _Placed(None, None, grown)
+            added = grown
+        try:
+            shard, offset = files.put(data)
+        except OSError as error:
+            self._fail(error)
         if base is None:
-            return Kept(shard, offset, nbytes), part, why
-        return Increment(*base, shard, offset, data.nbytes), part, why
+            return _Placed(Kept(shard, offset, nbytes), added, why)
+        return _Placed(Increment(*base, shard, offset, data.nbytes), added, why)
 
     def call(self, call: Call) -> None:
         """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan,
         which JSON lacks, as their names.
         """
-        if call.arguments:
-            try:
-                if not _is_json(call.arguments):
-                    call = msgspec.structs.replace(call, arguments=_as_json(call.arguments))
-            except RecursionError:
-                call = msgspec.structs.replace(call, arguments=_as_words(call.arguments))
+        call = writable(call)
         self._add(call)
 
     def program(self, program: Program) -> None:
@@ -243,10 +208,9 @@ class Writer:
         on.
         """
         with self._lock:
-            if self._dead:
+            if self._failure:
                 self._raise()
-            if self._running:
-                self._flush()
+            self._flush()
 
     def sync(self) -> None:
         """`flush`, and wait until it is on the medium (fsync): it survives a loss of power from
@@ -254,13 +218,11 @@ class Writer:
         """
         with self._lock:
             self.flush()
-            if self._running:
-                try:
-                    if self._shard is not None:
-                        os.fsync(self._shard.fd)
-                    os.fsync(self._journal_fd)
-                except OSError as error:
-                    self._fail(error)
+            try:
+                if self._files is not None:
+                    self._files.sync()
+            except OSError as error:
+                self._fail(error)
 
     def close(self) -> None:
         """Write what is pending, the header of the last shard, the index and the clean end.
@@ -275,26 +237,24 @@ class Writer:
                 return
             self._closed = True
             self._stop.set()
-            if self._dead:
+            files = self._files
+            if self._failure:
                 self._let_go()
-                if not self._told:
+                if not self._failure_raised:
                     self._raise()
                 return
-            if not self._running:
+            if files is None:
                 return
-            assert self.folder is not None
             try:
-                self._flush()
-                if self._shard is not None:
-                    self._shard.finish()
-                    self._shard = None
-                write_status(self.folder, CLEAN)
+                files.finish()
+                write_status(files.folder, CLEAN)
             except OSError as error:
                 self._fail(error)
             finally:
                 self._let_go()
             with contextlib.suppress(OSError, MemoryError):
-                index.build(map_file(self.folder / JOURNAL), self._finishing).save(self.folder)
+                journal = map_file(files.folder / JOURNAL)
+                index_builder.build(journal, self._finishing).save(files.folder)
 
     def __enter__(self) -> Writer:
         return self
@@ -302,114 +262,42 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- everything below runs under the lock
-
     def _add(self, line: Call | Program | Note | Step) -> None:
         with self._lock:
-            if not self._running:
-                self._start()
+            files = self._files or self._start()
             try:
-                self._append(line)
+                self._append(files, line)
             except (TypeError, ValueError, OverflowError, RecursionError):
                 if not isinstance(line, Call):
                     raise
-                self._append(msgspec.structs.replace(line, arguments=_as_words(line.arguments)))
+                self._append(files, in_plain_words(line))
 
-    def _append(self, line: Record | Call | Program | Note | Step) -> None:
-        journal = self._journal
-        mark = len(journal)
-        try:
-            encoder.encode_into(line, journal, mark)
-            journal += b"\n"
-        except BaseException:
-            del journal[mark:]
-            raise
-        if mark > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
-            self._flush()
+    # -- everything below runs under the lock
 
-    def _put(self, data: Bytes) -> tuple[int, int]:
-        """Append bytes to the current shard, or to a new one when it is full. Returns (shard,
-        offset).
-        """
-        if data.dtype != np.uint8 or not data.flags.c_contiguous:
-            raise ValueError(
-                f"data must be contiguous uint8, got {data.dtype} with strides {data.strides}"
-            )
-        nbytes = data.nbytes
-        if data.ndim != 1:
-            data = data.reshape(-1)
-        shard = self._shard
-        if (
-            shard is None
-            or shard.crowded
-            or (shard.end > 0 and shard.end + nbytes > self._max_shard_bytes)
-        ):
-            shard = self._rotate()
-        elif nbytes >= DIRECT_BYTES:
-            self._flush()  # so that nothing else is pending if this one does not fit the medium
+    def _append(self, files: ProcessFiles, line: Line) -> None:
         try:
-            offset = shard.put(data, nbytes)
+            files.append(line)
         except OSError as error:
             self._fail(error)
-        return self._shards - 1, offset
 
-    def _rotate(self) -> ShardWriter:
-        assert self.folder is not None
-        if self._shard is not None:
-            self._flush()
-        try:
-            if self._shard is not None:
-                self._shard.finish()
-            self._shard = None
-            self._shard = ShardWriter(
-                self.folder / shard_name(self._shards), self._header_bytes, self._staging
-            )
-        except OSError as error:
-            self._fail(error)
-        self._shards += 1
-        return self._shard
+    def _flush(self) -> None:
+        if self._files is not None:
+            try:
+                self._files.flush()
+            except OSError as error:
+                self._fail(error)
 
-    def _find(
-        self, digest: bytes, dtype: str, shape: tuple[int, ...], nbytes: int
-    ) -> Elements | None:
-        """Where equal bytes already lie. Another shape or dtype over the same bytes may share them,
-        but not an increment.
-        """
-        found = self._known.get(digest) or self._known_before.get(digest)
-        if found is None:
-            return None
-        known_dtype, known_shape, elements = found
-        if isinstance(elements, Increment):
-            return elements if known_dtype == dtype and known_shape == shape else None
-        return elements if elements.nbytes == nbytes else None
+    def _flush_if_old(self) -> None:
+        with self._lock:
+            if self._files is not None and self._files.is_old:
+                try:
+                    self._flush()
+                except StoreFailed:
+                    # nobody listens in this thread; the next call raises it
+                    self._failure_raised = False
 
-    def _remember(
-        self, digest: bytes, dtype: str, shape: tuple[int, ...], elements: Elements
-    ) -> None:
-        # two generations: forgetting costs nothing per record
-        if len(self._known) >= REMEMBERED // 2:
-            self._known_before, self._known = self._known, {}
-        self._known[digest] = (dtype, shape, elements)
-
-    def _grown(
-        self, shape: tuple[int, ...], base: tuple[int, int], nbytes: int, itemsize: int
-    ) -> tuple[int, ...] | str:
-        """Shape of the increment that `nbytes` are, or why they cannot be one."""
-        record, axis = base
-        if not 0 <= record < self._records:
-            raise ValueError(f"base record {record} of {self._records}")
-        if not 0 <= axis < len(shape):
-            raise ValueError(f"increment along axis {axis} of shape {shape}")
-        if not self._has_elements[record]:
-            return f"only what follows record {record} was seen, and its elements were not kept"
-        row = math.prod(shape[:axis] + shape[axis + 1 :]) * itemsize
-        extent, rest = divmod(nbytes, row) if row else (0, nbytes)
-        if rest or extent > shape[axis]:
-            raise ValueError(f"{nbytes} bytes are no part of shape {shape} along axis {axis}")
-        return (*shape[:axis], extent, *shape[axis + 1 :])
-
-    def _start(self) -> None:
-        if self._dead:
+    def _start(self) -> ProcessFiles:
+        if self._failure:
             self._raise()
         if self._closed:
             raise StoreFailed(
@@ -423,113 +311,49 @@ class Writer:
             )
             self.folder = folders.make_process_folder(self.run_path, self.rank, process)
             write_status(self.folder, RUNNING)
-            self._journal_fd = os.open(
-                self.folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
-            )
+            files = ProcessFiles(self.folder, self._header_bytes, self._max_shard_bytes)
         except OSError as error:
             self._fail(error)
-        self._staging = bytearray(STAGING_BYTES)
-        self._flushed_at = time.monotonic()
-        self._running = True
+        self._files = files
         me = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: _inherited(me))
+            os.register_at_fork(after_in_child=lambda: _disown(me))
         threading.Thread(
             target=_flush_regularly, args=(me, self._stop), name="whence-flush", daemon=True
         ).start()
-
-    def _flush(self) -> None:
-        try:
-            shard = self._shard
-            if shard is not None:
-                shard.flush()
-                _check_there(shard.fd)
-            _check_there(self._journal_fd)
-            write_all(self._journal_fd, self._journal, self._journal_end)
-        except OSError as error:
-            self._fail(error)
-        self._journal_end += len(self._journal)
-        self._journal.clear()
-        self._flushed_at = time.monotonic()
-
-    def _flush_if_old(self) -> None:
-        with self._lock:
-            if self._running and self._journal and time.monotonic() - self._flushed_at > FLUSH_S:
-                try:
-                    self._flush()
-                except StoreFailed:
-                    self._told = False  # nobody listens in this thread; the next call tells
+        return files
 
     def _fail(self, error: OSError) -> NoReturn:
         where = self.folder or self.run_path
-        self._dead = (
+        file = error.filename
+        self._failure = (
             f"cannot write the run {where}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename and str(error.filename) != str(where) else ''} "  # noqa: E501
-            f"after {self._records} records; "
+            f"{f' ({file})' if file and str(file) != str(where) else ''} "
+            f"after {self.count} records; "
             "what was written before stays readable; free space or choose another output path "
             "and capture again"
         )
-        self._running = False
         self._stop.set()
+        self._let_go()
         if self.folder is not None:
-            leave_status(self.folder, FAILED, self._dead)
-        self._told = True
-        raise StoreFailed(self._dead) from error
+            leave_status(self.folder, FAILED, self._failure)
+        self._failure_raised = True
+        raise StoreFailed(self._failure) from error
 
     def _raise(self) -> NoReturn:
-        self._told = True
-        raise StoreFailed(self._dead)
+        self._failure_raised = True
+        raise StoreFailed(self._failure)
 
     def _let_go(self) -> None:
-        self._running = False
-        if self._shard is not None:
-            self._shard.abandon()
-            self._shard = None
-        if self._journal_fd >= 0:
-            os.close(self._journal_fd)
-            self._journal_fd = -1
-        self._staging, self._journal = bytearray(), bytearray()
-        self._known, self._known_before = {}, {}
-
-
-def _is_json(value: object) -> bool:
-    """Whether a value holds no inf and no nan: msgspec would write them as null."""
-    if type(value) is float:
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(type(v) in _SOUND or _is_json(v) for v in value.values())
-    return not isinstance(value, _SEQUENCES) or all(type(v) in _SOUND or _is_json(v) for v in value)
-
-
-_SOUND = frozenset((int, str, bool, type(None)))
-_SEQUENCES = (list, tuple)
-
-
-def _as_json(value: Any) -> Any:
-    if type(value) is float and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return [_as_json(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _as_json(v) for k, v in value.items()}
-    return value
-
-
-def _as_words(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        str(k): in_words(v).encode("ascii", "backslashreplace").decode()
-        for k, v in arguments.items()
-    }
-
-
-def _check_there(fd: int) -> None:
-    if os.fstat(fd).st_nlink == 0:
-        raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+        self._stored.forget()
 
 
 def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None:
     """A program that hangs adds nothing more, yet its last calls are the ones that matter: they go
-    out within 0.5 s.
+    out within FLUSH_S.
     """
     while not stop.wait(FLUSH_S):
         alive = writer()
@@ -539,16 +363,16 @@ def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None
         del alive
 
 
-def _inherited(writer: weakref.ref[Writer]) -> None:
-    """In a forked child: the lock may be held by a thread that is not there, and the files are the
-    parent's.
+def _disown(writer: weakref.ref[Writer]) -> None:
+    """In a forked child: the lock may be held by a thread that the child lacks, and the files are
+    the parent's.
     """
-    mine = writer()
-    if mine is not None and mine._running:
-        mine._lock = threading.RLock()
-        mine._running = False
-        mine._dead = (
+    inherited = writer()
+    if inherited is not None and inherited._files is not None:
+        inherited._lock = threading.RLock()
+        inherited._failure = (
             f"this writer belongs to process {os.getppid()}, which forked this one; a "
             "process that captures makes its own writer"
         )
-        mine._told = True
+        inherited._failure_raised = True
+        inherited._let_go()

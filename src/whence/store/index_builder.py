@@ -1,0 +1,293 @@
+"""Makes the index of a journal, in batches of lines, each checked against the lines before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whence.records import Call, Dumped, Elements, External, Increment, Kept, Record, Statistics
+from whence.store import journal as journal_file
+from whence.store.index import (
+    EXTERNAL,
+    INCREMENT,
+    KEPT,
+    NONE,
+    SCHEMA,
+    STATISTICS,
+    WIDTHS,
+    Column,
+    Index,
+    load,
+)
+from whence.store.journal import KINDS, OTHER, Damage, Entry
+from whence.store.shards import Bytes
+
+# lines whose Structs are alive at once while an index is made: they stay in the cache
+_BATCH = 2048
+_NOTHING = (None,) * len(STATISTICS)
+_NO_DIGEST = bytes(16)
+_LIMIT = 1 << 62
+
+
+class _Names(dict[str, int]):
+    """Numbers names in the order in which they are first asked for."""
+
+    def __missing__(self, name: str) -> int:
+        number = self[name] = len(self)
+        return number
+
+
+class _Doubt(Exception):
+    """Something in a batch of lines cannot be true; which line it is has to be looked up."""
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.parts: dict[str, list[Column]] = {name: [] for name in SCHEMA}
+        self.names = _Names()
+        self.records = 0
+        self.ids: list[Column] = []
+        self.end = 0
+
+    def add(self, batch: list[Entry]) -> None:
+        """Add lines. Raises _Doubt, having added nothing, when one of them contradicts what came
+        before or leads nowhere.
+        """
+        records = [e.line for e in batch if type(e.line) is Record]
+        calls = [e.line for e in batch if type(e.line) is Call]
+        fresh: dict[str, Any] = {
+            "line_start": [e.start for e in batch],
+            "line_kind": [KINDS.get(type(e.line), OTHER) for e in batch],
+        }
+        ids: list[int] = []
+        if records:
+            fresh |= self._record_columns(records)
+        if calls:
+            ids = [c.id for c in calls]
+            fresh |= self._call_columns(calls)
+        try:
+            columns = {name: np.array(values, SCHEMA[name][0]) for name, values in fresh.items()}
+            numbers = np.array(ids, np.int64)
+        except OverflowError as error:
+            raise _Doubt from error
+        if records:
+            self._doubt_records(records, columns)
+        if calls and not _within(columns["ref_record"], self.records + len(records)):
+            raise _Doubt
+        for name, column in columns.items():
+            self.parts[name].append(column)
+        self.ids.append(numbers)
+        self.records += len(records)
+        self.end = batch[-1].end if batch else self.end
+
+    def _record_columns(self, batch: list[Record]) -> dict[str, Any]:
+        names = self.names
+        try:
+            digests = b"".join([bytes.fromhex(r.hash) if r.hash else _NO_DIGEST for r in batch])
+        except ValueError as error:
+            raise _Doubt from error
+        if len(digests) != 16 * len(batch) or not {len(r.hash) for r in batch} <= {0, 32}:
+            raise _Doubt
+        # which no record of a run is
+        places = [r.elements for r in batch if not isinstance(r.elements, Dumped)]
+        kinds, shards, offsets, sizes, bases, axes = zip(*map(_place, places), strict=True)
+        return {
+            "dtype": [names[r.dtype] for r in batch],
+            "shape_at": [len(r.shape) for r in batch],
+            "shape": [extent for r in batch for extent in r.shape],
+            "hash": np.frombuffer(digests, "<u8").reshape(-1, 2),
+            "elements": kinds,
+            "shard": shards,
+            "offset": offsets,
+            "nbytes": sizes,
+            "base": bases,
+            "axis": axes,
+            "statistics": [_figures(r.statistics) for r in batch],  # None becomes NaN
+        }
+
+    def _call_columns(self, batch: list[Call]) -> dict[str, Any]:
+        names = self.names
+        return {
+            "parent": [c.parent for c in batch],
+            "order": [c.order for c in batch],
+            "rank": [c.rank for c in batch],
+            "step": [c.step for c in batch],
+            "micro": [c.micro for c in batch],
+            "occurrence": [c.occurrence for c in batch],
+            "root": [names[c.root] for c in batch],
+            "phase": [names[c.phase] for c in batch],
+            "scope": [names[c.scope] for c in batch],
+            "op": [names[c.op] for c in batch],
+            "op_type": [names[c.op_type] for c in batch],
+            "refs_at": [len(c.refs) for c in batch],
+            "ref_slot": [names[r.slot] for c in batch for r in c.refs],
+            "ref_record": [r.record for c in batch for r in c.refs],
+        }
+
+    def _doubt_records(self, batch: list[Record], columns: dict[str, Column]) -> None:
+        expected = np.arange(self.records, self.records + len(batch))
+        base, axis = columns["base"], columns["axis"]
+        grown = columns["elements"] == INCREMENT
+        sound = (
+            [r.id for r in batch] == expected.tolist()
+            and _within(columns["shape"], _LIMIT)
+            and _within(columns["offset"], _LIMIT)
+            and _within(columns["nbytes"], _LIMIT)
+            and bool(((base >= 0) == grown).all())
+            and bool((base < expected).all())
+            and bool((~grown | ((axis >= 0) & (axis < columns["shape_at"]))).all())
+        )
+        stored = (columns["elements"] == KEPT) | grown
+        if not sound or (columns["shard"][stored] < 0).any():
+            raise _Doubt
+
+    def finish(self, damage: Damage | None) -> Index:
+        columns: dict[str, Column] = {}
+        for name, (dtype, _) in SCHEMA.items():
+            wide = WIDTHS.get(name)
+            empty = np.empty((0, wide) if wide else 0, dtype)
+            columns[name] = np.concatenate(self.parts[name]) if self.parts[name] else empty
+        for name in ("shape_at", "refs_at"):
+            columns[name] = np.concatenate(
+                [np.zeros(1, np.int64), np.cumsum(columns[name], dtype=np.int64)]
+            )
+        columns["line_start"] = np.append(columns["line_start"], self.end)
+        columns["parent"] = _positions(
+            np.concatenate([np.empty(0, np.int64), *self.ids]), columns["parent"]
+        )
+        return Index(columns, list(self.names), self.end, damage)
+
+
+def load_or_build(folder: Path, journal: Bytes) -> Index:
+    """The index beside a journal, or a new one where there is none or it is not sound."""
+    return load(folder, journal.size) or build(journal)
+
+
+def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Index:
+    """Read a journal into columns, up to its first line that is not whole or contradicts the lines
+    before it.
+
+    tell: called with how many bytes of it were read, and how many it has.
+    """
+    builder = _Builder()
+    damage = None
+    entries = journal_file.read(journal)
+    lines = 0
+    while damage is None:
+        batch: list[Entry] = []
+        try:
+            batch.extend(islice(entries, _BATCH))
+        except Damage as found:
+            damage = found
+        if not batch:
+            break
+        try:
+            builder.add(batch)
+        except _Doubt:
+            good, damage = _first_wrong(batch, builder.records, lines)
+            builder.add(batch[:good])
+        lines += len(batch)
+        if tell is not None:
+            tell(batch[-1].end, len(journal))
+    return builder.finish(damage)
+
+
+def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Damage]:
+    """Position in a doubtful batch of the line that is wrong, and what is. records, lines: how many
+    came before the batch.
+    """
+    for position, (line, start, _) in enumerate(batch):
+        reason = ""
+        if isinstance(line, Record):
+            reason = _wrong_record(line, records)
+            records += 1
+        elif isinstance(line, Call):
+            reason = _wrong_call(line, records)
+        if reason:
+            return position, Damage(start, lines + position + 1, reason, torn=False)
+    return 0, Damage(
+        batch[0].start, lines + 1, "the lines from here on contradict each other", torn=False
+    )
+
+
+def _wrong_record(record: Record, expected: int) -> str:
+    place = record.elements
+    if record.id != expected:
+        return f"record {record.id} where record {expected} was expected"
+    if not all(0 <= extent < _LIMIT for extent in record.shape):
+        return f"record {record.id} has the shape {record.shape}"
+    if record.hash and not _is_digest(record.hash):
+        return f"record {record.id} has the hash {record.hash[:40]!r}"
+    if place is None:
+        return ""
+    if isinstance(place, Dumped):
+        return f"record {record.id} lies in {place.file[:40]!r}, which is no part of a run"
+    if not (0 <= place.offset < _LIMIT and 0 <= place.nbytes < _LIMIT):
+        return f"record {record.id} lies at {place.offset} with {place.nbytes} bytes"
+    if not isinstance(place, External) and not 0 <= place.shard < 1 << 31:
+        return f"record {record.id} lies in shard {place.shard}"
+    if isinstance(place, Increment) and not (
+        0 <= place.base < record.id and 0 <= place.axis < len(record.shape)
+    ):
+        return f"record {record.id} continues record {place.base} along axis {place.axis}"
+    return ""
+
+
+def _wrong_call(call: Call, records: int) -> str:
+    for ref in call.refs:
+        if not 0 <= ref.record < records:
+            return f"call {call.scope or call.root!r} refers to record {ref.record} of {records}"
+    numbers = (call.id, call.parent, call.order, call.step, call.micro, call.occurrence)
+    if not all(-(1 << 63) <= n < 1 << 63 for n in numbers) or not -(1 << 31) <= call.rank < 1 << 31:
+        return f"call {call.scope or call.root!r} has a number out of range"
+    return ""
+
+
+def _place(place: Elements | None) -> tuple[int, int, int, int, int, int]:
+    """(elements, shard, offset, nbytes, base, axis)."""
+    if place is None:
+        return NONE, -1, 0, 0, -1, -1
+    if type(place) is Kept:
+        return KEPT, place.shard, place.offset, place.nbytes, -1, -1
+    if isinstance(place, Increment):
+        return INCREMENT, place.shard, place.offset, place.nbytes, place.base, place.axis
+    return EXTERNAL, -1, place.offset, place.nbytes, -1, -1
+
+
+def _figures(s: Statistics | None) -> tuple[float | None, ...]:
+    return (
+        _NOTHING
+        if s is None
+        else (s.count, s.min, s.max, s.mean, s.std, s.norm, s.nan, s.inf, s.zero)
+    )
+
+
+def _within(column: Column, stop: int) -> bool:
+    return column.size == 0 or (int(column.min()) >= 0 and int(column.max()) < stop)
+
+
+def _is_digest(text: str) -> bool:
+    if len(text) != 32:
+        return False
+    try:
+        return len(bytes.fromhex(text)) == 16
+    except ValueError:
+        return False
+
+
+def _positions(ids: Column, wanted: Column) -> Column:
+    """Position in `ids` of every value of `wanted`, -1 where it is not there (a parent that never
+    ended).
+    """
+    if ids.size == 0:
+        return wanted
+    if np.array_equal(ids, np.arange(ids.size)):
+        return np.where((wanted >= 0) & (wanted < ids.size), wanted, -1)
+    by_id = np.argsort(ids, kind="stable")
+    place = np.searchsorted(ids[by_id], wanted)
+    near = by_id[np.minimum(place, ids.size - 1)]
+    return np.where(ids[near] == wanted, near, -1)

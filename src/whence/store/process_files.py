@@ -1,0 +1,148 @@
+"""The files that one process writes: its journal, and one shard after the other.
+
+Order is everything: bytes of a tensor are handed to the kernel first, the journal line that speaks
+of them afterwards. So a kill at any moment leaves a journal whose every line is true.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from whence.records import Increment, Kept
+from whence.store.folder import JOURNAL, shard_name
+from whence.store.journal import Line, encoder
+from whence.store.shards import DIRECT_BYTES, STAGING_BYTES, Bytes, ShardWriter, write_all
+
+FLUSH_S = 0.5
+JOURNAL_BYTES = 256 << 10
+
+
+class ProcessFiles:
+    """Appends lines to the journal and tensors to the shards of a process folder. Not safe to use
+    from several threads; every method may raise OSError.
+    """
+
+    def __init__(self, folder: Path, header_bytes: int, max_shard_bytes: int) -> None:
+        self.folder = folder
+        self._shard: ShardWriter | None = None
+        self._shards = 0
+        self._header_bytes = header_bytes
+        self._max_shard_bytes = max_shard_bytes
+        self._staging = bytearray(STAGING_BYTES)
+        self._journal = bytearray()
+        self._journal_end = 0
+        self._journal_fd = os.open(
+            folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
+        )
+        self._flushed_at = time.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether lines wait for longer than FLUSH_S."""
+        return bool(self._journal) and time.monotonic() - self._flushed_at > FLUSH_S
+
+    def append(self, line: Line) -> None:
+        """Add a line to the journal. What JSON cannot hold raises and adds nothing."""
+        journal = self._journal
+        end = len(journal)
+        try:
+            encoder.encode_into(line, journal, end)
+            journal += b"\n"
+        except BaseException:
+            del journal[end:]
+            raise
+        if end > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
+            self.flush()
+
+    def put(self, data: Bytes) -> tuple[int, int]:
+        """Append bytes to the current shard, or to a new one when it is full. Returns (shard,
+        offset).
+        """
+        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise ValueError(
+                f"data must be contiguous uint8, got {data.dtype} with strides {data.strides}"
+            )
+        nbytes = data.nbytes
+        if data.ndim != 1:
+            data = data.reshape(-1)
+        shard = self._shard
+        if (
+            shard is None
+            or shard.crowded
+            or (shard.end > 0 and shard.end + nbytes > self._max_shard_bytes)
+        ):
+            shard = self._next_shard()
+        elif nbytes >= DIRECT_BYTES:
+            self.flush()  # so that nothing else is pending if this one does not fit the medium
+        return self._shards - 1, shard.put(data, nbytes)
+
+    def name(
+        self, record: int, dtype: str, shape: tuple[int, ...], elements: Kept | Increment
+    ) -> None:
+        """Name bytes that were `put` last in the header of their shard: the elements of a
+        record.
+        """
+        assert self._shard is not None
+        self._shard.name(
+            record,
+            dtype,
+            shape,
+            elements.offset,
+            elements.nbytes,
+            increment=isinstance(elements, Increment),
+        )
+
+    def _next_shard(self) -> ShardWriter:
+        if self._shard is not None:
+            self.flush()
+            self._shard.finish()
+            self._shard = None
+        self._shard = ShardWriter(
+            self.folder / shard_name(self._shards), self._header_bytes, self._staging
+        )
+        self._shards += 1
+        return self._shard
+
+    def flush(self) -> None:
+        """Hand everything added so far to the kernel."""
+        if self._shard is not None:
+            self._shard.flush()
+            _check_linked(self._shard.fd)
+        _check_linked(self._journal_fd)
+        write_all(self._journal_fd, self._journal, self._journal_end)
+        self._journal_end += len(self._journal)
+        self._journal.clear()
+        self._flushed_at = time.monotonic()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the medium."""
+        if self._shard is not None:
+            os.fsync(self._shard.fd)
+        os.fsync(self._journal_fd)
+
+    def finish(self) -> None:
+        """Flush, and make the last shard a valid safetensors file."""
+        self.flush()
+        if self._shard is not None:
+            self._shard.finish()
+            self._shard = None
+
+    def close(self) -> None:
+        """Close the files as they are, and drop what is pending. Idempotent."""
+        if self._shard is not None:
+            self._shard.abandon()
+            self._shard = None
+        if self._journal_fd >= 0:
+            os.close(self._journal_fd)
+            self._journal_fd = -1
+        self._staging, self._journal = bytearray(), bytearray()
+
+
+def _check_linked(fd: int) -> None:
+    if os.fstat(fd).st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, "a file was deleted while it was written")

@@ -1,0 +1,239 @@
+"""Reads one process folder of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from whence.dtypes import DTYPES, Array, DType
+from whence.errors import ElementsMissing, UnreadableRun
+from whence.records import Program
+from whence.records.marks import WRITING
+from whence.store import index_builder, journal
+from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, shard_name
+from whence.store.index import (
+    CALL_COLUMNS,
+    INCREMENT,
+    KEPT,
+    NAME_COLUMNS,
+    NONE,
+    RECORD_COLUMNS,
+    Column,
+)
+from whence.store.journal import PROGRAM
+from whence.store.shards import Bytes, Shard, map_file
+from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
+
+T = TypeVar("T")
+COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
+
+
+class ProcessReader:
+    """One process folder: its journal as of now, its index, its shards. Numbers are local to it."""
+
+    def __init__(self, folder: Path, info: ProcessInfo) -> None:
+        self.folder, self.info = folder, info
+        # before the journal: a clean end read here means the journal is whole
+        self.status, self.error = read_status(folder)
+        try:
+            self.journal: Bytes = map_file(folder / JOURNAL)
+        except OSError as error:
+            raise UnreadableRun(
+                f"cannot read {folder / JOURNAL}: {error.strerror or error}"
+            ) from error
+        self.index = index_builder.load_or_build(folder, self.journal)
+        self.records, self.calls = self.index.records_at.size, self.index.calls_at.size
+        shards = self.index.columns["shard"]
+        self.shard_count = int(shards.max()) + 1 if shards.size else 0
+        self.record_base = self.call_base = self.shard_base = 0
+        self.renamed: dict[str, str] = {}
+        self._shards: dict[int, Shard] = {}
+
+    def ended(self) -> str:
+        who = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
+        damage = self.index.damage
+        said = []
+        if self.status == RUNNING and is_writing(self.folder, self.info):
+            said.append(f"{WRITING}: {self._extent()} so far")
+        elif self.status in (RUNNING, RECOVERED):
+            said.append(
+                f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
+                "after is missing"
+            )
+        elif self.status == FAILED:
+            said.append(
+                f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)"
+            )
+        if damage is not None and not (damage.torn and said):
+            said.append(
+                f"journal damaged at line {damage.line} (byte {damage.at}): {damage.reason}; "
+                "what follows was not read"
+            )
+        return f"{who} {'; '.join(said)}" if said else ""
+
+    def _extent(self) -> str:
+        text = f"{self.calls} calls and {self.records} records"
+        if self.calls:
+            columns, names = self.index.columns, self.index.names
+            scope, root = names[columns["scope"][-1]], names[columns["root"][-1]]
+            text += f", the last call {scope or root!r} in step {int(columns['step'][-1])},"
+        return text
+
+    def dtype(self, record: int) -> DType:
+        name = self.index.names[self.index.columns["dtype"][record]]
+        try:
+            return DTYPES[name]
+        except KeyError:
+            raise ElementsMissing(
+                f"record {record + self.record_base}: its dtype {name!r} is not known to this "
+                "whence"
+            ) from None
+
+    def shard(self, number: int) -> Shard:
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = Shard(self.folder / shard_name(number))
+        return shard
+
+    def bytes(self, record: int) -> Bytes:
+        columns = self.index.columns
+        return self.shard(int(columns["shard"][record])).data(
+            int(columns["offset"][record]), int(columns["nbytes"][record])
+        )
+
+    def rebuild(
+        self,
+        record: int,
+        dtype: DType,
+        shape: tuple[int, ...],
+        number: int,
+        external: Callable[[int], Bytes],
+    ) -> Array:
+        """Put an increment and all it follows together, without recursion: a cache may have grown
+        ten thousand times.
+        """
+        columns, index = self.index.columns, self.index
+        links = []
+        at = record
+        while columns["elements"][at] == INCREMENT:
+            base, axis = int(columns["base"][at]), int(columns["axis"][at])
+            links.append((at, axis, index.shape(at), index.shape(base)))
+            at = base
+        if columns["elements"][at] == NONE:
+            raise ElementsMissing(
+                f"record {number} continues record {at + self.record_base}, whose elements were "
+                "not kept"
+            )
+        chain = [at, *(link[0] for link in links)]
+        stored = int(columns["nbytes"][chain].sum())
+        if stored != math.prod(shape) * dtype.itemsize or any(
+            self.dtype(c) is not dtype for c in chain
+        ):
+            raise ElementsMissing(
+                f"record {number}: {len(links)} increments of {stored} bytes in all do not make "
+                f"{dtype.name} {shape}"
+            )
+        for _, axis, grown, before in links:
+            if not _continues(before, grown, axis):
+                raise ElementsMissing(
+                    f"record {number}: an increment from shape {before} to {grown} along axis "
+                    f"{axis} is not one"
+                )
+        # All of them lie inside their files: what is allocated next is bounded by what is there.
+        parts = [
+            self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
+            *(self.bytes(c) for c in chain[1:]),
+        ]
+        try:
+            whole = np.empty(shape, dtype.numpy)
+        except (ValueError, MemoryError) as error:
+            raise ElementsMissing(f"record {number}: {dtype.name} {shape}: {error}") from error
+        first = index.shape(at)
+        whole[tuple(slice(extent) for extent in first)] = view_elements(
+            parts[0], dtype, first, number
+        )
+        for part, (_, axis, grown, before) in zip(parts[1:], links, strict=True):
+            added = (*grown[:axis], grown[axis] - before[axis], *grown[axis + 1 :])
+            place = [slice(extent) for extent in grown]
+            place[axis] = slice(before[axis], grown[axis])
+            whole[tuple(place)] = view_elements(part, dtype, added, number)
+        whole.flags.writeable = False
+        return whole
+
+    def decode_line(self, line: int, decode: Callable[[memoryview], T]) -> T:
+        start, end = self.index.span(line)
+        try:
+            return decode(self.journal[start:end].data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableRun(
+                f"{self.folder / JOURNAL}: cannot understand byte {start} to {end}: {error}; the "
+                "journal changed since its index was made: "
+                f"delete {INDEX} beside it and open the run again"
+            ) from error
+
+    def decode(self, kind: int, decode: Callable[[memoryview], T]) -> list[T]:
+        return [self.decode_line(line, decode) for line in self.index.lines(kind)]
+
+    def load_programs(self) -> list[Program]:
+        programs = self.decode(PROGRAM, journal.decode_program)
+        if not self.record_base:
+            return programs
+        return [
+            msgspec.structs.replace(p, constants=tuple(c + self.record_base for c in p.constants))
+            for p in programs
+        ]
+
+    def column(self, name: str) -> Column:
+        columns = self.index.columns
+        if name == "ref_call":
+            return np.repeat(np.arange(self.calls) + self.call_base, np.diff(columns["refs_at"]))
+        if name == "count":
+            return self._counts()
+        if name not in COLUMNS:
+            raise KeyError(f"no column {name!r}; there are: {', '.join(COLUMNS)}")
+        column = columns[name]
+        if name in NAME_COLUMNS:
+            return np.array([*self.index.names, ""], object)[column]
+        moved = {
+            "base": self.record_base,
+            "ref_record": self.record_base,
+            "shard": self.shard_base,
+            "parent": self.call_base,
+        }.get(name, 0)
+        return np.where(column >= 0, column + moved, -1) if moved else column
+
+    def _counts(self) -> Column:
+        at, extents = self.index.columns["shape_at"], self.index.columns["shape"]
+        if not self.records:
+            return np.empty(0, np.int64)
+        # reduceat needs a start inside the array and gives the element itself for an empty range,
+        # so a 1 stands behind each shape
+        ones = np.insert(extents, at[1:], 1)
+        counts: Column = np.multiply.reduceat(ones, at[:-1] + np.arange(self.records))
+        return counts
+
+
+def _continues(before: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bool:
+    """Whether a shape is another one that grew along an axis."""
+    if len(before) != len(grown) or not 0 <= axis < len(grown) or before[axis] > grown[axis]:
+        return False
+    return (*before[:axis], *before[axis + 1 :]) == (*grown[:axis], *grown[axis + 1 :])
+
+
+def view_elements(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int) -> Array:
+    wanted = math.prod(shape) * dtype.itemsize
+    if data.size != wanted:
+        raise ElementsMissing(
+            f"record {record}: {dtype.name} {shape} has {wanted} bytes, {data.size} are stored; "
+            "the run is damaged"
+        )
+    try:
+        view: Array = data.view(dtype.numpy).reshape(shape)
+    except ValueError as error:
+        raise ElementsMissing(f"record {record}: {dtype.name} {shape}: {error}") from error
+    return view
