@@ -20,7 +20,8 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits
 from whence.readers.formats import paddle_program
-from whence.readers.paddle.program_file import Variable, description
+from whence.readers.paddle.program import Variable
+from whence.readers.paddle.program_desc import description
 from whence.readers.source import Place
 from whence.records import Run
 

@@ -9,8 +9,8 @@ from collections import Counter
 from whence.errors import UnreadableRun
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import limits, protobuf
-from whence.readers.paddle import program_file
-from whence.readers.paddle.program_file import Described, Operator, Variable
+from whence.readers.paddle import pir_json, program_desc
+from whence.readers.paddle.program import Operator, ProgramDescription, Variable
 from whence.readers.source import Place
 from whence.records import Run
 from whence.records.marks import Mark, mark
@@ -38,7 +38,7 @@ def _is_block(head: bytes) -> bool:
     return head[place : place + 13] == b"\x08\x00\x10" + b"\xff" * 9 + b"\x01"
 
 
-def described(place: Place) -> Described:
+def described(place: Place) -> ProgramDescription:
     """The program of a file. Raises UnreadableRun, ValueError."""
     if place.size > limits.JSON_BYTES:
         raise UnreadableRun(
@@ -46,7 +46,7 @@ def described(place: Place) -> Described:
             f"{limits.JSON_BYTES}"
         )
     data = place.path.read_bytes()
-    return program_file.pir(data) if data[:64].lstrip()[:1] == b"{" else program_file.legacy(data)
+    return pir_json.read(data) if data[:64].lstrip()[:1] == b"{" else program_desc.read(data)
 
 
 def open_run(place: Place) -> Run:

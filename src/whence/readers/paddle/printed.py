@@ -56,80 +56,71 @@ class Printed(NamedTuple):
 
 
 def read(text: Any, header: re.Match[bytes], limit: int) -> Printed:
-    """The print whose header was found; its elements end before `limit`. Looks at each byte a few
-    times and makes no number.
+    """The print that begins with a header; its elements end before `limit`. Looks at each byte a
+    few times and converts no number.
     """
-    dtype, device = header[2].decode(), header[3].decode("utf-8", "replace")
-    start, first = header.end(), -1
+    dtype, start = header[2].decode(), header.end()
+    printed = Printed(
+        dtype, (), (), 0.0, header[3].decode("utf-8", "replace"), start, start, False, ""
+    )
     try:
         shape = limits.extents(
             [int(n) for n in header[1].split(b",") if n.strip()][: limits.RANK + 1], "its print"
         )
     except (UnreadableRun, ValueError) as error:
-        return Printed(dtype, (), (), 0.0, device, start, start, False, str(error))
-    count, end = limits.count(shape), start
+        return printed._replace(why=str(error))
+    printed = printed._replace(shape=shape)
+    count, end, first_end = limits.count(shape), start, -1
+    is_complex = dtype in ("complex64", "complex128")
     for _ in range(_ENDS):
-        found = _END.search(text, end, limit)
-        if found is None:
+        match = _END.search(text, end, limit)
+        if match is None:
             break
-        end = found.end()
-        first = end if first < 0 else first
+        end = match.end()
+        first_end = end if first_end < 0 else first_end
         body, clean = text[start : end - 1], True
         if GLOG.search(body):
             body, clean = without_log(body), False
-        values, dots = _values(body)
-        if dtype in ("complex64", "complex128") or body.lstrip()[:7] in (b"indices", b"crows=["):
+        if is_complex or _is_sparse(body):
             break
-        if values == count if not dots else values <= count:
-            shown = _shown(shape, values) if dots else shape
-            if shown is not None:
-                return Printed(
-                    dtype,
-                    shown,
-                    shape if dots else (),
-                    _quantum(body, dtype),
-                    device,
-                    start,
-                    end,
-                    clean,
-                    "",
-                )
-    if first < 0:
-        return Printed(dtype, shape, (), 0.0, device, start, limit, False, "the print breaks off")
-    body = text[start : end - 1]
-    if body.lstrip()[:7] in (b"indices", b"crows=["):
-        return Printed(
-            dtype,
-            shape,
-            (),
-            0.0,
-            device,
-            start,
-            end,
-            False,
-            "a sparse tensor; its print is not read",
-        )
-    if dtype in ("complex64", "complex128"):
         values, dots = _values(body)
-        shown = _shown(shape, values) if dots else shape if values == count else None
-        if shown is not None:
-            return Printed(
-                dtype,
-                shown,
-                shape if dots else (),
-                _quantum(body, dtype),
-                device,
-                start,
-                end,
-                False,
-                "",
-            )
-    values, dots = _values(without_log(text[start : first - 1]))
-    said = (
+        if values == count if not dots else values <= count:
+            complete = _with_elements(printed, body, values, dots)
+            if complete is not None:
+                return complete._replace(end=end, clean=clean)
+    if first_end < 0:
+        return printed._replace(end=limit, why="the print breaks off")
+    body = text[start : end - 1]
+    if _is_sparse(body):
+        return printed._replace(end=end, why="a sparse tensor; its print is not read")
+    if is_complex:
+        values, dots = _values(body)
+        complete = _with_elements(printed, body, values, dots)
+        if complete is not None and (dots or values == count):
+            return complete._replace(end=end)
+    values, dots = _values(without_log(text[start : first_end - 1]))
+    why = (
         f"its print has {values} elements{' and dots' if dots else ''} where shape "
         f"{list(shape)} needs {count}"
     )
-    return Printed(dtype, shape, (), 0.0, device, start, first, False, said)
+    return printed._replace(end=first_end, why=why)
+
+
+def _is_sparse(body: bytes) -> bool:
+    return body.lstrip()[:7] in (b"indices", b"crows=[")
+
+
+def _with_elements(printed: Printed, body: bytes, values: int, dots: int) -> Printed | None:
+    """The print with the shape of the elements it shows; None where dots leave out more or less
+    than a summary does.
+    """
+    shape = printed.shape
+    visible = _visible_shape(shape, values) if dots else shape
+    if visible is None:
+        return None
+    return printed._replace(
+        shape=visible, whole=shape if dots else (), quantum=_quantum(body, printed.dtype)
+    )
 
 
 def elements(text: bytes, printed: Printed) -> Array:
@@ -185,10 +176,7 @@ def without_log(body: bytes) -> bytes:
     """A print without the lines that a logger wrote into it."""
     body = _ANSI.sub(b"", body)
 
-    def drop(found: re.Match[bytes]) -> bytes:
-        return b"===>:\n" if b"===>:" in found[0] else b""
-
-    body = _LINE.sub(drop, body)
+    body = _LINE.sub(lambda line: b"===>:\n" if b"===>:" in line[0] else b"", body)
     return _BLOCK.sub(b"", body)
 
 
@@ -202,9 +190,9 @@ def _values(body: bytes) -> tuple[int, int]:
     return body.count(b",") + 1 - dots, dots
 
 
-def _shown(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
-    """The shape of the elements that a summary of so many shows: axes longer than twice the edge
-    keep both edges; None if no edge fits.
+def _visible_shape(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
+    """The shape of the elements in a summary that shows `values` of them: axes longer than twice
+    the edge keep both edges. None if no edge fits.
     """
     low, high = 1, max(min(max(shape, default=0), _EDGES), 1)
     while low < high:
@@ -213,26 +201,26 @@ def _shown(shape: tuple[int, ...], values: int) -> tuple[int, ...] | None:
             low = edge + 1
         else:
             high = edge
-    shown = tuple(min(n, 2 * low) for n in shape)
-    return shown if limits.count(shown) == values and values else None
+    visible = tuple(min(n, 2 * low) for n in shape)
+    return visible if limits.count(visible) == values and values else None
 
 
 def _quantum(body: bytes, dtype: str) -> float:
     """The step of the last digit, the largest where it differs by element; 0 where the dtype's
     numbers lie further apart.
     """
-    known = dtypes.DTYPES.get(dtype)
-    if known is None or not known.is_floating:
+    element_type = dtypes.DTYPES.get(dtype)
+    if element_type is None or not element_type.is_floating:
         return 0.0
     if b"e" in body:
-        powers = [(len(found[1]), int(found[2][:6])) for found in _POWER.finditer(body)]
+        powers = [(len(match[1]), int(match[2][:6])) for match in _POWER.finditer(body)]
         return max(
             (10.0 ** max(min(power - digits, 300), -320) for digits, power in powers), default=0.0
         )
-    found = _FRACTION.search(body)
-    if found is None:
+    fraction = _FRACTION.search(body)
+    if fraction is None:
         return 0.0  # whole numbers are printed to the last digit
-    step = float(10.0 ** -min(len(found[1]), 300))
+    step = float(10.0 ** -min(len(fraction[1]), 300))
     return 0.0 if dtype in _FINEST and step < _FINEST[dtype] else step
 
 
