@@ -89,48 +89,48 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
     """The calls, referring to one record where several hold the same tensor."""
     calls = list(calls)
     below = children(calls)
-    same: dict[int, int] = {}
-    seen: dict[int, dict[Hashable, int]] = {}
+    merged: dict[int, int] = {}
+    by_rank: dict[int, dict[Hashable, int]] = {}
 
     def take(
-        refs: Iterable[Ref], among: Callable[[Hashable], int | None], known: dict[Hashable, int]
+        refs: Iterable[Ref], among: Callable[[Hashable], int | None], contents: dict[Hashable, int]
     ) -> None:
         for ref in refs:
             content = _content(records[ref.record])
-            if content is None or ref.record in same:
+            if content is None or ref.record in merged:
                 continue
-            found = among(content)
-            same[ref.record] = ref.record if found is None else found
-            known[content] = same[ref.record]
+            first = among(content)
+            merged[ref.record] = ref.record if first is None else first
+            contents[content] = merged[ref.record]
 
     todo = [(call, False) for call in reversed(below.get(-1, []))]
     while todo:
         number, inside_done = todo.pop()
         call = calls[number]
-        known = seen.setdefault(call.rank, {})
+        contents = by_rank.setdefault(call.rank, {})
         if not inside_done:
             take(
                 (r for r in call.refs if not is_written(r.slot)),
-                known.get,
-                known,
+                contents.get,
+                contents,
             )
             todo.append((number, True))
             todo += [(kid, False) for kid in reversed(below.get(number, []))]
             continue
-        given = {_content(records[r.record]): same.get(r.record) for r in call.slots("input")}
+        inputs = {_content(records[r.record]): merged.get(r.record) for r in call.slots("input")}
         take(
             (r for r in call.refs if is_written(r.slot)),
-            (given if call.leaf else known).get,
-            known,
+            (inputs if call.leaf else contents).get,
+            contents,
         )
 
     def joined(ref: Ref) -> Ref:
-        record = same.get(ref.record, ref.record)
+        record = merged.get(ref.record, ref.record)
         return ref if record == ref.record else Ref(ref.slot, record, "content")
 
     def files(call: Call) -> dict[str, str]:
-        again = (r for r in call.refs if same.get(r.record, r.record) != r.record)
-        return {r.slot: records[r.record].file for r in again if records[r.record].file}
+        repeats = (r for r in call.refs if merged.get(r.record, r.record) != r.record)
+        return {r.slot: records[r.record].file for r in repeats if records[r.record].file}
 
     return [
         msgspec.structs.replace(call, refs=tuple(map(joined, call.refs)), files=files(call))

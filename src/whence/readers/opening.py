@@ -15,15 +15,15 @@ def open_run(path: str) -> Run:
     """
     from whence import readers, store
 
-    here = Path(path)
+    folder = Path(path)
     if (
-        not here.exists()
-        or (here / "run.json").exists()
-        or any(here.glob("rank[0-9][0-9][0-9][0-9][0-9]-*"))
+        not folder.exists()
+        or (folder / "run.json").exists()
+        or any(folder.glob("rank[0-9][0-9][0-9][0-9][0-9]-*"))
     ):
         return store.open_run(path)
 
-    inside = below(here)
+    inside = below(folder)
     return readers.open_run(path) if inside is None else store.open_run(inside)
 
 
@@ -64,5 +64,5 @@ def below(folder: Path) -> Path | None:
     """The one run that a `Dump` left somewhere below the folder that a user knows; None where there
     is none, or more than one.
     """
-    found = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
-    return found.pop() if len(found) == 1 else None
+    folders = {place.parent for pattern in _BELOW for place in folder.glob(f"{pattern}/run.json")}
+    return folders.pop() if len(folders) == 1 else None

@@ -35,11 +35,11 @@ def known() -> dict[str, Reader]:
 
     Raises WhenceError when another package's reader cannot be loaded or lacks something.
     """
-    found: dict[str, Reader] = {}
+    readers: dict[str, Reader] = {}
     for path in sorted(FOLDER.glob("[!_]*.py")):
-        found[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
+        readers[path.stem] = importlib.import_module(f"whence.readers.formats.{path.stem}")
     for point in entry_points(group=GROUP):
-        if point.name in found:
+        if point.name in readers:
             raise WhenceError(
                 f"{point.value} calls its reader {point.name!r}, which whence has itself; "
                 "another name is needed"
@@ -58,8 +58,8 @@ def known() -> dict[str, Reader]:
         ]
         if lacks:
             raise WhenceError(f"reader {point.name} from {point.value} has no {', '.join(lacks)}")
-        found[point.name] = loaded
-    return dict(sorted(found.items(), key=lambda item: item[1].ORDER))
+        readers[point.name] = loaded
+    return dict(sorted(readers.items(), key=lambda item: item[1].ORDER))
 
 
 def open_run(path: str | os.PathLike[str]) -> ForeignRun:
@@ -92,11 +92,11 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
                 "in it"
             )
         return ForeignRun(run, name)
-    asked = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
-    held = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
+    recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
+    content = f"{'a folder with ' + _first(place) if place.is_folder else f'a file of {place.size} bytes'}"  # noqa: E501
     raise UnreadableRun(
-        f"no reader could open {place.path}: {held}. What is recognised:\n  a whence run: "
-        f"run.json\n{asked}"
+        f"no reader could open {place.path}: {content}. What is recognised:\n  a whence run: "
+        f"run.json\n{recognised}"
     )
 
 

@@ -71,7 +71,7 @@ class Place:
     def _walk(self, below: str, depth: int) -> Iterator[str]:
         if not self.is_folder or depth > limits.DEPTH:
             return
-        seen = 0
+        count = 0
         try:
             with os.scandir(self.path / below) as entries:
                 for entry in entries:
@@ -79,8 +79,8 @@ class Place:
                     if entry.is_dir(follow_symlinks=False):
                         yield from self._walk(name, depth + 1)
                     elif _is_there(entry) and entry.is_file():
-                        seen += 1
-                        if seen > limits.FILES:
+                        count += 1
+                        if count > limits.FILES:
                             raise UnreadableRun(
                                 f"{self.path} holds more than {limits.FILES} files; give the "
                                 "folder of one dump"
@@ -99,12 +99,12 @@ class Place:
         raises UnreadableRun.
         """
         root = self.path if self.is_folder else self.path.parent
-        found = root / name
-        if "\0" in name or not found.resolve().is_relative_to(root.resolve()):
+        path = root / name
+        if "\0" in name or not path.resolve().is_relative_to(root.resolve()):
             raise UnreadableRun(
                 f"{self.path} names {name!r}, which lies outside of it; it is not followed"
             )
-        return found
+        return path
 
     def within(self, name: str) -> Place:
         """The place called `name` in this folder, for a reader that opens others. Raises

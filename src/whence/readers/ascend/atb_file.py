@@ -54,16 +54,16 @@ def recognised(head: bytes) -> bool:
     """Do these first bytes start such a file?"""
     if head.startswith(b"$Version="):
         return True
-    found = _lines(head)
-    return found is not None and {"dtype", "dims"} <= found[0].keys()
+    header = _lines(head)
+    return header is not None and {"dtype", "dims"} <= header[0].keys()
 
 
 def read(path: Path) -> Stored:
     """The last tensor of a file. Raises UnreadableRun saying what is wrong with it."""
     size, count = path.stat().st_size, 0
-    for found in itertools.islice(_heads(path, size), _RECORDS):  # noqa: B007 - the last one is meant
+    for head in itertools.islice(_heads(path, size), _RECORDS):  # noqa: B007 - the last one is meant
         count += 1
-    return _stored(path, size, *found, count)
+    return _stored(path, size, *head, count)
 
 
 def tensors(path: Path) -> list[Stored]:
@@ -108,14 +108,14 @@ def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
             if lines is None:
                 if count:
                     return  # torn when its program ended
-                what = f"no lines key=value that end with $End=1 in its first {len(head)} bytes"
-                raise UnreadableRun(f"{path.name} is not a tensor file of ATB: {what}")
+                problem = f"no lines key=value that end with $End=1 in its first {len(head)} bytes"
+                raise UnreadableRun(f"{path.name} is not a tensor file of ATB: {problem}")
             attributes, length = lines
             start = place + length
-            said = attributes.get("$Object.Length")
-            nbytes = _number(said, path) if said is not None else size - start
+            declared = attributes.get("$Object.Length")
+            nbytes = _number(declared, path) if declared is not None else size - start
             if "max" in attributes or "data" in attributes:
-                nbytes = _number(said, path) if said is not None else 0
+                nbytes = _number(declared, path) if declared is not None else 0
             yield attributes, start, nbytes
             count += 1
             place = start + max(nbytes, 0)
@@ -158,8 +158,12 @@ def _lines(head: bytes) -> tuple[dict[str, str], int] | None:
 def _stored(
     path: Path, size: int, attributes: dict[str, str], start: int, nbytes: int, records: int
 ) -> Stored:
-    own = attributes.get("whence.dtype")  # of a label, where the code has no word for it
-    kind = dtypes.named(own) if own else dtypes.acl(_number(attributes.get("dtype", "-1"), path))
+    dtype_name = attributes.get("whence.dtype")  # of a label, where the code has no word for it
+    kind = (
+        dtypes.named(dtype_name)
+        if dtype_name
+        else dtypes.acl(_number(attributes.get("dtype", "-1"), path))
+    )
     dims = limits.extents(
         [_number(d, path) for d in attributes.get("dims", "").split(",") if d.strip()], path.name
     )
@@ -171,7 +175,7 @@ def _stored(
             min(_number(length, path), max(nbytes - _number(offset, path), 0)),
         )
     need = dtypes.nbytes(kind, limits.count(dims))
-    there = max(min(nbytes, size - start), 0)
+    available = max(min(nbytes, size - start), 0)
     statistics = _statistics(attributes, limits.count(dims))
     why = attributes.get("whence.why", "")
     if why:
@@ -182,10 +186,10 @@ def _stored(
         pass
     elif statistics is not None:
         why = "the dump holds its statistics only"
-    elif not there and need:
+    elif not available and need:
         why = "the dump holds its description only"
-    elif there < need:
-        why = f"{path.name} has {there} of {need} bytes: the file was cut short"
+    elif available < need:
+        why = f"{path.name} has {available} of {need} bytes: the file was cut short"
     return Stored(
         kind,
         dims,

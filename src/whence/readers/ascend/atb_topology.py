@@ -40,14 +40,14 @@ class Model(NamedTuple):
         None when there is none of that type.
         """
         nodes, first = self.nodes, self.first
-        found: Operation | None = None
+        node: Operation | None = None
         for index, kind in path:
             place = index - first
-            found = nodes[place] if 0 <= place < len(nodes) else None
-            if found is None or found.type != kind:
+            node = nodes[place] if 0 <= place < len(nodes) else None
+            if node is None or node.type != kind:
                 return None
-            nodes, first = found.nodes, 0
-        return found
+            nodes, first = node.nodes, 0
+        return node
 
 
 def read(path: Path) -> Model | None:
@@ -55,19 +55,19 @@ def read(path: Path) -> Model | None:
     try:
         if path.stat().st_size > _BYTES:
             return None
-        found = json.loads(path.read_bytes())
+        tree = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("nodes"), list):
+    if not isinstance(tree, dict) or not isinstance(tree.get("nodes"), list):
         return None
-    nodes = tuple(_operations(found["nodes"], 0))
+    nodes = tuple(_operations(tree["nodes"], 0))
     if not nodes:
         return None
     number = _LAST_NUMBER.search(nodes[0].name)
     first = int(number[1]) if number else 0
     if (path.parent / "TransdataOperation_0.json").exists():
         first += 1
-    return Model(str(found.get("modelName", path.stem)), nodes, first)
+    return Model(str(tree.get("modelName", path.stem)), nodes, first)
 
 
 def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
@@ -85,5 +85,5 @@ def _operations(nodes: list[Any], depth: int) -> Iterator[Operation]:
             )
 
 
-def _names(found: Any) -> tuple[str, ...]:
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+def _names(names: Any) -> tuple[str, ...]:
+    return tuple(map(str, names)) if isinstance(names, list) else ()

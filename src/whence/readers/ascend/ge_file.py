@@ -28,12 +28,11 @@ _OUTPUT, _INPUT, _BUFFER, _NAME, _WORKSPACE = 3, 4, 5, 6, 8
 _OLD_WORKSPACE = 7  # the number of attributes today: told apart by what is in them
 
 
-class Held(NamedTuple):
+class DumpedTensor(NamedTuple):
     """A tensor of a dump file.
 
-    slot: "input.0" or "output.1". type: as stored. layout: how it lies. start: of its bytes in the
-    file; nbytes: how many are said to be there. origin: name of the original operator whose output
-    it is, "" when not said.
+    slot: "input.0" or "output.1". type: as stored. start: of its bytes in the file. nbytes: as the
+    header states. origin: name of the original operator whose output it is, "" when not stated.
     """
 
     slot: str
@@ -49,15 +48,15 @@ class Held(NamedTuple):
         return self.layout.shape
 
 
-class Dumped(NamedTuple):
-    """What one file says. op_name: of the operator, "" when not said. time_us: when it was written,
-    0 when not said. left: what is in the file and is not read, in words.
+class DumpFile(NamedTuple):
+    """What one file holds. op_name: "" when not stated. time_us: when it was written, 0 when not
+    stated. unread: what is in the file and is not read, in words.
     """
 
     op_name: str
     time_us: int
-    tensors: tuple[Held, ...]
-    left: tuple[str, ...]
+    tensors: tuple[DumpedTensor, ...]
+    unread: tuple[str, ...]
 
 
 def recognised(head: bytes, size: int) -> bool:
@@ -81,7 +80,7 @@ def recognised(head: bytes, size: int) -> bool:
     return True
 
 
-def read(path: Path) -> Dumped:
+def read(path: Path) -> DumpFile:
     """The header of a dump file. Raises UnreadableRun saying what is wrong with it."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -100,22 +99,27 @@ def read(path: Path) -> Dumped:
         raise UnreadableRun(f"{path.name}: its header is damaged: {error}") from error
 
 
-def elements(path: Path, held: Held) -> Array:
+def elements(path: Path, tensor: DumpedTensor) -> Array:
     """The logical tensor, memory-mapped where it lies plain. Raises ElementsMissing when bytes are
     missing.
     """
     size = path.stat().st_size
-    nbytes = max(min(held.nbytes, size - held.start), 0)
+    nbytes = max(min(tensor.nbytes, size - tensor.start), 0)
     if nbytes == 0:
         data: Array = np.empty(0, np.uint8)
     else:
-        data = np.memmap(path, np.uint8, "r", held.start, (nbytes,))
-    return held.layout.apply(dtypes.decoded(held.type, data, held.stored))
+        data = np.memmap(path, np.uint8, "r", tensor.start, (nbytes,))
+    return tensor.layout.apply(dtypes.decoded(tensor.type, data, tensor.stored))
 
 
-def _dump_data(header: bytes, start: int) -> Dumped:
+def _dump_data(header: bytes, start: int) -> DumpFile:
     name, time_us = "", 0
-    said: dict[str, list[_Said]] = {"output": [], "input": [], "buffer": [], "workspace": []}
+    described: dict[str, list[_Description]] = {
+        "output": [],
+        "input": [],
+        "buffer": [],
+        "workspace": [],
+    }
     kinds = {_OUTPUT: "output", _INPUT: "input", _BUFFER: "buffer", _WORKSPACE: "workspace"}
     base = np.frombuffer(header, np.uint8).__array_interface__["data"][0]
     for number, kind, value in protobuf.fields(header):
@@ -127,31 +131,31 @@ def _dump_data(header: bytes, start: int) -> Dumped:
             name = protobuf.text(value)
         elif number in kinds or (number == _OLD_WORKSPACE and _is_workspace(value)):
             slot = kinds.get(number, "workspace")
-            if len(said[slot]) >= _TENSORS:
+            if len(described[slot]) >= _TENSORS:
                 raise UnreadableRun(f"it says that one operator has more than {_TENSORS} {slot}s")
-            said[slot].append(_tensor(slot, value, base))
-    held: list[Held] = []
-    left: list[str] = []
+            described[slot].append(_tensor(slot, value, base))
+    tensors: list[DumpedTensor] = []
+    unread: list[str] = []
     place = start
     for slot in ("input", "output", "buffer", "workspace"):
-        for k, one in enumerate(said[slot]):
-            inside = one.inside is not None
-            at, nbytes = (
-                (8 + one.inside[0], one.inside[1])
-                if one.inside is not None
-                else (place, one.nbytes)
+        for k, description in enumerate(described[slot]):
+            inside = description.inside is not None
+            offset, nbytes = (
+                (8 + description.inside[0], description.inside[1])
+                if description.inside is not None
+                else (place, description.nbytes)
             )
-            place += 0 if inside else one.nbytes
+            place += 0 if inside else description.nbytes
             if slot in ("buffer", "workspace"):
-                left.append(f"{slot} {k} of {nbytes} bytes")
+                unread.append(f"{slot} {k} of {nbytes} bytes")
             else:
-                held.append(_held(f"{slot}.{k}", one, at, nbytes))
-    return Dumped(name, time_us, tuple(held), tuple(left))
+                tensors.append(_dumped_tensor(f"{slot}.{k}", description, offset, nbytes))
+    return DumpFile(name, time_us, tuple(tensors), tuple(unread))
 
 
-class _Said(NamedTuple):
-    """What a header says of one tensor. inside: (place in the header, bytes) when its bytes are in
-    the header itself.
+class _Description(NamedTuple):
+    """What a header states of one tensor. inside: (offset in the header, bytes) when its elements
+    are in the header itself.
     """
 
     type: dtypes.Type
@@ -164,9 +168,9 @@ class _Said(NamedTuple):
     inside: tuple[int, int] | None
 
 
-def _tensor(slot: str, message: Any, base: int) -> _Said:
-    """OpOutput, OpInput, OpBuffer or Workspace: the numbers of their fields agree but for those of
-    an output's origin.
+def _tensor(slot: str, message: Any, base: int) -> _Description:
+    """OpOutput, OpInput, OpBuffer or Workspace: their field numbers agree except for the origin of
+    an output, which moves later ones by one.
     """
     later = 1 if slot == "output" else 0
     plain = slot in ("buffer", "workspace")
@@ -206,7 +210,9 @@ def _tensor(slot: str, message: Any, base: int) -> _Said:
                 ),
                 "",
             )
-    return _Said(dtypes.ge(type_code), format_code, shape, original, nbytes, groups, origin, inside)
+    return _Description(
+        dtypes.ge(type_code), format_code, shape, original, nbytes, groups, origin, inside
+    )
 
 
 def _shape(message: Any) -> tuple[int, ...]:
@@ -232,17 +238,19 @@ def _is_workspace(message: Any) -> bool:
         return False
 
 
-def _held(slot: str, one: _Said, start: int, nbytes: int) -> Held:
-    stored = one.shape
-    if not stored and nbytes and one.type.bits:
-        count = nbytes * 8 // one.type.bits  # no shape: a scalar, or what its bytes hold
+def _dumped_tensor(slot: str, description: _Description, start: int, nbytes: int) -> DumpedTensor:
+    stored = description.shape
+    if not stored and nbytes and description.type.bits:
+        count = nbytes * 8 // description.type.bits  # no shape: a scalar, or what its bytes hold
         stored = () if count == 1 else (count,)
-    layout = layouts.logical(one.format, stored, one.original, max(one.groups, 1))
-    return Held(slot, one.type, stored, layout, start, nbytes, one.origin)
+    layout = layouts.logical(
+        description.format, stored, description.original, max(description.groups, 1)
+    )
+    return DumpedTensor(slot, description.type, stored, layout, start, nbytes, description.origin)
 
 
-def _nano(header: bytes, start: int) -> Dumped:
-    tensors: list[tuple[str, tuple[int, ...], _Said]] = []
+def _nano(header: bytes, start: int) -> DumpFile:
+    tensors: list[tuple[str, tuple[int, ...], _Description]] = []
     for tag, value in _records(header, 8):
         if tag not in (_NANO_INPUTS, _NANO_OUTPUTS):
             continue
@@ -254,25 +262,32 @@ def _nano(header: bytes, start: int) -> Dumped:
             # type, format, kind of address[, index, original type, original format], address,
             # offset, size, bytes of what follows
             fixed = 12 + (12 if slot == "output" else 0)
-            _, _, nbytes, more = struct.unpack_from("<3QI", value, place + fixed)
+            _, _, nbytes, extra_bytes = struct.unpack_from("<3QI", value, place + fixed)
             place += fixed + 28
             shapes = {
                 t: tuple(v[: len(v) // 8 * 8].cast("Q"))
-                for t, v in _records(value[place : place + more], 0)
+                for t, v in _records(value[place : place + extra_bytes], 0)
                 if t in (0, 1)
             }
-            place += more
-            found = {t: limits.extents(tuple(map(int, s)), "a tensor") for t, s in shapes.items()}
-            said = _Said(
-                dtypes.acl(code), layout, found.get(0, ()), found.get(1, ()), nbytes, 1, "", None
+            place += extra_bytes
+            extents = {t: limits.extents(tuple(map(int, s)), "a tensor") for t, s in shapes.items()}
+            description = _Description(
+                dtypes.acl(code),
+                layout,
+                extents.get(0, ()),
+                extents.get(1, ()),
+                nbytes,
+                1,
+                "",
+                None,
             )
-            tensors.append((f"{slot}.{k}", (), said))
+            tensors.append((f"{slot}.{k}", (), description))
     tensors.sort(key=lambda t: is_output(t[0]))
-    held, place = [], start
-    for slot, _, said in tensors:
-        held.append(_held(slot, said, place, said.nbytes))
-        place += said.nbytes
-    return Dumped("", 0, tuple(held), ())
+    out, place = [], start
+    for slot, _, description in tensors:
+        out.append(_dumped_tensor(slot, description, place, description.nbytes))
+        place += description.nbytes
+    return DumpFile("", 0, tuple(out), ())
 
 
 def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memoryview]]:
@@ -287,14 +302,15 @@ def _records(data: bytes | memoryview, place: int) -> Iterator[tuple[int, memory
         place += length
 
 
-def missing(held: Held, path: Path) -> str:
-    """Why a tensor's elements cannot be had, "" when they can. Reads nothing but the file's
-    size.
-    """
-    if not held.type.dtype:
-        return f"elements of {held.type.name} are not read"
-    need = dtypes.nbytes(held.type, limits.count(held.stored))
-    there = max(min(held.nbytes, path.stat().st_size - held.start), 0)
-    if there < need:
-        return f"{path.name} has {there} of the {need} bytes of {held.slot}: the file was cut short"
+def missing(tensor: DumpedTensor, path: Path) -> str:
+    """Why a tensor's elements cannot be read, "" when they can. Looks at the file's size only."""
+    if not tensor.type.dtype:
+        return f"elements of {tensor.type.name} are not read"
+    need = dtypes.nbytes(tensor.type, limits.count(tensor.stored))
+    available = max(min(tensor.nbytes, path.stat().st_size - tensor.start), 0)
+    if available < need:
+        return (
+            f"{path.name} has {available} of the {need} bytes of {tensor.slot}: the file was cut "
+            "short"
+        )
     return ""

@@ -1,5 +1,5 @@
-"""What the graph texts beside a GE dump say of its operators: which operators of the original
-program each one carries out.
+"""Origins of the operators of a GE dump: which operators of the original program each one computes,
+from the graph texts beside the dump.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from whence.records.fused_names import segments
 
 _DYNAMO = re.compile(r"dynamo_(original|optimized)_graph_(\d+)_rank_(\d+)_")
 _NAMED = re.compile(r"(dynamo_\w+|ge_proto_\w+)\.(txt|pbtxt)$")
-# Operators that only move elements or change their dtype: what they hand on bears the name of who
-# made it.
+# Operators that move elements or change their dtype: the output has the name of its producer.
 MOVES = frozenset({"TransData", "Cast", "Transpose", "TransposeD", "Identity", "Reshape"})
 
 
@@ -33,41 +32,41 @@ def plain(name: str) -> str:
 class Origins:
     """Origins of the operators of one dumped graph.
 
-    before: its graphs before optimisation; after: behind it. Names of FX nodes where the graphs are
-    stamped with them, else names of the original operators.
+    Origins are names of FX nodes where the graphs are stamped with them, else names of the original
+    operators.
     """
 
-    def __init__(self, before: Iterable[Graph], after: Iterable[Graph]) -> None:
-        self._before, self._after = list(before), list(after)
-        self._all = [*self._after, *self._before]
+    def __init__(self, unoptimised: Iterable[Graph], optimised: Iterable[Graph]) -> None:
+        self._unoptimised, self._optimised = list(unoptimised), list(optimised)
+        self._all = [*self._optimised, *self._unoptimised]
         self.of = functools.lru_cache(maxsize=1 << 17)(self._of)
 
-    def _of(self, name: str, op_type: str, said: tuple[str, ...]) -> tuple[str, ...]:
-        """The origins of one operator, in order; () when it has none that are known. said: names in
-        the dump itself.
+    def _of(self, name: str, op_type: str, stated: tuple[str, ...]) -> tuple[str, ...]:
+        """The origins of one operator, in order; () when none is known. stated: names in the dump
+        itself.
         """
-        wanted = plain(name)
-        found = [
+        plain_name = plain(name)
+        nodes = [
             (graph, node)
             for graph in self._all
-            if (node := _plain_names(graph).get(wanted)) is not None
+            if (node := _plain_names(graph).get(plain_name)) is not None
         ]
-        members = self._members(wanted, found)
+        members = self._members(plain_name, nodes)
         if members is None:
-            members = tuple(dict.fromkeys(said)) if op_type not in MOVES else ()
+            members = tuple(dict.fromkeys(stated)) if op_type not in MOVES else ()
         named = (self._fx(member) for member in members)
         fx = tuple(dict.fromkeys(n for n in named if n))
         if fx or any(graph.fx_names for graph in self._all):
             return fx
-        return () if members in ((name,), (wanted,)) else members
+        return () if members in ((name,), (plain_name,)) else members
 
-    def _members(self, name: str, found: list[tuple[Graph, Node]]) -> tuple[str, ...] | None:
-        for _, node in found:
+    def _members(self, name: str, nodes: list[tuple[Graph, Node]]) -> tuple[str, ...] | None:
+        for _, node in nodes:
             if node.origins is not None:
                 return node.origins
-        if found:
-            return (found[0][1].name,)
-        for graph in (*self._before, *self._after):
+        if nodes:
+            return (nodes[0][1].name,)
+        for graph in (*self._unoptimised, *self._optimised):
             names = _plain_names(graph)
             parts = segments(
                 name,
@@ -79,9 +78,9 @@ class Origins:
         return None
 
     def _fx(self, name: str) -> str:
-        wanted = plain(name)
-        for graph in (*self._before, *self._after):
-            node = _plain_names(graph).get(wanted)
+        plain_name = plain(name)
+        for graph in (*self._unoptimised, *self._optimised):
+            node = _plain_names(graph).get(plain_name)
             if node is not None and node.name in graph.fx_names:
                 return graph.fx_names[node.name]
         return ""
@@ -100,21 +99,21 @@ class Texts:
         self._read: list[tuple[str, int, int, Graph]] = []  # which, graph, rank
         for path in paths:
             named = _DYNAMO.match(path.name)
-            which, graph, rank = (named[1], int(named[2]), int(named[3])) if named else ("", -1, -1)
+            kind, graph, rank = (named[1], int(named[2]), int(named[3])) if named else ("", -1, -1)
             try:
-                self._read += [(which, graph, rank, g) for g in graphs(path)]
+                self._read += [(kind, graph, rank, g) for g in graphs(path)]
             except UnreadableRun as error:
                 if not path.name.endswith(".json"):  # any JSON may lie about
                     self.wrong.append(f"{error}; names of fused operators are not known from it")
 
     def origins(self, graph: int, rank: int) -> Origins:
-        """For the graph of this number on this rank; texts that bear no number serve all."""
+        """For the graph of this number on this rank; texts without a number serve all."""
 
-        def fits(which: tuple[str, int, int, Graph]) -> bool:
-            return which[1] in (graph, -1) or graph < 0
+        def fits(text: tuple[str, int, int, Graph]) -> bool:
+            return text[1] in (graph, -1) or graph < 0
 
-        fitting = [one for one in self._read if fits(one)]
-        of_rank = [one for one in fitting if one[2] in (rank, -1)] or fitting
+        fitting = [text for text in self._read if fits(text)]
+        of_rank = [text for text in fitting if text[2] in (rank, -1)] or fitting
         return Origins(
             (g for w, _, _, g in of_rank if w == "original"),
             (g for w, _, _, g in of_rank if w != "original"),

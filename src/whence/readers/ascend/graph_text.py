@@ -28,17 +28,17 @@ _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
-def parsed(text: str, what: str) -> Message:
+def parsed(text: str, label: str) -> Message:
     """A message in protobuf text form: every field a list of its values, messages as dicts, all
     else as strings.
 
-    what: names it in errors. Raises UnreadableRun where the text is no such message.
+    label: names the text in errors. Raises UnreadableRun where it is no such message.
     """
     top: Message = defaultdict(list)
     stack: list[tuple[Message, str]] = [(top, "")]
     field, lists = "", 0
     glued = False  # the token before was a string that this one may go on
-    for kind, word, place in _tokens(text, what):
+    for kind, word, place in _tokens(text, label):
         message, end = stack[-1]
         if kind == "string" and glued:
             message[field][-1] += _unescaped(word)
@@ -47,7 +47,7 @@ def parsed(text: str, what: str) -> Message:
         if word in "{<" and kind == "mark":
             if not field or len(stack) > _DEPTH:
                 raise UnreadableRun(
-                    f"{what}: a message at character {place} has no name, or lies {_DEPTH} deep"
+                    f"{label}: a message at character {place} has no name, or lies {_DEPTH} deep"
                 )
             inner: Message = defaultdict(list)
             message[field].append(inner)
@@ -55,7 +55,7 @@ def parsed(text: str, what: str) -> Message:
             field = field if lists else ""
         elif kind == "mark" and word in "}>":
             if word != end or len(stack) == 1:
-                raise UnreadableRun(f"{what}: {word} at character {place} ends nothing")
+                raise UnreadableRun(f"{label}: {word} at character {place} ends nothing")
             stack.pop()
             field = ""
         elif kind == "mark":
@@ -68,29 +68,29 @@ def parsed(text: str, what: str) -> Message:
         else:
             message[field].append(word)
     if len(stack) > 1:
-        raise UnreadableRun(f"{what} ends within a message")
+        raise UnreadableRun(f"{label} ends within a message")
     return top
 
 
 def _takes_value(text: str, place: int) -> bool:
-    """Is the name that starts here a value (`key: DT_FLOAT`), not a field?"""
-    before = place - 1
-    while before >= 0 and text[before] in " \t\r\n":
-        before -= 1
-    return before >= 0 and text[before] in ":[,"
+    """Whether the name that starts here is a value (`key: DT_FLOAT`), not a field."""
+    i = place - 1
+    while i >= 0 and text[i] in " \t\r\n":
+        i -= 1
+    return i >= 0 and text[i] in ":[,"
 
 
-def _tokens(text: str, what: str) -> Iterator[tuple[str, str, int]]:
+def _tokens(text: str, label: str) -> Iterator[tuple[str, str, int]]:
     place = 0
     while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None:
+        match = _TOKEN.match(text, place)
+        if match is None:
             raise UnreadableRun(
-                f"{what}: {text[place : place + 20]!r} at character {place} is no protobuf text"
+                f"{label}: {text[place : place + 20]!r} at character {place} is no protobuf text"
             )
-        if found.lastgroup != "space":
-            yield str(found.lastgroup), found.group(), place
-        place = found.end()
+        if match.lastgroup != "space":
+            yield str(match.lastgroup), match.group(), place
+        place = match.end()
 
 
 def _unescaped(quoted: str) -> str:
@@ -99,14 +99,14 @@ def _unescaped(quoted: str) -> str:
         return inner
     raw = bytearray()
     last = 0
-    for found in _ESCAPE.finditer(inner):
-        raw += inner[last : found.start()].encode()
-        octal, hexadecimal, letter = found.groups()
+    for match in _ESCAPE.finditer(inner):
+        raw += inner[last : match.start()].encode()
+        octal, hexadecimal, letter = match.groups()
         if letter is None:
             raw.append(int(octal, 8) & 0xFF if octal else int(hexadecimal, 16))
         else:
             raw += _PLAIN.get(letter, letter).encode()
-        last = found.end()
+        last = match.end()
     raw += inner[last:].encode()
     return raw.decode("utf-8", "backslashreplace")
 
@@ -115,8 +115,8 @@ class Node(NamedTuple):
     """One operator of a graph.
 
     inputs: (producer, its output) of every input that is data, in order; ("", 0) for one that is
-    left out. fx: name of the FX node that each stamped output stands for. origins: operators of the
-    original program that were fused into it; None when not said.
+    left out. fx: name of the FX node of each stamped output. origins: operators of the original
+    program that were fused into it; None when not stated.
     """
 
     name: str
@@ -135,9 +135,9 @@ class Graph:
 
     @cached_property
     def fx_names(self) -> Mapping[str, str]:
-        """FX node of every operator: its own stamp; without one, that of all who read it, since
-        only the last operator that an FX node became bears its name. Operators that several FX
-        nodes read, and inputs of the graph, have none.
+        """FX node of every operator: its own stamp; without one, the common FX node of its readers,
+        since only the last operator of an FX node has the stamp. Operators that several FX nodes
+        read, and inputs of the graph, have none.
         """
         readers: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes.values():
@@ -148,9 +148,9 @@ class Graph:
             if node.fx:
                 owner[node.name] = node.fx[0].rpartition(".OUTPUT.")[0].partition("-")[0]
             elif node.type not in _SOURCES:
-                found = {owner.get(reader, "") for reader in readers[node.name]}
-                if len(found) == 1 and "" not in found:
-                    owner[node.name] = found.pop()
+                owners = {owner.get(reader, "") for reader in readers[node.name]}
+                if len(owners) == 1 and "" not in owners:
+                    owner[node.name] = owners.pop()
         return owner
 
     def in_order(self) -> list[Node]:
@@ -172,12 +172,12 @@ class Graph:
                 waiting[reader] -= 1
                 if not waiting[reader]:
                     ready.append(reader)
-        done = set(out)
-        return [self.nodes[name] for name in (*out, *(n for n in self.nodes if n not in done))]
+        ordered = set(out)
+        return [self.nodes[name] for name in (*out, *(n for n in self.nodes if n not in ordered))]
 
-    def feeds(self, name: str, other: str) -> bool:
-        """Does one operator read what another makes?"""
-        node = self.nodes.get(other)
+    def feeds(self, name: str, reader: str) -> bool:
+        """Whether an operator reads an output of another."""
+        node = self.nodes.get(reader)
         return node is not None and any(producer == name for producer, _ in node.inputs)
 
 
@@ -223,17 +223,17 @@ def messages(path: Path) -> list[tuple[str, list[Message]]]:
     if not isinstance(message, dict):
         raise UnreadableRun(f"{path.name} is not the graph of a model")
     wrapped = [g for g in many(message, "graph") if isinstance(g, dict)]
-    found = [
+    by_graph = [
         (text_of(one(g, "name")), [op for op in many(g, "op") if isinstance(op, dict)])
         for g in (wrapped or [message])
     ]
-    return [(name, operators) for name, operators in found if operators]
+    return [(name, operators) for name, operators in by_graph if operators]
 
 
 def node(op: Mapping[str, Any]) -> Node:
     """An operator as `messages` has it."""
     attributes = attributes_of(op)
-    inputs = [_input(text_of(given)) for given in many(op, "input")]
+    inputs = [_input(text_of(entry)) for entry in many(op, "input")]
     outputs = [o for o in many(op, "output_desc") if isinstance(o, dict)]
     stamps = (
         text_of(one(value, "s"))
@@ -244,7 +244,7 @@ def node(op: Mapping[str, Any]) -> Node:
     origins = (
         None
         if names is None
-        else tuple(text_of(s) for given in many(names, "list") for s in many(given, "s"))
+        else tuple(text_of(s) for entry in many(names, "list") for s in many(entry, "s"))
     )
     return Node(
         text_of(one(op, "name")),
@@ -277,14 +277,14 @@ def attributes_of(of: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def many(message: Any, field: str) -> list[Any]:
     """The values of a repeated field, which JSON and text write as a list, one, or none."""
-    found = message.get(field) if isinstance(message, dict) else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+    value = message.get(field) if isinstance(message, dict) else None
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def one(message: Any, field: str) -> Any:
     """The last value of a field, None without one."""
-    found = many(message, field)
-    return found[-1] if found else None
+    values = many(message, field)
+    return values[-1] if values else None
 
 
 def text_of(value: Any) -> str:

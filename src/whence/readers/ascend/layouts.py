@@ -41,8 +41,8 @@ _PLAIN = frozenset(
 
 
 class Layout(NamedTuple):
-    """How a tensor lies. shape: logical. apply: stored array -> logical array. why: when it stays
-    as it is stored though the logical shape is another one, the reason; else "".
+    """How a tensor is stored. shape: logical. apply: stored array -> logical array. why: the reason
+    if it keeps its stored shape although the logical shape differs, else "".
     """
 
     shape: tuple[int, ...]
@@ -53,24 +53,24 @@ class Layout(NamedTuple):
 def logical(
     code: int, stored: tuple[int, ...], original: tuple[int, ...], groups: int = 1
 ) -> Layout:
-    """The logical tensor of one that lies in this format.
+    """The logical layout of a tensor stored in a device format.
 
-    code: aclFormat or GE format. stored: shape on the device. original: logical shape, () when the
-    dump does not say; the blocks are put together then and the padding stays.
+    code: aclFormat or GE format. stored: shape on the device. original: logical shape, () when not
+    stated; then blocks are joined and the padding stays.
     """
     name = FORMATS.get(code, f"format {code}")
     if name in _PLAIN or code < 0 or limits.count(stored) == 0:
         return Layout(stored, _same)
     if groups > 1 and name.startswith("FRACTAL_Z"):
         return Layout(stored, _same, f"{name} of {groups} groups is kept as it lies on the device")
-    found = _WAYS[name](stored, original) if name in _WAYS else None
-    if found is None:
+    layout = _WAYS[name](stored, original) if name in _WAYS else None
+    if layout is None:
         return Layout(
             stored,
             _same,
             f"{name} {list(stored)} of logical {list(original)} is kept as it lies on the device",
         )
-    return found
+    return layout
 
 
 def _same(array: Array) -> Array:
@@ -94,7 +94,7 @@ def _moved(
 
 
 def _fits(cut: tuple[int, ...], whole: tuple[int, ...], free: tuple[int, ...]) -> bool:
-    """Is `cut` what is left of `whole` when its `free` axes lose their padding?"""
+    """Whether `cut` is `whole` without the padding of its `free` axes."""
     return len(cut) == len(whole) and all(
         c <= w if axis in free else c == w for axis, (c, w) in enumerate(zip(cut, whole))
     )

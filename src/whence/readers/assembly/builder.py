@@ -1,6 +1,4 @@
-"""Puts a foreign dump together as a Run: a reader names tensors and calls, this gives them their
-places.
-"""
+"""Builds a Run from a foreign dump: a reader adds tensors and calls, the builder gives them ids."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Load = Callable[[], Array]
 Slots = Mapping[str, int] | Iterable[int]
 _NO_PROGRAM = "a dump has no program"
 LOGGED = mark(Mark.LOGGED)
-"""The note of a label that a kernel logged: a print among the kernel's own steps, no call, and it
-stands before what the kernel wrote.
-"""
+"""The note of a label that a kernel logged while it ran: it comes before the kernel's output."""
 
 
 class Building:
@@ -52,7 +48,7 @@ class Building:
         self._records: list[Record] = []
         self._loads: dict[int, Load] = {}
         self._calls: list[Call] = []
-        self._seen: Counter[tuple[int, str, int, int, str, str, str]] = Counter()
+        self._occurrences: Counter[tuple[int, str, int, int, str, str, str]] = Counter()
         self._notes: list[Note] = []
 
     def tensor(
@@ -104,9 +100,9 @@ class Building:
             self._loads[number] = load
         return number
 
-    def array(self, array: Array, **given: Any) -> int:
-        """Add a tensor whose elements are at hand (or memory-mapped). given: as for `tensor`."""
-        return self.tensor(dtypes.of(array).name, tuple(array.shape), lambda: array, **given)
+    def array(self, array: Array, **options: Any) -> int:
+        """Add a tensor whose elements are in memory or mapped. options: as for `tensor`."""
+        return self.tensor(dtypes.of(array).name, tuple(array.shape), lambda: array, **options)
 
     def call(
         self,
@@ -136,7 +132,7 @@ class Building:
         params: {name: record}. parent: handle of the call it is part of. The n-th call of a name in
         a step has occurrence n.
         """
-        seen = (rank, root, step, micro, phase, scope, op)
+        key = (rank, root, step, micro, phase, scope, op)
         if phase == "backward":  # what the forward pass kept for it is in no dump
             notes = (*notes, mark(Mark.INPUTS_UNKNOWN))
         added = Call(
@@ -149,7 +145,7 @@ class Building:
             micro=micro,
             phase=phase,
             op=op,
-            occurrence=self._seen[seen],
+            occurrence=self._occurrences[key],
             kind=kind,
             op_type=op_type,
             source=source,
@@ -161,12 +157,12 @@ class Building:
             training=training,
         )
         self._calls.append(added)
-        self._seen[seen] += 1
+        self._occurrences[key] += 1
         self.fill(len(self._calls) - 1, inputs=inputs, outputs=outputs, params=params)
         return len(self._calls) - 1
 
     def again(self, card: Call, tensors: Iterable[tuple[str, int]], parent: int = -1) -> int:
-        """Add a call that begins now, as a card of whence's tells of it (`whence.records.sidecar`).
+        """Add a call that begins now, from a card that whence wrote (`whence.records.sidecar`).
         tensors: (slot, record). Returns its handle.
         """
         refs = tuple(Ref(slot, record) for slot, record in tensors)
@@ -187,8 +183,8 @@ class Building:
         params: Mapping[str, int] = {},
         mutated: Mapping[str, int] = {},
     ) -> None:
-        """Give a call more of its tensors, as `call` takes them; places go on counting. mutated:
-        {input it changed: record after}.
+        """Add tensors to a call, as `call` takes them; positions continue from those it has.
+        mutated: {input it changed: record after}.
         """
         old = self._calls[call]
         refs = list(old.refs)
@@ -208,14 +204,12 @@ class Building:
         self._calls[call] = msgspec.structs.replace(old, refs=tuple(refs))
 
     def note(self, kind: str, text: str, scope: str = "", step: int = -1) -> None:
-        """Something a reader of the answer must know; kind "error" and "budget" are shown with
-        every comparison.
-        """
+        """Add a note on the run; kinds "error" and "budget" are shown with every comparison."""
         self._notes.append(Note(kind, text, scope, step))
 
     def run(self) -> Run:
-        """The finished run. Calls without a parent are put under one root for every process, model
-        and step, where there is none.
+        """The finished run. Calls without a parent get one root per process, model and step, where
+        there is none.
         """
         calls = self._rooted()
         below: dict[int, list[int]] = {}
@@ -263,8 +257,8 @@ class Building:
         )
 
     def _rooted(self) -> list[Call]:
-        """The calls, in the order in which they began, those without a parent below one root;
-        places are new.
+        """The calls in the order in which they began, renumbered, those without a parent below one
+        root.
         """
         loose: dict[_Whole, list[int]] = {}
         for place, call in enumerate(self._calls):
@@ -313,7 +307,7 @@ _Whole = tuple[int, str, int, int, str]
 
 
 def _whole(call: Call) -> _Whole:
-    """What calls have in common that are parts of one whole."""
+    """What the calls below one root have in common."""
     return call.rank, call.root, call.step, call.micro, call.phase
 
 
@@ -328,23 +322,22 @@ class _Built:
         self._lock = threading.Lock()
 
     def array(self, record: int) -> Array:
-        load, known = self._loads.get(record), self.records[record]
+        load, expected = self._loads.get(record), self.records[record]
         if load is None:
-            raise ElementsMissing(known.why)
+            raise ElementsMissing(expected.why)
         try:
             with self._lock:  # files are shared by all records in them
-                found = load()
+                elements = load()
         except ElementsMissing:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a damaged file does to a parser: this tensor is lost, and says why
+        # whatever a damaged file does to a parser: this tensor is lost, and says why
+        except Exception as error:
             raise ElementsMissing(f"cannot be read: {type(error).__name__}: {error}") from error
-        if tuple(found.shape) != known.shape or dtypes.of(found).name != known.dtype:
+        if tuple(elements.shape) != expected.shape or dtypes.of(elements).name != expected.dtype:
             raise ElementsMissing(
-                f"is {found.dtype} {tuple(found.shape)}, not {known.dtype} {known.shape} as the "
-                "dump says"
+                f"is {elements.dtype} {tuple(elements.shape)}, not {expected.dtype} "
+                f"{expected.shape} as the dump says"
             )
-        view = np.asarray(found).view()
+        view = np.asarray(elements).view()
         view.flags.writeable = False
         return view

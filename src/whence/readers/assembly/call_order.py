@@ -1,5 +1,5 @@
-"""The order in which operators ran, of dumps that do not say it: producers before readers, by what
-their tensors hold.
+"""The order in which operators ran, for dumps that do not state it: producers before readers, by
+the content of their tensors.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ T = TypeVar("T", bound=Hashable)
 def ordered(
     first: Sequence[T], reads: Mapping[T, Sequence[Hashable]], makes: Mapping[T, Sequence[Hashable]]
 ) -> list[T]:
-    """The operators so that each comes behind those that make what it reads; among equals in the
-    order given.
+    """The operators sorted so that each follows the producers of what it reads; `first` is the
+    order where nothing decides, and in circles (in-place updates).
 
-    reads, makes: what stands for the content of its tensors. What several make, the first of them
-    made that does not read it too; those that only hand it on (views, copies, a sum with nothing)
-    come next, before all others that read it. Where they wait for each other in a circle (in-place
-    updates), the order given decides.
+    reads, makes: stand-ins for the content of its tensors. If several operators output the same
+    content, its producer is the first that does not also read it; those that only pass it on
+    (views, copies, a sum with nothing) come next, before all other readers.
     """
-    place = {one: k for k, one in enumerate(first)}
+    place = {operator: k for k, operator in enumerate(first)}
     makers: dict[Hashable, list[T]] = defaultdict(list)
-    for one in first:
-        for content in dict.fromkeys(makes.get(one, ())):
-            makers[content].append(one)
+    for operator in first:
+        for content in dict.fromkeys(makes.get(operator, ())):
+            makers[content].append(operator)
     sources = {
-        content: _sources(content, found, reads, makers) for content, found in makers.items()
+        content: _sources(content, candidates, reads, makers)
+        for content, candidates in makers.items()
     }
     waiting: dict[T, int] = dict.fromkeys(first, 0)
     readers: dict[T, list[T]] = defaultdict(list)
-    for one in first:
-        read = [content for content in dict.fromkeys(reads.get(one, ())) if content in sources]
-        before = {
+    for operator in first:
+        read = [content for content in dict.fromkeys(reads.get(operator, ())) if content in sources]
+        producers = {
             maker
             for content in read
-            for maker in sources[content][: 1 if one in makers[content] else None]
-        } - {one}
-        waiting[one] = len(before)
-        for maker in before:
-            readers[maker].append(one)
-    ready: list[Any] = [(place[one], one) for one in first if not waiting[one]]
+            for maker in sources[content][: 1 if operator in makers[content] else None]
+        } - {operator}
+        waiting[operator] = len(producers)
+        for maker in producers:
+            readers[maker].append(operator)
+    ready: list[Any] = [(place[operator], operator) for operator in first if not waiting[operator]]
     heapq.heapify(ready)
-    rest = list(reversed(first))
+    pending = list(reversed(first))
     out: dict[T, None] = {}
     while len(out) < len(first):
         if ready:
-            one = heapq.heappop(ready)[1]
+            operator = heapq.heappop(ready)[1]
         else:
-            one = rest.pop()
-        if one in out:
+            operator = pending.pop()
+        if operator in out:
             continue
-        out[one] = None
-        for reader in readers[one]:
+        out[operator] = None
+        for reader in readers[operator]:
             waiting[reader] -= 1
             if not waiting[reader]:
                 heapq.heappush(ready, (place[reader], reader))
@@ -64,28 +64,32 @@ def ordered(
 
 def _sources(
     content: Hashable,
-    found: Sequence[T],
+    candidates: Sequence[T],
     reads: Mapping[T, Sequence[Hashable]],
     makers: Mapping[Hashable, Sequence[T]],
 ) -> list[T]:
-    """Of those that make a content: the one that made it, and those that only hand it on."""
-    maker = next((one for one in found if content not in reads.get(one, ())), found[0])
+    """Of the operators that output a content: its producer, then those that only pass it on."""
+    maker = next(
+        (operator for operator in candidates if content not in reads.get(operator, ())),
+        candidates[0],
+    )
     return [
         maker,
         *(
-            one
-            for one in found
-            if one != maker and {c for c in reads.get(one, ()) if c in makers} == {content}
+            operator
+            for operator in candidates
+            if operator != maker
+            and {c for c in reads.get(operator, ()) if c in makers} == {content}
         ),
     ]
 
 
 def parents(scopes: Sequence[str]) -> list[int]:
-    """For calls in the order in which they ended, by dotted scope: the place of the one each is
-    part of, -1 where there is none.
+    """Parents of calls, given by dotted scope in the order in which they ended: the position of
+    the parent, -1 where there is none.
 
-    A call holds those that ended right before it whose scope lies below its own; the empty scope
-    holds all.
+    A call is the parent of those that ended right before it whose scope is below its own; the empty
+    scope is above all.
     """
     out = [-1] * len(scopes)
     open_: list[int] = []
@@ -101,8 +105,8 @@ def _below(scope: str, above: str) -> bool:
 
 
 def begun(parent: Sequence[int]) -> Iterator[int]:
-    """The places in the order in which the calls began: what holds others before them, siblings as
-    they ended.
+    """Positions in the order in which the calls began: parents before children, siblings as they
+    ended.
     """
     below: dict[int, list[int]] = {}
     for place, above in enumerate(parent):

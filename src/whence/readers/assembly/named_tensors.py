@@ -42,9 +42,9 @@ class Named:
     """A tensor with a name. name: dotted. dtype, shape, load, why, stride: as `Building.tensor`
     takes them.
 
-    at: when its file was written. ordered: its place among the others is that in which it was made.
-    said: its scope, "input" or "output", and slot, where the dump tells them. arguments: of its
-    call. file: it lies in, relative to the dump.
+    modified_ns: of its file. ordered: whether the file has its tensors in the order in which they
+    were made. place_in_call: scope, "input" or "output", and slot, where the dump states them.
+    arguments: of its call. file: relative to the dump.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Named:
     why: str = ""
     step: int = 0
     rank: int = 0
-    at: int = 0
+    modified_ns: int = 0
     ordered: bool = False
     stride: tuple[int, ...] = ()
-    said: tuple[str, str, str] | None = None
+    place_in_call: tuple[str, str, str] | None = None
     file: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,10 +70,8 @@ class Named:
 Items = Callable[[Building, File, str], Iterable[Named]]
 
 
-def of_torch(name: str, tensor: TorchTensor | Unknown, **given: Any) -> Named:
-    """A tensor of a file as one with a name; one that is not read says so. given: what else `Named`
-    takes.
-    """
+def of_torch(name: str, tensor: TorchTensor | Unknown, **fields: Any) -> Named:
+    """A tensor of a file as a `Named`; one that is not read says so. fields: others of `Named`."""
     if isinstance(tensor, TorchTensor):
         return Named(
             name,
@@ -81,7 +79,7 @@ def of_torch(name: str, tensor: TorchTensor | Unknown, **given: Any) -> Named:
             tensor.shape,
             tensor.array,
             stride=() if tensor.is_contiguous else tensor.stride,
-            **given,
+            **fields,
         )
     return Named(
         name,
@@ -89,7 +87,7 @@ def of_torch(name: str, tensor: TorchTensor | Unknown, **given: Any) -> Named:
         (),
         None,
         f"{tensor.name} is not read; save it as a plain tensor",
-        **given,
+        **fields,
     )
 
 
@@ -107,21 +105,21 @@ def of_files(
     """The tensors of a file, or of every file of a folder that is one of ours by its name; in the
     order of the dump, as far as it has one.
 
-    items: gives those of one file, by the name that theirs begin with. A file that cannot be read
-    is noted, and so are files of other formats beside them. Raises UnreadableRun when a single file
-    cannot be read.
+    items: the tensors of one file, given the prefix of their names. A file that cannot be read is
+    noted, and so are files of other formats. Raises UnreadableRun when a single file cannot be
+    read.
     """
     if not place.is_folder:
         return list(items(building, File(place.path), ""))
     chosen = [name for name in place.files if is_ours(name)]
-    found: list[Named] = []
+    tensors: list[Named] = []
     for name in chosen:
-        own, step, rank = placed(name, alone=len(chosen) == 1)
+        prefix, step, rank = placed(name, is_only=len(chosen) == 1)
         try:
             file = File(place.inside(name))
-            found += (
-                replace(item, step=step, rank=rank, at=file.written, file=name)
-                for item in items(building, file, own)
+            tensors += (
+                replace(item, step=step, rank=rank, modified_ns=file.modified_ns, file=name)
+                for item in items(building, file, prefix)
             )
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
@@ -132,27 +130,27 @@ def of_files(
             f"{len(others)} files of other formats are not read: "
             f"{', '.join(others[:3])}{' ...' if others[3:] else ''}",
         )
-    return found
+    return tensors
 
 
-def placed(path: str, *, alone: bool = False) -> tuple[str, int, int]:
+def placed(path: str, *, is_only: bool = False) -> tuple[str, int, int]:
     """(dotted name, step, rank) of a file in a tree: folders and files called step3 or rank0 are
     not part of the name.
 
-    path: relative, with forward slashes. alone: the only file there is, and parts of one checkpoint
-    (model-00001-of-00002), have no name.
+    path: relative, with forward slashes. is_only: the only file of a dump adds no name, nor do
+    parts of one checkpoint (model-00001-of-00002).
     """
-    step, rank, kept = 0, 0, []
+    step, rank, parts = 0, 0, []
     pure = PurePosixPath(path)
     stem = pure.name.removesuffix(pure.suffix)
     for part in (*pure.parts[:-1], stem):
-        if found := _STEP.match(part):
-            step = int(found[1])
-        elif found := _RANK.match(part):
-            rank = int(found[1])
-        elif part is not stem or not (alone or _SHARD.search(stem)):
-            kept.append(part)
-    return ".".join(kept), step, rank
+        if match := _STEP.match(part):
+            step = int(match[1])
+        elif match := _RANK.match(part):
+            rank = int(match[1])
+        elif part is not stem or not (is_only or _SHARD.search(stem)):
+            parts.append(part)
+    return ".".join(parts), step, rank
 
 
 def below(name: str, inner: str) -> str:
@@ -180,19 +178,19 @@ def is_checkpoint(names: Iterable[str]) -> bool:
 
 
 def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
-    """Tensors in the order in which they were made, and whether anything says that it is that.
+    """Tensors in the order in which they were made, and whether that order is known.
 
-    The number that all names begin with ("003_attn"), which is then no part of the name; else the
-    order within the file, where files hold several; else the times at which the files were written,
-    where these differ and agree with the numbers in the names; else the names, numbers by size,
-    which says something only where names differ in numbers alone.
+    By the number that all names begin with ("003_attn"), which is then no part of the name; else by
+    the order within the file, where files hold several; else by the times of the files, where these
+    differ and agree with the numbers in the names; else by name, numbers by size, which is an order
+    only where names differ in numbers alone.
     """
     numbers = [_ORDERED.match(item.name) for item in items]
     if items and all(numbers):
         counted = [
-            (item.step, item.rank, int(found[1]), i)
-            for i, (found, item) in enumerate(zip(numbers, items))
-            if found
+            (item.step, item.rank, int(match[1]), i)
+            for i, (match, item) in enumerate(zip(numbers, items))
+            if match
         ]
         return [
             replace(items[i], name=_ORDERED.sub("", items[i].name)) for *_, i in sorted(counted)
@@ -200,20 +198,20 @@ def in_order(items: Sequence[Named]) -> tuple[list[Named], bool]:
     if items and all(item.ordered for item in items):
         return list(items), True
     by_name = sorted(items, key=lambda item: (item.step, item.rank, natural(item.name)))
-    by_time = sorted(by_name, key=lambda item: (item.step, item.rank, item.at))
+    by_time = sorted(by_name, key=lambda item: (item.step, item.rank, item.modified_ns))
     if _told_by_time(by_time):
         return by_time, True
     return by_name, len({_family(item.name) for item in items}) < 2
 
 
 def _told_by_time(items: Sequence[Named]) -> bool:
-    """Were these written one after the other, layer 0 before layer 1? A copy of a folder is written
-    in any order.
+    """Whether these were written one after the other, layer 0 before layer 1. A copied folder is
+    written in any order.
     """
     last: dict[Any, tuple[Any, ...]] = {}
     moments: set[tuple[int, int, int]] = set()
     for item in items:
-        moments.add((item.step, item.rank, item.at))
+        moments.add((item.step, item.rank, item.modified_ns))
         family = (item.step, item.rank, _family(item.name))
         numbers = natural(item.name)[1::2]
         if family in last and numbers < last[family]:
@@ -230,8 +228,8 @@ def slot_of(name: str) -> tuple[str, str, str]:
     """(scope, "input" or "output", slot) that a name says: "layers.0.mlp.input.1" is input 1 of
     layers.0.mlp; all "" when it says none.
     """
-    found = _SLOT.search(name, max(0, len(name) - 20))
-    return (name[: found.start()], found["kind"], found["slot"] or "0") if found else ("", "", "")
+    match = _SLOT.search(name, max(0, len(name) - 20))
+    return (name[: match.start()], match["kind"], match["slot"] or "0") if match else ("", "", "")
 
 
 def add_labels(building: Building, items: Sequence[Named], has_order: bool = True) -> None:
@@ -241,12 +239,12 @@ def add_labels(building: Building, items: Sequence[Named], has_order: bool = Tru
     BERT has modules called output: names are taken apart only where some say "input", or all say
     something.
     """
-    said = [item.said or slot_of(item.name) for item in items]
-    tells = any(kind == "input" for _, kind, _ in said) or all(kind for _, kind, _ in said)
+    places = [item.place_in_call or slot_of(item.name) for item in items]
+    tells = any(kind == "input" for _, kind, _ in places) or all(kind for _, kind, _ in places)
     calls: list[_Group] = []
     open_: dict[tuple[int, int, str], _Group] = {}
-    for item, (scope, kind, slot) in zip(items, said, strict=True):
-        if item.said is None and not (tells and kind):
+    for item, (scope, kind, slot) in zip(items, places, strict=True):
+        if item.place_in_call is None and not (tells and kind):
             scope, kind, slot = item.name, "output", "0"
         group = open_.get((item.step, item.rank, scope))
         # An output ends a call: what comes in afterwards is the next one's.
@@ -308,7 +306,7 @@ class _Group:
 
     @property
     def holds_others(self) -> bool:
-        """May calls be part of it? Of a module without inputs nothing says when it began; then it
+        """Whether calls may be part of it. When a module without inputs began is not known; it
         stands where its output was made.
         """
         return bool(self.slots["input"]) or not self.scope
@@ -345,10 +343,10 @@ def add_weights(building: Building, items: Sequence[Named]) -> None:
     roots: dict[tuple[int, int], int] = {}
     for step, rank in dict.fromkeys((step, rank) for step, rank, _ in modules):
         roots[step, rank] = building.call("", kind="module", step=step, rank=rank)
-    for (step, rank, scope), found in sorted(
+    for (step, rank, scope), parameters in sorted(
         modules.items(), key=lambda m: (m[0][:2], natural(m[0][2]))
     ):
-        params = {name: item.record(building) for name, item in found.items()}
+        params = {name: item.record(building) for name, item in parameters.items()}
         if scope:
             building.call(
                 scope, kind="module", step=step, rank=rank, parent=roots[step, rank], params=params
@@ -358,5 +356,5 @@ def add_weights(building: Building, items: Sequence[Named]) -> None:
 
 
 def _unwrapped(name: str) -> str:
-    first, _, rest = name.partition(".")
-    return rest if rest and first in _WRAPPERS else name
+    first, _, inner = name.partition(".")
+    return inner if inner and first in _WRAPPERS else name

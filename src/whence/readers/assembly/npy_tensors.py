@@ -12,23 +12,23 @@ from whence.readers.encodings.archive import File
 from whence.readers.source import Place
 
 
-def add(building: Building, place: Place, name: str, **given: Any) -> int:
+def add(building: Building, place: Place, name: str, **options: Any) -> int:
     """Add the tensor in the file `name` of a dump; a damaged one has no elements and says why.
-    given: as `Building.tensor` takes it.
+    options: of `Building.tensor`.
     """
     path = place.inside(name)
     try:
-        found = header(path)
+        npy_header = header(path)
     except UnreadableRun as error:
-        return building.tensor("float32", (), why=str(error), file=name, **given)
-    why = found.why and f"{path.name} {found.why}"
+        return building.tensor("float32", (), why=str(error), file=name, **options)
+    why = npy_header.why and f"{path.name} {npy_header.why}"
 
     def load() -> Any:
         file = File(path, path.name)
-        return numpy_file.array(found, file.part(0, file.size), path.name)
+        return numpy_file.array(npy_header, file.part(0, file.size), path.name)
 
     return building.tensor(
-        found.dtype, found.shape, None if why else load, why=why, file=name, **given
+        npy_header.dtype, npy_header.shape, None if why else load, why=why, file=name, **options
     )
 
 

@@ -32,22 +32,26 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
     """
     header, start = _header(file)
     for inner, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
-        own = named_tensors.below(name, inner)
+        full_name = named_tensors.below(name, inner)
         try:
             shape = limits.extents(entry["shape"], inner)
             begin, end = limits.extents(entry["data_offsets"], inner)
             code = str(entry["dtype"])
         except (KeyError, TypeError, ValueError, UnreadableRun):
             building.note(
-                "error", f"{own} is not read: its entry in the header of {file.name} makes no sense"
+                "error",
+                f"{full_name} is not read: its entry in the header of {file.name} makes no sense",
             )
             continue
         kind = _DTYPES.get(code)
         if kind is None:
-            yield Named(own, code, shape, None, f"dtype {code} is not known to whence")
+            yield Named(full_name, code, shape, None, f"dtype {code} is not known to whence")
             continue
         yield Named(
-            own, kind.name, shape, partial(_load, file, kind, shape, start + begin, start + end)
+            full_name,
+            kind.name,
+            shape,
+            partial(_load, file, kind, shape, start + begin, start + end),
         )
 
 

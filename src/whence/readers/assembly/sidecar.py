@@ -1,5 +1,5 @@
-"""Calls of a dump that whence wrote in another tool's format: its cards say which call each tensor
-is of (`whence.records.sidecar`).
+"""Calls of a dump that whence wrote in another tool's format: its cards say to which call each
+tensor belongs (`whence.records.sidecar`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from whence.readers.assembly.builder import Building
 from whence.records import Call, sidecar
 
 
-class Told:
-    """What the cards beside the tensors of one step tell. of: how many tensors have one that is
-    whole.
+class CardedCalls:
+    """Calls as described by the cards of the tensors of one step. count: tensors that have a
+    complete card.
     """
 
     def __init__(self) -> None:
-        self.of = 0
+        self.count = 0
         self._calls: dict[int, Call] = {}
         self._slots: dict[int, list[tuple[str, int]]] = {}
 
     def add(self, mark: Any, record: int) -> None:
-        """Take the mark of a tensor, also as text: {"slot", "call"}, the first of a call with its
-        "card", some with cards of calls without tensors ("also"). What is none is passed over."""
+        """Add the mark of a tensor, an object or its text: {"slot", "call"}; the first of a call
+        has its "card", some have cards of calls without tensors ("also"). Others are ignored.
+        """
         try:
-            found = (
+            entry = (
                 msgspec.convert(mark, _Mark)
                 if isinstance(mark, dict)
                 else msgspec.json.decode(mark, type=_Mark)
@@ -40,19 +41,17 @@ class Told:
             RecursionError,
         ):
             return
-        for also in found.also:
+        for also in entry.also:
             if (bare := sidecar.read(also)) is not None:
                 self._calls.setdefault(bare.id, bare)
-        if (card := sidecar.read(found.card) if found.card is not None else None) is not None:
-            self._calls[found.call] = card
-        if found.call in self._calls:
-            self._slots.setdefault(found.call, []).append((found.slot, record))
-            self.of += 1
+        if (card := sidecar.read(entry.card) if entry.card is not None else None) is not None:
+            self._calls[entry.call] = card
+        if entry.call in self._calls:
+            self._slots.setdefault(entry.call, []).append((entry.slot, record))
+            self.count += 1
 
     def build(self, building: Building, **moment: int) -> None:
-        """Add the calls. moment: rank and step, where the dump has them itself; they hold where it
-        was changed.
-        """
+        """Add the calls. moment: rank and step as the dump has them; they override the cards."""
         calls = [
             msgspec.structs.replace(card, id=number, **moment)
             for number, card in self._calls.items()

@@ -93,7 +93,7 @@ def _lines(place: Place) -> list[object]:
 
 def _add(building: Building, record: Record, find: Find) -> None:
     shape = limits.extents(record.shape, f"record {record.id}")
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": record.device,
         "columns": record.columns,
         "stride": record.stride,
@@ -102,30 +102,30 @@ def _add(building: Building, record: Record, find: Find) -> None:
     }
     if not isinstance(record.elements, Dumped):
         why = record.why or "it has no elements"
-        building.tensor(record.dtype, shape, why=why, statistics=record.statistics, **given)
+        building.tensor(record.dtype, shape, why=why, statistics=record.statistics, **options)
         return
     file = record.elements.file
     try:
         load = _as(find(file), record.dtype, shape)
     except (UnreadableRun, ElementsMissing) as error:
-        building.tensor(record.dtype, shape, why=str(error), file=file.partition(",")[0], **given)
+        building.tensor(record.dtype, shape, why=str(error), file=file.partition(",")[0], **options)
         return
-    building.tensor(record.dtype, shape, load, file=file.partition(",")[0], **given)
+    building.tensor(record.dtype, shape, load, file=file.partition(",")[0], **options)
 
 
 def _as(load: Load, dtype: str, shape: tuple[int, ...]) -> Load:
     """Elements in the dtype that the record had, where the file holds their bits only."""
 
     def loaded() -> Array:
-        found, want = load(), dtypes.named(dtype)
-        if found.dtype != want.numpy and found.nbytes == limits.count(shape) * want.itemsize:
+        array, want = load(), dtypes.named(dtype)
+        if array.dtype != want.numpy and array.nbytes == limits.count(shape) * want.itemsize:
             return (
-                np.ascontiguousarray(found)
+                np.ascontiguousarray(array)
                 .reshape(-1)
                 .view(np.uint8)
                 .view(want.numpy)
                 .reshape(shape)
             )
-        return found
+        return array
 
     return loaded

@@ -37,9 +37,9 @@ class File:
         )
         try:
             if isinstance(source, bytes):
-                self.size, self.written = len(source), 0
+                self.size, self.modified_ns = len(source), 0
             else:
-                self.size, self.written = source.stat().st_size, source.stat().st_mtime_ns
+                self.size, self.modified_ns = source.stat().st_size, source.stat().st_mtime_ns
         except OSError as error:
             raise UnreadableRun(f"cannot read {self.name}: {error.strerror or error}") from error
 
@@ -74,34 +74,34 @@ class File:
         """The bytes of one entry, or its first `nbytes`: in place where it is stored, else
         unpacked. Raises ElementsMissing.
         """
-        what = f"{self.name}: {info.filename}"
+        label = f"{self.name}: {info.filename}"
         if info.flag_bits & 1:
-            raise ElementsMissing(f"{what} is encrypted")
+            raise ElementsMissing(f"{label} is encrypted")
         if info.compress_type == zipfile.ZIP_STORED:
             if info.compress_size != info.file_size:
-                raise ElementsMissing(f"{what} is stored with two sizes")
+                raise ElementsMissing(f"{label} is stored with two sizes")
             return self.part(
-                self._start(info, what),
+                self._start(info, label),
                 info.file_size if nbytes is None else min(nbytes, info.file_size),
             )
         try:
             if nbytes is None:
-                limits.unpacked(info.file_size, min(info.compress_size, self.size), what)
+                limits.unpacked(info.file_size, min(info.compress_size, self.size), label)
             with self._open() as file:
-                file.seek(self._start(info, what))
+                file.seek(self._start(info, label))
                 # zipfile.ZipFile would read the whole directory again for each of its entries.
                 with zipfile.ZipExtFile(file, "r", info) as packed:
                     return np.frombuffer(
                         packed.read(info.file_size if nbytes is None else nbytes), np.uint8
                     )
         except Exception as error:  # a damaged entry costs what is in it
-            raise ElementsMissing(f"{what} cannot be unpacked: {error}") from error
+            raise ElementsMissing(f"{label} cannot be unpacked: {error}") from error
 
-    def _start(self, info: zipfile.ZipInfo, what: str) -> int:
+    def _start(self, info: zipfile.ZipInfo, label: str) -> int:
         """Where the bytes of an entry begin, behind its own header. Raises ElementsMissing."""
         head = bytes(self.part(info.header_offset, 30))
         if head[:4] != b"PK\x03\x04":
-            raise ElementsMissing(f"{what} does not lie where the archive says")
+            raise ElementsMissing(f"{label} does not lie where the archive says")
         return (
             info.header_offset
             + 30

@@ -83,18 +83,18 @@ def main() -> None:
         try:
             import h5py
 
-            found = os.stat(request["file"])  # noqa: PTH116 - pathlib would cost the start of every worker
-            asked = (request["file"], found.st_size, found.st_mtime_ns)
+            status = os.stat(request["file"])  # noqa: PTH116 - pathlib would cost the start of every worker
+            identity = (request["file"], status.st_size, status.st_mtime_ns)
             _allow(
-                min(_SPARE_BYTES + found.st_size // 2, _MOST_BYTES),
-                found.st_size / _INDEX_BYTES_PER_S,
+                min(_SPARE_BYTES + status.st_size // 2, _MOST_BYTES),
+                status.st_size / _INDEX_BYTES_PER_S,
             )
-            if opened != asked:  # opening takes longer than most tensors
+            if opened != identity:  # opening takes longer than most tensors
                 # a file that was written anew in its place would be given for it
                 if file is not None:
                     file.close()
                     file = opened = None
-                file, opened = h5py.File(request["file"], "r", locking=False), asked
+                file, opened = h5py.File(request["file"], "r", locking=False), identity
             if request["do"] == "index":
                 _index(pipe, file, request["skip"])
             else:
@@ -114,15 +114,15 @@ def _allow(nbytes: int, seconds: float) -> None:
     """Bound what the process takes from now on: memory beyond what it has, and CPU time."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - as above
-            held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + nbytes, resource.RLIM_INFINITY))
+            current = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (current + nbytes, resource.RLIM_INFINITY))
     except (OSError, ValueError):  # no such system, or a harder limit is set: that one holds
         pass
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    wanted = int(used + _SPARE_S + seconds) + 1
+    limit = int(used + _SPARE_S + seconds) + 1
     resource.setrlimit(
-        resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
     )
 
 
@@ -151,11 +151,11 @@ def _index(pipe: Pipe, file: Any, skip: list[str]) -> None:
 
 
 def _group(pipe: Pipe, group: Any, skip: Container[str], *, whole: bool = False) -> None:
-    for shown, path, dataset in _datasets(pipe, group, skip, whole=whole):
+    for name, path, dataset in _datasets(pipe, group, skip, whole=whole):
         try:
-            pipe.say(tensor=_tensor(dataset), path=path, shown=shown)
+            pipe.say(tensor=_tensor(dataset), path=path, shown=name)
         except _DAMAGE as error:
-            pipe.say(damaged=path, why=short(error), shown=shown)
+            pipe.say(damaged=path, why=short(error), shown=name)
 
 
 def _members(group: Any) -> list[str]:
@@ -187,7 +187,7 @@ def _datasets(
     group: Any,
     skip: Container[str],
     above: tuple[str, ...] = (),
-    seen: set[int] | None = None,
+    visited: set[int] | None = None,
     *,
     whole: bool = False,
 ) -> Iterator[tuple[str, str, Any]]:
@@ -196,8 +196,8 @@ def _datasets(
     """
     import h5py
 
-    seen = set() if seen is None else seen
-    seen.add(h5py.h5o.get_info(group.id).addr)
+    visited = set() if visited is None else visited
+    visited.add(h5py.h5o.get_info(group.id).addr)
     for name in _members(group):
         if whole and not above and name in skip:
             continue
@@ -217,9 +217,9 @@ def _datasets(
             elif (
                 isinstance(item, h5py.Group)
                 and len(above) < _LEVELS
-                and h5py.h5o.get_info(item.id).addr not in seen
+                and h5py.h5o.get_info(item.id).addr not in visited
             ):
-                yield from _datasets(pipe, item, skip, above=(*above, name), seen=seen)
+                yield from _datasets(pipe, item, skip, above=(*above, name), visited=visited)
             elif isinstance(item, h5py.Group):
                 pipe.say(
                     note=f"{path} is nested too deep, or was read under another name; what is in "
@@ -235,17 +235,17 @@ def _tensor(dataset: Any) -> dict[str, Any]:
     """
     from h5py import h5d
 
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "shape": dataset.shape,
-        **{name: _attribute(dataset, name, most) for name, most in _ATTRIBUTES.items()},
+        **{name: _attribute(dataset, name, max_bytes) for name, max_bytes in _ATTRIBUTES.items()},
     }
     stored = dataset.dtype
-    told |= {
+    description |= {
         "type": stored.name if stored.isbuiltin == 2 else stored.str,
         "words": str(stored)[:200],
         "itemsize": stored.itemsize,
     }
-    told["kind"] = (
+    description["kind"] = (
         "O"
         if stored.hasobject or stored.subdtype is not None
         else "V"
@@ -253,26 +253,26 @@ def _tensor(dataset: Any) -> dict[str, Any]:
         else stored.kind
     )
     if dataset.shape is None:
-        return told
+        return description
     plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
-    told["layout"] = {
+    description["layout"] = {
         h5d.CONTIGUOUS: "contiguous",
         h5d.CHUNKED: "chunked",
         h5d.COMPACT: "compact",
     }.get(layout, "virtual")
-    told["external"] = _text(plan.get_external(0)[0]) if plan.get_external_count() else ""
+    description["external"] = _text(plan.get_external(0)[0]) if plan.get_external_count() else ""
     filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
-    told["filters"] = [(code, _text(name)) for code, _, _, name in filters]
-    told["chunks"] = dataset.chunks
-    told["storage"] = dataset.id.get_storage_size()
-    told["at"] = dataset.id.get_offset()
-    told["plain"] = _is_plain(dataset)
+    description["filters"] = [(code, _text(name)) for code, _, _, name in filters]
+    description["chunks"] = dataset.chunks
+    description["storage"] = dataset.id.get_storage_size()
+    description["at"] = dataset.id.get_offset()
+    description["plain"] = _is_plain(dataset)
     # of an element in the file; numpy may have to take a wider one
-    told["width"] = dataset.id.get_type().get_size()
-    if not told["storage"] and dataset.size and told["kind"] in "biufcV":
-        told["fill"] = _fill(dataset, plan)
-    return told
+    description["width"] = dataset.id.get_type().get_size()
+    if not description["storage"] and dataset.size and description["kind"] in "biufcV":
+        description["fill"] = _fill(dataset, plan)
+    return description
 
 
 def _is_plain(dataset: Any) -> bool:
@@ -282,12 +282,12 @@ def _is_plain(dataset: Any) -> bool:
     from h5py import h5t
 
     try:
-        same: bool = dataset.dtype.names is None and h5t.py_create(
+        is_same: bool = dataset.dtype.names is None and h5t.py_create(
             dataset.dtype, logical=True
         ).equal(dataset.id.get_type())
     except _DAMAGE:
         return False
-    return same
+    return is_same
 
 
 def _fill(dataset: Any, plan: Any) -> str | None:
@@ -304,7 +304,7 @@ def _fill(dataset: Any, plan: Any) -> str | None:
     return value.tobytes().hex()
 
 
-def _attribute(dataset: Any, name: str, most: int) -> str:
+def _attribute(dataset: Any, name: str, max_bytes: int) -> str:
     """A text attribute of one element, "" when there is none or it is something else. Its size is
     looked at before it is read.
     """
@@ -313,18 +313,21 @@ def _attribute(dataset: Any, name: str, most: int) -> str:
     try:
         if not h5a.exists(dataset.id, name.encode()):
             return ""
-        found = h5a.open(dataset.id, name.encode())
-        if found.get_storage_size() > most or found.get_space().get_simple_extent_npoints() != 1:
+        attribute = h5a.open(dataset.id, name.encode())
+        if (
+            attribute.get_storage_size() > max_bytes
+            or attribute.get_space().get_simple_extent_npoints() != 1
+        ):
             return ""
-        kind = found.get_type()
-        if kind.get_class() != h5t.STRING or kind.get_size() > most:
+        kind = attribute.get_type()
+        if kind.get_class() != h5t.STRING or kind.get_size() > max_bytes:
             return ""
         value = dataset.attrs[name]
     except _DAMAGE:
         return ""
     value = value if isinstance(value, (str, bytes)) else value.item() if value.size == 1 else ""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    return text if len(text) <= most else ""
+    return text if len(text) <= max_bytes else ""
 
 
 # ---- elements

@@ -16,23 +16,23 @@ ZIP_FLOOR = 256 << 20  # bytes that may always be unpacked
 RANK = 64  # dimensions of a tensor
 
 
-def unpacked(nbytes: int, packed: int, what: str) -> None:
+def unpacked(nbytes: int, packed: int, label: str) -> None:
     """Refuse what unpacks to far more than it is. Raises UnreadableRun."""
     if nbytes > max(ZIP_FLOOR, ZIP_RATIO * packed):
         raise UnreadableRun(
-            f"{what} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, "
+            f"{label} says that its {packed} bytes unpack to {nbytes}; no tensor packs so well, "
             "so it is not unpacked"
         )
 
 
-def extents(shape: object, what: str) -> tuple[int, ...]:
+def extents(shape: object, label: str) -> tuple[int, ...]:
     """A shape out of a file: a sequence of whole numbers, none negative, at most 64. Raises
     UnreadableRun.
     """
     if not isinstance(shape, (list, tuple)) or len(shape) > RANK:
-        raise UnreadableRun(f"{what}: {str(shape)[:60]} is not a shape")
+        raise UnreadableRun(f"{label}: {str(shape)[:60]} is not a shape")
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in shape):
-        raise UnreadableRun(f"{what}: {str(shape)[:60]} is not a shape")
+        raise UnreadableRun(f"{label}: {str(shape)[:60]} is not a shape")
     return tuple(shape)
 
 

@@ -39,12 +39,12 @@ class Header:
     why: str = ""
 
 
-def header(head: bytes, what: str) -> Header:
+def header(head: bytes, label: str) -> Header:
     """Read a header. head: the first 10 012 bytes, fewer where there are fewer. Raises
     UnreadableRun.
     """
     if head[:6] != MAGIC or len(head) < 12:
-        raise UnreadableRun(f"{what} is no .npy file")
+        raise UnreadableRun(f"{label} is no .npy file")
     wide = head[6] > 1
     length, start = (
         (int.from_bytes(head[8:12], "little"), 12)
@@ -53,49 +53,49 @@ def header(head: bytes, what: str) -> Header:
     )
     if head[6] not in (1, 2, 3) or start + length > len(head):
         raise UnreadableRun(
-            f"{what}: a .npy header of version {head[6]} with {length} bytes cannot be read"
+            f"{label}: a .npy header of version {head[6]} with {length} bytes cannot be read"
         )
     try:
         # Python 2 wrote (3L, 4L).
-        found = ast.literal_eval(
+        fields = ast.literal_eval(
             re.sub(r"(\d)L\b", r"\1", head[start : start + length].decode("latin1")).strip()
         )
-        descr, fortran, shape = found["descr"], found["fortran_order"], found["shape"]
+        descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        raise UnreadableRun(f"{what}: its .npy header cannot be read") from error
-    extents = limits.extents(shape, what)
+        raise UnreadableRun(f"{label}: its .npy header cannot be read") from error
+    extents = limits.extents(shape, label)
     word, why = _word(descr)
     name = dtypes.of(np.empty(0, word)).name if word is not None else str(descr)[:40]
     return Header(name, extents, start + length, word, bool(fortran), why)
 
 
-def array(found: Header, data: Bytes, what: str) -> Array:
+def array(header: Header, data: Bytes, label: str) -> Array:
     """The array. data: the bytes from the start of the file on. Raises ElementsMissing when there
     are too few.
     """
-    if found.word is None:
-        raise ElementsMissing(f"{what} {found.why}")
-    nbytes = limits.count(found.shape) * found.word.itemsize
-    if found.start + nbytes > data.size:
+    if header.word is None:
+        raise ElementsMissing(f"{label} {header.why}")
+    nbytes = limits.count(header.shape) * header.word.itemsize
+    if header.start + nbytes > data.size:
         raise ElementsMissing(
-            f"{what}: {found.dtype} {found.shape} needs {nbytes} bytes, "
-            f"{max(data.size - found.start, 0)} are there"
+            f"{label}: {header.dtype} {header.shape} needs {nbytes} bytes, "
+            f"{max(data.size - header.start, 0)} are there"
         )
     if not nbytes:
-        return np.empty(found.shape, dtypes.named(found.dtype).numpy)
-    flat = words(data[found.start : found.start + nbytes], found.word)
-    return flat.reshape(found.shape, order="F" if found.fortran else "C").astype(
-        dtypes.named(found.dtype).numpy, copy=False
+        return np.empty(header.shape, dtypes.named(header.dtype).numpy)
+    flat = words(data[header.start : header.start + nbytes], header.word)
+    return flat.reshape(header.shape, order="F" if header.fortran else "C").astype(
+        dtypes.named(header.dtype).numpy, copy=False
     )
 
 
-def bits(found: Header, data: Bytes, what: str) -> Array:
+def bits(header: Header, data: Bytes, label: str) -> Array:
     """The array, or its elements as whole numbers where numpy has no name for their type and they
     have 8 bits.
     """
-    if found.word is None and found.dtype.endswith("V1"):
-        found = replace(found, dtype="uint8", word=np.dtype(np.uint8))
-    return array(found, data, what)
+    if header.word is None and header.dtype.endswith("V1"):
+        header = replace(header, dtype="uint8", word=np.dtype(np.uint8))
+    return array(header, data, label)
 
 
 def _word(descr: object) -> tuple[np.dtype[np.generic] | None, str]:

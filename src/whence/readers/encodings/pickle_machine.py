@@ -137,14 +137,14 @@ class PickleMachine:
             last, module = stack.pop(), stack.pop()
             stack.append(Global(f"{text_of(module)}.{text_of(last)}"))
         elif op in ("REDUCE", "NEWOBJ"):
-            args, what = stack.pop(), stack.pop()
-            stack.append(called(what, tuple_of(args)))
+            args, target = stack.pop(), stack.pop()
+            stack.append(called(target, tuple_of(args)))
         elif op == "NEWOBJ_EX":
-            named, args, what = stack.pop(), stack.pop(), stack.pop()
-            stack.append(called(what, (*tuple_of(args), named)))
+            named, args, target = stack.pop(), stack.pop(), stack.pop()
+            stack.append(called(target, (*tuple_of(args), named)))
         elif op == "OBJ":
-            what, *rest = self.marked()
-            stack.append(called(what, tuple(rest)))
+            target, *arguments = self.marked()
+            stack.append(called(target, tuple(arguments)))
         elif op == "BUILD":
             state = stack.pop()
             stack[-1] = built(stack[-1], state)
@@ -186,15 +186,15 @@ class _Stream:
         self.place, self._data = start, file.part(0, file.size)
 
     def read(self, n: int) -> bytes:
-        found = self._data[self.place : self.place + max(n, 0)].tobytes()
-        self.place += len(found)
-        return found
+        data = self._data[self.place : self.place + max(n, 0)].tobytes()
+        self.place += len(data)
+        return data
 
     def readline(self) -> bytes:
-        found = self._data[self.place : self.place + _LINE_BYTES].tobytes()
-        found = found[: found.find(b"\n") + 1]
-        self.place += len(found)
-        return found
+        line = self._data[self.place : self.place + _LINE_BYTES].tobytes()
+        line = line[: line.find(b"\n") + 1]
+        self.place += len(line)
+        return line
 
     def tell(self) -> int:
         return self.place

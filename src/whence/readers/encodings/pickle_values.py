@@ -105,12 +105,12 @@ class TorchTensor:
             else np.dtype(f">u{size}")
         )
         strides = tuple(step * size for step in self.stride)
-        found: npt.NDArray[Any] = np.ndarray(self.shape, word, data, self.offset * size, strides)
+        elements: npt.NDArray[Any] = np.ndarray(self.shape, word, data, self.offset * size, strides)
         if self.storage.big:
-            found = found.astype(word.newbyteorder("=")).view(kind.numpy)
+            elements = elements.astype(word.newbyteorder("=")).view(kind.numpy)
         if self.conjugated:
-            found = np.conj(found)
-        return -found if self.negated else found
+            elements = np.conj(elements)
+        return -elements if self.negated else elements
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -173,21 +173,21 @@ def put_into(target: Any, items: list[Any]) -> None:
 # ---- what may be made
 
 
-def called(what: Any, args: tuple[Any, ...]) -> Any:
+def called(target: Any, args: tuple[Any, ...]) -> Any:
     """What a call of a global gives: only these few, all others become `Unknown`."""
-    if not isinstance(what, Global):
-        return Unknown(what.name if isinstance(what, Unknown) else "<not a name>", args)
-    maker = _MAKERS.get(what.name)
+    if not isinstance(target, Global):
+        return Unknown(target.name if isinstance(target, Unknown) else "<not a name>", args)
+    maker = _MAKERS.get(target.name)
     if maker is None:
-        return Unknown(what.name, args)
+        return Unknown(target.name, args)
     try:
         return maker(*args)
     except (TypeError, ValueError, IndexError, AttributeError, UnreadableRun):
-        return Unknown(what.name, args)
+        return Unknown(target.name, args)
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> TorchTensor:
-    bits = rest[2] if len(rest) > 2 and isinstance(rest[2], dict) else {}
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *extra: Any) -> TorchTensor:
+    bits = extra[2] if len(extra) > 2 and isinstance(extra[2], dict) else {}
     return _made(storage, storage.dtype, offset, shape, stride, bits)
 
 
@@ -199,9 +199,9 @@ def _tensor_v3(
     grad: Any,
     hooks: Any,
     dtype: Any,
-    *rest: Any,
+    *extra: Any,
 ) -> TorchTensor:
-    bits = rest[0] if rest and isinstance(rest[0], dict) else {}
+    bits = extra[0] if extra and isinstance(extra[0], dict) else {}
     return _made(storage, _dtype_name(dtype), offset, shape, stride, bits)
 
 
@@ -216,7 +216,7 @@ def _made(
     )
 
 
-def _without_storage(dtype: Any, shape: Any, stride: Any, *rest: Any) -> TorchTensor:
+def _without_storage(dtype: Any, shape: Any, stride: Any, *extra: Any) -> TorchTensor:
     def read() -> Bytes:
         raise ElementsMissing("it was on the meta device: no elements")
 
@@ -224,7 +224,7 @@ def _without_storage(dtype: Any, shape: Any, stride: Any, *rest: Any) -> TorchTe
     return _made(Storage("meta", kind, read), kind, 0, shape, stride, {})
 
 
-def _first(data: Any, *rest: Any) -> Any:
+def _first(data: Any, *extra: Any) -> Any:
     return data
 
 
@@ -233,12 +233,12 @@ def _from_type(function: Any, kind: Any, args: Any, state: Any = None) -> Any:
 
 
 def _ordered(items: Any = ()) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
+    out: dict[Any, Any] = {}
     if isinstance(items, dict):
         return dict(items)
     for key, value in items:
-        made[_key(key)] = value
-    return made
+        out[_key(key)] = value
+    return out
 
 
 def _sequence(items: Any = ()) -> Any:
@@ -274,8 +274,8 @@ def _empty_bytes(*args: Any) -> bytes:
     return bytes(args[0]) if args else b""
 
 
-def _word(name: Any, *rest: Any) -> str:
-    return ":".join(map(name_of, (name, *rest)))
+def _word(name: Any, *numbers: Any) -> str:
+    return ":".join(map(name_of, (name, *numbers)))
 
 
 def _dtype_name(value: Any) -> str:
@@ -290,19 +290,19 @@ def _dtype_name(value: Any) -> str:
 
 
 class _NumpyDType:
-    def __init__(self, name: Any, *rest: Any) -> None:
+    def __init__(self, name: Any, *extra: Any) -> None:
         if not isinstance(name, str) or len(name) > 12:
             raise ValueError("no dtype")
         self.name, self.order = name.lstrip("<>=|"), "<"
 
     def dtype(self) -> np.dtype[Any]:
-        known = _ML_DTYPES.get(self.name)
-        if known is not None:
-            return known
-        found = np.dtype(self.order + self.name)
-        if found.kind not in "biufc" or found.itemsize > 16:
+        ml_dtype = _ML_DTYPES.get(self.name)
+        if ml_dtype is not None:
+            return ml_dtype
+        dtype = np.dtype(self.order + self.name)
+        if dtype.kind not in "biufc" or dtype.itemsize > 16:
             raise ValueError("no dtype of numbers")
-        return found
+        return dtype
 
 
 _ML_DTYPES = {d.name: d.numpy for d in dtypes.DTYPES.values() if d.numpy.isbuiltin != 1}

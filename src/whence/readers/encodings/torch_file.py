@@ -173,12 +173,12 @@ def _from_zip(file: File) -> Any:
         tag, kind, key = pid[0], pid[1], name_of(pid[2])
         if tag != "storage":
             raise UnreadableRun(f"{file.name} refers to something that torch.save does not write")
-        found = entries.get(f"{prefix}data/{key}") or entries.get(f"{prefix}{key}")
+        entry = entries.get(f"{prefix}data/{key}") or entries.get(f"{prefix}{key}")
 
         def read() -> Bytes:
-            if found is None:
+            if entry is None:
                 raise ElementsMissing(f"{file.name} has no storage {key!r}")
-            return file.entry(found)
+            return file.entry(entry)
 
         return Storage(key, _storage_dtype(kind)[0], read, is_big)
 
@@ -197,9 +197,9 @@ def _from_sequence(file: File) -> Any:
     def storage(pid: Any) -> Any:
         if pid[0] == "module":  # a class, with its source; what is left is its name
             return pid[1]
-        _, kind, key, _, _, *rest = pid
+        _, kind, key, _, _, *tail = pid
         key, (dtype, size) = name_of(key), _storage_dtype(kind)
-        view = rest[0] if rest else None
+        view = tail[0] if tail else None
         begin, count = (0, None) if view is None else (int(view[1]) * size, int(view[2]) * size)
         sizes[key] = size
 

@@ -94,7 +94,7 @@ def step(number: str) -> float:
     """The step of the last digit of a printed number: 1e-5 for 1.2345e-01; 0 for whole numbers,
     which torch prints as they are.
     """
-    found = _DIGITS.search(number)
-    if found is None or not found[1]:
+    match = _DIGITS.search(number)
+    if match is None or not match[1]:
         return 0.0
-    return float(10.0 ** min(max(int(found[2] or 0) - len(found[1]), -300), 300))
+    return float(10.0 ** min(max(int(match[2] or 0) - len(match[1]), -300), 300))

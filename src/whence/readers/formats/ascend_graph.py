@@ -102,11 +102,11 @@ def _add(building: Building, path: Path) -> None:
             raise UnreadableRun(
                 f"it has {path.stat().st_size} bytes; a graph stays below {limits.JSON_BYTES // 16}"
             )
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
+        tree = json.loads(path.read_bytes())
+        if not isinstance(tree, dict):
             raise UnreadableRun("it is not the graph of a model")
-        if isinstance(found.get("children"), list):
-            _module(building, found, path.stem, -1, 0)
+        if isinstance(tree.get("children"), list):
+            _module(building, tree, path.stem, -1, 0)
             return
         topology = atb_topology.read(path)
         if topology is not None:
@@ -139,7 +139,7 @@ def _graph(building: Building, root: str, operators: Sequence[Mapping[str, Any]]
     for node in graph.in_order():
         op = by_name[node.name]
         outputs = [tensor(node.name, i) for i in range(len(graph_text.many(op, "output_desc")))]
-        inputs = {str(i): tensor(*given) for i, given in enumerate(node.inputs) if given[0]}
+        inputs = {str(i): tensor(*source) for i, source in enumerate(node.inputs) if source[0]}
         building.call(
             node.name,
             op_type=node.type,
@@ -166,12 +166,12 @@ def _attributes(op: Any) -> dict[str, Any]:
     kernels, of memory).
     """
     name = graph_text.text_of(graph_text.one(op, "name"))
-    kept = {
+    settings = {
         key: value
         for key, value in graph_text.attributes_of(op).items()
         if not key.startswith(("_", f"{name}_")) and key not in _BOOKKEEPING and "tvm_" not in key
     }
-    return {key: _plain(value, 0) for key, value in kept.items()}
+    return {key: _plain(value, 0) for key, value in settings.items()}
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -237,15 +237,15 @@ def _operations(
 
 
 def _module(
-    building: Building, found: Mapping[str, Any], root: str, parent: int, depth: int
+    building: Building, node: Mapping[str, Any], root: str, parent: int, depth: int
 ) -> None:
     if depth > _DEPTH:
         raise UnreadableRun(f"modules nest deeper than {_DEPTH}")
-    name = str(found.get("name", "")).removeprefix("root").removeprefix(".")
+    name = str(node.get("name", "")).removeprefix("root").removeprefix(".")
     call = building.call(
-        name, op_type=str(found.get("type", "")), kind="module", root=root, parent=parent
+        name, op_type=str(node.get("type", "")), kind="module", root=root, parent=parent
     )
-    children = found.get("children")
+    children = node.get("children")
     for child in children if isinstance(children, list) else ():
         if isinstance(child, dict):
             _module(building, child, root, call, depth + 1)

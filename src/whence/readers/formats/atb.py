@@ -98,11 +98,11 @@ def open_run(place: Place) -> Run:
     operators: dict[_Where, list[_Tensor]] = defaultdict(list)
     for name in place.files:
         *folders, last = name.split("/")
-        found = _FILE.match(last)
-        if found:
+        match = _FILE.match(last)
+        if match:
             when = folders[-1] if folders and folders[-1] in ("before", "after") else ""
             where = _where(tuple(folders[:-1] if when else folders))
-            operators[where].append(_Tensor(found[1].lower(), int(found[2]), when, name))
+            operators[where].append(_Tensor(match[1].lower(), int(match[2]), when, name))
         elif last.endswith(".bin") and _is_tensor(place.inside(name)):
             operators[
                 _Where("", "0", ((-1, re.sub(r"\W", "_", name.removesuffix(".bin"))),))
@@ -115,11 +115,11 @@ def open_run(place: Place) -> Run:
             )
     models = _models(place)
     steps = _steps(operators, models, building)
-    known = ranks(where.process for where in operators)
+    rank_of = ranks(where.process for where in operators)
     files = _Files(place, building, operators)
     for step, process in sorted({(steps[w], w.process) for w in operators if w in steps}):
-        wanted = [w for w in operators if w.process == process and steps.get(w) == step]
-        _step(building, files, operators, wanted, step, known[process], models)
+        runs = [w for w in operators if w.process == process and steps.get(w) == step]
+        _step(building, files, operators, runs, step, rank_of[process], models)
     return building.run()
 
 
@@ -127,14 +127,14 @@ def _step(
     building: Building,
     files: _Files,
     operators: dict[_Where, list[_Tensor]],
-    wanted: list[_Where],
+    runs: list[_Where],
     step: int,
     rank: int,
     models: list[atb_topology.Model],
 ) -> None:
     """The operators of one token, what is around one before it."""
     handles: dict[tuple[tuple[int, str], ...], int] = {}
-    for where in sorted(wanted, key=lambda w: w.path):
+    for where in sorted(runs, key=lambda w: w.path):
         for depth in range(1, len(where.path)):
             if where.path[:depth] not in handles:
                 handles[where.path[:depth]] = _call(
@@ -197,26 +197,28 @@ def _where(folders: tuple[str, ...]) -> _Where:
     """The folders above a tensor: what is no operator any more is the token, and above it the
     process.
     """
-    at = len(folders)
-    while at > 0 and _OPERATION.match(folders[at - 1]):
-        at -= 1
-    path = tuple((int(m[1]), m[2]) for f in folders[at:] if (m := _OPERATION.match(f)))
+    end = len(folders)
+    while end > 0 and _OPERATION.match(folders[end - 1]):
+        end -= 1
+    path = tuple((int(m[1]), m[2]) for f in folders[end:] if (m := _OPERATION.match(f)))
     if not path and folders:  # a folder of another name, as people make them by hand
         return _Where("", "0", ((-1, re.sub(r"\W", "_", folders[-1])),))
     token = (
-        folders[at - 1]
-        if at and (folders[at - 1].isdecimal() or folders[at - 1] == "start")
+        folders[end - 1]
+        if end and (folders[end - 1].isdecimal() or folders[end - 1] == "start")
         else ""
     )
-    process = folders[at - 2] if token and at > 1 else folders[at - 1] if at and not token else ""
+    process = (
+        folders[end - 2] if token and end > 1 else folders[end - 1] if end and not token else ""
+    )
     return _Where(process if PROCESS.match(process) else "", token[:9] or "0", path)
 
 
 def _models(place: Place) -> list[atb_topology.Model]:
     """Topologies, the first to run first."""
     paths = [place.inside(name) for name in place.files if _TOPOLOGY.search(f"/{name}")]
-    found = [model for path in paths if (model := atb_topology.read(path)) is not None]
-    return sorted(found, key=lambda m: (m.first, -len(m.nodes)))
+    models = [model for path in paths if (model := atb_topology.read(path)) is not None]
+    return sorted(models, key=lambda m: (m.first, -len(m.nodes)))
 
 
 def _steps(
@@ -231,15 +233,15 @@ def _steps(
     named = any(w.token == "start" for w in operators)
     whole = [m for m in models if len(m.nodes) > 1 or len(models) == 2]
     heads = [(m.first, m.first + len(m.nodes)) for m in whole]
-    apart = len(set(heads)) == 2 and len(heads) == 2 and (heads[0][1] <= heads[1][0])
-    if not named and not (apart and _has_both(operators, heads)):
+    are_separate = len(set(heads)) == 2 and len(heads) == 2 and (heads[0][1] <= heads[1][0])
+    if not named and not (are_separate and _has_both(operators, heads)):
         return {w: int(w.token) if w.token.isdecimal() else 0 for w in operators}
     later = sorted(t for t in tokens if t > 0 or named)
     start = -1 if named else later[0] if later else 0
     out: dict[_Where, int] = {}
     for where in operators:
         if where.token == "start" or (not named and int(where.token) == start):
-            second = apart and heads[1][0] <= where.path[0][0] < heads[1][1]
+            second = are_separate and heads[1][0] <= where.path[0][0] < heads[1][1]
             out[where] = 1 if second else 0
         elif not named and int(where.token) < start:
             continue
@@ -256,12 +258,12 @@ def _steps(
 
 def _has_both(operators: dict[_Where, list[_Tensor]], heads: list[tuple[int, int]]) -> bool:
     """Does one folder hold operators of both graphs?"""
-    seen: dict[str, set[int]] = defaultdict(set)
+    graphs: dict[str, set[int]] = defaultdict(set)
     for where in operators:
         for number, (low, high) in enumerate(heads):
             if where.path and low <= where.path[0][0] < high:
-                seen[where.token].add(number)
-    return any(len(found) == 2 for found in seen.values())
+                graphs[where.token].add(number)
+    return any(len(numbers) == 2 for numbers in graphs.values())
 
 
 def _id(path: tuple[tuple[int, str], ...]) -> str:
@@ -276,7 +278,7 @@ class _Files:
         self, place: Place, building: Building, operators: dict[_Where, list[_Tensor]] | None = None
     ) -> None:
         self.place, self.building = place, building
-        self._known: dict[str, int] = {}
+        self._records: dict[str, int] = {}
         self._stored: dict[int, tuple[Path, atb_file.Stored]] = {}
         self._by_id: dict[tuple[str, str, str, str, int], str] = {}
         for where, tensors in (operators or {}).items():
@@ -291,15 +293,15 @@ class _Files:
 
     def record(self, name: str, depth: int = 0) -> int:
         """The record of a file's tensor."""
-        if name in self._known:
-            return self._known[name]
+        if name in self._records:
+            return self._records[name]
         path = self.place.inside(name)
         try:
             stored = atb_file.read(path)
         except (UnreadableRun, OSError) as error:
-            self._known[name] = self.building.tensor("float32", (), why=str(error), file=name)
+            self._records[name] = self.building.tensor("float32", (), why=str(error), file=name)
             self.building.note("error", f"{name}: {error}")
-            return self._known[name]
+            return self._records[name]
         if stored.records > 1:
             self.building.note(
                 "twice",
@@ -308,13 +310,13 @@ class _Files:
             )
         if stored.layout.why:
             self.building.note("layout", f"{name}: {stored.layout.why}")
-        other = self._linked(name, stored.data)
+        target = self._linked(name, stored.data)
         why = stored.why
-        if stored.data and (not other or other == name or depth >= _LINKS):
+        if stored.data and (not target or target == name or depth >= _LINKS):
             why = f"it is said to be in {stored.data[:80]!r}, which is not in the dump"
         elif stored.data:
-            self._known[name] = self.record(other, depth + 1)
-            return self._known[name]
+            self._records[name] = self.record(target, depth + 1)
+            return self._records[name]
         number = self.building.tensor(
             stored.type.dtype or stored.type.name,
             stored.shape,
@@ -324,29 +326,29 @@ class _Files:
             device="npu",
             file=name,
         )
-        self._known[name] = number
+        self._records[name] = number
         self._stored[number] = path, stored
         return number
 
     def _linked(self, name: str, data: str) -> str:
         """The file that a reference means, "" when it is not there."""
-        found = _LINK.match(data)
+        match = _LINK.match(data)
         where = self._owner.get(name)
-        if not found or where is None:
+        if not match or where is None:
             return ""
         return self._by_id.get(
-            (where.process, where.token, found[1].rstrip("_"), found[2].lower(), int(found[3])), ""
+            (where.process, where.token, match[1].rstrip("_"), match[2].lower(), int(match[3])), ""
         )
 
     def weight(self, where: _Where, tensor: _Tensor, node: atb_topology.Operation | None) -> str:
         """The name of the weight that an input is; "" for one that is none."""
         usual = _WEIGHTS.get(where.path[-1][1], {}).get(tensor.number, "")
         if node is not None and tensor.number < len(node.inputs):
-            found = _WEIGHT_NAME.search(node.inputs[tensor.number])
-            return (usual or found[1]) if found else ""
+            match = _WEIGHT_NAME.search(node.inputs[tensor.number])
+            return (usual or match[1]) if match else ""
         if not usual or self._look(tensor.file) in self._made(where):
             return ""
-        again = {
+        contents = {
             self._look(file)
             for token in self._tokens
             if (
@@ -356,7 +358,7 @@ class _Files:
             )
             is not None
         }
-        return usual if len(again) == 1 and None not in again else ""
+        return usual if len(contents) == 1 and None not in contents else ""
 
     def _made(self, where: _Where) -> set[Hashable]:
         """What the operators of a token made."""
@@ -373,10 +375,10 @@ class _Files:
     def _look(self, name: str) -> Hashable | None:
         """What stands for the content of a file's tensor."""
         if name not in self._looks:
-            found = self._stored.get(self.record(name))
+            entry = self._stored.get(self.record(name))
             self._looks[name] = None
-            if found is not None and not found[1].why:
-                path, stored = found
+            if entry is not None and not entry[1].why:
+                path, stored = entry
                 with path.open("rb") as file:
                     file.seek(stored.start)
                     head = file.read(min(stored.nbytes, _LOOK_BYTES))
@@ -389,12 +391,12 @@ class _Files:
                     )
         return self._looks[name]
 
-    def differ(self, one: int, other: int) -> bool:
+    def differ(self, first: int, second: int) -> bool:
         """Does a tensor hold something else after the operator ran than before it?"""
-        if one == other or one not in self._stored or other not in self._stored:
+        if first == second or first not in self._stored or second not in self._stored:
             return False
         try:
-            before, after = (atb_file.elements(*self._stored[k]) for k in (one, other))
+            old, new = (atb_file.elements(*self._stored[k]) for k in (first, second))
         except ElementsMissing:
             return False
-        return before.shape != after.shape or before.tobytes() != after.tobytes()
+        return old.shape != new.shape or old.tobytes() != new.tobytes()

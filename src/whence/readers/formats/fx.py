@@ -80,24 +80,24 @@ def open_run(place: Place) -> Run:
     files: list[_File] = []
     for name in place.files:
         folder, _, last = name.rpartition("/")
-        found = _FILE.match(last)
-        if found is None:
+        match = _FILE.match(last)
+        if match is None:
             if last.endswith(".npy"):
                 building.note(
                     "error", f"{name} is not read: its name says neither INPUT nor OUTPUT of a node"
                 )
             continue
         where = _where((*above, *filter(None, folder.split("/"))))
-        digits = tuple(int(k) for k in found["place"].split("."))
+        digits = tuple(int(k) for k in match["place"].split("."))
         files.append(
             _File(
                 where,
                 name,
-                found["node"],
-                found["target"],
-                found["kind"],
+                match["node"],
+                match["target"],
+                match["kind"],
                 digits,
-                found["time"] or "",
+                match["time"] or "",
             )
         )
     if not files:
@@ -128,10 +128,10 @@ def _call(
     arguments: dict[str, Any] = {}
     for file in sorted(files, key=lambda f: f.place):
         slot = ".".join(map(str, file.place))
-        given = _argument(place, file) if file.kind == "INPUT" else None
-        if given is not None:
-            arguments[f"input.{slot}"] = given
-        if not isinstance(given, str):
+        argument = _argument(place, file) if file.kind == "INPUT" else None
+        if argument is not None:
+            arguments[f"input.{slot}"] = argument
+        if not isinstance(argument, str):
             slots[file.kind.lower()][slot] = npy_tensors.add(building, place, file.name)
     building.call(
         files[0].node,
@@ -154,36 +154,36 @@ def _argument(place: Place, file: _File) -> Any:
     """
     path = place.inside(file.name)
     try:
-        found = npy_tensors.header(path)
-        if found.word is None:
+        header = npy_tensors.header(path)
+        if header.word is None:
             return (
-                f"not a tensor: {found.dtype}"
-                if found.dtype.lstrip("<>|=")[:1] in ("S", "U")
+                f"not a tensor: {header.dtype}"
+                if header.dtype.lstrip("<>|=")[:1] in ("S", "U")
                 else None
             )
-        if found.shape or found.dtype not in _NUMBERS:
+        if header.shape or header.dtype not in _NUMBERS:
             return None
-        return _array(place, file.name, found).item()
+        return _array(place, file.name, header).item()
     except (UnreadableRun, ElementsMissing, OSError):
         return None
 
 
-def _array(place: Place, name: str, found: numpy_file.Header) -> Array:
+def _array(place: Place, name: str, header: numpy_file.Header) -> Array:
     file = File(place.inside(name), name)
-    return numpy_file.array(found, file.part(0, file.size), name)
+    return numpy_file.array(header, file.part(0, file.size), name)
 
 
 def _where(parts: tuple[str, ...]) -> _Where:
     rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), 0)
-    last, before = (parts[-1] if parts else ""), (parts[-2] if len(parts) > 1 else "")
+    last, parent = (parts[-1] if parts else ""), (parts[-2] if len(parts) > 1 else "")
     if _GM.match(last):
-        return _Where(rank, last, int(before), 1) if _counts(before) else _Where(rank, last, 0, 0)
+        return _Where(rank, last, int(parent), 1) if _counts(parent) else _Where(rank, last, 0, 0)
     if _counts(last):
-        if _GM.match(before):
-            return _Where(rank, before, int(last), 1)
-        if _GRAPH.match(before):
-            return _Where(rank, before, int(last), 0)
-        return _Where(rank, "", int(last), 1 if before == "data_dump" else 0)
+        if _GM.match(parent):
+            return _Where(rank, parent, int(last), 1)
+        if _GRAPH.match(parent):
+            return _Where(rank, parent, int(last), 0)
+        return _Where(rank, "", int(last), 1 if parent == "data_dump" else 0)
     return _Where(rank, last if _GRAPH.match(last) else "", 0, 0)
 
 
@@ -199,26 +199,26 @@ def _roots(nodes: dict[_Where, set[str]], files: Iterable[_File]) -> dict[_Where
     for file in files:
         nodes[file.where].add(file.node)
     out: dict[_Where, str] = {}
-    known: list[tuple[int, frozenset[str], set[int], str]] = []
+    graphs: list[tuple[int, frozenset[str], set[int], str]] = []
     for where in sorted(nodes):
         if not _GM.match(where.graph):
             out[where] = where.graph or "model"
             continue
-        held = frozenset(nodes[where])
-        same = next(
+        names = frozenset(nodes[where])
+        graph = next(
             (
                 k
-                for k in known
+                for k in graphs
                 if k[0] == where.rank
-                and (k[3] == where.graph or (k[1] == held and where.step not in k[2]))
+                and (k[3] == where.graph or (k[1] == names and where.step not in k[2]))
             ),
             None,
         )
-        if same is None:
-            same = (where.rank, held, set(), where.graph)
-            known.append(same)
-        same[2].add(where.step)
-        number = [k for k in known if k[0] == where.rank].index(same) + 1
+        if graph is None:
+            graph = (where.rank, names, set(), where.graph)
+            graphs.append(graph)
+        graph[2].add(where.step)
+        number = [k for k in graphs if k[0] == where.rank].index(graph) + 1
         out[where] = f"graph_{number}"
     return out
 
@@ -231,7 +231,7 @@ def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
     times = [min(f.time for f in nodes[node]) for node in first]
     if len(set(times)) == len(times):
         return first
-    held: dict[str, dict[str, list[Hashable]]] = {
+    contents: dict[str, dict[str, list[Hashable]]] = {
         "INPUT": defaultdict(list),
         "OUTPUT": defaultdict(list),
     }
@@ -239,24 +239,24 @@ def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
         for file in files:
             content = _look(place, file)
             if content is not None:
-                held[file.kind][node].append(content)
-    return ordered(first, held["INPUT"], held["OUTPUT"])
+                contents[file.kind][node].append(content)
+    return ordered(first, contents["INPUT"], contents["OUTPUT"])
 
 
 def _look(place: Place, file: _File) -> Hashable | None:
     """What stands for the content of a tensor: its shape, and both ends of its bytes."""
     try:
         path = place.inside(file.name)
-        found = npy_tensors.header(path)
+        header = npy_tensors.header(path)
         stored = File(path, file.name)
-        if limits.count(found.shape) < 2:
+        if limits.count(header.shape) < 2:
             return None
-        nbytes = stored.size - found.start
-        head = stored.part(found.start, min(nbytes, _LOOK_BYTES))
-        tail = stored.part(max(stored.size - _LOOK_BYTES, found.start), min(nbytes, _LOOK_BYTES))
+        nbytes = stored.size - header.start
+        head = stored.part(header.start, min(nbytes, _LOOK_BYTES))
+        tail = stored.part(max(stored.size - _LOOK_BYTES, header.start), min(nbytes, _LOOK_BYTES))
     except Exception:  # noqa: BLE001 - a damaged tensor says nothing of the order
         return None
-    return found.dtype, found.shape, head.tobytes(), tail.tobytes()
+    return header.dtype, header.shape, head.tobytes(), tail.tobytes()
 
 
 def _natural(text: str) -> list[Any]:

@@ -56,16 +56,26 @@ def named(name: str) -> Name | None:
     writers leave out the stream.
     """
     fields = name.split(".")
-    at = next((i for i in range(len(fields) - 1, 2, -1) if _TIME.match(fields[i])), len(fields) - 1)
-    before = fields[:at]
-    if not fields[at].isdecimal() or len(before) < 3 or not before[-1].isdecimal() or not before[0]:
+    time_index = next(
+        (i for i in range(len(fields) - 1, 2, -1) if _TIME.match(fields[i])), len(fields) - 1
+    )
+    leading = fields[:time_index]
+    if (
+        not fields[time_index].isdecimal()
+        or len(leading) < 3
+        or not leading[-1].isdecimal()
+        or not leading[0]
+    ):
         return None
-    stream = len(before) > 3 and before[-2].isdecimal()
-    if len(fields[at]) < 9 or (len(fields[at]) != 16 and not stream):
+    stream = len(leading) > 3 and leading[-2].isdecimal()
+    if len(fields[time_index]) < 9 or (len(fields[time_index]) != 16 and not stream):
         return None
-    task = before[-2] if stream else before[-1]
+    task = leading[-2] if stream else leading[-1]
     return Name(
-        before[0], ".".join(before[1 : -2 if stream else -1]), int(task[:18]), int(fields[at][:18])
+        leading[0],
+        ".".join(leading[1 : -2 if stream else -1]),
+        int(task[:18]),
+        int(fields[time_index][:18]),
     )
 
 
@@ -101,7 +111,7 @@ class _Where(NamedTuple):
     step: int
 
 
-class _Found(NamedTuple):
+class _OperatorRun(NamedTuple):
     """One operator run: its file, or the npy files it was converted to (slot -> name)."""
 
     where: _Where
@@ -113,80 +123,84 @@ class _Found(NamedTuple):
 def open_run(place: Place) -> Run:
     """Headers of all files now, elements when asked for."""
     building = Building(place.path, "ge")
-    found = sorted(
-        _found(place, building),
+    runs = sorted(
+        _operator_runs(place, building),
         key=lambda f: (f.where.step, f.where.rank, f.name.time, f.name.task, f.file),
     )
     texts = Texts(_texts(place))
     for wrong in texts.wrong:
         building.note("error", wrong)
     origins: dict[tuple[int, int], Origins] = {}
-    for one in found:
-        key = one.where.graph, one.where.rank
+    for run in runs:
+        key = run.where.graph, run.where.rank
         if key not in origins:
             origins[key] = texts.origins(*key)
-        _call(place, building, one, origins[key])
+        _call(place, building, run, origins[key])
     return building.run()
 
 
-def _call(place: Place, building: Building, one: _Found, origins: Origins) -> None:
+def _call(place: Place, building: Building, run: _OperatorRun, origins: Origins) -> None:
     slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
-    said: tuple[str, ...] = ()
-    name = one.name.op_name
-    if one.converted:
-        for slot, file in sorted(one.converted.items(), key=lambda s: int(s[0].partition(".")[2])):
+    stated: tuple[str, ...] = ()
+    name = run.name.op_name
+    if run.converted:
+        for slot, file in sorted(run.converted.items(), key=lambda s: int(s[0].partition(".")[2])):
             kind, k = split_slot(slot)
             slots[kind][k] = npy_tensors.add(building, place, file)
     else:
         try:
-            dumped = ge_file.read(place.inside(one.file))
+            dumped = ge_file.read(place.inside(run.file))
         except (UnreadableRun, OSError) as error:
-            building.note("error", f"{one.file}: {error}", name, one.where.step)
+            building.note("error", f"{run.file}: {error}", name, run.where.step)
             return
         name = dumped.op_name or name
-        said = tuple(t.origin for t in dumped.tensors if t.origin)
-        for held in dumped.tensors:
-            kind, k = split_slot(held.slot)
-            slots[kind][k] = _tensor(place, building, one, held)
-        if dumped.left:
-            building.note("not-read", f"{one.file}: {', '.join(dumped.left)}", name, one.where.step)
+        stated = tuple(t.origin for t in dumped.tensors if t.origin)
+        for tensor in dumped.tensors:
+            kind, k = split_slot(tensor.slot)
+            slots[kind][k] = _tensor(place, building, run, tensor)
+        if dumped.unread:
+            building.note(
+                "not-read", f"{run.file}: {', '.join(dumped.unread)}", name, run.where.step
+            )
     building.call(
         name,
-        op_type=one.name.op_type,
+        op_type=run.name.op_type,
         inputs=slots["input"],
         outputs=slots["output"],
-        root=one.where.root,
-        step=one.where.step,
-        rank=one.where.rank,
-        origins=origins.of(name, one.name.op_type, said),
+        root=run.where.root,
+        step=run.where.step,
+        rank=run.where.rank,
+        origins=origins.of(name, run.name.op_type, stated),
     )
 
 
-def _tensor(place: Place, building: Building, one: _Found, held: ge_file.Held) -> int:
-    path = place.inside(one.file)
-    if held.layout.why:
+def _tensor(
+    place: Place, building: Building, run: _OperatorRun, tensor: ge_file.DumpedTensor
+) -> int:
+    path = place.inside(run.file)
+    if tensor.layout.why:
         building.note(
             "layout",
-            f"{one.file}: {held.slot}: {held.layout.why}",
-            one.name.op_name,
-            one.where.step,
+            f"{run.file}: {tensor.slot}: {tensor.layout.why}",
+            run.name.op_name,
+            run.where.step,
         )
-    kind, k = split_slot(held.slot)
-    why = ge_file.missing(held, path)
+    kind, k = split_slot(tensor.slot)
+    why = ge_file.missing(tensor, path)
     return building.tensor(
-        held.type.dtype or held.type.name,
-        held.shape,
-        None if why else lambda: ge_file.elements(path, held),
+        tensor.type.dtype or tensor.type.name,
+        tensor.shape,
+        None if why else lambda: ge_file.elements(path, tensor),
         why=why,
         device="npu",
-        file=f"{one.file},{kind}s,{k}",
+        file=f"{run.file},{kind}s,{k}",
     )
 
 
-def _found(place: Place, building: Building) -> Iterator[_Found]:
+def _operator_runs(place: Place, building: Building) -> Iterator[_OperatorRun]:
     if not place.is_folder:
-        alone = named(place.path.name) or Name("", place.path.name, 0, 0)
-        yield _Found(_Where(0, "model", -1, 0), alone, place.path.name, {})
+        file_name = named(place.path.name) or Name("", place.path.name, 0, 0)
+        yield _OperatorRun(_Where(0, "model", -1, 0), file_name, place.path.name, {})
         return
     above = place.path.absolute().parts[-_ABOVE:]
     mapped: dict[str, dict[str, str]] = {}
@@ -210,11 +224,11 @@ def _found(place: Place, building: Building) -> Iterator[_Found]:
                 )
                 name = Name("", last, 0, int(last[:16]))
         if name is not None:
-            yield _Found(_where((*above, *filter(None, folder.split("/")))), name, file, {})
+            yield _OperatorRun(_where((*above, *filter(None, folder.split("/")))), name, file, {})
     for (folder, base), files in converted.items():
         name = named(base)
         assert name is not None
-        yield _Found(_where((*above, *filter(None, folder.split("/")))), name, "", files)
+        yield _OperatorRun(_where((*above, *filter(None, folder.split("/")))), name, "", files)
 
 
 def _where(parts: tuple[str, ...]) -> _Where:
@@ -222,14 +236,17 @@ def _where(parts: tuple[str, ...]) -> _Where:
     device.
     """
     rank = next((int(m[1]) for p in reversed(parts) if (m := _RANK.match(p))), -1)
-    at = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
-    inner = parts[at + 1 :] if at >= 0 else ()
+    date_index = next((i for i in range(len(parts) - 1, -1, -1) if _FOLDER.match(parts[i])), -1)
+    inner = parts[date_index + 1 :] if date_index >= 0 else ()
     graph = next((m for p in reversed(parts) if (m := _GRAPH.match(p))), None)
     if rank < 0:
         rank = int(inner[0]) if len(inner) > 1 and inner[0].isdecimal() and len(inner[0]) < 6 else 0
     step = (
         int(parts[-1])
-        if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 and (at < 0 or len(inner) > 1)
+        if parts
+        and parts[-1].isdecimal()
+        and len(parts[-1]) < 10
+        and (date_index < 0 or len(inner) > 1)
         else 0
     )
     return _Where(
@@ -258,8 +275,8 @@ def _texts(place: Place) -> Iterator[Path]:
     yield from inside
     if any(path.suffix != ".json" for path in inside):
         return
-    here = place.path.absolute() if place.is_folder else place.path.absolute().parent
-    for folder in here.parents[: _ABOVE - 1]:
+    start = place.path.absolute() if place.is_folder else place.path.absolute().parent
+    for folder in start.parents[: _ABOVE - 1]:
         texts = sorted(folder.glob("dynamo_*_graph_*.txt"))
         if texts:
             yield from texts

@@ -85,7 +85,7 @@ class _Tree:
     def __init__(self, building: Building, place: Place, tree: dict[str, Any], root: str) -> None:
         self.building, self.place, self.tree, self.root = building, place, tree, root
         # A module that ran twice has written over its file: what is in it is of the last call.
-        self.left = Counter(path for path in _paths(tree))
+        self.remaining = Counter(path for path in _paths(tree))
 
     def add(self) -> None:
         todo: list[tuple[Any, int]] = [(self.tree, -1)]
@@ -99,11 +99,11 @@ class _Tree:
                 continue
             path = str(node.get("module_path", "")).split(" ")[0]
             scope = "" if parent == -1 else path.removeprefix(f"{self.root}.")
-            given = node.get("inputs") or {}
+            node_inputs = node.get("inputs") or {}
             args, kwargs = (
-                (given.get("args", []), given.get("kwargs", {}))
-                if isinstance(given, dict)
-                else (given, {})
+                (node_inputs.get("args", []), node_inputs.get("kwargs", {}))
+                if isinstance(node_inputs, dict)
+                else (node_inputs, {})
             )
             inputs = {
                 **dict(self._records(args)),
@@ -125,8 +125,8 @@ class _Tree:
 
     def _record(self, tensor: dict[str, Any]) -> int:
         dtype = str(tensor.get("dtype", "")).removeprefix("torch.")
-        found = _SHAPE.search(str(tensor.get("shape", ""))[:1000])
-        shape = tuple(int(n) for n in found[1].split(",") if n.strip()) if found else ()
+        match = _SHAPE.search(str(tensor.get("shape", ""))[:1000])
+        shape = tuple(int(n) for n in match[1].split(",") if n.strip()) if match else ()
         value, figures = tensor.get("value"), _figures(tensor, limits.count(shape))
         if isinstance(value, str):
             return self._beside(value, dtype, shape)
@@ -167,8 +167,8 @@ class _Tree:
         return self.building.array(printed.array, quantum=printed.quantum, whole=shape)
 
     def _beside(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
-        self.left[name] -= 1
-        if self.left[name] > 0:
+        self.remaining[name] -= 1
+        if self.remaining[name] > 0:
             return self.building.tensor(
                 dtype, shape, why=f"a later call of this module has written over {name}"
             )
@@ -207,9 +207,9 @@ def _is_tensor(value: Any) -> bool:
 def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
     todo: list[tuple[str, Any]] = [(slot, value)]
     while todo:
-        at, item = todo.pop()
+        path, item = todo.pop()
         if _is_tensor(item):
-            yield at or "0", item
+            yield path or "0", item
             continue
         parts = (
             list(item.items())
@@ -218,7 +218,7 @@ def _tensors(value: Any, slot: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if isinstance(item, list)
             else []
         )
-        todo += [(named_tensors.below(at, str(key)), part) for key, part in reversed(parts)]
+        todo += [(named_tensors.below(path, str(key)), part) for key, part in reversed(parts)]
 
 
 def _paths(tree: Any) -> Iterator[str]:
@@ -240,16 +240,18 @@ def _figures(tensor: dict[str, Any], count: int) -> tuple[Statistics | None, flo
     """(statistics, step of their last digit) that stand beside a tensor. torch divides by n - 1,
     whence by n.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     quantum = 0.0
     for key in ("min", "max", "mean", "std"):
         text = re.search(r"tensor\(([-+.\deE]+|nan|[-+]?inf)", str(tensor.get(key, ""))[:100])
         if text is None:
             return None, 0.0
-        found[key] = float(text[1])
+        values[key] = float(text[1])
         quantum = max(quantum, torch_print.step(text[1]))
-    if not count or not all(map(math.isfinite, found.values())):
+    if not count or not all(map(math.isfinite, values.values())):
         return None, 0.0
-    std = found["std"] * math.sqrt((count - 1) / count)
-    norm = math.sqrt(count * (found["mean"] ** 2 + std**2))
-    return Statistics(count, found["min"], found["max"], found["mean"], std, norm, 0, 0, 0), quantum
+    std = values["std"] * math.sqrt((count - 1) / count)
+    norm = math.sqrt(count * (values["mean"] ** 2 + std**2))
+    return Statistics(
+        count, values["min"], values["max"], values["mean"], std, norm, 0, 0, 0
+    ), quantum

@@ -60,17 +60,17 @@ def sniff(place: Place) -> bool:
 def open_run(place: Place) -> Run:
     """The whole text is read once; what it shows of each tensor is kept."""
     building = Building(place.path, "llama.cpp")
-    known: dict[str, int] = {}
+    records: dict[str, int] = {}
     first, step = "", 0
     for node in _nodes(place):
         if not first:
             first = node.name
         elif node.name == first:  # the graph begins anew
-            step, known = step + 1, {}
+            step, records = step + 1, {}
         sources = [_plain(name) for name, _ in node.sources]
         shapes = [list(_shape(ne)) for _, ne in node.sources]
         record = _record(building, node)
-        inputs = {str(i): known[name] for i, name in enumerate(sources) if name in known}
+        inputs = {str(i): records[name] for i, name in enumerate(sources) if name in records}
         building.call(
             node.name,
             op_type=node.op,
@@ -84,10 +84,10 @@ def open_run(place: Place) -> Run:
             arguments={
                 f"input.{i}": f"{name} {shapes[i]}"
                 for i, name in enumerate(sources)
-                if name not in known
+                if name not in records
             },
         )
-        known[node.name] = record
+        records[node.name] = record
     return building.run()
 
 
@@ -106,20 +106,20 @@ def _nodes(place: Place) -> Iterator[_Node]:
     node: _Node | None = None
     with place.path.open(encoding="utf-8", errors="replace", newline=None) as file:
         while line := file.readline(1 << 16):
-            found = (
+            match = (
                 _NODE.fullmatch(line.rstrip("\n"))
                 if len(line) <= _LINE and ") = {" in line
                 else None
             )
-            if found is not None:
+            if match is not None:
                 if node is not None:
                     yield node
                 node = _Node(
-                    found["name"].strip(),
-                    found["type"],
-                    found["op"],
-                    _SOURCE.findall(found["of"]),
-                    found["ne"],
+                    match["name"].strip(),
+                    match["type"],
+                    match["op"],
+                    _SOURCE.findall(match["of"]),
+                    match["ne"],
                     [],
                 )
             elif node is not None and (text := line.strip())[:1] in ("[", "]", ".", "s"):
@@ -129,25 +129,25 @@ def _nodes(place: Place) -> Iterator[_Node]:
 
 
 def _plain(name: str) -> str:
-    found = _COPY.fullmatch(name.strip())
-    return found[1] if found is not None else name.strip()
+    match = _COPY.fullmatch(name.strip())
+    return match[1] if match is not None else name.strip()
 
 
 def _shape(extents: str) -> tuple[int, ...]:
     """The logical shape, slowest first, without leading ones beyond two axes."""
-    found = [int(n) for n in extents.replace(" ", "").split(",") if n and len(n) < 19][::-1]
-    while len(found) > 2 and found[0] == 1:
-        found.pop(0)
-    return tuple(found)
+    shape = [int(n) for n in extents.replace(" ", "").split(",") if n and len(n) < 19][::-1]
+    while len(shape) > 2 and shape[0] == 1:
+        shape.pop(0)
+    return tuple(shape)
 
 
 def _record(building: Building, node: _Node) -> int:
     dtype = _TYPES.get(node.dtype.lower(), node.dtype.lower())
     whole = limits.extents(_shape(node.extents), node.name)
     sums = [
-        float(found[0])
+        float(numbers[0])
         for text in node.lines
-        if text.startswith("sum") and (found := _NUMBER.findall(text[3:]))
+        if text.startswith("sum") and (numbers := _NUMBER.findall(text[3:]))
     ]
     columns = {"sum": sums[-1]} if sums else {}
     rows = [text for text in node.lines if not text.startswith("sum")]
@@ -156,20 +156,20 @@ def _record(building: Building, node: _Node) -> int:
     read = _values(rows)
     if isinstance(read, str):
         return building.tensor(dtype, whole, why=read, columns=columns)
-    shown, digits = read
+    values, digits = read
     axes = max(len(whole), 1)
-    if shown.ndim > axes and limits.count(shown.shape[: shown.ndim - axes]) == 1:
-        shown = shown.reshape(shown.shape[shown.ndim - axes :])
-    if shown.ndim != axes or any(a > b for a, b in zip(shown.shape, whole)):
+    if values.ndim > axes and limits.count(values.shape[: values.ndim - axes]) == 1:
+        values = values.reshape(values.shape[values.ndim - axes :])
+    if values.ndim != axes or any(a > b for a, b in zip(values.shape, whole)):
         return building.tensor(
             dtype,
             whole,
-            why=f"prints {list(shown.shape)} values of a tensor of {list(whole)}",
+            why=f"prints {list(values.shape)} values of a tensor of {list(whole)}",
             columns=columns,
         )
-    is_whole = shown.shape == whole
+    is_whole = values.shape == whole
     with np.errstate(over="ignore", invalid="ignore"):
-        array: Array = shown.astype(dtypes.named(dtype).numpy)
+        array: Array = values.astype(dtypes.named(dtype).numpy)
     quantum = 10.0**-digits if dtypes.named(dtype).is_floating else 0.0
     return building.array(array, quantum=quantum, whole=() if is_whole else whole, columns=columns)
 
@@ -204,8 +204,8 @@ def _values(lines: list[str]) -> tuple[np.ndarray[Any, np.dtype[np.float64]], in
             return "its values are damaged: brackets do not match"
     if depth or not rows:
         return "the text ends within its values"
-    counts = {len(one) for one in rows}, set(planes), set(blocks)
-    if any(len(found) != 1 for found in counts):
+    counts = {len(line) for line in rows}, set(planes), set(blocks)
+    if any(len(lengths) != 1 for lengths in counts):
         return "its values are damaged: rows of different lengths"
     shape = (len(blocks), blocks[0], planes[0], len(rows[0]))
     if limits.count(shape) != sum(map(len, rows)):

@@ -74,7 +74,7 @@ class _Tensor(NamedTuple):
 
     slot: str
     file: str
-    said: tuple[str, tuple[int, ...], Statistics | None] | None = None
+    row: tuple[str, tuple[int, ...], Statistics | None] | None = None
 
 
 _Moment = tuple[str, int]  # process, token
@@ -84,37 +84,37 @@ _Held = dict[_Moment, dict[str, list[_Tensor]]]
 def open_run(place: Place) -> Run:
     """What each file holds now, elements when asked for."""
     building = Building(place.path, "msit_torch")
-    held: _Held = defaultdict(lambda: defaultdict(list))
+    tensors: _Held = defaultdict(lambda: defaultdict(list))
     weights: dict[str, dict[str, str]] = defaultdict(dict)
     trees: dict[str, dict[str, str]] = {}
     for name in place.files:
         folders = (place.path.absolute().name, *name.split("/"))
-        found, weight = _FILE.search(name), _WEIGHT.search(name)
+        match, weight = _FILE.search(name), _WEIGHT.search(name)
         if weight:
             weights[_process(folders[:-2])][weight[1]] = name
-        elif found:
-            slot = _slot(found[2], found[3])
-            held[_moment(folders[:-2])][found[1]].append(_Tensor(slot, name))
+        elif match:
+            slot = _slot(match[2], match[3])
+            tensors[_moment(folders[:-2])][match[1]].append(_Tensor(slot, name))
         elif folders[-1] == "model_tree.json":
             trees[_process(folders[:-1])] = _tree(place.inside(name), building)
         elif folders[-1] == "statistics.csv":
-            _statistics(place, name, folders, held, building)
+            _statistics(place, name, folders, tensors, building)
         elif name.endswith(".pth"):
             building.note(
                 "error",
                 f"{name} is not read: it is neither an input or output of a module nor a weight",
             )
     for process in weights:
-        if not any(p == process for p, _ in held):
-            held[process, 0] = defaultdict(list)
-    known = ranks([process for process, _ in held])
+        if not any(p == process for p, _ in tensors):
+            tensors[process, 0] = defaultdict(list)
+    rank_of = ranks([process for process, _ in tensors])
     orders: dict[tuple[str, frozenset[str]], list[str]] = {}
     for (process, token), modules in sorted(
-        held.items(), key=lambda item: (item[0][1], item[0][0])
+        tensors.items(), key=lambda item: (item[0][1], item[0][0])
     ):
         tree = trees.get(process, {})
         step = _Step(
-            place, building, modules, tree, weights.get(process, {}), token, known[process]
+            place, building, modules, tree, weights.get(process, {}), token, rank_of[process]
         )
         key = process, frozenset(step.names)
         if key not in orders:
@@ -222,8 +222,8 @@ class _Step:
         return module, head if head and last.isdecimal() else function
 
     def _records(self, tensor: _Tensor) -> list[tuple[str, int]]:
-        if tensor.said is not None:
-            dtype, shape, figures = tensor.said
+        if tensor.row is not None:
+            dtype, shape, figures = tensor.row
             why = "the dump holds its statistics only"
             return [
                 (
@@ -249,14 +249,16 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
     """The tensors of a file, with what to add to its slot: "" for the only one."""
     path = place.inside(name)
     try:
-        held = [(inner, one) for inner, one in torch_file.tensors(torch_file.load(path, path.name))]
+        parts = [
+            (inner, part) for inner, part in torch_file.tensors(torch_file.load(path, path.name))
+        ]
     except (UnreadableRun, OSError) as error:
         return [("", building.tensor("float32", (), why=str(error), file=name))]
     out: list[tuple[str, int]] = []
-    for inner, one in held:
-        slot = f".{inner}" if inner and len(held) > 1 else ""
-        if isinstance(one, TorchTensor):
-            out.append((slot, building.tensor(one.dtype, one.shape, one.array, file=name)))
+    for inner, part in parts:
+        slot = f".{inner}" if inner and len(parts) > 1 else ""
+        if isinstance(part, TorchTensor):
+            out.append((slot, building.tensor(part.dtype, part.shape, part.array, file=name)))
         else:
             out.append(
                 (
@@ -264,7 +266,7 @@ def _tensors(place: Place, building: Building, name: str) -> list[tuple[str, int
                     building.tensor(
                         "float32",
                         (),
-                        why=f"{path.name} holds a {one.name}, not a tensor that is read",
+                        why=f"{path.name} holds a {part.name}, not a tensor that is read",
                         file=name,
                     ),
                 )
@@ -317,11 +319,11 @@ def _tree(path: Path, building: Building) -> dict[str, str]:
 
 
 def _statistics(
-    place: Place, name: str, folders: tuple[str, ...], held: _Held, building: Building
+    place: Place, name: str, folders: tuple[str, ...], tensors: _Held, building: Building
 ) -> None:
     """Rows of statistics; a tensor that is told of again belongs to the next token."""
     process, first = _moment(folders[:-1])
-    again: dict[tuple[str, str], int] = defaultdict(int)
+    repeats: dict[tuple[str, str], int] = defaultdict(int)
     with place.inside(name).open(newline="", encoding="utf-8", errors="backslashreplace") as file:
         rows = csv.reader(file)
         if next(rows, None) != _HEADER:
@@ -341,11 +343,11 @@ def _statistics(
                 building.note("error", f"{name}: row {number} is not read: {error}")
                 continue
             plain = dtype.removeprefix("torch.")
-            step = first + again[node, slot]
-            again[node, slot] += 1
-            if any(t.slot == slot for t in held[process, step][node]):
+            step = first + repeats[node, slot]
+            repeats[node, slot] += 1
+            if any(t.slot == slot for t in tensors[process, step][node]):
                 continue  # the tensor itself is there
-            said = (
+            described = (
                 plain if plain in dtypes.DTYPES else "float32",
                 extents,
                 Statistics(
@@ -360,26 +362,26 @@ def _statistics(
                     0,
                 ),
             )
-            held[process, step][node].append(_Tensor(slot, name, said))
+            tensors[process, step][node].append(_Tensor(slot, name, described))
 
 
 def _look(place: Place, tensor: _Tensor) -> Hashable | None:
     """What stands for the content of a tensor: its shape, and both ends of its elements."""
-    if tensor.said is not None:
-        figures = tensor.said[2]
-        return (tensor.said[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))
+    if tensor.row is not None:
+        figures = tensor.row[2]
+        return (tensor.row[:2], figures and (figures.min, figures.max, figures.mean, figures.norm))
     try:
-        found = torch_file.load(place.inside(tensor.file), tensor.file)
+        loaded = torch_file.load(place.inside(tensor.file), tensor.file)
         if (
-            not isinstance(found, TorchTensor)
-            or limits.count(found.shape) < 2
-            or not found.is_contiguous
+            not isinstance(loaded, TorchTensor)
+            or limits.count(loaded.shape) < 2
+            or not loaded.is_contiguous
         ):
             return None
-        flat = found.array().reshape(-1)
+        flat = loaded.array().reshape(-1)
     except (UnreadableRun, ElementsMissing, OSError):
         return None
-    return found.dtype, found.shape, flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
+    return loaded.dtype, loaded.shape, flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
 
 
 def _natural(text: str) -> list[Any]:

@@ -59,28 +59,28 @@ def _items(building: Building, file: File, name: str) -> Iterator[Named]:
         )
         return
     for entry, info in file.entries().items():
-        own, what = (
+        full_name, label = (
             named_tensors.below(name, entry.removesuffix(".npy").replace("/", ".")),
             f"{file.name}: {entry}",
         )
         try:
-            header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), what)
+            header = numpy_file.header(bytes(file.entry(info, numpy_file.HEAD_BYTES)), label)
         except (UnreadableRun, ElementsMissing) as error:
-            building.note("error", f"{own} is not read: {error}")
+            building.note("error", f"{full_name} is not read: {error}")
             continue
-        yield _item(header, own, partial(file.entry, info), what, ordered=True)
+        yield _item(header, full_name, partial(file.entry, info), label, ordered=True)
 
 
 def _item(
     header: numpy_file.Header,
     name: str,
     read: Callable[[], Bytes],
-    what: str,
+    label: str,
     *,
     ordered: bool = False,
 ) -> Named:
     def load() -> Array:
-        return numpy_file.array(header, read(), what)
+        return numpy_file.array(header, read(), label)
 
     return Named(
         name, header.dtype, header.shape, None if header.why else load, header.why, ordered=ordered

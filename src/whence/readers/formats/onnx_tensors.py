@@ -55,9 +55,9 @@ def open_run(place: Place) -> Run:
         )
     else:
         tensor = _tensor(place, place.path.name)
-        found = _SET.search(place.path.name)
+        match = _SET.search(place.path.name)
         records = {"0": _named(place, tensor, "").record(building)}
-        if found is not None and found["kind"] == "input":
+        if match is not None and match["kind"] == "input":
             building.call("", kind="label", inputs=records)
         else:
             building.call("", kind="label", outputs=records)
@@ -78,18 +78,18 @@ def _is_tensor(head: bytes, size: int) -> bool:
 
 
 def _data_sets(building: Building, place: Place) -> None:
-    chosen = [(found, name) for name in place.files if (found := _SET.search(name))]
+    chosen = [(match, name) for name in place.files if (match := _SET.search(name))]
     calls: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
-    for found, name in sorted(chosen, key=lambda item: named_tensors.natural(item[1])):
+    for match, name in sorted(chosen, key=lambda item: named_tensors.natural(item[1])):
         try:
             record = _named(place, _tensor(place, name), name).record(building)
         except UnreadableRun as error:
             building.note("error", f"{name} is not read: {error}")
             continue
         slots = calls.setdefault(
-            (str(PurePosixPath(name).parent), int(found["set"] or 0)), {"input": {}, "output": {}}
+            (str(PurePosixPath(name).parent), int(match["set"] or 0)), {"input": {}, "output": {}}
         )
-        slots[found["kind"]][found["slot"]] = record
+        slots[match["kind"]][match["slot"]] = record
     for (_, step), slots in calls.items():
         building.call("", kind="label", step=step, inputs=slots["input"], outputs=slots["output"])
 
@@ -118,18 +118,18 @@ def _initializers(place: Place) -> list[OnnxTensor]:
     """Of the graph of a model; those of graphs inside its operators are not looked for. Raises
     UnreadableRun.
     """
-    file, found = File(place.path), []
+    file, tensors = File(place.path), []
     try:
         for number, kind, graph in protobuf.fields(_view(file)):
             if number == 7 and kind == protobuf.BYTES:
-                found += [
+                tensors += [
                     onnx_tensor.parse(value)
                     for n, k, value in protobuf.fields(graph)
                     if n == 5 and k == protobuf.BYTES
                 ]
     except ValueError as error:
         raise UnreadableRun(f"{file.name} is no ONNX model: {error}") from error
-    return found
+    return tensors
 
 
 def _view(file: File) -> Any:

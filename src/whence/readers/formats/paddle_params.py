@@ -66,9 +66,9 @@ def _streams(data: Bytes, size: int) -> Iterator[Stream]:
     """
     place = 0
     while place < size:
-        found = _stream(data, place)
-        yield found
-        place = found.start + found.nbytes
+        stream = _stream(data, place)
+        yield stream
+        place = stream.start + stream.nbytes
 
 
 def _stream(data: Bytes, place: int) -> Stream:
@@ -109,20 +109,20 @@ def open_run(place: Place) -> Run:
     """
     mapped = np.memmap(place.path, np.uint8, "r")
     building = Building(place.path, "paddle params")
-    found: list[Stream] = []
+    streams: list[Stream] = []
     try:
         # keeps what came before the first that is damaged
-        found.extend(_streams(Bytes(mapped), place.size))
+        streams.extend(_streams(Bytes(mapped), place.size))
     except UnreadableRun as error:
-        if not found:
+        if not streams:
             raise
-        building.note("error", f"read up to tensor {len(found)}: {error}")
-    names = _names(building, place, found)
+        building.note("error", f"read up to tensor {len(streams)}: {error}")
+    names = _names(building, place, streams)
     root = building.call("", kind="module")
     layers: dict[str, dict[str, int]] = {}
-    for name, stream in zip(names, found, strict=True):
-        scope, _, own = name.rpartition(".")
-        layers.setdefault(scope, {})[own] = _tensor(building, mapped, place.size, stream)
+    for name, stream in zip(names, streams, strict=True):
+        scope, _, last = name.rpartition(".")
+        layers.setdefault(scope, {})[last] = _tensor(building, mapped, place.size, stream)
     for scope, params in layers.items():
         if scope:
             building.call(scope, kind="module", parent=root, params=params)
@@ -137,17 +137,17 @@ def places(place: Place, program: Place) -> dict[str, Stream]:
     {} when the program has other weights. Raises UnreadableRun, ValueError, OSError.
     """
     parameters = paddle_program.described(program).parameters
-    found = list(_streams(Bytes(np.memmap(place.path, np.uint8, "r")), place.size))
-    names = _fitting(parameters, found)
-    return dict(zip(names or (), found))
+    streams = list(_streams(Bytes(np.memmap(place.path, np.uint8, "r")), place.size))
+    names = _fitting(parameters, streams)
+    return dict(zip(names or (), streams))
 
 
-def _fitting(parameters: Mapping[str, Variable], found: list[Stream]) -> list[str] | None:
+def _fitting(parameters: Mapping[str, Variable], streams: list[Stream]) -> list[str] | None:
     """The names of tensors in the order in which they lie, None when these are other parameters."""
     names = sorted(parameters)
-    fits = len(names) == len(found) and all(
+    fits = len(names) == len(streams) and all(
         (parameters[n].dtype, parameters[n].shape) == (s.dtype, s.shape)
-        for n, s in zip(names, found)
+        for n, s in zip(names, streams)
     )
     return names if fits else None
 
@@ -156,11 +156,11 @@ def _tensor(
     building: Building, mapped: np.memmap[tuple[int], np.dtype[np.uint8]], size: int, stream: Stream
 ) -> int:
     if stream.start + stream.nbytes > size:
-        left = max(size - stream.start, 0)
+        available = max(size - stream.start, 0)
         return building.tensor(
             stream.dtype,
             stream.shape,
-            why=f"{stream.dtype} {stream.shape} needs {stream.nbytes} bytes, {left} are left",
+            why=f"{stream.dtype} {stream.shape} needs {stream.nbytes} bytes, {available} are left",
         )
 
     def load() -> Array:
@@ -182,27 +182,27 @@ def _empty(stream: Stream) -> Array:
     return np.empty(stream.shape, dtypes.named(stream.dtype).numpy)
 
 
-def _names(building: Building, place: Place, found: list[Stream]) -> list[str]:
+def _names(building: Building, place: Place, streams: list[Stream]) -> list[str]:
     """The names that the program beside gives them; numbers where there is none, or one of other
     tensors.
     """
-    plain = [f"tensor.{i}" for i in range(len(found))]
+    plain = [f"tensor.{i}" for i in range(len(streams))]
     for suffix in _PROGRAMS:
-        beside = f"{place.path.stem}{suffix}"
-        if not place.inside(beside).is_file():
+        file_name = f"{place.path.stem}{suffix}"
+        if not place.inside(file_name).is_file():
             continue
         try:
-            parameters = paddle_program.described(place.within(beside)).parameters
+            parameters = paddle_program.described(place.within(file_name)).parameters
         except Exception as error:  # noqa: BLE001 - whatever a damaged program does to its parser
             building.note(
                 "error",
-                f"{beside} cannot be read ({type(error).__name__}: {error}), so parameters have "
+                f"{file_name} cannot be read ({type(error).__name__}: {error}), so parameters have "
                 "numbers for names",
             )
             continue
-        names = _fitting(parameters, found)
+        names = _fitting(parameters, streams)
         if names is not None:
             return names
-        said = f"is the program of other weights ({len(parameters)} against {len(found)})"
-        building.note("error", f"{beside} {said}, so parameters have numbers for names")
+        problem = f"is the program of other weights ({len(parameters)} against {len(streams)})"
+        building.note("error", f"{file_name} {problem}, so parameters have numbers for names")
     return plain

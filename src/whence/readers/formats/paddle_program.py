@@ -71,16 +71,16 @@ def _calls(
     operators: list[Operator],
     parameters: dict[str, int],
     records: dict[str, int],
-    seen: Counter[str],
+    counts: Counter[str],
     parent: int,
 ) -> None:
     for operator in operators:
         params, inputs = {}, {}
-        taken = []
+        parameter_notes = []
         for slot, variable in operator.inputs:
             if variable.name in parameters:
                 params[variable.name] = parameters[variable.name]
-                taken.append(mark(Mark.TAKES, f"{variable.name} as {slot}"))
+                parameter_notes.append(mark(Mark.TAKES, f"{variable.name} as {slot}"))
                 continue
             if variable.name not in records:
                 records[variable.name] = _tensor(building, variable)
@@ -92,10 +92,10 @@ def _calls(
         if not first or first.startswith("%"):
             first = ".".join(
                 part
-                for part in (operator.scope, f"{operator.op_type}_{seen[operator.op_type]}")
+                for part in (operator.scope, f"{operator.op_type}_{counts[operator.op_type]}")
                 if part
             )
-        seen[operator.op_type] += 1
+        counts[operator.op_type] += 1
         names = [
             variable.name for _, variable in operator.outputs if not variable.name.startswith("%")
         ]
@@ -110,9 +110,9 @@ def _calls(
             arguments=operator.attributes,
             notes=(
                 *(mark(Mark.WRITES, name) for name in names[1:]),
-                *taken,
+                *parameter_notes,
                 *((mark(Mark.ONEDNN),) if operator.onednn else ()),
             ),
         )
         if operator.inside:
-            _calls(building, operator.inside, parameters, records, seen, call)
+            _calls(building, operator.inside, parameters, records, counts, call)

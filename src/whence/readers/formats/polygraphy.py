@@ -54,18 +54,18 @@ def open_run(place: Place) -> Run:
         loaded = [(name, _loaded(place.within(name))) for name in names]
     else:
         loaded = [(place.path.name, _loaded(place))]
-    found = [item for name, data in loaded for item in _iterations(data, name)]
-    runners = list(dict.fromkeys(runner for runner, *_ in found))
+    iterations = [item for name, data in loaded for item in _iterations(data, name)]
+    runners = list(dict.fromkeys(runner for runner, *_ in iterations))
     steps = dict.fromkeys(runners, 0)
-    for runner, tensors, is_input, marks in found:
+    for runner, tensors, is_input, marks in iterations:
         step, steps[runner] = steps[runner], steps[runner] + 1
         root = "model" if len(runners) == 1 else runner
         records = {name: _record(building, name, value) for name, value in tensors.items()}
-        told = sidecar.Told()
+        cards = sidecar.CardedCalls()
         for name, record in records.items():
-            told.add(marks.get(name), record)
-        if records and told.of == len(records):
-            told.build(building)
+            cards.add(marks.get(name), record)
+        if records and cards.count == len(records):
+            cards.build(building)
             continue
         if is_input:
             building.call("", kind="module", root=root, step=step, inputs=records)
@@ -146,9 +146,9 @@ def _kind(value: Any) -> str:
     """The class that a JSON object stands for, "" for none."""
     if not isinstance(value, dict):
         return ""
-    found = value.get("polygraphy_class")
-    if isinstance(found, str):
-        return found
+    name = value.get("polygraphy_class")
+    if isinstance(name, str):
+        return name
     return next(
         (
             key.removeprefix("__polygraphy_encoded_")

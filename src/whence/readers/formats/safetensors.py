@@ -54,13 +54,13 @@ def _is_ours(name: str) -> bool:
 def _check_index(building: Building, place: Place, name: str) -> None:
     """Say which files an index names that are not there."""
     try:
-        wanted = Counter(orjson.loads(place.inside(name).read_bytes())["weight_map"].values())
+        counts = Counter(orjson.loads(place.inside(name).read_bytes())["weight_map"].values())
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
         building.note("error", f"{name} cannot be read: {type(error).__name__}: {error}")
         return
-    at = PurePosixPath(name).parent
-    for file, count in wanted.items():
-        if str(at / str(file)) not in place.files:
+    folder = PurePosixPath(name).parent
+    for file, count in counts.items():
+        if str(folder / str(file)) not in place.files:
             building.note(
                 "error", f"{count} tensors that {name} names lie in {file}, which is not there"
             )
@@ -80,9 +80,9 @@ class _Elements:
                 Building(self._place.path, "safetensors"), File(self._place.inside(file)), ""
             )
             self._files[file] = {item.name: item for item in items}
-        found = self._files[file].get(tensor)
-        if found is None or found.load is None:
+        item = self._files[file].get(tensor)
+        if item is None or item.load is None:
             raise ElementsMissing(
-                found.why if found is not None else f"{file} has no tensor {tensor[:200]!r}"
+                item.why if item is not None else f"{file} has no tensor {tensor[:200]!r}"
             )
-        return found.load
+        return item.load

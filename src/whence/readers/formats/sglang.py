@@ -53,12 +53,12 @@ def open_run(place: Place) -> Run:
         items = [item for name in passes for item in _of_pass(building, place, name)]
         named_tensors.add_labels(building, sorted(items, key=lambda item: (item.step, item.rank)))
         return building.run()
-    found = sorted(
+    dumped = sorted(
         (item for name in place.files for item in _of_dumper(building, place, name)),
         key=lambda item: item[0],
     )
-    weights = [item for _, item, kind in found if kind == "param"]
-    others = [item for _, item, kind in found if kind != "param"]
+    weights = [item for _, item, kind in dumped if kind == "param"]
+    others = [item for _, item, kind in dumped if kind != "param"]
     if weights:
         named_tensors.add_weights(building, weights)
     if others:
@@ -73,12 +73,12 @@ def _is_process(place: Place) -> bool:
 
 
 def _of_pass(building: Building, place: Place, name: str) -> Iterator[Named]:
-    found = _PASS.search(name)
-    if found is not None:
-        rank, step = int(found[1]), int(found[2])
+    match = _PASS.search(name)
+    if match is not None:
+        rank, step = int(match[1]), int(match[2])
     else:
-        own, number = _OWN_RANK.fullmatch(place.path.resolve().name), _OWN_PASS.fullmatch(name)
-        rank, step = int(own[1]) if own else 0, int(number[1]) if number else 0
+        process, number = _OWN_RANK.fullmatch(place.path.resolve().name), _OWN_PASS.fullmatch(name)
+        rank, step = int(process[1]) if process else 0, int(number[1]) if number else 0
     tensors = _tensors(building, place, name)
     names = [inner for inner, _, _ in tensors]
     # The hook of the outer model writes the file before it adds its own output: that, and what ran
@@ -107,33 +107,33 @@ def _of_dumper(
     except ValueError:
         building.note("error", f"{name} is not read: its step, rank or dump_index is no number")
         return
-    said, place_in_call = tags["name"], None
-    kind = next((prefix for prefix in ("param", "grad") if said.startswith(f"{prefix}__")), "")
-    said = said.removeprefix(f"{kind}__") if kind else said
+    label, place_in_call = tags["name"], None
+    kind = next((prefix for prefix in ("param", "grad") if label.startswith(f"{prefix}__")), "")
+    label = label.removeprefix(f"{kind}__") if kind else label
     layer = next((tags[key] for key in _LAYER if key in tags), "")
-    if module := _MODULE.match(said):
+    if module := _MODULE.match(label):
         slot = (module[3] or "") + (module[5] if module[3] else module[5].removeprefix("."))
         place_in_call = (module[1] or "", "input" if module[2] else "output", slot or "0")
     elif kind != "param":
-        said = named_tensors.below(f"layers.{layer}" if layer else "", said)
-        said += "".join(
+        label = named_tensors.below(f"layers.{layer}" if layer else "", label)
+        label += "".join(
             f".{key}={value}"
             for key, value in tags.items()
             if key not in _USUAL and not key.endswith("_rank")
         )
     if kind == "grad":
-        said, place_in_call = f"{said}.grad", None
+        label, place_in_call = f"{label}.grad", None
     for inner, tensor, dims in _tensors(building, place, name):
         if inner == "value" or inner.startswith("value."):
             yield (
                 (step, rank, index),
                 named_tensors.of_torch(
-                    named_tensors.below(said, inner[6:]),
+                    named_tensors.below(label, inner[6:]),
                     tensor,
                     ordered=True,
                     step=step,
                     rank=rank,
-                    said=place_in_call,
+                    place_in_call=place_in_call,
                     arguments={"dims": dims} if dims else {},
                     file=name,
                 ),

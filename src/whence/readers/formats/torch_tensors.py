@@ -23,9 +23,9 @@ ORDER = 82
 
 def sniff(place: Place) -> bool:
     if place.is_folder:  # checkpoints are often kept in both formats
-        ours = [name for name in place.files if _is_ours(name)]
-        return any(not name.endswith(".bin") for name in ours) or (
-            bool(ours) and not any(n.endswith(".safetensors") for n in place.files)
+        names = [name for name in place.files if _is_ours(name)]
+        return any(not name.endswith(".bin") for name in names) or (
+            bool(names) and not any(n.endswith(".safetensors") for n in place.files)
         )
     return torch_file.recognised(place.head) or (
         _is_ours(place.path.name) and torch_file.is_pickle(place.head)

@@ -52,7 +52,7 @@ _FILTERS = {
 def sniff(place: Place) -> bool:
     if place.is_folder:
         return any(_FILE.search(name) for name in place.names)
-    return any(place.head[at : at + 8] == _MAGIC for at in (0, 512, 1024, 2048))
+    return any(place.head[offset : offset + 8] == _MAGIC for offset in (0, 512, 1024, 2048))
 
 
 def open_run(place: Place) -> Run:
@@ -66,8 +66,8 @@ def open_run(place: Place) -> Run:
     )
     ranks: dict[int, str] = {}
     for name in files:
-        found = _FILE.search(name)
-        rank = int(found[1]) if found else 0
+        match = _FILE.search(name)
+        rank = int(match[1]) if match else 0
         if rank in ranks:
             raise UnreadableRun(
                 f"{ranks[rank]} and {name} are both rank {rank}; give one of the files, or keep "
@@ -102,7 +102,7 @@ class _Tensor(NamedTuple):
     call: _Call
     kind: str
     name: str
-    told: dict[str, Any] | None
+    description: dict[str, Any] | None
     why: str = ""
 
 
@@ -144,7 +144,7 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
     """
     calls: dict[_Call, dict[str, dict[str, int]]] = {}
     unsaid: set[_Call] = set()
-    told = sidecar.Told()
+    cards = sidecar.CardedCalls()
     for tensor in tensors:
         try:
             record = _record(building, file, tensor)
@@ -152,13 +152,13 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
             record = building.tensor(
                 "unknown", (), why=f"{tensor.path} is damaged: {error}", file=file.name
             )
-        if tensor.told is not None:
-            if not tensor.told["dtype"] and tensor.told["kind"] == "f":
+        if tensor.description is not None:
+            if not tensor.description["dtype"] and tensor.description["kind"] == "f":
                 unsaid.add(tensor.call)
-            told.add(tensor.told["whence"], record)
+            cards.add(tensor.description["whence"], record)
         calls.setdefault(tensor.call, {}).setdefault(tensor.kind, {})[tensor.name] = record
-    if told.of == len(tensors):
-        told.build(building, rank=rank, step=step)
+    if cards.count == len(tensors):
+        cards.build(building, rank=rank, step=step)
         return
     for phase in dict.fromkeys(call.phase for call in calls):
         ended = [call for call in calls if call.phase == phase]
@@ -181,20 +181,20 @@ def _step(building: Building, file: _File, tensors: list[_Tensor], rank: int, st
             )
 
 
-def _named(path: str, shown: str, told: dict[str, Any] | None, why: str = "") -> _Tensor:
-    name = shown.replace("%2F", "/").replace("%2f", "/")
-    found = _KEY.fullmatch(name) if len(name) <= _NAME else None
-    if found is None:
-        return _Tensor(path, _Call(name, "", "", "forward"), "output", "0", told, why)
-    scope, cls, number = found["path"] or "", found["cls"], found["n"] or ""
+def _named(path: str, label: str, description: dict[str, Any] | None, why: str = "") -> _Tensor:
+    name = label.replace("%2F", "/").replace("%2f", "/")
+    match = _KEY.fullmatch(name) if len(name) <= _NAME else None
+    if match is None:
+        return _Tensor(path, _Call(name, "", "", "forward"), "output", "0", description, why)
+    scope, cls, number = match["path"] or "", match["cls"], match["n"] or ""
     if cls.islower():  # a name without the class
         scope, cls, number = ".".join(part for part in (scope, cls, number) if part), "", ""
     return _Tensor(
         path,
-        _Call(scope, cls, number, found["phase"]),
-        _SLOTS[found["kind"]],
-        found["slot"] or "0",
-        told,
+        _Call(scope, cls, number, match["phase"]),
+        _SLOTS[match["kind"]],
+        match["slot"] or "0",
+        description,
         why,
     )
 
@@ -203,102 +203,116 @@ def _record(building: Building, file: _File, tensor: _Tensor) -> int:
     """The tensor in a dataset: its dtype from the attribute, its elements when asked. Raises
     UnreadableRun.
     """
-    told, where = tensor.told, f"{file.name},{tensor.path}"
-    if told is None:
+    description, where = tensor.description, f"{file.name},{tensor.path}"
+    if description is None:
         raise UnreadableRun(tensor.why)
-    said = told["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
-    if told["shape"] is None:
+    dtype_name = description["dtype"].removeprefix("torch.").removeprefix("paddle.")[:64]
+    if description["shape"] is None:
         return building.tensor(
-            said or "unknown", (), why="the dataset holds nothing (a null dataspace)", file=where
+            dtype_name or "unknown",
+            (),
+            why="the dataset holds nothing (a null dataspace)",
+            file=where,
         )
-    stored = _stored(told)
-    dtype, why = _dtype(stored, said, told["words"])
-    shape = limits.extents(told["shape"], tensor.path)
-    nbytes = limits.count(shape) * told["itemsize"]
-    why = why or _unsafe(told, nbytes, file.size)
+    stored = _stored(description)
+    dtype, why = _dtype(stored, dtype_name, description["words"])
+    shape = limits.extents(description["shape"], tensor.path)
+    nbytes = limits.count(shape) * description["itemsize"]
+    why = why or _unsafe(description, nbytes, file.size)
     if why or stored is None:
         return building.tensor(dtype, shape, why=why, file=where)
     return building.tensor(
-        dtype, shape, _load(told, stored, shape, file, tensor.path, dtype), file=where
+        dtype, shape, _load(description, stored, shape, file, tensor.path, dtype), file=where
     )
 
 
-def _stored(told: dict[str, Any]) -> np.dtype[Any] | None:
+def _stored(description: dict[str, Any]) -> np.dtype[Any] | None:
     """What numpy calls the stored elements, structures as raw bytes; None where they are no
     numbers.
     """
-    if told["kind"] == "O":
+    if description["kind"] == "O":
         return None
-    if told["kind"] == "V":
-        return np.dtype(f"V{told['itemsize']}")
-    known = dtypes.DTYPES.get(told["type"])
-    return known.numpy if known is not None else np.dtype(told["type"])
+    if description["kind"] == "V":
+        return np.dtype(f"V{description['itemsize']}")
+    element_type = dtypes.DTYPES.get(description["type"])
+    return element_type.numpy if element_type is not None else np.dtype(description["type"])
 
 
-def _dtype(stored: np.dtype[Any] | None, said: str, words: str) -> tuple[str, str]:
+def _dtype(stored: np.dtype[Any] | None, dtype_name: str, words: str) -> tuple[str, str]:
     """(whence's name of the tensor's dtype, why its elements cannot be read or ""). words: what the
     file calls the stored dtype.
     """
-    plain = dtypes.DTYPES.get(said)
-    held = (
+    plain = dtypes.DTYPES.get(dtype_name)
+    stored_name = (
         ""
         if stored is None
         else next(
             (d.name for d in dtypes.DTYPES.values() if d.numpy == stored.newbyteorder("=")), ""
         )
     )
-    if plain is None and said:
-        return said, f"dtype {said} is not known to whence"
+    if plain is None and dtype_name:
+        return dtype_name, f"dtype {dtype_name} is not known to whence"
     if plain is None:
         return (
-            (held, "")
-            if held
+            (stored_name, "")
+            if stored_name
             else (words, f"stored as {words} without an attribute that says which dtype this is")
         )
     if (
-        held == said
-        or (held == "float32" and plain.is_floating and plain.bits < 32)
-        or (held == "float64" and plain.is_floating)
+        stored_name == dtype_name
+        or (stored_name == "float32" and plain.is_floating and plain.bits < 32)
+        or (stored_name == "float64" and plain.is_floating)
     ):
-        return said, ""
+        return dtype_name, ""
     if stored is not None and stored.itemsize == plain.itemsize and stored.kind in "uiV":
-        return said, ""  # the bits themselves
-    return said, f"stored as {words}, which cannot hold {said}"
+        return dtype_name, ""  # the bits themselves
+    return dtype_name, f"stored as {words}, which cannot hold {dtype_name}"
 
 
-def _unsafe(told: dict[str, Any], nbytes: int, size: int) -> str:
+def _unsafe(description: dict[str, Any], nbytes: int, size: int) -> str:
     """Why the elements must not be read, "" when they may. nbytes: of all elements. size: of the
     file.
     """
-    if told["external"]:
-        return f"its elements lie in another file ({told['external']!r}), which is not read"
-    if told["layout"] == "virtual":
+    if description["external"]:
+        return f"its elements lie in another file ({description['external']!r}), which is not read"
+    if description["layout"] == "virtual":
         return "it is put together from other files (a virtual dataset), which are not read"
-    at, there = told["at"], told["storage"]
-    if there > size:
-        return f"it says that it takes {there} bytes of a file of {size}"
-    unknown = [f"{code} {name}".strip() for code, name in told["filters"] if code not in _FILTERS]
+    offset, stored_bytes = description["at"], description["storage"]
+    if stored_bytes > size:
+        return f"it says that it takes {stored_bytes} bytes of a file of {size}"
+    unknown = [
+        f"{code} {name}".strip() for code, name in description["filters"] if code not in _FILTERS
+    ]
     if unknown:
         return (
             f"it is packed with HDF5 filter {', '.join(unknown)}, a plug-in that whence does "
             "not load; write it without, or with gzip"
         )
-    if nbytes and not there and told.get("fill") is None:
+    if nbytes and not stored_bytes and description.get("fill") is None:
         return "it was never written, and the file does not say what stands in its place"
-    stored = nbytes // told["itemsize"] * told["width"] if nbytes else 0
-    if nbytes and there and told["layout"] == "contiguous" and (at is None or at + stored > size):
+    stored = nbytes // description["itemsize"] * description["width"] if nbytes else 0
+    if (
+        nbytes
+        and stored_bytes
+        and description["layout"] == "contiguous"
+        and (offset is None or offset + stored > size)
+    ):
         return f"its {stored} bytes are not in the file of {size} bytes, which was cut or damaged"
-    if told["layout"] == "chunked" or not there:
-        chunk = limits.count(tuple(told["chunks"] or ())) * told["itemsize"] if there else 0
+    if description["layout"] == "chunked" or not stored_bytes:
+        chunk = (
+            limits.count(tuple(description["chunks"] or ())) * description["itemsize"]
+            if stored_bytes
+            else 0
+        )
         try:
-            limits.unpacked(max(nbytes, chunk), there, "it")
+            limits.unpacked(max(nbytes, chunk), stored_bytes, "it")
         except UnreadableRun as error:
             return str(error)
     return ""
 
 
 def _load(
-    told: dict[str, Any],
+    description: dict[str, Any],
     stored: np.dtype[Any],
     shape: tuple[int, ...],
     file: _File,
@@ -311,22 +325,23 @@ def _load(
     count = limits.count(shape)
 
     def filled() -> Array:
-        element = np.frombuffer(bytes.fromhex(told["fill"]), stored)
+        element = np.frombuffer(bytes.fromhex(description["fill"]), stored)
         return _as(np.full(shape, element[0], stored), dtype)
 
     def mapped() -> Array:
         kind = stored if stored.kind != "b" else np.dtype(np.uint8)
         return _as(
-            np.asarray(np.memmap(file.path, kind, "r", offset=told["at"], shape=shape)), dtype
+            np.asarray(np.memmap(file.path, kind, "r", offset=description["at"], shape=shape)),
+            dtype,
         )
 
     def unpacked() -> Array:
         data = file.worker.read(file.path, name, count * stored.itemsize)
         return _as(data.view(stored).reshape(shape), dtype)
 
-    if count and "fill" in told:
+    if count and "fill" in description:
         return filled
-    return mapped if count and told["at"] is not None and told["plain"] else unpacked
+    return mapped if count and description["at"] is not None and description["plain"] else unpacked
 
 
 def _as(array: Array, dtype: str) -> Array:

@@ -14,11 +14,11 @@ def plain_name(name: str) -> str:
     list; others stand as they are.
     """
     if "block_arg_" in name:
-        found = _ARGUMENT.fullmatch(name)
-        return found[1] if found is not None else name
+        match = _ARGUMENT.fullmatch(name)
+        return match[1] if match is not None else name
     if "inner_var_" in name:
-        found = _INNER.fullmatch(name)
-        return f"inner_var.{found[1]}" if found is not None else name
+        match = _INNER.fullmatch(name)
+        return f"inner_var.{match[1]}" if match is not None else name
     return _FOLDED.sub(r"\1", name) if "constant_folding@" in name else name
 
 

@@ -45,9 +45,9 @@ def _fetches(blocks: Any) -> Iterator[tuple[str, str]]:
         if _op_type(str(op.get("#", ""))) in ("fetch", "shadow_output"):
             attributes = _attributes(op.get("A", ()))
             name = attributes.get("name", attributes.get("output_name"))
-            for given in op.get("I", ()):
-                if name and isinstance(given, dict) and "%" in given:
-                    yield str(name), f"%{given['%']}"
+            for operand in op.get("I", ()):
+                if name and isinstance(operand, dict) and "%" in operand:
+                    yield str(name), f"%{operand['%']}"
 
 
 class _ValueTable:
@@ -114,17 +114,17 @@ class _ValueTable:
             and keys
             and keys[0] in makers
         ):
-            maker, own = makers[keys[0]]
+            maker, slot = makers[keys[0]]
             first = attributes.get("index", 0) if name.endswith("slice") else 0
             for i, value in enumerate(outputs):
                 self.values[value["%"]] = variable = _variable(value, f"%{value['%']}")
-                maker.outputs = [pair for pair in maker.outputs if pair[0] != own]
-                maker.outputs.append((f"{own}.{int(first) + i}", variable))
+                maker.outputs = [pair for pair in maker.outputs if pair[0] != slot]
+                maker.outputs.append((f"{slot}.{int(first) + i}", variable))
         elif op_type in ("full", "full_int_array") and len(outputs) == 1:
             self.constants[outputs[0]["%"]] = attributes.get("value")
         elif op_type in ("data", "feed"):
-            shown = str(attributes.get("name", attributes.get("col", "input")))
-            self.values.update((v["%"], _variable(v, shown)) for v in outputs)
+            variable_name = str(attributes.get("name", attributes.get("col", "input")))
+            self.values.update((v["%"], _variable(v, variable_name)) for v in outputs)
         else:
             return op_type in ("fetch", "shadow_output")
         return True
@@ -173,8 +173,8 @@ def _op_type(name: str) -> str:
     spelt out.
     """
     name = name.removeprefix(_ONEDNN)
-    dialect, _, rest = name.partition(".")
-    return (rest if dialect in ("0", "1", "pd_op") else name).removesuffix("_") or name
+    dialect, _, plain = name.partition(".")
+    return (plain if dialect in ("0", "1", "pd_op") else name).removesuffix("_") or name
 
 
 def _variable(value: Any, name: str, persistable: bool = False) -> Variable:
@@ -195,11 +195,11 @@ def _variable(value: Any, name: str, persistable: bool = False) -> Variable:
     return Variable(name, _DTYPES.get(code, code), shape, persistable)
 
 
-def _attributes(given: Any) -> dict[str, Any]:
+def _attributes(entries: Any) -> dict[str, Any]:
     out = {}
-    for one in given:
-        if isinstance(one, dict) and "N" in one:
-            out[str(one["N"])] = _plain(one.get("AT"), 0)
+    for entry in entries:
+        if isinstance(entry, dict) and "N" in entry:
+            out[str(entry["N"])] = _plain(entry.get("AT"), 0)
     return out
 
 
@@ -211,5 +211,5 @@ def _plain(value: Any, depth: int) -> Any:
             return shortest(inner)
         return _plain(inner, depth + 1) if depth < 8 else None
     if isinstance(value, list):
-        return [_plain(one, depth + 1) for one in value] if depth < 8 else None
+        return [_plain(item, depth + 1) for item in value] if depth < 8 else None
     return value[:MAX_TEXT] if isinstance(value, str) else value
