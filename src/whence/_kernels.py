@@ -680,12 +680,12 @@ def _pair(
     masked = 0
     for o in range(0, n, BLOCK):
         m = min(BLOCK, n - o)
-        same = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)
+        is_equal = kr == kt and _equal_bytes(R + o * sr, T + o * st, m * sr)
         xr = pointer(R + o * sr, zf)
         if kr != direct:
             xr = pointer(W_R, zf)
             _fetch(R, kr, o, m, xr, wide)
-        if same:
+        if is_equal:
             nf, nz = _nonfinite_zero(pointer_of(xr, zu), m, exponent, magnitude)
             if nf == 0:
                 s, q, lo, hi = _figures(xr, m)
@@ -728,7 +728,7 @@ def _pair(
         pt = xt
         rr = _side(xr, pointer(M_R, zf), m, clean, F, I, REFERENCE)
         tt = _side(xt, pointer(M_T, zf), m, clean, F, I, TARGET)
-        if kr == kt and not same:
+        if kr == kt and not is_equal:
             I[BYTES_DIFFER] = 1
         if not clean:
             pr = pointer(M_R, zf)
@@ -894,9 +894,9 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
                 else:
                     I[INF_MISMATCH] += c
                 if wrong:
-                    at = _first(a, b, x, y, n if I[BAD_INDEX] < 0 else I[BAD_INDEX])
-                    if I[BAD_INDEX] < 0 or at < I[BAD_INDEX]:
-                        I[BAD_INDEX] = at
+                    index = _first(a, b, x, y, n if I[BAD_INDEX] < 0 else I[BAD_INDEX])
+                    if I[BAD_INDEX] < 0 or index < I[BAD_INDEX]:
+                        I[BAD_INDEX] = index
                 continue
             w = np.float64(c)
             e = v - u
@@ -1162,18 +1162,18 @@ def _describe(base, n, code, size, direct, zf, zu, exponent, magnitude, wide, fu
     check = np.uint64(0)
     for o in range(0, n, BLOCK):
         m = min(BLOCK, n - o)
-        at = base + o * size
+        address = base + o * size
         if size == 4:
-            check += _checksum(p_u32(at), m)
+            check += _checksum(p_u32(address), m)
         elif size == 2:
-            check += _checksum(p_u16(at), m)
+            check += _checksum(p_u16(address), m)
         elif size == 8:
-            check += _checksum(p_u64(at), m)
+            check += _checksum(p_u64(address), m)
         else:
-            check += _checksum(p_u8(at), m)
+            check += _checksum(p_u8(address), m)
         if not full:
             continue
-        x = pointer(at, zf)
+        x = pointer(address, zf)
         if code != direct:
             x = pointer(scratch, zf)
             _fetch(base, code, o, m, x, wide)
@@ -1281,15 +1281,15 @@ def _machine() -> str:
     """
     about = [platform.machine(), platform.processor(), ".".join(map(str, sys.version_info[:3]))]
     try:
-        wanted = ("model name", "flags", "Features", "CPU part")
-        seen = set()
+        fields = ("model name", "flags", "Features", "CPU part")
+        known_fields = set()
         with Path("/proc/cpuinfo").open() as lines:
             for line in lines:
                 name = line.partition(":")[0].strip()
-                if name in wanted and name not in seen:
-                    seen.add(name)
+                if name in fields and name not in known_fields:
+                    known_fields.add(name)
                     about.append(line)
-                if not name and seen:
+                if not name and known_fields:
                     break
     except OSError:
         pass  # not Linux: the name of the processor has to do; numba checks the features itself
@@ -1307,7 +1307,7 @@ def cache_dir() -> Path | None:
         name = f"{__version__}-{about.st_size:x}-{about.st_mtime_ns:x}"
     except OSError:
         name = __version__
-    own = (
+    named_folder = (
         [Path(os.environ["NUMBA_CACHE_DIR"]) / "whence"]
         if os.environ.get("NUMBA_CACHE_DIR")
         else []
@@ -1316,7 +1316,7 @@ def cache_dir() -> Path | None:
     return next(
         (
             home / name
-            for home in (*own, *cache_folders.homes())
+            for home in (*named_folder, *cache_folders.homes())
             if cache_folders.private(home / name)
         ),
         None,
@@ -1363,12 +1363,23 @@ def load(*entries: str, report=None) -> None:
         if _marked:
             _decorate(folder)
         scratch = np.zeros(SCRATCH_BYTES, np.uint8)
-        at = scratch.ctypes.data
+        address = scratch.ctypes.data
         if "describe" in entries and "describe" not in _loaded:
-            globals()["describe"](at, 0, 0, 1)
+            globals()["describe"](address, 0, 0, 1)
             _loaded.add("describe")
         if "compare" in entries and "compare" not in _loaded:
-            globals()["compare"](at, 0, 2, 1e-3, 1e-5, THRESHOLDS.ctypes.data, at, at, at, at)
+            globals()["compare"](
+                address,
+                0,
+                2,
+                1e-3,
+                1e-5,
+                THRESHOLDS.ctypes.data,
+                address,
+                address,
+                address,
+                address,
+            )
             _loaded.add("compare")
         if folder is not None:
             try:
@@ -1383,12 +1394,12 @@ def warmup(report=print) -> float:
     was there already.
     """
     start = time.perf_counter()
-    known = compiled()
+    were_ready = compiled()
     load(report=report)
     seconds = time.perf_counter() - start
     folder = cache_dir()
     report(
-        f"kernels {'were ready' if known else 'compiled'} in {seconds:.1f} s, kept in "
+        f"kernels {'were ready' if were_ready else 'compiled'} in {seconds:.1f} s, kept in "
         f"{folder or 'memory only (nothing is writable)'}"
     )
     return seconds
@@ -1428,11 +1439,11 @@ def _decorate(folder: Path | None) -> None:
         return types.CPointer(like)(types.int64, like), code
 
     @intrinsic
-    def pointer_of(typing, other, like):
+    def pointer_of(typing, address, like):
         def code(context, builder, signature, args):
             return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(like)(other, like), code
+        return types.CPointer(like)(address, like), code
 
     @intrinsic
     def zero_of(typing, like):
@@ -1454,10 +1465,10 @@ def _decorate(folder: Path | None) -> None:
             def code(context, builder, signature, args):
                 kind = args[0].type
                 suffix = {"float": "f32", "double": "f64"}[str(kind)]
-                found = cgutils.get_or_insert_function(
+                instruction = cgutils.get_or_insert_function(
                     builder.module, ir.FunctionType(kind, [kind, kind]), f"llvm.{name}.{suffix}"
                 )
-                return builder.call(found, args, fastmath=("nnan", "nsz", "reassoc"))
+                return builder.call(instruction, args, fastmath=("nnan", "nsz", "reassoc"))
 
             return x(x, y), code
 
@@ -1497,9 +1508,9 @@ def _decorate(folder: Path | None) -> None:
         bits_f32=convert(types.uint32, types.float32, lambda b, x: b.bitcast(x, ir.FloatType())),
         f64_bits=convert(types.float64, types.int64, lambda b, x: b.bitcast(x, ir.IntType(64))),
     )
-    before = config.CACHE_DIR
+    configured = config.CACHE_DIR
     try:
-        config.CACHE_DIR = str(folder) if folder is not None else before
+        config.CACHE_DIR = str(folder) if folder is not None else configured
         for function, fast, entry in _marked:
             space[function.__name__] = nb.njit(
                 nogil=True,
@@ -1509,5 +1520,5 @@ def _decorate(folder: Path | None) -> None:
                 **({} if entry else {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}),
             )(function)
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR = configured
     _marked.clear()

@@ -152,13 +152,13 @@ def widen(array: Array) -> Array:
 
 def unit_roundoff(dtype: str) -> float:
     """Unit roundoff of a dtype by name; 0 for exact kinds and unknown names."""
-    known = dtypes.DTYPES.get(dtype)
-    return (known.unit_roundoff or 0.0) if known is not None else 0.0
+    dtype_info = dtypes.DTYPES.get(dtype)
+    return (dtype_info.unit_roundoff or 0.0) if dtype_info is not None else 0.0
 
 
-def coarser(dtype: str, other: str) -> float:
+def coarser(dtype: str, second: str) -> float:
     """Unit roundoff of the coarser of two dtypes; 0 when either is an exact kind."""
-    a, b = unit_roundoff(dtype), unit_roundoff(other)
+    a, b = unit_roundoff(dtype), unit_roundoff(second)
     return max(a, b) if a and b else 0.0
 
 

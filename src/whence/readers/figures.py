@@ -109,11 +109,7 @@ def _joined(calls: Iterable[Call], records: list[Record]) -> list[Call]:
         call = calls[number]
         contents = by_rank.setdefault(call.rank, {})
         if not inside_done:
-            take(
-                (r for r in call.refs if not is_written(r.slot)),
-                contents.get,
-                contents,
-            )
+            take((r for r in call.refs if not is_written(r.slot)), contents.get, contents)
             todo.append((number, True))
             todo += [(kid, False) for kid in reversed(below.get(number, []))]
             continue

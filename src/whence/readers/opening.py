@@ -41,23 +41,11 @@ def open_to_show(path: str, *, every: bool = True) -> Run:
 _BESIDE = "whence-run"
 
 _BELOW = (
-    _BESIDE,
-    "*_dump_*",
-    "torch_tensors/*",
-    "*_dump_*/torch_tensors/*",
-    "dump_*",
-    "msit_ge_dump/dump_*",
-    "msit_fx_dump/dump_*",
-    "dump",
-    "proc_*/dump",
-    "xray_debug/proc_*/dump",
-    "[a-z]*_[0-9]*",
-    "tensors/*/whence-run",
-    "ait_dump/tensors/*/whence-run",
-    "data_dump",
-    "whence-run-*",
-    "ait_dump/whence-run-*",
-)
+    _BESIDE, "*_dump_*", "torch_tensors/*", "*_dump_*/torch_tensors/*", "dump_*",
+    "msit_ge_dump/dump_*", "msit_fx_dump/dump_*", "dump", "proc_*/dump", "xray_debug/proc_*/dump",
+    "[a-z]*_[0-9]*", "tensors/*/whence-run", "ait_dump/tensors/*/whence-run", "data_dump",
+    "whence-run-*", "ait_dump/whence-run-*",
+)  # fmt: skip
 
 
 def below(folder: Path) -> Path | None:

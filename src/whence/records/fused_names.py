@@ -16,7 +16,7 @@ _LEAST = 2  # members of a fusion
 
 
 def segments(
-    name: str, among: Collection[str], feeds: Callable[[str, str], bool], *, most: int = _WAYS
+    name: str, among: Collection[str], feeds: Callable[[str, str], bool], *, max_ways: int = _WAYS
 ) -> tuple[str, ...]:
     """The names of `among` that `name` is made of, in order; () when it is made of none, of one
     only, or of several in ways that fit equally well.
@@ -26,15 +26,15 @@ def segments(
     """
     lengths = sorted({len(n) for n in among if n and len(n) < len(name)}, reverse=True)
     names = among if isinstance(among, (set, frozenset, dict)) else set(among)
-    found: list[tuple[str, ...]] = []
+    ways: list[tuple[str, ...]] = []
     stack: list[tuple[int, tuple[str, ...]]] = [(0, ())]
     ends = _ends(name, names, lengths)
     steps = 0
-    while stack and len(found) < most and steps < _STEPS:
+    while stack and len(ways) < max_ways and steps < _STEPS:
         steps += 1
         place, members = stack.pop()
         if place == len(name):
-            found.append(members)
+            ways.append(members)
             continue
         for length in reversed(lengths):  # the longest is looked at first
             part = name[place : place + length]
@@ -43,10 +43,10 @@ def segments(
                 stack.append((end, (*members, part)))
     chained = [
         way
-        for way in found
+        for way in ways
         if len(way) >= _LEAST and all(feeds(a, b) for a, b in itertools.pairwise(way))
     ]
-    joined = chained or [way for way in found if len(way) >= _LEAST and _connected(way, feeds)]
+    joined = chained or [way for way in ways if len(way) >= _LEAST and _connected(way, feeds)]
     return joined[0] if len(joined) == 1 else ()
 
 
@@ -65,8 +65,8 @@ def _connected(way: tuple[str, ...], feeds: Callable[[str, str], bool]) -> bool:
     """Does every member hang together with the others?"""
     reached, todo = {way[0]}, [way[0]]
     while todo:
-        one = todo.pop()
-        near = [b for b in way if b not in reached and (feeds(one, b) or feeds(b, one))]
+        name = todo.pop()
+        near = [b for b in way if b not in reached and (feeds(name, b) or feeds(b, name))]
         reached.update(near)
         todo += near
     return len(reached) == len(way)

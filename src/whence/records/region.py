@@ -13,13 +13,13 @@ def hands_on(run: Run, call: Call) -> bool:
     """Did an operator return the elements that it was given, in their order? One without a partner
     then hides nothing: they are compared where they were made."""
     records = run.records
-    given = {
+    inputs = {
         (records[r.record].hash, records[r.record].dtype)
         for r in call.slots("input")
         if records[r.record].hash
     }
-    made = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
-    return call.kind == "operator" and bool(made) and given.issuperset(made)
+    outputs = [(records[r.record].hash, records[r.record].dtype) for r in call.slots("output")]
+    return call.kind == "operator" and bool(outputs) and inputs.issuperset(outputs)
 
 
 class Region(NamedTuple):
@@ -56,31 +56,33 @@ def regions(calls: Sequence[Call]) -> Iterator[Region]:
     of a child are the child's.
     """
     below = children(calls)
-    known: set[int] = set()
+    visible: set[int] = set()
 
     def walk(call: Call) -> Iterator[Region]:
         reads = [r.record for r in call.refs if is_read(r.slot)]
         writes = [r.record for r in call.refs if is_written(r.slot)]
-        known.update(reads)
+        visible.update(reads)
         kids = below.get(call.id, [])
         if not kids:
             yield Region(call.id, -1, tuple(reads), tuple(writes))
-            known.update(writes)
+            visible.update(writes)
             return
         fresh = dict.fromkeys(reads)
         for place, kid in enumerate(kids):
             child = calls[kid]
-            made = dict.fromkeys(r.record for r in child.slots("input") if r.record not in known)
-            yield Region(call.id, place, tuple(fresh), tuple(made))
+            outputs = dict.fromkeys(
+                r.record for r in child.slots("input") if r.record not in visible
+            )
+            yield Region(call.id, place, tuple(fresh), tuple(outputs))
             yield from walk(child)
             fresh = dict.fromkeys(r.record for r in child.refs if is_written(r.slot))
         yield Region(
             call.id,
             len(kids),
             tuple(fresh),
-            tuple(dict.fromkeys(r for r in writes if r not in known)),
+            tuple(dict.fromkeys(r for r in writes if r not in visible)),
         )
-        known.update(writes)
+        visible.update(writes)
 
     for root in below.get(-1, []):
         yield from walk(calls[root])

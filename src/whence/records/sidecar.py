@@ -15,14 +15,9 @@ from whence.records.run import Call
 
 # of its own run
 _OWN = {
-    "refs": (),
-    "program": "",
-    "no_program": "",
-    "files": {},
-    "aliases": (),
-    "seconds": 0.0,
+    "refs": (), "program": "", "no_program": "", "files": {}, "aliases": (), "seconds": 0.0,
     "forward": -1,
-}
+}  # fmt: skip
 _decode = msgspec.json.Decoder(Call).decode
 
 

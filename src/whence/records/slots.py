@@ -39,8 +39,8 @@ class Slot(NamedTuple):
     child: int | None = None
 
     def __str__(self) -> str:
-        own = f"{self.kind}.{self.name}"
-        return own if self.child is None else f"{self.child}:{own}"
+        text = f"{self.kind}.{self.name}"
+        return text if self.child is None else f"{self.child}:{text}"
 
 
 @_remember

@@ -54,12 +54,12 @@ class MemoryRun(Named):
 
     def array(self, record: int) -> Array:
         try:
-            found = self._arrays[record]
+            elements = self._arrays[record]
         except KeyError:
             raise ElementsMissing(
                 self.records[record].why or f"record {record}: elements were not kept"
             ) from None
-        view = found.view()
+        view = elements.view()
         view.flags.writeable = False
         return view
 

@@ -11,17 +11,17 @@ from whence.records.lookup import _unknown
 
 def rows(result: Any, name: str) -> tuple[Any, ...]:
     """The rows of a comparison whose call has this name."""
-    found = tuple(row for row in result.rows if row.name == name)
-    if not found:
+    matches = tuple(row for row in result.rows if row.name == name)
+    if not matches:
         raise KeyError(_unknown(name, names_of(result)))
-    return found
+    return matches
 
 
 def names_of(result: Any) -> list[str]:
     """Names of the calls of a comparison, those of findings first."""
     names: Iterable[str] = (*(f.name for f in result.findings), *(row.name for row in result.rows))
-    there = {row.name for row in result.rows}
-    return [name for name in dict.fromkeys(names) if name in there]
+    present = {row.name for row in result.rows}
+    return [name for name in dict.fromkeys(names) if name in present]
 
 
 class Framed(Displayed):

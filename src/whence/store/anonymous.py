@@ -1,8 +1,6 @@
-"""Texts of a run without what tells who made it, where, and with what: paths, user, hosts, commit,
-command.
+"""Texts of a run without what is private: paths, user, hosts, commit, words of the command.
 
-Names that a comparison pairs by (scopes, operators, slots) stay as they are. Everything else that
-is text is looked through.
+Names that a comparison pairs by (scopes, operators, slots) stay. All other texts are cleaned.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ _LEAST_WORD = 5  # of a word of a command, where it looks like one of the langua
 
 
 class Anonymous:
-    """Texts of one run. info, hosts: what is private of it. Idempotent: what was cleaned stays as
-    it is.
-    """
+    """Cleans the texts of one run. info, hosts: hold its private words. Idempotent."""
 
     def __init__(self, info: RunInfo, hosts: Iterable[str]) -> None:
         hosts = {part for host in (info.host, *hosts) for part in (host, host.partition(".")[0])}
@@ -91,10 +87,12 @@ class Anonymous:
         return self._free.sub(_without, text)
 
     def source(self, source: str) -> str:
-        """`Call.source`: the line stays, the file and modules that are nobody else's go."""
-        if found := _SOURCE_LINE.fullmatch(source):
-            library = _LIBRARY.fullmatch(found[1])
-            return f"{library[1] if library else GONE}:{found[2]}"
+        """`Call.source`: the line and names of public libraries stay, other files and modules
+        go.
+        """
+        if line := _SOURCE_LINE.fullmatch(source):
+            library = _LIBRARY.fullmatch(line[1])
+            return f"{library[1] if library else GONE}:{line[2]}"
         return source if source.partition(".")[0] in (*_PUBLIC, "", GONE) else GONE
 
     def value(self, value: Any) -> Any:
@@ -118,10 +116,8 @@ class Anonymous:
         return raw if cleaned == fields else msgspec.json.encode(cleaned) + b"\n"
 
     def file(self, data: bytes) -> bytes:
-        """A file of another tool, whose bytes must keep their places: what is private becomes as
-        many letters x.
-        """
-        return self._bytes.sub(lambda found: b"x" * len(found[0]), _without_stacks(data))
+        """A file of another tool, whose offsets must not change: every private byte becomes x."""
+        return self._bytes.sub(lambda match: b"x" * len(match[0]), _without_stacks(data))
 
     def _field(self, name: str, item: Any) -> Any:
         if name == "source" and isinstance(item, str):
@@ -144,34 +140,32 @@ class Anonymous:
 
 
 def _without_stacks(data: bytes) -> bytes:
-    """A Paddle program without the lines of source that its operators' call stacks hold: strings
-    (field 8) of that attribute.
+    """A Paddle program with the call stacks of its operators overwritten: strings (field 8) of that
+    attribute.
     """
     out = bytearray(data)
-    for found in _STACK.finditer(data):
-        at = found.end()
-        while at < len(data) and data[at] == _STRINGS:
+    for match in _STACK.finditer(data):
+        i = match.end()
+        while i < len(data) and data[i] == _STRINGS:
             length = shift = 0
-            more = True
-            while more and (at := at + 1) < len(data):
-                length |= (data[at] & 0x7F) << shift
+            continues = True
+            while continues and (i := i + 1) < len(data):
+                length |= (data[i] & 0x7F) << shift
                 shift += 7
-                more = bool(data[at] & 0x80)
-            end = min(at + 1 + length, len(data))
-            out[at + 1 : end] = b"x" * (end - at - 1)
-            at = end
+                continues = bool(data[i] & 0x80)
+            end = min(i + 1 + length, len(data))
+            out[i + 1 : end] = b"x" * (end - i - 1)
+            i = end
     return bytes(out)
 
 
-def _without(found: re.Match[str]) -> str:
-    library = _LIBRARY.fullmatch(found[0])
+def _without(match: re.Match[str]) -> str:
+    library = _LIBRARY.fullmatch(match[0])
     return library[1] if library else GONE
 
 
 def _telling(argument: str) -> Iterable[str]:
-    """Words of a command that nothing but this command would hold; "python", "--dtype" and "bf16"
-    are everybody's.
-    """
+    """Words of a command that are specific to it, unlike "python", "--dtype" and "bf16"."""
     yield from (
         (argument,) if len(argument) >= _LEAST_WORD and re.search(r"[/\\.:@\s]", argument) else ()
     )

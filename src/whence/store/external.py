@@ -1,5 +1,5 @@
-"""Parameters that already lie byte-equal in a checkpoint of the user's: found there, referred to,
-not written again.
+"""Parameters that are byte-equal to a tensor of the user's checkpoint: referred to, not written
+again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from whence.store.shards import Bytes, Tensor, map_file, parse_header
 
 # GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3; little endian)
 _GGUF_TYPES = {
-    0: ("F32", 4),
-    1: ("F16", 2),
-    24: ("I8", 1),
-    25: ("I16", 2),
-    26: ("I32", 4),
-    27: ("I64", 8),
-    28: ("F64", 8),
-    30: ("BF16", 2),
-}
+    0: ("F32", 4), 1: ("F16", 2), 24: ("I8", 1), 25: ("I16", 2), 26: ("I32", 4), 27: ("I64", 8),
+    28: ("F64", 8), 30: ("BF16", 2),
+}  # fmt: skip
 _GGUF_VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _MAX_DIMS, _MAX_NESTING = 8, 4
@@ -44,17 +38,17 @@ class Candidates:
         self._data: dict[str, Bytes] = {}
         self._tensors: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
         for path in paths:
-            given = Path(path)
+            root = Path(path)
             files = (
-                sorted([*given.glob("*.safetensors"), *given.glob("*.gguf")])
-                if given.is_dir()
-                else [given]
+                sorted([*root.glob("*.safetensors"), *root.glob("*.gguf")])
+                if root.is_dir()
+                else [root]
             )
             for file in files:
                 self._add(file)
 
     def __len__(self) -> int:
-        return sum(len(found) for found in self._tensors.values())
+        return sum(len(tensors) for tensors in self._tensors.values())
 
     def find(
         self, digest: bytes, dtype: str, nbytes: int, data: Bytes | None = None
@@ -65,9 +59,9 @@ class Candidates:
         if not digest or not nbytes:
             return None
         for file, tensor in self._tensors.get((DTYPES[dtype].safetensors, nbytes), ()):
-            there = self._data[file][tensor.offset : tensor.offset + nbytes]
-            if (data is None or _alike(data.reshape(-1), there)) and xxhash.xxh3_128_digest(
-                there.data
+            stored = self._data[file][tensor.offset : tensor.offset + nbytes]
+            if (data is None or _alike(data.reshape(-1), stored)) and xxhash.xxh3_128_digest(
+                stored.data
             ) == digest:
                 return External(file, tensor.offset, nbytes)
         return None
@@ -94,56 +88,56 @@ def find_external(
     data: Bytes,
     candidates: Candidates | Iterable[str | Path],
 ) -> External | None:
-    """Where a tensor lies byte-equal in one of the candidate files, for
-    `Writer.record(external=...)`; None when nowhere.
+    """Where a candidate file has the same bytes as a tensor, for `Writer.record(external=...)`;
+    None if none has.
 
-    digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ
-    (bytes are what counts). For more than one tensor make the `Candidates` once.
+    digest: xxh3_128 of its canonical bytes. data: those bytes. The shape in the file may differ.
+    For more than one tensor make the `Candidates` once.
     """
-    known = candidates if isinstance(candidates, Candidates) else Candidates(candidates)
-    return known.find(digest, dtype, data.nbytes, data)
+    indexed = candidates if isinstance(candidates, Candidates) else Candidates(candidates)
+    return indexed.find(digest, dtype, data.nbytes, data)
 
 
 def parse_gguf(data: Bytes) -> list[Tensor]:
     """Unquantised tensors of a GGUF file given as bytes. Untrusted: raises ValueError for anything
     that leads outside the file.
     """
-    at = _Cursor(data)
-    if at.take(4) != b"GGUF":
+    cursor = _Cursor(data)
+    if cursor.take(4) != b"GGUF":
         raise ValueError("not a GGUF file")
-    version = at.number("<I")
+    version = cursor.number("<I")
     if version not in (2, 3):
         raise ValueError(f"GGUF version {version}, known are 2 and 3")
-    tensor_count, value_count = at.number("<Q"), at.number("<Q")
+    tensor_count, value_count = cursor.number("<Q"), cursor.number("<Q")
     alignment = 32
     for _ in range(value_count):
-        key, kind = at.string(), at.number("<I")
+        key, kind = cursor.string(), cursor.number("<I")
         if key == b"general.alignment" and kind == _UINT32:
-            alignment = at.number("<I")
+            alignment = cursor.number("<I")
         else:
-            _skip_value(at, kind, 0)
+            _skip_value(cursor, kind, 0)
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}")
-    found = []
+    relative = []
     for _ in range(tensor_count):
-        name, dims = at.string(), at.number("<I")
+        name, dims = cursor.string(), cursor.number("<I")
         if dims > _MAX_DIMS:
             raise ValueError(f"a tensor of {dims} dimensions")
-        extents = [at.number("<Q") for _ in range(dims)]
-        kind, offset = at.number("<I"), at.number("<Q")
+        extents = [cursor.number("<Q") for _ in range(dims)]
+        kind, offset = cursor.number("<I"), cursor.number("<Q")
         if kind in _GGUF_TYPES:
             code, itemsize = _GGUF_TYPES[kind]
             nbytes = itemsize
             for extent in extents:
                 nbytes *= extent
             # GGUF counts dimensions from the fastest one
-            found.append(
+            relative.append(
                 Tensor(
                     name.decode("utf-8", "replace"), code, tuple(reversed(extents)), offset, nbytes
                 )
             )
-    start = (at.place + alignment - 1) // alignment * alignment
-    tensors = [t._replace(offset=start + t.offset) for t in found]
+    start = (cursor.place + alignment - 1) // alignment * alignment
+    tensors = [t._replace(offset=start + t.offset) for t in relative]
     for tensor in tensors:
         if tensor.offset + tensor.nbytes > data.size:
             raise ValueError(f"tensor {tensor.name!r} lies outside the file")
@@ -174,23 +168,23 @@ class _Cursor:
         return self.take(self.number("<Q"))
 
 
-def _skip_value(at: _Cursor, kind: int, nesting: int) -> None:
+def _skip_value(cursor: _Cursor, kind: int, nesting: int) -> None:
     if kind in _GGUF_VALUE_BYTES:
-        at.skip(_GGUF_VALUE_BYTES[kind])
+        cursor.skip(_GGUF_VALUE_BYTES[kind])
     elif kind == _STRING:
-        at.skip(at.number("<Q"))
+        cursor.skip(cursor.number("<Q"))
     elif kind == _ARRAY and nesting < _MAX_NESTING:
-        inner, count = at.number("<I"), at.number("<Q")
+        inner, count = cursor.number("<I"), cursor.number("<Q")
         if inner in _GGUF_VALUE_BYTES:
-            at.skip(_GGUF_VALUE_BYTES[inner] * count)
+            cursor.skip(_GGUF_VALUE_BYTES[inner] * count)
         else:
             for _ in range(count):
-                _skip_value(at, inner, nesting + 1)
+                _skip_value(cursor, inner, nesting + 1)
     else:
         raise ValueError(f"a value of type {kind}")
 
 
-def _alike(data: Bytes, there: Bytes) -> bool:
+def _alike(data: Bytes, stored: Bytes) -> bool:
     """Whether first, middle and last bytes agree."""
     middle = data.size // 2
     spans = (
@@ -198,4 +192,4 @@ def _alike(data: Bytes, there: Bytes) -> bool:
         slice(middle, middle + _SAMPLE_BYTES),
         slice(-_SAMPLE_BYTES, None),
     )
-    return all(bool((data[s] == there[s]).all()) for s in spans)
+    return all(bool((data[s] == stored[s]).all()) for s in spans)

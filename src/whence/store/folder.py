@@ -80,7 +80,7 @@ def is_run(path: str | Path) -> bool:
     small file.
     """
     try:
-        return _load_json(Path(path) / RUN).get("kind") == "whence"
+        return load_json(Path(path) / RUN).get("kind") == "whence"
     except (OSError, ValueError):
         return False
 
@@ -130,24 +130,24 @@ def create(path: str | Path, info: RunInfo, *, force: bool = False, together: bo
 
 
 def _create_together(run: Path, info: RunInfo, force: bool) -> Path:
-    """`create`, or the run that another process of the same launch made since this one started and
-    that this one is not in yet.
+    """`create`, or the run that another process of the same launch created after this one started,
+    if this one has no folder in it.
     """
     try:
         run.parent.mkdir(parents=True, exist_ok=True)
         with _alone_in(run.parent):
             launched = {"parent": [os.getppid(), _pid_started(os.getppid())], "at": _since_boot()}
-            made = (
-                _load_json(run / RUN).get("settings", {}).get("launched") if is_run(run) else None
+            existing = (
+                load_json(run / RUN).get("settings", {}).get("launched") if is_run(run) else None
             )
             started = (_pid_started(os.getpid()) or 0) / os.sysconf("SC_CLK_TCK")
             of_this_launch = (
-                isinstance(made, dict)
-                and made.get("parent") == launched["parent"]
-                and made.get("at", 0) >= started
+                isinstance(existing, dict)
+                and existing.get("parent") == launched["parent"]
+                and existing.get("at", 0) >= started
             )
-            mine = f"rank*-{os.getpid()}"
-            if of_this_launch and not [*run.glob(mine), *run.glob(f"{mine}-*")]:
+            own_folders = f"rank*-{os.getpid()}"
+            if of_this_launch and not [*run.glob(own_folders), *run.glob(f"{own_folders}-*")]:
                 return run
             return create(
                 run,
@@ -168,7 +168,7 @@ def _since_boot() -> float:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """No other process that asks for this folder has it meanwhile."""
+    """Hold the lock of a folder."""
     import fcntl
 
     handle = os.open(folder, os.O_RDONLY)
@@ -187,11 +187,11 @@ def update_info(path: str | Path, **fields: Any) -> None:
     """
     file = Path(path) / RUN
     try:
-        old = _load_json(file)
+        old = load_json(file)
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"cannot update {file}: {_reason(error)}") from error
     try:
-        replace_file(file, _indented({**old, **fields}))
+        replace_file(file, indented({**old, **fields}))
     except OSError as error:
         raise StoreFailed(f"cannot update {file}: {_reason(error)}") from error
 
@@ -214,14 +214,14 @@ def load_info(path: Path) -> RunInfo:
         )
     file = path / RUN
     if not file.exists():
-        held = sorted(p.name for p in path.iterdir())
-        shown = ", ".join(held[:5]) + (", ..." if len(held) > 5 else "") if held else "nothing"
+        names = sorted(p.name for p in path.iterdir())
+        listing = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
         raise UnreadableRun(
-            f"{path} is not a whence run: it has no {RUN} (found: {shown}); make one with "
+            f"{path} is not a whence run: it has no {RUN} (found: {listing}); make one with "
             f"`whence run -o {path} -- ...`"
         )
     try:
-        fields = _load_json(file)
+        fields = load_json(file)
     except (OSError, ValueError) as error:
         raise UnreadableRun(
             f"cannot read {file}: {_reason(error)}; the run was not written by whence or is damaged"
@@ -237,21 +237,19 @@ def load_info(path: Path) -> RunInfo:
         raise UnreadableRun(f"cannot understand {file}: {error}") from error
 
 
-def check_format(found: object, file: Path) -> None:
-    """Raise UnknownVersion when `found`, the format number in `file`, is not one this whence
-    reads.
-    """
-    if not isinstance(found, int):
+def check_format(version: object, file: Path) -> None:
+    """Raise UnknownVersion when this whence cannot read `version`, the format number in `file`."""
+    if not isinstance(version, int):
         raise UnreadableRun(
-            f"{file} states no format number (found {found!r}); the run was not written by "
+            f"{file} states no format number (found {version!r}); the run was not written by "
             "whence or is damaged"
         )
-    if found != FORMAT:
+    if version != FORMAT:
         raise UnknownVersion(
-            f"{file} has run format {found}, this whence reads format {FORMAT}; "
+            f"{file} has run format {version}, this whence reads format {FORMAT}; "
             + (
                 "upgrade whence: pip install -U whence"
-                if found > FORMAT
+                if version > FORMAT
                 else "open it with the whence that wrote it"
             )
         )
@@ -269,7 +267,7 @@ def make_process_folder(run: Path, rank: int, info: ProcessInfo) -> Path:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        replace_file(folder / PROCESS, _indented(msgspec.to_builtins(info)))
+        replace_file(folder / PROCESS, indented(msgspec.to_builtins(info)))
         return folder
     raise FileExistsError(f"{run / name} and 9999 folders after it exist")
 
@@ -283,7 +281,7 @@ def load_process(folder: Path) -> ProcessInfo:
     """process.json of a process folder. Raises UnreadableRun, UnknownVersion."""
     file = folder / PROCESS
     try:
-        fields = _load_json(file)
+        fields = load_json(file)
     except (OSError, ValueError) as error:
         raise UnreadableRun(f"cannot read {file}: {_reason(error)}") from error
     check_format(fields.get("format"), file)
@@ -309,8 +307,8 @@ def this_process(rank: int, started: str, header_bytes: int) -> ProcessInfo:
 
 
 def is_writing(folder: Path, info: ProcessInfo) -> bool:
-    """Whether the process that made `folder` still runs. One of another host cannot be asked: it
-    does if it wrote within a minute.
+    """Whether the process that made `folder` still runs; one on another host, whether it wrote
+    within the last minute.
     """
     if info.host != socket.gethostname():
         try:
@@ -339,12 +337,11 @@ def _delete_run(run: Path) -> None:
             shutil.rmtree(folder)
     for leftover in run.glob(f"{RUN}.*.tmp"):
         leftover.unlink()
-    (
-        run / RUN
-    ).unlink()  # last: an interrupted deletion is still recognised as a run and can be forced again
+    # last: an interrupted deletion is still recognised as a run and can be forced again
+    (run / RUN).unlink()
 
 
-def _load_json(file: Path) -> dict[str, Any]:
+def load_json(file: Path) -> dict[str, Any]:
     size = file.stat()
     if not stat.S_ISREG(size.st_mode):
         raise ValueError("not a regular file")
@@ -359,10 +356,10 @@ def _load_json(file: Path) -> dict[str, Any]:
 def _encode_info(old: dict[str, Any], info: RunInfo) -> bytes:
     # kind and format are what a reader looks for, so they are written although they equal their
     # defaults
-    return _indented({**old, "kind": info.kind, "format": info.format, **msgspec.to_builtins(info)})
+    return indented({**old, "kind": info.kind, "format": info.format, **msgspec.to_builtins(info)})
 
 
-def _indented(fields: Any) -> bytes:
+def indented(fields: Any) -> bytes:
     return orjson.dumps(fields, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str)
 
 
@@ -386,8 +383,8 @@ def _boot() -> str:
 
 
 def _pid_started(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; 0 when it is gone (or a zombie); None
-    where the system does not say.
+    """Start of a process in clock ticks since boot; 0 when it ended, None where the system does not
+    say.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

@@ -1,8 +1,8 @@
-"""The columnar index: what is needed to open a run of 10^6 records without parsing its journal.
+"""The columnar index: opens a run of 10^6 records without parsing its journal.
 
-It holds where every line of the journal starts, and the fields by which records and calls are
-planned as plain columns. It is made from the journal alone: at close, by `recover`, or in memory
-when a run without one is opened.
+It holds the start of every line of the journal, and as plain columns the fields by which records
+and calls are planned. It is made from the journal alone: at close, by `recover`, or in memory when
+a run without one is opened.
 """
 
 from __future__ import annotations
@@ -28,68 +28,27 @@ STATISTICS = Statistics.__struct_fields__
 
 # name -> (dtype, which length it has)
 SCHEMA: dict[str, tuple[str, str]] = {
-    "line_start": ("<i8", "lines+1"),
-    "line_kind": ("|u1", "lines"),
-    "names": ("|u1", "free"),
-    "names_at": ("<i8", "names+1"),
-    "dtype": ("<i4", "records"),
-    "shape": ("<i8", "free"),
-    "shape_at": ("<i8", "records+1"),
-    "hash": ("<u8", "records"),
-    "elements": ("|u1", "records"),
-    "shard": ("<i4", "records"),
-    "offset": ("<i8", "records"),
-    "nbytes": ("<i8", "records"),
-    "base": ("<i8", "records"),
-    "axis": ("<i4", "records"),
-    "statistics": ("<f8", "records"),
-    "parent": ("<i8", "calls"),
-    "order": ("<i8", "calls"),
-    "rank": ("<i4", "calls"),
-    "step": ("<i8", "calls"),
-    "micro": ("<i8", "calls"),
-    "occurrence": ("<i8", "calls"),
-    "root": ("<i4", "calls"),
-    "phase": ("<i4", "calls"),
-    "scope": ("<i4", "calls"),
-    "op": ("<i4", "calls"),
-    "op_type": ("<i4", "calls"),
-    "refs_at": ("<i8", "calls+1"),
-    "ref_slot": ("<i4", "refs"),
-    "ref_record": ("<i8", "refs"),
-}
-RECORD_COLUMNS = (
-    "dtype",
-    "hash",
-    "elements",
-    "shard",
-    "offset",
-    "nbytes",
-    "base",
-    "axis",
-    "statistics",
-)
-CALL_COLUMNS = (
-    "parent",
-    "order",
-    "rank",
-    "step",
-    "micro",
-    "occurrence",
-    "root",
-    "phase",
-    "scope",
-    "op",
-    "op_type",
+    "line_start": ("<i8", "lines+1"), "line_kind": ("|u1", "lines"), "names": ("|u1", "free"),
+    "names_at": ("<i8", "names+1"), "dtype": ("<i4", "records"), "shape": ("<i8", "free"),
+    "shape_at": ("<i8", "records+1"), "hash": ("<u8", "records"), "elements": ("|u1", "records"),
+    "shard": ("<i4", "records"), "offset": ("<i8", "records"), "nbytes": ("<i8", "records"),
+    "base": ("<i8", "records"), "axis": ("<i4", "records"), "statistics": ("<f8", "records"),
+    "parent": ("<i8", "calls"), "order": ("<i8", "calls"), "rank": ("<i4", "calls"),
+    "step": ("<i8", "calls"), "micro": ("<i8", "calls"), "occurrence": ("<i8", "calls"),
+    "root": ("<i4", "calls"), "phase": ("<i4", "calls"), "scope": ("<i4", "calls"),
+    "op": ("<i4", "calls"), "op_type": ("<i4", "calls"), "refs_at": ("<i8", "calls+1"),
+    "ref_slot": ("<i4", "refs"), "ref_record": ("<i8", "refs"),
+}  # fmt: skip
+RECORD_COLUMNS, CALL_COLUMNS = (
+    tuple(name for name, (_, length) in SCHEMA.items() if length == of)
+    for of in ("records", "calls")
 )
 NAME_COLUMNS = ("dtype", "root", "phase", "scope", "op", "op_type", "ref_slot")
 WIDTHS = {"hash": 2, "statistics": len(STATISTICS)}
 
 
 class Index:
-    """Columns of one process. `damage`: why the journal could not be followed to its end, None when
-    it could.
-    """
+    """Columns of one process. damage: why the journal could not be read to its end, or None."""
 
     def __init__(
         self,
@@ -107,32 +66,35 @@ class Index:
 
     def shape(self, record: int) -> tuple[int, ...]:
         """Shape of a record."""
-        at = self.columns["shape_at"]
-        return tuple(self.columns["shape"][at[record] : at[record + 1]].tolist())
+        starts = self.columns["shape_at"]
+        return tuple(self.columns["shape"][starts[record] : starts[record + 1]].tolist())
 
     def stored_shape(self, record: int) -> tuple[int, ...] | None:
-        """Shape of what a record itself holds in its shard: all of it, or its increment. None when
-        the numbers contradict each other.
+        """Shape of the elements in the shard: all of a record, or its increment. None when the
+        columns contradict each other.
         """
         columns, shape = self.columns, self.shape(record)
         dtype = DTYPES.get(self.names[columns["dtype"][record]])
         if columns["elements"][record] == INCREMENT:
-            axis, before = int(columns["axis"][record]), self.shape(int(columns["base"][record]))
+            axis, base_shape = (
+                int(columns["axis"][record]),
+                self.shape(int(columns["base"][record])),
+            )
             if (
-                len(before) != len(shape)
+                len(base_shape) != len(shape)
                 or not 0 <= axis < len(shape)
-                or before[axis] > shape[axis]
+                or base_shape[axis] > shape[axis]
             ):
                 return None
-            shape = (*shape[:axis], shape[axis] - before[axis], *shape[axis + 1 :])
+            shape = (*shape[:axis], shape[axis] - base_shape[axis], *shape[axis + 1 :])
         if dtype is None or math.prod(shape) * dtype.itemsize != columns["nbytes"][record]:
             return None
         return shape
 
     def span(self, line: int) -> tuple[int, int]:
         """Bytes [start, end) of a line in the journal, its newline included."""
-        at = self.columns["line_start"]
-        return int(at[line]), int(at[line + 1])
+        starts = self.columns["line_start"]
+        return int(starts[line]), int(starts[line + 1])
 
     def lines(self, kind: int) -> list[int]:
         """Numbers of the lines of a kind."""
@@ -141,10 +103,10 @@ class Index:
     def save(self, folder: Path) -> None:
         """Write it beside its journal. Raises OSError."""
         encoded = [name.encode("utf-8", "surrogatepass") for name in self.names]
-        at = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(e) for e in encoded], out=at[1:])
+        starts = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(e) for e in encoded], out=starts[1:])
         blob = np.frombuffer(b"".join(encoded), np.uint8)
-        columns = {**self.columns, "names": blob, "names_at": at}
+        columns = {**self.columns, "names": blob, "names_at": starts}
         save(
             folder / INDEX,
             columns.items(),
@@ -161,13 +123,13 @@ def load(folder: Path, journal_bytes: int) -> Index | None:
         tensors = {t.name: t for t in parse_header(data)}
         columns: dict[str, Column] = {}
         for name, (dtype, _) in SCHEMA.items():
-            found = tensors[name]
+            tensor = tensors[name]
             column = (
-                data[found.offset : found.offset + found.nbytes]
+                data[tensor.offset : tensor.offset + tensor.nbytes]
                 .view(dtype)
                 .reshape(-1, *([WIDTHS[name]] if name in WIDTHS else []))
             )
-            if column.shape != found.shape:
+            if column.shape != tensor.shape:
                 return None
             columns[name] = column
     except (OSError, ValueError, KeyError):
@@ -191,8 +153,8 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
         "names": names_at.size - 1,
     }
     for name, column in columns.items():
-        wanted, _, more = SCHEMA[name][1].partition("+")
-        if wanted in lengths and len(column) != lengths[wanted] + int(more or 0):
+        length_name, _, extra = SCHEMA[name][1].partition("+")
+        if length_name in lengths and len(column) != lengths[length_name] + int(extra or 0):
             return None
     rising = [
         (columns["line_start"], journal_bytes),
@@ -200,8 +162,8 @@ def _sound(columns: dict[str, Column], journal_bytes: int) -> Index | None:
         (columns["refs_at"], columns["ref_record"].size),
         (names_at, blob.size),
     ]
-    for at, last in rising:
-        if at[0] != 0 or at[-1] != last or (np.diff(at) < 0).any():
+    for offsets, last in rising:
+        if offsets[0] != 0 or offsets[-1] != last or (np.diff(offsets) < 0).any():
             return None
     in_range = [(columns[name], lengths["names"]) for name in NAME_COLUMNS] + [
         (columns["ref_record"], lengths["records"])

@@ -34,7 +34,7 @@ _LIMIT = 1 << 62
 
 
 class _Names(dict[str, int]):
-    """Numbers names in the order in which they are first asked for."""
+    """Numbers names in order of their first use."""
 
     def __missing__(self, name: str) -> int:
         number = self[name] = len(self)
@@ -42,7 +42,7 @@ class _Names(dict[str, int]):
 
 
 class _Doubt(Exception):
-    """Something in a batch of lines cannot be true; which line it is has to be looked up."""
+    """A line of a batch contradicts another; which one has to be looked up."""
 
 
 class _Builder:
@@ -54,8 +54,8 @@ class _Builder:
         self.end = 0
 
     def add(self, batch: list[Entry]) -> None:
-        """Add lines. Raises _Doubt, having added nothing, when one of them contradicts what came
-        before or leads nowhere.
+        """Add lines. Raises _Doubt, having added nothing, when one contradicts those before it or
+        refers to what is not there.
         """
         records = [e.line for e in batch if type(e.line) is Record]
         calls = [e.line for e in batch if type(e.line) is Call]
@@ -181,8 +181,8 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
         batch: list[Entry] = []
         try:
             batch.extend(islice(entries, _BATCH))
-        except Damage as found:
-            damage = found
+        except Damage as error:
+            damage = error
         if not batch:
             break
         try:
@@ -197,8 +197,8 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
 
 
 def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Damage]:
-    """Position in a doubtful batch of the line that is wrong, and what is. records, lines: how many
-    came before the batch.
+    """Position of the wrong line in a doubtful batch, and what is wrong. records, lines: counts
+    before the batch.
     """
     for position, (line, start, _) in enumerate(batch):
         reason = ""
@@ -279,15 +279,13 @@ def _is_digest(text: str) -> bool:
         return False
 
 
-def _positions(ids: Column, wanted: Column) -> Column:
-    """Position in `ids` of every value of `wanted`, -1 where it is not there (a parent that never
-    ended).
-    """
+def _positions(ids: Column, values: Column) -> Column:
+    """Position in `ids` of every value, -1 where it is missing (a parent that never ended)."""
     if ids.size == 0:
-        return wanted
+        return values
     if np.array_equal(ids, np.arange(ids.size)):
-        return np.where((wanted >= 0) & (wanted < ids.size), wanted, -1)
+        return np.where((values >= 0) & (values < ids.size), values, -1)
     by_id = np.argsort(ids, kind="stable")
-    place = np.searchsorted(ids[by_id], wanted)
+    place = np.searchsorted(ids[by_id], values)
     near = by_id[np.minimum(place, ids.size - 1)]
-    return np.where(ids[near] == wanted, near, -1)
+    return np.where(ids[near] == values, near, -1)

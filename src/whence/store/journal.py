@@ -101,13 +101,13 @@ class Entry(NamedTuple):
 
 
 class Damage(Exception):
-    """The journal cannot be understood from `at` on. `torn`: only the last line was cut off, as a
-    kill does.
+    """The journal cannot be understood from `byte` on. torn: only the last line was cut off, as by
+    a kill.
     """
 
-    def __init__(self, at: int, line: int, reason: str, *, torn: bool) -> None:
+    def __init__(self, byte: int, line: int, reason: str, *, torn: bool) -> None:
         super().__init__(reason)
-        self.at, self.line, self.reason, self.torn = at, line, reason, torn
+        self.byte, self.line, self.reason, self.torn = byte, line, reason, torn
 
 
 def read(journal: Bytes) -> Iterator[Entry]:
@@ -141,18 +141,18 @@ def _is_of_the_future(raw: bytes) -> bool:
 
 def _lines(journal: Bytes) -> Iterator[tuple[bytes, int, int, bool]]:
     """(text without its newline, start, start of the next line, whether there was a newline)."""
-    at = 0
-    while at < journal.size:
+    start = 0
+    while start < journal.size:
         size = _CHUNK
-        block = journal[at : at + size].tobytes()
-        while b"\n" not in block and at + size < journal.size and size < MAX_LINE_BYTES:
+        block = journal[start : start + size].tobytes()
+        while b"\n" not in block and start + size < journal.size and size < MAX_LINE_BYTES:
             size *= 2
-            block = journal[at : at + size].tobytes()
+            block = journal[start : start + size].tobytes()
         cut = block.rfind(b"\n")
         if cut < 0:
-            yield block, at, at + len(block), False
+            yield block, start, start + len(block), False
             return
         for raw in block[:cut].split(b"\n"):
-            end = at + len(raw) + 1
-            yield raw, at, end, True
-            at = end
+            end = start + len(raw) + 1
+            yield raw, start, end, True
+            start = end

@@ -55,26 +55,26 @@ class ProcessReader:
         self._shards: dict[int, Shard] = {}
 
     def ended(self) -> str:
-        who = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
+        process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
         damage = self.index.damage
-        said = []
+        problems = []
         if self.status == RUNNING and is_writing(self.folder, self.info):
-            said.append(f"{WRITING}: {self._extent()} so far")
+            problems.append(f"{WRITING}: {self._extent()} so far")
         elif self.status in (RUNNING, RECOVERED):
-            said.append(
+            problems.append(
                 f"ended uncleanly (killed or crashed): {self._extent()} were saved, what came "
                 "after is missing"
             )
         elif self.status == FAILED:
-            said.append(
+            problems.append(
                 f"stopped: {self.error or 'no reason was left'} ({self._extent()} were saved)"
             )
-        if damage is not None and not (damage.torn and said):
-            said.append(
-                f"journal damaged at line {damage.line} (byte {damage.at}): {damage.reason}; "
+        if damage is not None and not (damage.torn and problems):
+            problems.append(
+                f"journal damaged at line {damage.line} (byte {damage.byte}): {damage.reason}; "
                 "what follows was not read"
             )
-        return f"{who} {'; '.join(said)}" if said else ""
+        return f"{process} {'; '.join(problems)}" if problems else ""
 
     def _extent(self) -> str:
         text = f"{self.calls} calls and {self.records} records"
@@ -119,17 +119,17 @@ class ProcessReader:
         """
         columns, index = self.index.columns, self.index
         links = []
-        at = record
-        while columns["elements"][at] == INCREMENT:
-            base, axis = int(columns["base"][at]), int(columns["axis"][at])
-            links.append((at, axis, index.shape(at), index.shape(base)))
-            at = base
-        if columns["elements"][at] == NONE:
+        current = record
+        while columns["elements"][current] == INCREMENT:
+            base, axis = int(columns["base"][current]), int(columns["axis"][current])
+            links.append((current, axis, index.shape(current), index.shape(base)))
+            current = base
+        if columns["elements"][current] == NONE:
             raise ElementsMissing(
-                f"record {number} continues record {at + self.record_base}, whose elements were "
-                "not kept"
+                f"record {number} continues record {current + self.record_base}, whose elements "
+                "were not kept"
             )
-        chain = [at, *(link[0] for link in links)]
+        chain = [current, *(link[0] for link in links)]
         stored = int(columns["nbytes"][chain].sum())
         if stored != math.prod(shape) * dtype.itemsize or any(
             self.dtype(c) is not dtype for c in chain
@@ -138,29 +138,31 @@ class ProcessReader:
                 f"record {number}: {len(links)} increments of {stored} bytes in all do not make "
                 f"{dtype.name} {shape}"
             )
-        for _, axis, grown, before in links:
-            if not _continues(before, grown, axis):
+        for _, axis, grown, base_shape in links:
+            if not _continues(base_shape, grown, axis):
                 raise ElementsMissing(
-                    f"record {number}: an increment from shape {before} to {grown} along axis "
+                    f"record {number}: an increment from shape {base_shape} to {grown} along axis "
                     f"{axis} is not one"
                 )
         # All of them lie inside their files: what is allocated next is bounded by what is there.
         parts = [
-            self.bytes(at) if columns["elements"][at] == KEPT else external(at + self.record_base),
+            self.bytes(current)
+            if columns["elements"][current] == KEPT
+            else external(current + self.record_base),
             *(self.bytes(c) for c in chain[1:]),
         ]
         try:
             whole = np.empty(shape, dtype.numpy)
         except (ValueError, MemoryError) as error:
             raise ElementsMissing(f"record {number}: {dtype.name} {shape}: {error}") from error
-        first = index.shape(at)
+        first = index.shape(current)
         whole[tuple(slice(extent) for extent in first)] = view_elements(
             parts[0], dtype, first, number
         )
-        for part, (_, axis, grown, before) in zip(parts[1:], links, strict=True):
-            added = (*grown[:axis], grown[axis] - before[axis], *grown[axis + 1 :])
+        for part, (_, axis, grown, base_shape) in zip(parts[1:], links, strict=True):
+            added = (*grown[:axis], grown[axis] - base_shape[axis], *grown[axis + 1 :])
             place = [slice(extent) for extent in grown]
-            place[axis] = slice(before[axis], grown[axis])
+            place[axis] = slice(base_shape[axis], grown[axis])
             whole[tuple(place)] = view_elements(part, dtype, added, number)
         whole.flags.writeable = False
         return whole
@@ -208,28 +210,28 @@ class ProcessReader:
         return np.where(column >= 0, column + moved, -1) if moved else column
 
     def _counts(self) -> Column:
-        at, extents = self.index.columns["shape_at"], self.index.columns["shape"]
+        starts, extents = self.index.columns["shape_at"], self.index.columns["shape"]
         if not self.records:
             return np.empty(0, np.int64)
         # reduceat needs a start inside the array and gives the element itself for an empty range,
         # so a 1 stands behind each shape
-        ones = np.insert(extents, at[1:], 1)
-        counts: Column = np.multiply.reduceat(ones, at[:-1] + np.arange(self.records))
+        ones = np.insert(extents, starts[1:], 1)
+        counts: Column = np.multiply.reduceat(ones, starts[:-1] + np.arange(self.records))
         return counts
 
 
-def _continues(before: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bool:
+def _continues(base: tuple[int, ...], grown: tuple[int, ...], axis: int) -> bool:
     """Whether a shape is another one that grew along an axis."""
-    if len(before) != len(grown) or not 0 <= axis < len(grown) or before[axis] > grown[axis]:
+    if len(base) != len(grown) or not 0 <= axis < len(grown) or base[axis] > grown[axis]:
         return False
-    return (*before[:axis], *before[axis + 1 :]) == (*grown[:axis], *grown[axis + 1 :])
+    return (*base[:axis], *base[axis + 1 :]) == (*grown[:axis], *grown[axis + 1 :])
 
 
 def view_elements(data: Bytes, dtype: DType, shape: tuple[int, ...], record: int) -> Array:
-    wanted = math.prod(shape) * dtype.itemsize
-    if data.size != wanted:
+    expected = math.prod(shape) * dtype.itemsize
+    if data.size != expected:
         raise ElementsMissing(
-            f"record {record}: {dtype.name} {shape} has {wanted} bytes, {data.size} are stored; "
+            f"record {record}: {dtype.name} {shape} has {expected} bytes, {data.size} are stored; "
             "the run is damaged"
         )
     try:

@@ -8,7 +8,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -31,35 +30,19 @@ from whence.records import (
 )
 from whence.records.lookup import Named
 from whence.store import journal
-from whence.store.folder import (
-    JOURNAL,
-    ProcessInfo,
-    load_info,
-    load_process,
-    process_folders,
-)
-from whence.store.index import (
-    CALL_COLUMNS,
-    INCREMENT,
-    KEPT,
-    NONE,
-    RECORD_COLUMNS,
-    Column,
-)
+from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
+from whence.store.index import INCREMENT, KEPT, NONE, Column
 from whence.store.journal import NOTE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.shards import Bytes, map_file
 
-T = TypeVar("T")
-COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
 _force = msgspec.structs.force_setattr
 
 
 def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> StoredRun:
     """Open the run at `path`, or only the processes of some ranks.
 
-    Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion, with what
-    was tried, found, and what to do.
+    Raises UnreadableRun (nothing there, not a run, nothing captured) and UnknownVersion.
     """
     run = Path(path)
     info = load_info(run)
@@ -83,10 +66,10 @@ def open_run(path: str | Path, *, ranks: Collection[int] | None = None) -> Store
         )
     opened = StoredRun(run, info, processes, unborn, ranks=ranks)
     if not len(opened.records) and not len(opened.calls):
-        told = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
+        note_lines = "".join(f"\n  it says: {note.kind}: {note.text}" for note in opened.notes[:10])
         raise UnreadableRun(
             f"{run} is an empty run: {len(processes)} process folder(s), no call and no record"
-            f"{f'; {opened.ended}' if opened.ended else ''}{told}\n  "
+            f"{f'; {opened.ended}' if opened.ended else ''}{note_lines}\n  "
             + (
                 "it ended before anything was captured: remove the cause and capture again"
                 if opened.ended
@@ -124,7 +107,7 @@ class StoredRun(Named):
         self._calls = Looked(calls, self._call)
         self._programs: dict[str, Program] | None = None
         self._verified: set[int] = set()
-        self._ended = "; ".join([*(said for p in processes if (said := p.ended())), *unborn])
+        self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
 
     def __reduce__(self) -> tuple[Callable[..., StoredRun], tuple[Path, Collection[int] | None]]:
         """To another process a run travels as its path; it is mapped again there."""
@@ -173,8 +156,8 @@ class StoredRun(Named):
             self._programs = {}
             for place, process in enumerate(self._processes):
                 for program in process.load_programs():
-                    known = self._programs.get(program.id)
-                    if known is not None and known != program:
+                    existing = self._programs.get(program.id)
+                    if existing is not None and existing != program:
                         fresh = f"{program.id}@{place}"
                         process.renamed[program.id] = fresh
                         program = msgspec.structs.replace(program, id=fresh)

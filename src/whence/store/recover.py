@@ -40,10 +40,10 @@ DAMAGED = "journal.damaged"
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What was done in one process folder.
+    """Result of recovering one process folder.
 
     records: readable now. finished: shards whose header was written. lost: records whose elements
-    lie behind the end of their file. cut_bytes: of the journal, behind its last whole line.
+    are behind the end of their file. cut_bytes: of the journal, behind its last complete line.
     """
 
     folder: str
@@ -76,7 +76,7 @@ def recover(path: str | Path, *, force: bool = False) -> tuple[Recovered, ...]:
 
 def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]]:
     """The process folders of a run that may be changed now. Raises StoreFailed when one may not."""
-    found = []
+    folders = []
     for folder in sorted(process_folders(run)):
         if folder.is_symlink():
             raise StoreFailed(
@@ -91,8 +91,8 @@ def writable_folders(run: Path, *, force: bool) -> list[tuple[Path, ProcessInfo]
                 f"process {process.pid} still writes {folder}: wait until it ends (or force it, "
                 "when you know better)"
             )
-        found.append((folder, process))
-    return found
+        folders.append((folder, process))
+    return folders
 
 
 def is_written(run: Path) -> bool:
@@ -123,9 +123,9 @@ def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
     finished = []
     lost = 0
     for number in _shards(folder, index):
-        done, missing = _finish(folder, number, process, index)
+        header_written, missing = _finish(folder, number, process, index)
         lost += missing
-        if done:
+        if header_written:
             finished.append(shard_name(number))
     if fresh:
         index.save(folder)
@@ -137,12 +137,12 @@ def recover_process(folder: Path, process: ProcessInfo) -> Recovered:
 
 def _shards(folder: Path, index: Index) -> list[int]:
     """Numbers of the shard files that are there."""
-    known = set(np.unique(index.columns["shard"]).tolist())
+    numbers = set(np.unique(index.columns["shard"]).tolist())
     for file in folder.glob("shard-*.safetensors"):
         digits = file.name[len("shard-") : -len(".safetensors")]
         if digits.isascii() and digits.isdigit() and shard_name(int(digits)) == file.name:
-            known.add(int(digits))
-    return sorted(n for n in known if n >= 0 and (folder / shard_name(n)).exists())
+            numbers.add(int(digits))
+    return sorted(n for n in numbers if n >= 0 and (folder / shard_name(n)).exists())
 
 
 def _finish(folder: Path, number: int, process: ProcessInfo, index: Index) -> tuple[bool, int]:
@@ -178,11 +178,11 @@ def _header(index: Index, number: int, data_bytes: int) -> tuple[Header, int]:
     columns = index.columns
     header = Header()
     missing = 0
-    mine = np.flatnonzero(
+    records = np.flatnonzero(
         (columns["shard"] == number)
         & ((columns["elements"] == KEPT) | (columns["elements"] == INCREMENT))
     )
-    for record in mine.tolist():
+    for record in records.tolist():
         offset, nbytes = int(columns["offset"][record]), int(columns["nbytes"][record])
         if offset + nbytes > data_bytes:
             missing += 1
@@ -213,8 +213,8 @@ def _is_finished(file: Path, reserved: int, end: int) -> bool:
 
 def _refuse_link(file: Path) -> None:
     try:
-        found = file.lstat()
+        status = file.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UnreadableRun(f"{file} is not a regular file; what lies behind it is not changed")

@@ -24,9 +24,9 @@ from whence.store.folder import (
     PROCESS,
     RUN,
     ProcessInfo,
-    _indented,
-    _load_json,
+    indented,
     load_info,
+    load_json,
     replace_file,
     shard_name,
 )
@@ -38,18 +38,9 @@ from whence.store.status import leave_status, read_status
 
 SCRUBBED = "scrubbed"
 _STAYS = (
-    "kind",
-    "format",
-    "started",
-    "finished",
-    "seed",
-    "deterministic",
-    "exit_code",
-    "versions",
-    "devices",
-    "options",
-    "settings",
-)
+    "kind", "format", "started", "finished", "seed", "deterministic", "exit_code", "versions",
+    "devices", "options", "settings",
+)  # fmt: skip
 
 
 class Scrubbed(msgspec.Struct, frozen=True):
@@ -90,9 +81,9 @@ def scrub(
                 "was scrubbed"
             )
         for folder, process in folders:
-            before = _shard_bytes(folder)
+            old_bytes = _shard_bytes(folder)
             records += _scrub_process(folder, process, names, anonymous)
-            nbytes += before - _shard_bytes(folder)
+            nbytes += old_bytes - _shard_bytes(folder)
     except OSError as error:
         raise StoreFailed(
             f"cannot scrub {run}: {error.strerror or error}; scrub it again, it is not finished"
@@ -108,31 +99,33 @@ def scrub(
 
 
 def _clean_rest(run: Path, anonymous: Anonymous) -> None:
-    """What lies around the journals. run.json knows what is private, so it is written when all else
-    is done; names of folders come last.
+    """Clean what is beside the journals. run.json holds the private words, so it is written after
+    all else; folders are renamed last.
     """
     for file in sorted((run / "paddle").rglob("*")):
         if file.is_file() and not file.is_symlink():
             data = file.read_bytes()
             if (cleaned := anonymous.file(data)) != data:
                 replace_file(file, cleaned)
-    fields = _load_json(run / RUN)
-    kept = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
-    if isinstance(kept.get("settings"), dict):
-        kept["settings"].pop("launched", None)  # processes of this machine
-    replace_file(run / RUN, _indented({**kept, "command": [], "environment": {}, "scrubbed": True}))
+    fields = load_json(run / RUN)
+    fields_left = {name: anonymous.value(fields[name]) for name in _STAYS if name in fields}
+    if isinstance(fields_left.get("settings"), dict):
+        fields_left["settings"].pop("launched", None)  # processes of this machine
+    replace_file(
+        run / RUN, indented({**fields_left, "command": [], "environment": {}, "scrubbed": True})
+    )
     folders = [
         (process.rank, process.pid, folder.name, folder, process)
         for folder, process in writable_folders(run, force=True)
     ]
     for number, (rank, _, name, folder, process) in enumerate(
-        sorted(folders, key=lambda found: found[:3]), start=1
+        sorted(folders, key=lambda entry: entry[:3]), start=1
     ):
         nobody = msgspec.structs.replace(process, host=SCRUBBED, pid=number, boot="", pid_started=0)
-        replace_file(folder / PROCESS, _indented(msgspec.to_builtins(nobody)))
-        wanted = f"rank{rank:05d}-{SCRUBBED}-{number}"
-        if name != wanted:
-            folder.rename(run / wanted)
+        replace_file(folder / PROCESS, indented(msgspec.to_builtins(nobody)))
+        new_name = f"rank{rank:05d}-{SCRUBBED}-{number}"
+        if name != new_name:
+            folder.rename(run / new_name)
 
 
 def _scrub_process(
@@ -174,13 +167,13 @@ def _matching(index: Index, journal: Bytes, names: Sequence[str]) -> Column:
     texts, cache = index.names, dict[tuple[int, int], bool]()
 
     def hit(scope: int, slot: int) -> bool:
-        known = cache.get((scope, slot))
-        if known is None:
+        is_hit = cache.get((scope, slot))
+        if is_hit is None:
             candidates = (texts[scope], texts[slot], f"{texts[scope]}.{texts[slot]}")
-            known = cache[scope, slot] = any(
+            is_hit = cache[scope, slot] = any(
                 fnmatchcase(text, pattern) for text in candidates for pattern in names
             )
-        return known
+        return is_hit
 
     scopes = np.repeat(columns["scope"], np.diff(columns["refs_at"])).tolist()
     for scope, slot, record in zip(
@@ -222,7 +215,7 @@ def _with_dependents(columns: dict[str, Column], chosen: Column) -> Column:
 def _move(
     folder: Path, process: ProcessInfo, index: Index, chosen: Column
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    """Copy what stays in the shards that must go into new shards. Returns old (shard, offset) ->
+    """Copy the elements that stay out of shards that are deleted. Returns old (shard, offset) ->
     new (shard, offset).
     """
     columns = index.columns

@@ -43,9 +43,9 @@ def write_all(fd: int, data: memoryview | bytes | bytearray, offset: int) -> Non
     Repeating it is harmless.
     """
     view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
+    written_bytes = 0
+    while written_bytes < len(view):
+        written_bytes += os.pwrite(fd, view[written_bytes:], offset + written_bytes)
 
 
 def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -113,7 +113,7 @@ class ShardWriter:
         self.header_bytes = header_bytes
         self.header = Header()
         self.end = 0  # of the data, staged bytes included
-        self._written = 0  # data bytes handed to the kernel
+        self._flushed_end = 0  # data bytes handed to the kernel
         self._staging = memoryview(staging if staging is not None else bytearray(STAGING_BYTES))
         self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -127,7 +127,7 @@ class ShardWriter:
     @property
     def staged(self) -> int:
         """Bytes not yet handed to the kernel."""
-        return self.end - self._written
+        return self.end - self._flushed_end
 
     @property
     def crowded(self) -> bool:
@@ -139,20 +139,20 @@ class ShardWriter:
         named by `name` afterwards.
         """
         start = (self.end + ALIGN - 1) & -ALIGN
-        place = start - self._written
+        place = start - self._flushed_end
         if nbytes >= DIRECT_BYTES:
             self.flush()
             write_all(self.fd, data.data, self.header_bytes + start)
             # The gap before it has to be real bytes too, but pwrite behind the end of a file fills
             # it with zeros.
-            self._written = self.end = start + nbytes
+            self._flushed_end = self.end = start + nbytes
             return start
         if place + nbytes > len(self._staging):
             self.flush()
-            place = start - self._written
+            place = start - self._flushed_end
         staging = self._staging
-        if place != self.end - self._written:
-            staging[self.end - self._written : place] = bytes(start - self.end)
+        if place != self.end - self._flushed_end:
+            staging[self.end - self._flushed_end : place] = bytes(start - self.end)
         if nbytes:
             staging[place : place + nbytes] = data.data
         self.end = start + nbytes
@@ -173,13 +173,13 @@ class ShardWriter:
 
     def flush(self) -> None:
         """Hand the staged bytes to the kernel."""
-        if self.end > self._written:
+        if self.end > self._flushed_end:
             write_all(
                 self.fd,
-                self._staging[: self.end - self._written],
-                self.header_bytes + self._written,
+                self._staging[: self.end - self._flushed_end],
+                self.header_bytes + self._flushed_end,
             )
-            self._written = self.end
+            self._flushed_end = self.end
 
     def finish(self) -> None:
         """Make the file a valid safetensors file and close it."""
@@ -258,12 +258,12 @@ def map_file(path: Path | str) -> Bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        if found.st_size == 0:
+        if status.st_size == 0:
             return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(fd, found.st_size, prot=mmap.PROT_READ), np.uint8)
+        return np.frombuffer(mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(fd)
 

@@ -25,8 +25,8 @@ class Writer(Protocol):
 @functools.cache
 def known() -> tuple[str, ...]:
     """The formats there are: the files of `formats/`, then those of other packages."""
-    own = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    return (*sorted(own), *sorted(set(_added()) - own))
+    builtin = {path.stem for path in FOLDER.glob("[!_]*.py")}
+    return (*sorted(builtin), *sorted(set(_added()) - builtin))
 
 
 def named(name: str) -> Writer:

@@ -37,14 +37,9 @@ _SAME = {
 }  # fmt: skip
 # Types of less than a byte: (bits, dtype that holds every value).
 _PACKED = {
-    "int4": (4, "int8"),
-    "uint1": (1, "uint8"),
-    "int2": (2, "int8"),
-    "uint2": (2, "uint8"),
-    "float6_e3m2": (6, "bfloat16"),
-    "float6_e2m3": (6, "bfloat16"),
-    "float4_e2m1": (4, "bfloat16"),
-}
+    "int4": (4, "int8"), "uint1": (1, "uint8"), "int2": (2, "int8"), "uint2": (2, "uint8"),
+    "float6_e3m2": (6, "bfloat16"), "float6_e2m3": (6, "bfloat16"), "float4_e2m1": (4, "bfloat16"),
+}  # fmt: skip
 _SMALL_FLOATS = {
     "float6_e3m2": ml_dtypes.float6_e3m2fn,
     "float6_e2m3": ml_dtypes.float6_e2m3fn,

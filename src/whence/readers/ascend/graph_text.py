@@ -22,7 +22,7 @@ _BYTES = 1 << 30  # of one graph file
 _DEPTH = 64  # of messages in messages
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<name>[A-Za-z_][\w.\-/]*)|(?P<number>[-+]?[0-9.][\w.+\-]*|-inf\b|-nan\b)"""
-    r"""|(?P<string>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')|(?P<mark>[{}<>\[\]:,;])""",
+    r"""|(?P<string>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')|(?P<mark>[{}<>\[\]:,;])"""
 )
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
@@ -181,19 +181,10 @@ class Graph:
         return node is not None and any(producer == name for producer, _ in node.inputs)
 
 
-_SOURCES = frozenset(
-    {
-        "Data",
-        "RefData",
-        "AnyData",
-        "Const",
-        "Constant",
-        "ConstPlaceHolder",
-        "Variable",
-        "PlaceHolder",
-        "FileConstant",
-    }
-)
+_SOURCES = frozenset({
+    "Data", "RefData", "AnyData", "Const", "Constant", "ConstPlaceHolder", "Variable",
+    "PlaceHolder", "FileConstant",
+})  # fmt: skip
 
 
 def graphs(path: Path) -> list[Graph]:

@@ -20,24 +20,10 @@ FORMATS = {
     47: "NCL", 48: "FRACTAL_Z_WINO", 49: "C1HWC0",
 }  # fmt: skip
 # Axes in an order of their own, but whole: what lies so is a plain tensor.
-_PLAIN = frozenset(
-    {
-        "NCHW",
-        "NHWC",
-        "ND",
-        "CHWN",
-        "HWCN",
-        "MD",
-        "NDHWC",
-        "NCDHW",
-        "DHWCN",
-        "CN",
-        "NC",
-        "DHWNC",
-        "ALL",
-        "NCL",
-    }
-)
+_PLAIN = frozenset({
+    "NCHW", "NHWC", "ND", "CHWN", "HWCN", "MD", "NDHWC", "NCDHW", "DHWCN", "CN", "NC", "DHWNC",
+    "ALL", "NCL",
+})  # fmt: skip
 
 
 class Layout(NamedTuple):
@@ -181,10 +167,6 @@ def _fractal_z(stored: tuple[int, ...], original: tuple[int, ...]) -> Layout | N
 
 
 _WAYS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Layout | None]] = {
-    "FRACTAL_NZ": _fractal_nz,
-    "NC1HWC0": _channel_blocks,
-    "NC1HWC0_C04": _channel_blocks,
-    "NDC1HWC0": _channel_blocks,
-    "FRACTAL_Z": _fractal_z,
-    "FRACTAL_Z_3D": _fractal_z,
-}
+    "FRACTAL_NZ": _fractal_nz, "NC1HWC0": _channel_blocks, "NC1HWC0_C04": _channel_blocks,
+    "NDC1HWC0": _channel_blocks, "FRACTAL_Z": _fractal_z, "FRACTAL_Z_3D": _fractal_z,
+}  # fmt: skip

@@ -29,22 +29,12 @@ _INDEX_BYTES_PER_S = 500_000  # slower than the slowest file system here: 100 da
 _READ_BYTES_PER_S = 2_000_000
 _LEVELS = 3  # of groups below a step: modules
 # those that are read, and how many bytes they may have
-_ATTRIBUTES = {
-    "dtype": 256,
-    "whence": 1 << 20,
-}
+_ATTRIBUTES = {"dtype": 256, "whence": 1 << 20}
 # What h5py raises for a damaged file.
 _DAMAGE = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    KeyError,
-    TypeError,
-    NotImplementedError,
-    MemoryError,
-    AttributeError,
-    OverflowError,
-)
+    OSError, RuntimeError, ValueError, KeyError, TypeError, NotImplementedError, MemoryError,
+    AttributeError, OverflowError,
+)  # fmt: skip
 
 
 class Pipe:

@@ -38,10 +38,7 @@ _PACKED = {
     "int2": (2, "int8"),
 }
 # float_data, double_data; the others are varints
-_NUMBERS: dict[int, np.dtype[Any]] = {
-    4: np.dtype("<f4"),
-    10: np.dtype("<f8"),
-}
+_NUMBERS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 
 
 @dataclass(slots=True)

@@ -352,15 +352,9 @@ def built(target: Any, state: Any) -> Any:
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "dict": _ordered,
-    "list": _sequence,
-    "tuple": _sequence,
-    "set": _sequence,
-    "frozenset": _sequence,
-    "complex": complex,
-    "bytes": _empty_bytes,
-    "bytearray": _empty_bytes,
-}
+    "dict": _ordered, "list": _sequence, "tuple": _sequence, "set": _sequence,
+    "frozenset": _sequence, "complex": complex, "bytes": _empty_bytes, "bytearray": _empty_bytes,
+}  # fmt: skip
 _NUMPY: dict[str, Callable[..., Any]] = {
     "multiarray._reconstruct": _numpy_array,
     "multiarray.scalar": _numpy_scalar,

@@ -33,16 +33,10 @@ _DEPTH = 32
 _DIGITS = 40  # of a number
 _DTYPES = {"float": "float32", "double": "float64", "bf16": "bfloat16"}
 # Set by each build anew, or where the operator lies in memory.
-_BOOKKEEPING = frozenset(
-    {
-        "OwnerGraphIsUnknown",
-        "OUTPUT_IS_VAR",
-        "INPUT_IS_VAR",
-        "NodeSqeNum",
-        "LxFusionOptimized",
-        "op_para_size",
-    }
-)
+_BOOKKEEPING = frozenset({
+    "OwnerGraphIsUnknown", "OUTPUT_IS_VAR", "INPUT_IS_VAR", "NodeSqeNum", "LxFusionOptimized",
+    "op_para_size",
+})  # fmt: skip
 
 
 def sniff(place: Place) -> bool:

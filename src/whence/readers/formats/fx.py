@@ -22,6 +22,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import npy_tensors
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
+from whence.readers.assembly.named_tensors import natural
 from whence.readers.encodings import limits, numpy_file
 from whence.readers.encodings.archive import File
 from whence.readers.source import Place
@@ -227,7 +228,7 @@ def _order(place: Place, nodes: dict[str, list[_File]]) -> list[str]:
     """The nodes in the order in which they ran: by the times of the files; where these are equal,
     by what the tensors hold.
     """
-    first = sorted(nodes, key=lambda node: (min(f.time for f in nodes[node]), _natural(node)))
+    first = sorted(nodes, key=lambda node: (min(f.time for f in nodes[node]), natural(node)))
     times = [min(f.time for f in nodes[node]) for node in first]
     if len(set(times)) == len(times):
         return first
@@ -257,11 +258,3 @@ def _look(place: Place, file: _File) -> Hashable | None:
     except Exception:  # noqa: BLE001 - a damaged tensor says nothing of the order
         return None
     return header.dtype, header.shape, head.tobytes(), tail.tobytes()
-
-
-def _natural(text: str) -> list[Any]:
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d{1,18})", text)
-        if part
-    ]

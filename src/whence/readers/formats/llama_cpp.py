@@ -41,15 +41,9 @@ _COPY = re.compile(r"[^#]+#(.+)#\d+")  # of a tensor on another device
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)", re.IGNORECASE)
 _LINE = 2000  # characters of a line that can be a node
 _TYPES = {
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f64": "float64",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-}
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64", "i8": "int8",
+    "i16": "int16", "i32": "int32", "i64": "int64",
+}  # fmt: skip
 
 
 def sniff(place: Place) -> bool:

@@ -18,13 +18,14 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from whence import dtypes
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.ascend.process_folders import PROCESS, ranks
 from whence.readers.assembly.builder import Building
 from whence.readers.assembly.call_order import ordered
+from whence.readers.assembly.named_tensors import natural
 from whence.readers.encodings import limits, torch_file
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
@@ -37,17 +38,9 @@ ORDER = 30
 _FILE = re.compile(r"(?:^|/)(root(?:\.[^/]+)?)/(input|output)((?:_\d{1,6})*)\.pth$")
 _WEIGHT = re.compile(r"(?:^|/)weights/(root\.[^/]+)\.pth$")
 _HEADER = [
-    "NodeName",
-    "NodeType",
-    "InputOutput",
-    "Index",
-    "DataType",
-    "Shape",
-    "Max",
-    "Min",
-    "Mean",
+    "NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean",
     "L2Norm",
-]
+]  # fmt: skip
 _TREE_DEPTH = 200
 # elements of each end of a tensor: what stands for its content where only the order is asked
 _LOOK = 1024
@@ -152,7 +145,7 @@ class _Step:
         """
         parts: dict[str, list[str]] = defaultdict(list)
         for name in sorted(
-            self.names, key=lambda n: (self._order.get(n, len(self._order)), _natural(n))
+            self.names, key=lambda n: (self._order.get(n, len(self._order)), natural(n))
         ):
             parts[self._above(name)].append(name)
         out: list[str] = []
@@ -187,7 +180,7 @@ class _Step:
         for name in order:
             module, function = self._parts(name)
             slots: dict[str, dict[str, int]] = {"input": {}, "output": {}}
-            for tensor in sorted(self.modules.get(name, ()), key=lambda t: _natural(t.slot)):
+            for tensor in sorted(self.modules.get(name, ()), key=lambda t: natural(t.slot)):
                 for slot, record in self._records(tensor):
                     kind, place = split_slot(slot)
                     slots[kind][place] = record
@@ -350,17 +343,7 @@ def _statistics(
             described = (
                 plain if plain in dtypes.DTYPES else "float32",
                 extents,
-                Statistics(
-                    limits.count(extents),
-                    low,
-                    high,
-                    mean,
-                    None,
-                    norm,
-                    0,
-                    0,
-                    0,
-                ),
+                Statistics(limits.count(extents), low, high, mean, None, norm, 0, 0, 0),
             )
             tensors[process, step][node].append(_Tensor(slot, name, described))
 
@@ -382,11 +365,3 @@ def _look(place: Place, tensor: _Tensor) -> Hashable | None:
     except (UnreadableRun, ElementsMissing, OSError):
         return None
     return loaded.dtype, loaded.shape, flat[:_LOOK].tobytes(), flat[-_LOOK:].tobytes()
-
-
-def _natural(text: str) -> list[Any]:
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d{1,18})", text)
-        if part
-    ]

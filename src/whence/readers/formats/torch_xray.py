@@ -39,14 +39,7 @@ _KEY = re.compile(
 _SLOTS = {"params": "param", "input": "input", "kwargs": "input", "output": "output"}
 _NAME = 4096
 # those that HDF5 and h5py bring along
-_FILTERS = {
-    1: "gzip",
-    2: "shuffle",
-    3: "fletcher32",
-    5: "nbit",
-    6: "scaleoffset",
-    32000: "lzf",
-}
+_FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 
 
 def sniff(place: Place) -> bool:

@@ -26,13 +26,9 @@ _MAX_NAME = 300
 _PIECE_BYTES = 8 << 20  # of what stands between two tensors that is taken apart at once
 _LAYOUT_OPERATORS = ("onednn_to_paddle_layout", "transfer_layout")
 _KINDS = {
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "fp64": "float64",
-    "complex64": "complex64",
-    "complex128": "complex128",
-}
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64",
+    "complex64": "complex64", "complex128": "complex128",
+}  # fmt: skip
 
 _ANSI = re.compile(rb"\x1b\[[\d;]{0,10}m")
 PRECISION = re.compile(

@@ -225,11 +225,7 @@ def _quantum(body: bytes, dtype: str) -> float:
 
 
 # no two numbers of these are closer
-_FINEST = {
-    "float16": 2.0**-24,
-    "float8_e4m3fn": 2.0**-9,
-    "float8_e5m2": 2.0**-16,
-}
+_FINEST = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
 
 
 def _fast(text: bytes, kind: type) -> Array | None:

@@ -8,21 +8,10 @@ from typing import Any
 import numpy as np
 
 CALL_STACK = "op_callstack"
-BOOKKEEPING = frozenset(
-    {
-        "op_role",
-        "op_role_var",
-        "op_namescope",
-        "op_device",
-        "with_quant_attr",
-        CALL_STACK,
-        "struct_name",
-        "stop_gradient",
-        "use_mkldnn",
-        "mkldnn_data_type",
-        "onednn_data_type",
-    }
-)
+BOOKKEEPING = frozenset({
+    "op_role", "op_role_var", "op_namescope", "op_device", "with_quant_attr", CALL_STACK,
+    "struct_name", "stop_gradient", "use_mkldnn", "mkldnn_data_type", "onednn_data_type",
+})  # fmt: skip
 MAX_DEPTH = 64  # of blocks in blocks
 MAX_TEXT = 200  # characters of one attribute's text that are kept
 

@@ -21,17 +21,9 @@ from whence.writers.support import encodings, job
 from whence.writers.support.job import Tell, Writing, Written, cell, silent
 
 COLUMNS = (
-    "NodeName",
-    "NodeType",
-    "InputOutput",
-    "Index",
-    "DataType",
-    "Shape",
-    "Max",
-    "Min",
-    "Mean",
+    "NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean",
     "L2Norm",
-)
+)  # fmt: skip
 _UNSAFE = re.compile(r"[^\w.<>#-]")
 _PLACES = re.compile(r"(input|output)((?:\.\d{1,6})+)")
 
@@ -84,7 +76,7 @@ class _Process:
         tree = self.folder / "model_tree.json"
         tree.write_text(json.dumps(_tree(self.calls), indent=1), encoding="utf-8")
         self.work.files.append(tree)
-        seen: Counter[tuple[int, str]] = Counter()
+        counts: Counter[tuple[int, str]] = Counter()
         last = {
             (call.step, call.scope): call.id
             for call in self.calls
@@ -98,8 +90,8 @@ class _Process:
                 self.work.leave("called again in the same token", job.name(call))
             elif call.kind in ("module", "operator"):
                 if call.kind == "operator":
-                    name, at = f"{name}.{seen[call.step, name]}", name
-                    seen[call.step, at] += 1
+                    name, operator = f"{name}.{counts[call.step, name]}", name
+                    counts[call.step, operator] += 1
                 self._call(call, name)
             elif call.refs:
                 self.work.leave(f"a {call.kind}", job.name(call))
@@ -110,11 +102,11 @@ class _Process:
 
     def _call(self, call: Call, name: str) -> None:
         single = sum(is_output(ref.slot) for ref in call.refs) == 1
-        given = [ref.slot for ref in call.refs if is_input(ref.slot)]
+        inputs = [ref.slot for ref in call.refs if is_input(ref.slot)]
         for ref in call.refs:
             # theirs have names; the tool numbers them
-            if call.kind == "operator" and ref.slot in given:
-                stem: str | None = f"input_{given.index(ref.slot)}"
+            if call.kind == "operator" and ref.slot in inputs:
+                stem: str | None = f"input_{inputs.index(ref.slot)}"
             else:
                 stem = _stem(ref.slot, single=single)
             if stem is None:
@@ -139,7 +131,7 @@ class _Process:
         self.work.files.append(path)
 
     def _weights(self) -> None:
-        done: set[str] = set()
+        names: set[str] = set()
         for call in self.calls:
             for ref in call.slots("param"):
                 name = _safe(
@@ -147,9 +139,9 @@ class _Process:
                         part for part in ("root", call.scope, ref.slot.partition(".")[2]) if part
                     )
                 )
-                if name not in done and (array := self.work.array(ref.record, name)) is not None:
+                if name not in names and (array := self.work.array(ref.record, name)) is not None:
                     self._file(self.folder / "weights" / f"{name}.pth", array)
-                done.add(name)
+                names.add(name)
 
     def _row(self, call: Call, name: str, ref: Ref, stem: str, array: Any) -> None:
         record = self.work.run.records[ref.record]
@@ -182,11 +174,11 @@ def _stem(slot: str, *, single: bool) -> str | None:
     """The file of a tensor, None for what the tool does not dump."""
     if slot == "output.logits":
         return "output"
-    found = _PLACES.fullmatch(slot)
-    if not found:
+    match = _PLACES.fullmatch(slot)
+    if not match:
         return None
-    places = found[2].replace(".", "_")
-    return "output" if single and found[1] == "output" and places == "_0" else found[1] + places
+    places = match[2].replace(".", "_")
+    return "output" if single and match[1] == "output" and places == "_0" else match[1] + places
 
 
 def _name(call: Call) -> str:

@@ -81,10 +81,15 @@ class _Dump:
         """What dump.json says of a call, and the slots of its tensors in the order in which they
         stand there.
         """
-        given, keywords = (
+        positional, keywords = (
             ("input", "input") if call.phase == "backward" else ("input_args", "input_kwargs")
         )
-        sides: dict[str, dict[str, Any]] = {given: {}, keywords: {}, "output": {}, "parameters": {}}
+        sides: dict[str, dict[str, Any]] = {
+            positional: {},
+            keywords: {},
+            "output": {},
+            "parameters": {},
+        }
         slot_of: dict[int, str] = {}
         files = Counter[str]()
         for ref in job.refs(call):
@@ -92,7 +97,9 @@ class _Dump:
             if kind == "param":
                 side, category, path = "parameters", "parameters", [slot]
             elif kind == "input":
-                side, category = (given, "input") if slot[:1].isdigit() else (keywords, "kwargs")
+                side, category = (
+                    (positional, "input") if slot[:1].isdigit() else (keywords, "kwargs")
+                )
                 path = slot.split(".")
             else:  # what it changed in place stands with what it returned
                 side, category, path = (
@@ -110,9 +117,9 @@ class _Dump:
         for slot, value in call.arguments.items():
             if is_input(slot):
                 path = slot.split(".")[1:]
-                put(sides[given if path[0].isdigit() else keywords], path, scalar(value))
-        keep = (given, keywords, "output", *(("parameters",) if sides["parameters"] else ()))
-        tree = {side: listed(sides[side], is_list=side in (given, "output")) for side in keep}
+                put(sides[positional if path[0].isdigit() else keywords], path, scalar(value))
+        keep = (positional, keywords, "output", *(("parameters",) if sides["parameters"] else ()))
+        tree = {side: listed(sides[side], is_list=side in (positional, "output")) for side in keep}
         return tree, [slot_of[leaf] for leaf in leaves(tree) if leaf in slot_of]
 
     def _leaf(self, call: Call, ref: Ref, stem: str) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def _names(calls: list[Call]) -> Iterator[str]:
     """The names of calls in dump.json: all different, also where small and capital letters are
     one.
     """
-    counts, taken = Counter[tuple[str, ...]](), set[str]()
+    counts, used = Counter[tuple[str, ...]](), set[str]()
     for call in calls:
         phase = "backward" if call.phase == "backward" else "forward"
         words = _words(call)
@@ -147,9 +154,9 @@ def _names(calls: list[Call]) -> Iterator[str]:
             name = ".".join(
                 (*words, phase, number) if call.kind == "module" else (*words, number, phase)
             )
-            if name.lower() not in taken:
+            if name.lower() not in used:
                 break
-        taken.add(name.lower())
+        used.add(name.lower())
         yield name
 
 
@@ -172,8 +179,8 @@ def _stacks(calls: list[Call], names: Mapping[int, str]) -> dict[str, Any]:
     """Calls by the line that made them, where the run knows it."""
     lines: dict[tuple[str, str], list[str]] = {}
     for call in calls:
-        if found := _LINE.fullmatch(call.source):
-            lines.setdefault((found[1], found[2]), []).append(names[call.id])
+        if match := _LINE.fullmatch(call.source):
+            lines.setdefault((match[1], match[2]), []).append(names[call.id])
     return {
         str(i): [called, [f"File {file}, line {line}, in \n"]]
         for i, ((file, line), called) in enumerate(lines.items())

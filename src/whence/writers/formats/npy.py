@@ -18,14 +18,14 @@ def write(run: Run, destination: Path, *, tell: Tell = silent) -> Written:
     many calls refer to it. Raises OSError.
     """
     work = Writing(run, tell, len(run.records))
-    seen = sidecar_index.sights(run)
+    first_sights = sidecar_index.sights(run)
     places: dict[int, str] = {}
     for record in run.records:
-        name = sidecar_index.label(record, seen.get(record.id))
+        name = sidecar_index.label(record, first_sights.get(record.id))
         array = work.array(record.id, name, exact=False)
         if array is None:
             continue
-        call = seen[record.id][0] if record.id in seen else None
+        call = first_sights[record.id][0] if record.id in first_sights else None
         place = f"step{call.step if call else 0}/rank{call.rank if call else 0}/{record.id:06d}_{file_name(name)}.npy"  # noqa: E501
         path = destination / place
         path.parent.mkdir(parents=True, exist_ok=True)

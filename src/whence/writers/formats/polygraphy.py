@@ -49,13 +49,13 @@ def _runners(run: Run) -> dict[str, list[_Iteration]]:
     """The iterations of each runner, which is a process and model, with the calls of each step in
     the order in which they ended.
     """
-    found: dict[str, dict[int, _Iteration]] = {}
+    runners: dict[str, dict[int, _Iteration]] = {}
     ranks, roots = {call.rank for call in run.calls}, {call.root for call in run.calls}
     for (rank, step), calls in job.by_moment(run.calls).items():
         for call in calls:
             words = [f"rank{rank}"] * (len(ranks) > 1) + [call.root] * (len(roots) > 1)
-            found.setdefault("-".join(words) or "whence", {}).setdefault(step, []).append(call)
-    return {name: list(steps.values()) for name, steps in found.items()}
+            runners.setdefault("-".join(words) or "whence", {}).setdefault(step, []).append(call)
+    return {name: list(steps.values()) for name, steps in runners.items()}
 
 
 def _write(work: Writing, path: Path, runners: dict[str, list[_Iteration]]) -> None:

@@ -60,7 +60,7 @@ def write(
         work.files.append(destination / file)
     if len(parts) > 1:
         path = destination / "model.safetensors.index.json"
-        total = sum(one.nbytes for part in parts for one in part if one.name in weights)
+        total = sum(plan.nbytes for part in parts for plan in part if plan.name in weights)
         path.write_bytes(
             orjson.dumps(
                 {"metadata": {"total_size": total}, "weight_map": weights},
@@ -74,12 +74,12 @@ def write(
 
 def _planned(work: Writing, run: Run) -> list[_Planned]:
     """What is to be written, under names that are all different."""
-    seen = sidecar_index.sights(run)
+    first_sights = sidecar_index.sights(run)
     ranks, steps = ({call.rank for call in run.calls}, {call.step for call in run.calls})
     names: dict[str, int] = {_METADATA: 0}
-    found = []
+    plans = []
     for record in run.records:
-        sight = seen.get(record.id)
+        sight = first_sights.get(record.id)
         name = sidecar_index.label(record, sight)
         if record.why or record.dtype not in DTYPES:
             work.array(record.id, name, exact=False)  # notes why there are none
@@ -94,19 +94,19 @@ def _planned(work: Writing, run: Run) -> list[_Planned]:
         count = names[whole] = names.get(whole, -1) + 1
         if count:
             whole = f"{whole}~{record.id}"
-        found.append(_Planned(whole, record))
-    return found
+        plans.append(_Planned(whole, record))
+    return plans
 
 
 def _parts(planned: Sequence[_Planned], part_bytes: int) -> list[list[_Planned]]:
     parts: list[list[_Planned]] = [[]]
     size = 0
-    for one in planned:
-        if parts[-1] and size + one.nbytes > part_bytes:
+    for plan in planned:
+        if parts[-1] and size + plan.nbytes > part_bytes:
             parts.append([])
             size = 0
-        parts[-1].append(one)
-        size += one.nbytes
+        parts[-1].append(plan)
+        size += plan.nbytes
     return parts
 
 
@@ -115,30 +115,36 @@ def _write(work: Writing, path: Path, part: list[_Planned]) -> list[tuple[str, i
     what is.
     """
     room = len(_header(part))
-    written: list[_Planned] = []
+    complete: list[_Planned] = []
     with path.open("wb") as file:
         file.write(bytes(8 + room))
-        for one in part:
-            array = work.array(one.record.id, one.name, exact=False)
+        for plan in part:
+            array = work.array(plan.record.id, plan.name, exact=False)
             if array is None:
                 continue
             for piece in encodings.pieces(array):
                 file.write(piece)
             work.wrote(array)
-            written.append(one)
+            complete.append(plan)
         file.seek(0)
-        file.write(room.to_bytes(8, "little") + _header(written).ljust(room))
-    return [(one.name, one.record.id) for one in written]
+        file.write(room.to_bytes(8, "little") + _header(complete).ljust(room))
+    return [(plan.name, plan.record.id) for plan in complete]
 
 
 def _header(part: list[_Planned]) -> bytes:
     """The JSON before the elements, to a multiple of 8 bytes."""
     header: dict[str, object] = {_METADATA: {"format": "pt", "written_by": f"whence {__version__}"}}
-    at = 0
-    for one in part:
-        code = dtypes.named(one.record.dtype).safetensors
-        shape = [*one.record.shape, 2] if one.record.dtype == "complex128" else [*one.record.shape]
-        header[one.name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + one.nbytes]}
-        at += one.nbytes
+    offset = 0
+    for plan in part:
+        code = dtypes.named(plan.record.dtype).safetensors
+        shape = (
+            [*plan.record.shape, 2] if plan.record.dtype == "complex128" else [*plan.record.shape]
+        )
+        header[plan.name] = {
+            "dtype": code,
+            "shape": shape,
+            "data_offsets": [offset, offset + plan.nbytes],
+        }
+        offset += plan.nbytes
     text = orjson.dumps(header)
     return text.ljust(len(text) + -len(text) % 8)

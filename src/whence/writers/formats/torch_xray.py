@@ -105,16 +105,18 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
     for number, (call, prefix) in enumerate(_prefixed(calls)):
         for ref in job.refs(call):
             kind, slot = split_slot(ref.slot)
-            shown = (
+            tensor_name = (
                 f"{prefix}_{_KINDS[kind]}.{slot}"
                 if kind in _KINDS
                 else f"{prefix}_output.{ref.slot}"
             )
-            array = work.array(ref.record, shown)
-            table.append((step + 1, rank, cell(shown), *_figures(work.figures(ref.record, array))))
+            array = work.array(ref.record, tensor_name)
+            table.append(
+                (step + 1, rank, cell(tensor_name), *_figures(work.figures(ref.record, array)))
+            )
             if array is None:
                 continue
-            dataset = group.create_dataset(plain(shown), data=_bits(array))
+            dataset = group.create_dataset(plain(tensor_name), data=_bits(array))
             dataset.attrs.update(
                 {
                     "dtype": f"torch.{dtypes.of(array).name}",
@@ -129,10 +131,10 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
                     "occurrence": call.occurrence,
                 }
             )
-            mark = msgspec.json.encode(told := marks.of(call, ref.slot))
+            mark = msgspec.json.encode(fields := marks.of(call, ref.slot))
             if len(mark) > _MARK_BYTES:
-                work.leave("arguments too long for an attribute", shown)
-                mark = msgspec.json.encode(_without_arguments(told))
+                work.leave("arguments too long for an attribute", tensor_name)
+                mark = msgspec.json.encode(_without_arguments(fields))
             dataset.attrs["whence"] = mark.decode()
             work.wrote(array)
     for call in marks.untold():
@@ -143,7 +145,7 @@ def _step(work: Writing, file: Any, step: int, calls: list[Call], rows: Any, ran
 
 def _prefixed(calls: list[Call]) -> Iterator[tuple[Call, str]]:
     """Calls with what the names of their datasets begin with, which is another for each."""
-    counts, taken = Counter[tuple[str, str]](), set[str]()
+    counts, prefixes = Counter[tuple[str, str]](), set[str]()
     for call in calls:
         cls = call.op_type if call.op_type.isidentifier() and not call.op else ""
         words = ".".join(part for part in (call.scope, call.op, cls) if part) or call.root
@@ -152,9 +154,9 @@ def _prefixed(calls: list[Call]) -> Iterator[tuple[Call, str]]:
             counted = cls or words, phase
             prefix = f"{words[-_NAME_CHARS:]}.{counts[counted]}.{phase}"
             counts[counted] += 1
-            if plain(prefix) not in taken:
+            if plain(prefix) not in prefixes:
                 break
-        taken.add(plain(prefix))
+        prefixes.add(plain(prefix))
         yield call, prefix
 
 

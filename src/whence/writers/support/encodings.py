@@ -109,11 +109,11 @@ def _pickle(array: Array) -> bytes:
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
     """Of a contiguous tensor, in elements."""
-    found, step = list[int](), 1
+    strides, step = list[int](), 1
     for extent in reversed(shape):
-        found.append(step)
+        strides.append(step)
         step *= max(extent, 1)
-    return found[::-1]
+    return strides[::-1]
 
 
 def _text(text: str) -> bytes:

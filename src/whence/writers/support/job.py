@@ -1,5 +1,5 @@
-"""What a writer does to every run: fetches elements, counts what it wrote, and remembers what it
-could not write and why.
+"""What every writer needs: it fetches elements, counts what was written, and notes what was not and
+why.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _KERNELS_FROM_BYTES = 50_000_000
 _KINDS = ("param", "input", "output", "mutated")
 
 
-def silent(done: int, of: int, what: str) -> None:
-    """Tells nobody."""
+def silent(count: int, of: int, name: str) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer left on disk. tensors, nbytes: of elements. left_out: why -> names of what the
-    format does not hold; described: how many of these have their statistics there."""
+    """Result of writing a run. tensors, nbytes: of elements. left_out: why -> names of what the
+    format does not hold. described: how many of these have their statistics there.
+    """
 
     files: tuple[Path, ...]
     tensors: int
@@ -42,33 +43,33 @@ class Written:
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def moved(written: Written, old: Path, new: Path) -> Written:
-    """The same after what lay at `old` was renamed to `new`."""
-    return replace(written, files=tuple(new / file.relative_to(old) for file in written.files))
+def moved(result: Written, old: Path, new: Path) -> Written:
+    """The result after `old` was renamed to `new`."""
+    return replace(result, files=tuple(new / file.relative_to(old) for file in result.files))
 
 
 class Writing:
-    """The work on one run: `array` and `figures` for a sight of a tensor, `done` for what came of
-    it. of: how many sights there are.
+    """The writing of one run: `array` and `figures` for each sight of a tensor, `done` for the
+    result. of: how many sights there are.
     """
 
     def __init__(self, run: Run, tell: Tell = silent, of: int = 0) -> None:
         self.run, self.files = run, list[Path]()
-        self._tell, self._of, self._asked = tell, of, 0
+        self._tell, self._of, self._requested = tell, of, 0
         self._tensors = self._nbytes = self._described = self._measured = 0
-        self._left: dict[str, list[str]] = {}
+        self._left_out: dict[str, list[str]] = {}
 
     def array(self, record: int, name: str, *, exact: bool = True) -> Array | None:
-        """The elements, C order and little endian, mapped where they are; None, and noted under
-        `name`, where there are none.
+        """The elements, C order and little endian, mapped if possible; None, noted under `name`,
+        if there are none.
 
-        exact: the format cannot tell numbers out of a print, or a part of a tensor, from the
-        tensor; then these are not given either.
+        exact: also None for numbers read from a print and for parts of a tensor, which the format
+        cannot tell from the tensor.
         """
-        self._asked += 1
-        self._tell(self._asked, max(self._of, self._asked), name)
-        known = self.run.records[record]
-        if exact and not known.why and (known.quantum or known.whole):
+        self._requested += 1
+        self._tell(self._requested, max(self._of, self._requested), name)
+        description = self.run.records[record]
+        if exact and not description.why and (description.quantum or description.whole):
             self.leave(
                 "read from a print: the format would pass its rounded numbers, or those of them "
                 "that were printed, for the tensor",
@@ -76,47 +77,49 @@ class Writing:
             )
             return None
         try:
-            found = self.run.array(record)
-            want = dtypes.named(known.dtype).numpy
+            elements = self.run.array(record)
+            want = dtypes.named(description.dtype).numpy
         except (ElementsMissing, KeyError) as error:
             self.leave(f"elements are missing ({error})", name)
             return None
-        return np.asarray(found, dtype=want, order="C")
+        return np.asarray(elements, dtype=want, order="C")
 
     def figures(self, record: int, array: Array | None) -> Statistics | None:
         """Statistics of a record, taken from its elements where the run has none."""
-        known = self.run.records[record]
-        if known.statistics is not None or array is None:
-            return known.statistics
+        description = self.run.records[record]
+        if description.statistics is not None or array is None:
+            return description.statistics
         self._measured += array.nbytes
         kernels = True if self._measured > _KERNELS_FROM_BYTES else None
-        return host.statistics(array.reshape(-1).view(np.uint8), known.dtype, kernels=kernels)[0]
+        return host.statistics(
+            array.reshape(-1).view(np.uint8), description.dtype, kernels=kernels
+        )[0]
 
     def wrote(self, array: Array) -> None:
-        """Count what went to disk."""
+        """Count a tensor whose elements were written."""
         self._tensors += 1
         self._nbytes += array.nbytes
 
     def described(self) -> None:
-        """Count a tensor of which the figures alone went to disk."""
+        """Count a tensor of which only statistics were written."""
         self._described += 1
 
     def leave(self, why: str, name: str) -> None:
         """Note what the format does not hold."""
-        self._left.setdefault(why, []).append(name)
+        self._left_out.setdefault(why, []).append(name)
 
     def done(self) -> Written:
         """The outcome."""
-        left = {why: tuple(names) for why, names in self._left.items()}
-        return Written(tuple(self.files), self._tensors, self._nbytes, self._described, left)
+        left_out = {why: tuple(names) for why, names in self._left_out.items()}
+        return Written(tuple(self.files), self._tensors, self._nbytes, self._described, left_out)
 
 
 def by_moment(calls: Iterable[Call]) -> dict[tuple[int, int], list[Call]]:
     """Calls by (rank, step), in the order in which they ended; ranks and steps sorted."""
-    found: dict[tuple[int, int], list[Call]] = {}
+    moments: dict[tuple[int, int], list[Call]] = {}
     for call in calls:
-        found.setdefault((call.rank, call.step), []).append(call)
-    return dict(sorted(found.items()))
+        moments.setdefault((call.rank, call.step), []).append(call)
+    return dict(sorted(moments.items()))
 
 
 def refs(call: Call) -> list[Ref]:
@@ -133,9 +136,9 @@ def name(call: Call, slot: str = "") -> str:
     """A call, or one of its tensors, for people: "layers.0.mlp#1.output.0", the root by its
     name.
     """
-    again = f"#{call.occurrence}" if call.occurrence else ""
+    suffix = f"#{call.occurrence}" if call.occurrence else ""
     where = ".".join(part for part in (call.scope, call.op) if part) or call.root
-    return f"{where}{again}{f'.{slot}' if slot else ''}"
+    return f"{where}{suffix}{f'.{slot}' if slot else ''}"
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]+")

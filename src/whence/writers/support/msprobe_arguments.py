@@ -90,18 +90,18 @@ def listed(tree: Any, *, is_list: bool = False) -> Any:
         for key, value in tree.items()
         if key.isdecimal() and key.isascii() and len(key) < 6
     }
-    rest = {
+    items = {
         key: listed(value)
         for key, value in tree.items()
         if not (key.isdecimal() and key.isascii() and len(key) < 6)
     }
-    if (rest and not is_list) or max(places, default=0) > 2 * len(places) + _HOLES:
+    if (items and not is_list) or max(places, default=0) > 2 * len(places) + _HOLES:
         whole = {key: listed(value) for key, value in tree.items()}
         return [whole] if is_list else whole
     if not places and not is_list:
-        return rest
+        return items
     return [listed(places.get(i)) for i in range(max(places, default=-1) + 1)] + (
-        [rest] if rest else []
+        [items] if items else []
     )
 
 

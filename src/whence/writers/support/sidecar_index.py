@@ -55,42 +55,44 @@ def _placed(record: Record, place: str | None) -> Record:
 
 
 def sights(run: Run) -> dict[int, tuple[Call, str]]:
-    """record -> (the call that saw it first, under which slot), in the order in which calls
-    began.
-    """
-    found: dict[int, tuple[Call, str]] = {}
+    """record -> (the first call that has it, its slot there), in the order in which calls began."""
+    first: dict[int, tuple[Call, str]] = {}
     for calls in by_moment(run.calls).values():
         for call in sorted(calls, key=lambda call: call.order):
             for ref in call.refs:
-                found.setdefault(ref.record, (call, ref.slot))
-    return found
+                first.setdefault(ref.record, (call, ref.slot))
+    return first
 
 
-def label(record: Record, seen: tuple[Call, str] | None) -> str:
-    """A record for people: what saw it first ("layers.0.fc.weight", "layers.0.fc.output.0")."""
-    return name(seen[0], param_name(seen[1])) if seen is not None else f"constant.{record.id}"
+def label(record: Record, first_sight: tuple[Call, str] | None) -> str:
+    """A record for people, by its first sight: "layers.0.fc.weight", "layers.0.fc.output.0"."""
+    return (
+        name(first_sight[0], param_name(first_sight[1]))
+        if first_sight is not None
+        else f"constant.{record.id}"
+    )
 
 
 _ALSO = 20  # calls without tensors that one mark tells of
 
 
 class Marks:
-    """Marks of the tensors of one step. calls: those that are written; those of them without
-    tensors are told of beside others.
+    """Marks of the tensors of one step. calls: those that are written; the cards of those without
+    tensors go with marks of others.
     """
 
     def __init__(self, run: Run, calls: Sequence[Call]) -> None:
-        self._run, self._held = run, {call.id for call in calls}
+        self._run, self._written_ids = run, {call.id for call in calls}
         self._bare = deque(call for call in calls if not call.refs)
-        self._told: set[int] = set()
+        self._described: set[int] = set()
 
     def of(self, call: Call, slot: str) -> dict[str, Any]:
         """The mark of the next tensor that is written: {"slot", "call"}, with the card of its call
         when it is the first of it.
         """
         mark: dict[str, Any] = {"slot": slot, "call": call.id}
-        if call.id not in self._told:
-            self._told.add(call.id)
+        if call.id not in self._described:
+            self._described.add(call.id)
             mark["card"] = self.card(call)
         if self._bare:
             mark["also"] = [
@@ -101,7 +103,7 @@ class Marks:
     def card(self, call: Call) -> dict[str, Any]:
         """The card of a call, below the nearest one above it that is written too."""
         parent = call.parent
-        while parent >= 0 and parent not in self._held:
+        while parent >= 0 and parent not in self._written_ids:
             parent = self._run.calls[parent].parent
         return sidecar.write(call, parent)
 
