@@ -5,6 +5,7 @@ out.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,7 @@ def parse(text: str, dtype: str) -> Printed:
 def _tokens(text: str) -> tuple[list[str], tuple[int, ...], bool]:
     """(numbers as printed, shape, were some left out?)."""
     numbers: list[str] = []
-    counts: list[set[int]] = []
+    counts: dict[int, set[int]] = defaultdict(set)  # lengths of the rows at each depth
     open_: list[int] = []
     is_part = False
     for match in _TOKEN.finditer(text, text.find("(") + 1):
@@ -64,8 +65,6 @@ def _tokens(text: str) -> tuple[list[str], tuple[int, ...], bool]:
             if len(open_) == limits.RANK:
                 raise UnreadableRun("brackets are nested too deeply")
             open_.append(0)
-            if len(counts) < len(open_):
-                counts.append(set())
         elif token == "]":
             if not open_:
                 raise UnreadableRun("a bracket is closed that was not opened")
@@ -82,9 +81,9 @@ def _tokens(text: str) -> tuple[list[str], tuple[int, ...], bool]:
             if not open_:
                 break
             open_[-1] += 1
-    if open_ or any(len(lengths) != 1 for lengths in counts):
+    if open_ or any(len(lengths) != 1 for lengths in counts.values()):
         raise UnreadableRun("rows of the print have different lengths")
-    shape = tuple(lengths.pop() for lengths in counts)
+    shape = tuple(counts[depth].pop() for depth in range(len(counts)))
     if limits.count(shape) != len(numbers):
         raise UnreadableRun(f"{len(numbers)} numbers do not fill {shape}")
     return numbers, shape, is_part

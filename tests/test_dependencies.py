@@ -1,0 +1,55 @@
+"""What pyproject.toml declares is used, and has a lower bound to test with."""
+
+import ast
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOWER = runpy.run_path(str(ROOT / ".ci" / "lower_bounds.py"))
+MODULES = {"PyYAML": "yaml", "markdown-it-py": "markdown_it", "pytest-xdist": "xdist"}
+NOT_IMPORTED = {
+    "accelerate": "transformers imports it when it shards a model",
+    "pytest-xdist": "the command of the README runs pytest -n",
+}
+
+
+def imported(folder):
+    """Names of the packages that the files of a folder import."""
+    names = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value.split(".")[0])  # pytest.importorskip("h5py")
+    return names
+
+
+def names(requirements):
+    return set(LOWER["bounds"]({"dependencies": requirements, "optional-dependencies": EMPTY}))
+
+
+EMPTY = {extra: [] for extra in LOWER["EXTRAS"]}
+
+
+def test_dependencies_are_imported_by_the_package():
+    declared = names(PROJECT["dependencies"])
+    assert {n for n in declared if MODULES.get(n, n) not in imported("src")} == set()
+
+
+def test_dependencies_of_tests_are_imported_by_tests():
+    declared = names(PROJECT["optional-dependencies"]["test"]) - set(NOT_IMPORTED)
+    used = imported("tests") | imported("src")
+    assert {n for n in declared if MODULES.get(n, n) not in used} == set()
+
+
+def test_every_requirement_states_a_lower_bound():
+    assert LOWER["bounds"](PROJECT)["numpy"] == "2.0"
+    with pytest.raises(ValueError, match="states no lower bound"):
+        LOWER["bounds"]({"dependencies": ["numpy"], "optional-dependencies": EMPTY})
