@@ -23,7 +23,8 @@ def test_polygraphy_loads_run_results(tmp_path):
     comparator = pytest.importorskip(
         "polygraphy.comparator", reason="Polygraphy is not installed: pip install polygraphy"
     )
-    torch = pytest.importorskip("torch", reason="Polygraphy keeps bfloat16 as a tensor of torch")
+    # float8_e8m0fnu came with torch 2.7
+    torch = pytest.importorskip("torch", "2.7", "Polygraphy keeps bfloat16 as a tensor of torch")
     whence.convert(RUN, tmp_path / "dump.json", to="polygraphy")
     whence.convert(RUN, tmp_path / "folder", to="polygraphy")
     whole = comparator.RunResults.load(str(tmp_path / "dump.json"))
@@ -97,7 +98,7 @@ def test_h5py_lists_the_order_of_execution_and_plain_types(tmp_path):
 
 @pytest.mark.torch
 def test_torch_loads_every_dtype_and_shape(tmp_path):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", "2.7")  # float8_e8m0fnu
     for shape in ((3, 5), (), (0, 3), (1,), (2, 1, 3)):
         for kind in dtypes.DTYPES.values():
             raw = np.random.default_rng(0).integers(
