@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whence.align.batches import fixed_length
-from whence.align.batches.sequences import Fed
+from whence.align.batches.batch import Batch
 from whence.records import Call
 
 LENGTH = 16
@@ -30,7 +30,7 @@ def fed(ids, step=0, **how):
         occurrence=0,
         order=step,
     )
-    return Fed(call, (len(ids), len(ids[0])), rows, None, False, **how)
+    return Batch(call, (len(ids), len(ids[0])), rows, None, False, **how)
 
 
 def written(texts, token, *, behind):
@@ -116,7 +116,7 @@ def test_other_calls_are_left_alone(calls):
 
 
 def test_rows_with_a_mask_are_left_alone():
-    one = fed(written([[5, 3, 8]], 0, behind=True), known_by="mask")
+    one = fed(written([[5, 3, 8]], 0, behind=True), padding_from="mask")
     assert fixed_length.unpadded(None, [one]) == ([one], "")
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
+from whence.align.batches.batch import _position_slots, batches_of
 from whence.align.batches.positions import Course, places_of, rows_of
-from whence.align.batches.sequences import _position_slots, asked, fed, same_batches
+from whence.align.batches.sequences import same_batches, sequences_of
 from whence.align.batches.token_axes import Axes, SeenTokens, axes
 
 RNG = np.random.default_rng(3)
@@ -174,7 +175,7 @@ def flat():
 @pytest.mark.parametrize("made", [alone, batched, cached, flat])
 def test_the_same_sequences_however_they_are_batched(made):
     own = made()
-    assert sorted(a.tokens for a in asked(fed(own, own.calls[::2]))) == sorted(
+    assert sorted(a.tokens for a in sequences_of(batches_of(own, own.calls[::2]))) == sorted(
         tuple(ids.tolist()) for ids, _ in ROWS
     )
 
@@ -182,7 +183,7 @@ def test_the_same_sequences_however_they_are_batched(made):
 @pytest.mark.parametrize("made", [batched, cached, flat])
 def test_each_row_faces_itself_with_its_positions_and_their_cosines(made):
     """Three rows and three axes of positions: the extents alone do not tell which axis is which."""
-    faced = align.facing(alone(), made())
+    faced = align.align_batches(alone(), made())
     assert not faced.parted
     for index, (ids, places) in enumerate(ROWS):
         expected = {"input.1": places, "output.0": np.cos(places[..., None] * np.array([1.0, 0.3]))}
@@ -205,7 +206,7 @@ def test_each_row_faces_itself_with_its_positions_and_their_cosines(made):
 
 def test_batches_of_one_form_are_left_alone():
     one, two = batched(), batched()
-    assert same_batches(fed(one, one.calls[:1]), fed(two, two.calls[:1]))
+    assert same_batches(batches_of(one, one.calls[:1]), batches_of(two, two.calls[:1]))
 
 
 FRONTS = frozenset({3})

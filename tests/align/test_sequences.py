@@ -5,7 +5,8 @@ import pytest
 
 from handmade import Builder
 from whence.align.batches import align
-from whence.align.batches.sequences import asked, fed, matched, same_batches
+from whence.align.batches.batch import batches_of
+from whence.align.batches.sequences import matched, same_batches, sequences_of
 from whence.align.batches.token_axes import Axes, SeenTokens, axes
 from whence.results import Parted
 
@@ -26,9 +27,12 @@ def run(*steps, root="Lm"):
 
 
 def sequences(own):
-    found = fed(own, own.calls)
+    found = batches_of(own, own.calls)
     assert found is not None
-    return [(a.tokens, [(p.call, p.row, p.start, p.stop) for p in a.pieces]) for a in asked(found)]
+    return [
+        (a.tokens, [(p.call, p.row, p.start, p.stop) for p in a.pieces])
+        for a in sequences_of(found)
+    ]
 
 
 def cache(tokens):
@@ -105,7 +109,7 @@ def test_positions_that_follow_on_each_other_by_chance_are_two_rows():
 def test_one_form_is_left_alone_and_reordered_rows_are_not():
     def form(*arrays):
         own = run(*({"input_ids": np.asarray(a)} for a in arrays))
-        return fed(own, own.calls)
+        return batches_of(own, own.calls)
 
     assert same_batches(form([[1, 2], [3, 4]]), form([[1, 2], [3, 9]]))
     assert not same_batches(form([[1, 2], [3, 4]]), form([[3, 4], [1, 2]]))
@@ -115,7 +119,7 @@ def test_one_form_is_left_alone_and_reordered_rows_are_not():
 def test_sequences_match_whole_or_by_a_common_start():
     def of(*rows):
         own = run(*({"input_ids": np.array([row])} for row in rows))
-        return asked(fed(own, own.calls))
+        return sequences_of(batches_of(own, own.calls))
 
     left, right = (
         of([1, 2, 3, 4], [5, 6, 7], [1, 2, 3, 4], [9, 9]),
@@ -130,13 +134,13 @@ def test_what_the_other_run_asked_tells_rows_of_one_length_apart():
     not with the first.
     """
     steps = [([1, 2, 3, 4], [0, 1, 0, 1]), ([5], [2])]
-    found = fed(
+    found = batches_of(
         own := run(*({"input_ids": np.array(i), "positions": np.array(p)} for i, p in steps)),
         own.calls,
     )
-    assert [a.tokens for a in asked(found)] == [(1, 2, 5), (3, 4)]
+    assert [a.tokens for a in sequences_of(found)] == [(1, 2, 5), (3, 4)]
     for known in ([(1, 2), (3, 4, 5)], [(1, 2), (3, 4, 9)]):
-        assert [a.tokens for a in asked(found, known)] == [(1, 2), (3, 4, 5)]
+        assert [a.tokens for a in sequences_of(found, known)] == [(1, 2), (3, 4, 5)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def outputs(own):
 def test_both_runs_come_to_one_form_with_the_same_bits(swap):
     single = run({"input_ids": np.array([[3, 4]])}, {"input_ids": IDS})
     sides = (single, run(PAD))[:: -1 if swap else 1]
-    faced = align.facing(*sides)
+    faced = align.align_batches(*sides)
     left, right, joined = faced.reference, faced.target, faced.joined
     assert faced.notes[0].startswith("2 of 2 sequences")
     assert {j.side for j in joined} == ({"target"} if not swap else {"reference", "target"})
@@ -197,18 +201,18 @@ def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
         {"input_ids": IDS[:, :2], "position_ids": np.array([[0, 1]])},
         {"input_ids": IDS[:, 2:3], "position_ids": np.array([[2]])},
     )
-    faced = align.facing(whole, steps)
+    faced = align.align_batches(whole, steps)
     left, right = faced.reference, faced.target
     np.testing.assert_array_equal(outputs(right)[0], TABLE[IDS[:, :3]])
     np.testing.assert_array_equal(outputs(left)[0], TABLE[IDS[:, :3]])
     assert len(left.calls) == 2
     assert faced.notes[0].startswith("1 of 2 sequences face each other")
     assert faced.parted == [Parted("Lm", 0, 0, 3, 4, 8, None)]
-    faced = align.facing(steps, whole)
+    faced = align.align_batches(steps, whole)
     assert "1 sequences of the target have no partner: step 1 row 0" in faced.notes
     assert faced.parted == []
 
 
 def test_runs_asked_nothing_in_common_stay_as_they_are():
     a, b = run({"input_ids": IDS}), run({"input_ids": np.array([[30, 31]])})
-    assert align.facing(a, b) == align.AlignedBatches(a, b)
+    assert align.align_batches(a, b) == align.AlignedBatches(a, b)

@@ -88,7 +88,9 @@ def align(
         )
     faced = batches.AlignedBatches(reference, target)
     if match in ("auto", "names"):
-        faced = batches.facing(padding.dense(reference, target), padding.dense(target, reference))
+        faced = batches.align_batches(
+            padding.dense(reference, target), padding.dense(target, reference)
+        )
     reference, target = faced.reference, faced.target
     together = apart.Fused(reference, target)
     if match in ("auto", "names"):
@@ -111,7 +113,7 @@ def align(
         made_target=made_of(target),
     )
     if match in ("auto", "names"):
-        target, found = padding.filled(reference, target, found)
+        target, found = padding.fill_padding(reference, target, found)
     return Aligned(reference, target, worded(target, found))
 
 

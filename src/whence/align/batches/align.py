@@ -1,29 +1,28 @@
-"""Brings two runs that batched, padded or cached the same sequences otherwise to one form: a stage
-of alignment.
+"""Brings two runs that batched, padded or cached the same sequences differently to one form: a
+stage of alignment.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from whence.align.batches.batch import Batch, batches_of
 from whence.align.batches.gather import SequenceGatherer, shapes_of
-from whence.align.batches.sequence_tensors import ends
+from whence.align.batches.sequence_tensors import Line, Shape, ends
 from whence.align.batches.sequences import (
-    Asked,
-    Fed,
     Match,
     Piece,
-    asked,
-    fed,
+    TokenSequence,
     followers,
     matched,
     same_batches,
+    sequences_of,
 )
-from whence.align.batches.token_axes import SlotAxes, scored_across
+from whence.align.batches.token_axes import SlotAxes, SlotKey, scored_across
 from whence.align.call_sites import match_roots, selected
 from whence.align.derived_run import DerivedTensors
 from whence.records import Call, Run, marks
@@ -32,18 +31,20 @@ from whence.results import Joined, Parted
 
 @dataclass(slots=True)
 class _Side:
+    """One run while calls of it are gathered anew."""
+
     name: str
     run: Run
-    making: DerivedTensors
-    gone: set[int] = field(default_factory=set)  # calls that units were made from
-    made: list[list[Call]] = field(default_factory=list)
+    derived: DerivedTensors
+    removed_calls: set[int] = field(default_factory=set)  # calls that units were made from
+    new_calls: list[list[Call]] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class AlignedBatches:
-    """Two runs in one form: what was done in sentences, of what calls are made, and sequences that
-    part.
+    """Two runs in one form. notes: what was done; joined: what new calls are made of; parted:
+    sequences that part.
     """
 
     reference: Run
@@ -53,28 +54,26 @@ class AlignedBatches:
     parted: list[Parted] = field(default_factory=list)
 
 
-def facing(reference: Run, target: Run) -> AlignedBatches:
+def align_batches(reference: Run, target: Run) -> AlignedBatches:
     """Both runs in one form: rows and tokens cut and joined so that each is paired with itself.
 
     Only where the batches have other shapes, or rows another order; else both runs as they are.
     What a root was asked (tokens, masks, positions) is read, no other element.
     """
-    faced = AlignedBatches(reference, target)
-    left, right = (
+    sides = (
         _Side("reference", reference, DerivedTensors(reference)),
         _Side("target", target, DerivedTensors(target)),
     )
+    notes: list[str] = []
+    parted: list[Parted] = []
     tables = match_roots(selected(reference.calls), selected(target.calls))
-    ours, others = _roots(reference), _roots(target)
-    for (name, scope), calls in ours.items():
-        theirs = others.get((tables.get(name, name), scope), [])
-        faced.notes += _root(left, right, calls, theirs, faced.parted)
-    faced.reference, faced.target, faced.joined = (
-        _done(left),
-        _done(right),
-        left.joined + right.joined,
+    target_roots = _roots(target)
+    for (name, scope), calls in _roots(reference).items():
+        target_calls = target_roots.get((tables.get(name, name), scope), [])
+        notes += _align_root(*sides, calls, target_calls, parted)
+    return AlignedBatches(
+        _done(sides[0]), _done(sides[1]), notes, sides[0].joined + sides[1].joined, parted
     )
-    return faced
 
 
 def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
@@ -84,154 +83,180 @@ def _roots(run: Run) -> dict[tuple[str, str], list[Call]]:
     What only follows a root (a logits processor) belongs to the root's call.
     """
     out: dict[tuple[str, str], list[Call]] = {}
-    behind = followers(run.calls)
+    following = followers(run.calls)
     for call in sorted(
-        (c for c in run.calls if c.parent == -1 and c.phase == "forward" and c.id not in behind),
+        (c for c in run.calls if c.parent == -1 and c.phase == "forward" and c.id not in following),
         key=lambda c: c.order,
     ):
         out.setdefault((call.root, call.scope), []).append(call)
     return out
 
 
-def _root(
-    left: _Side, right: _Side, mine: Sequence[Call], theirs: Sequence[Call], parted: list[Parted]
+def _align_root(
+    reference: _Side,
+    target: _Side,
+    calls: list[Call],
+    target_calls: list[Call],
+    parted: list[Parted],
 ) -> list[str]:
-    if len({c.rank for c in (*mine, *theirs)}) > 1 or not mine or not theirs:
+    """Align the calls of one root; sentences on what was done. parted: gets sequences that part."""
+    if len({c.rank for c in (*calls, *target_calls)}) > 1 or not calls or not target_calls:
         return []
-    a, b = fed(left.run, mine), fed(right.run, theirs)
+    a, b = batches_of(reference.run, calls), batches_of(target.run, target_calls)
     if a is None or b is None or same_batches(a, b):
         return []
-    ours = asked(a)
-    others = asked(b, [one.tokens for one in ours])
-    if any(f.flat for f in a) and not any(f.flat for f in b):
-        ours = asked(a, [one.tokens for one in others])
-    pairs = matched(ours, others)
+    in_reference = sequences_of(a)
+    in_target = sequences_of(b, [s.tokens for s in in_reference])
+    if any(batch.flat for batch in a) and not any(batch.flat for batch in b):
+        in_reference = sequences_of(a, [s.tokens for s in in_target])
+    pairs = matched(in_reference, in_target)
     if not pairs:
         return []
-    parted += _Facing(left, right, (a, ours), (b, others)).units(pairs)
-    return _sentences(ours, others, pairs, a, b)
+    sides = _RootSide(reference, a, in_reference), _RootSide(target, b, in_target)
+    parted += _RootAlignment(*sides).units(pairs)
+    return _sentences(*sides, pairs)
 
 
-class _Facing:
-    """The sequences of one root, gathered on both sides."""
+class _RootSide:
+    """The calls of one root in one run: their batches, the sequences in them, and the calls that
+    are gathered from them.
+    """
 
     def __init__(
-        self,
-        left: _Side,
-        right: _Side,
-        ours: tuple[list[Fed], list[Asked]],
-        others: tuple[list[Fed], list[Asked]],
+        self, side: _Side, batches: Sequence[Batch], sequences: Sequence[TokenSequence]
     ) -> None:
-        self.left, self.right, self._ours, self._others = left, right, ours, others
-        self._gather = _gathering(left, *ours), _gathering(right, *others)
-        left_slots, right_slots = (gather.slots for gather in self._gather)
-        left_slots.across, right_slots.across = right_slots, left_slots
-        self._flat = any(f.flat for f in (*ours[0], *others[0]))
-        self._lasts = (
-            left_slots.lasts | scored_across(left_slots, right_slots),
-            right_slots.lasts | scored_across(right_slots, left_slots),
+        self.side, self.batches, self.sequences = side, batches, sequences
+        by_call = {batch.call.id: batch for batch in batches}
+        rows = Counter(piece.call for s in sequences for piece in s.pieces)
+        totals = _totals(sequences, by_call)
+        self.slots = SlotAxes(side.derived, side.run.calls, by_call, totals, rows)
+        self._gatherer = SequenceGatherer(self.slots, by_call)
+
+    def is_call(self, rows: Sequence[Line]) -> bool:
+        """Are these rows one call of the root as it is?"""
+        return self._gatherer.is_call(rows)
+
+    def shapes(self, calls: Sequence[Call]) -> dict[SlotKey, Shape]:
+        """The shapes of the tensors of calls, by the name of their slot."""
+        return shapes_of(calls, self.side.derived)
+
+    def gather(
+        self,
+        rows: Sequence[Line],
+        step: int,
+        micro: int,
+        lasts_across: tuple[set[SlotKey], Sequence[int]] = (set(), ()),
+        shapes: Mapping[SlotKey, Shape] | None = None,
+    ) -> list[Call]:
+        """Replace the root calls that these rows went through by calls of these rows alone."""
+        name = f"{len(rows)} rows" if len(rows) > 1 else f"row {rows[0][0].row}"
+        calls = self._gatherer.gathered(
+            rows,
+            step=step,
+            micro=micro,
+            note=marks.gathered(name, len(rows[0])),
+            lasts_across=lasts_across,
+            shapes=shapes,
         )
+        side = self.side
+        side.new_calls.append(calls)
+        roots = {p.call: side.run.calls[p.call] for row in rows for p in row}
+        for root in roots:
+            side.removed_calls.update(c.id for c in self.slots.tree(root))
+        pieces = tuple((roots[p.call].step, p.row, p.start, p.stop - p.start) for p in rows[0])
+        side.joined.append(Joined(side.name, next(iter(roots.values())).root, step, micro, pieces))
+        return calls
+
+    def set_aside(self, step: int) -> None:
+        """Give root calls without a partner steps of their own, away from those with partners."""
+        side = self.side
+        if not side.removed_calls:
+            return
+        for root in (batch.call for batch in self.batches):
+            if root.id not in side.removed_calls:
+                tree = self.slots.tree(root.id)
+                side.removed_calls.update(c.id for c in tree)
+                side.new_calls.append([msgspec.structs.replace(c, step=step) for c in tree])
+                step += 1
+
+
+class _RootAlignment:
+    """Gathers the paired sequences of one root on both sides."""
+
+    def __init__(self, reference: _RootSide, target: _RootSide) -> None:
+        self.reference, self.target = reference, target
+        a, b = reference.slots, target.slots
+        a.across, b.across = b, a
+        self._flat = any(batch.flat for batch in (*reference.batches, *target.batches))
+        self._lasts = a.lasts | scored_across(a, b), b.lasts | scored_across(b, a)
 
     def units(self, matches: Sequence[Match]) -> list[Parted]:
-        """Whole batches where no row of the reference is padded and every one has a partner; else
-        row by row.
+        """Gather whole batches where no row of the reference is padded and every one has a partner;
+        else row by row. Returns the sequences that part.
         """
-        faced = {id(match.one): match for match in matches}
+        reference, target = self.reference, self.target
+        by_sequence = {id(match.reference): match for match in matches}
         parted = []
-        for chain in _chains(self._ours[1]):
-            first = self.left.run.calls[chain[0].pieces[0].call]
-            found = [faced[id(one)] for one in chain if id(one) in faced]
-            whole = len(found) == len(chain) and all(
-                m.shared == len(m.one.tokens) and not m.one.padded for m in found
+        for chain in _chains(reference.sequences):
+            first = reference.side.run.calls[chain[0].pieces[0].call]
+            paired = [by_sequence[id(s)] for s in chain if id(s) in by_sequence]
+            whole = len(paired) == len(chain) and all(
+                m.shared == len(m.reference.tokens) and not m.reference.padded for m in paired
             )
-            lines = [_between(m.other.pieces, m.ahead, m.ahead + m.shared) for m in found]
-            parted += [p for m in found if (p := _parted(first, m)) is not None]
+            rows = [_between(m.target.pieces, m.ahead, m.ahead + m.shared) for m in paired]
+            parted += [p for m in paired if (p := _parted(first, m)) is not None]
             if whole and not self._flat:
-                self._unit([one.pieces for one in chain], lines, first.step, 0)
+                self._unit([s.pieces for s in chain], rows, first.step, 0)
                 continue
-            for match, line in zip(found, lines, strict=True):
-                self._unit(
-                    [_between(match.one.pieces, 0, match.shared)],
-                    [line],
-                    first.step,
-                    match.one.pieces[0].row,
-                )
-            if found:
-                for one in chain:
-                    if id(one) not in faced:
-                        self._alone(one, first.step)
-        last = max(f.call.step for f in (*self._ours[0], *self._others[0]))
-        _aside(self.left, self._gather[0], self._ours[0], last + 1)
-        _aside(self.right, self._gather[1], self._others[0], last + 1 + len(self._ours[0]))
+            for match, row in zip(paired, rows, strict=True):
+                pieces = match.reference.pieces
+                self._unit([_between(pieces, 0, match.shared)], [row], first.step, pieces[0].row)
+            for s in chain if paired else ():
+                if id(s) not in by_sequence:  # beside rows that have a partner
+                    reference.gather([s.pieces], first.step, s.pieces[0].row)
+        step = max(batch.call.step for batch in (*reference.batches, *target.batches)) + 1
+        reference.set_aside(step)
+        target.set_aside(step + len(reference.batches))
         return parted
 
-    def _alone(self, one: Asked, step: int) -> None:
-        """A row without a partner, beside others that have one."""
-        gather, row = self._gather[0], one.pieces[0].row
-        self.left.made.append(
-            gather.gathered([one.pieces], step=step, micro=row, note=_note([one.pieces]))
-        )
-        _used(self.left, gather, [one.pieces], step, row)
-
     def _unit(
-        self, mine: list[list[Piece]], theirs: list[list[Piece]], step: int, micro: int
+        self, rows: list[list[Piece]], target_rows: list[list[Piece]], step: int, micro: int
     ) -> None:
-        (one, other), lasts = self._gather, self._lasts
-        if not one.is_call(mine) or lasts[1]:
-            self.left.made.append(
-                one.gathered(
-                    mine,
-                    step=step,
-                    micro=micro,
-                    note=_note(mine),
-                    lasts_across=(lasts[1], ends(theirs[0])),
-                )
-            )
-            _used(self.left, one, mine, step, micro)
-            shapes = shapes_of(self.left.made[-1], self.left.making)
+        """Gather rows of the reference, unless they are a call as it is, and their partners."""
+        reference, (lasts, target_lasts) = self.reference, self._lasts
+        if not reference.is_call(rows) or target_lasts:
+            calls = reference.gather(rows, step, micro, (target_lasts, ends(target_rows[0])))
         else:
-            shapes = shapes_of(one.slots.tree(mine[0][0].call), self.left.making)
-        note, at = _note(theirs), (lasts[0], ends(mine[0]))
-        self.right.made.append(
-            other.gathered(
-                theirs, step=step, micro=micro, note=note, lasts_across=at, shapes=shapes
-            )
-        )
-        _used(self.right, other, theirs, step, micro)
+            calls = reference.slots.tree(rows[0][0].call)
+        across, shapes = (lasts, ends(rows[0])), reference.shapes(calls)
+        self.target.gather(target_rows, step, micro, across, shapes)
 
 
-def _gathering(side: _Side, calls: Sequence[Fed], sequences: Sequence[Asked]) -> SequenceGatherer:
-    given = {f.call.id: f for f in calls}
-    rows = Counter(piece.call for one in sequences for piece in one.pieces)
-    totals = _totals(sequences, given)
-    return SequenceGatherer(SlotAxes(side.making, side.run.calls, given, totals, rows), given)
-
-
-def _totals(sequences: Iterable[Asked], given: dict[int, Fed]) -> dict[int, int]:
+def _totals(sequences: Iterable[TokenSequence], batches: dict[int, Batch]) -> dict[int, int]:
     """Tokens that each root call could see, cached ones and padding included."""
-    out = {call: f.width for call, f in given.items()}
-    for one in sequences:
-        for piece in one.pieces:
-            if not given[piece.call].flat:
+    out = {call: f.width for call, f in batches.items()}
+    for sequence in sequences:
+        for piece in sequence.pieces:
+            if not batches[piece.call].flat:
                 out[piece.call] = piece.total
     return out
 
 
-def _chains(sequences: Sequence[Asked]) -> list[list[Asked]]:
+def _chains(sequences: Sequence[TokenSequence]) -> list[list[TokenSequence]]:
     """Sequences that went through the same calls together."""
-    table: dict[tuple[int, ...], list[Asked]] = {}
-    for one in sequences:
-        table.setdefault(tuple(p.call for p in one.pieces), []).append(one)
+    table: dict[tuple[int, ...], list[TokenSequence]] = {}
+    for sequence in sequences:
+        table.setdefault(tuple(p.call for p in sequence.pieces), []).append(sequence)
     return list(table.values())
 
 
 def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
     """The pieces that hold the tokens [start, stop) of a sequence."""
     out = []
-    at = 0
+    position = 0
     for piece in pieces:
         have = piece.stop - piece.start
-        skip, keep = max(start - at, 0), min(stop - at, have)
+        skip, keep = max(start - position, 0), min(stop - position, have)
         if keep > skip:
             out.append(
                 piece._replace(
@@ -240,117 +265,86 @@ def _between(pieces: Sequence[Piece], start: int, stop: int) -> list[Piece]:
                     whole=piece.whole and keep == have,
                 )
             )
-        at += have
+        position += have
     return out
 
 
 def _parted(first: Call, match: Match) -> Parted | None:
-    """What of a sequence has no partner, None where all of it has one."""
-    one, other, n, ahead = match
-    if n == len(one.tokens) and not ahead:
+    """Where a sequence parts from its partner; None where all of it is paired."""
+    reference, target, n, ahead = match
+    if n == len(reference.tokens) and not ahead:
         return None
-    before = tuple(t for t in other.tokens[:ahead] if isinstance(t, int))
-    row = one.pieces[0].row
+    tokens_ahead = tuple(t for t in target.tokens[:ahead] if isinstance(t, int))
+    row = reference.pieces[0].row
     return Parted(
         first.root,
         first.step,
         row,
         n,
-        len(one.tokens),
-        _token(one, n),
-        _token(other, ahead + n),
-        before,
+        len(reference.tokens),
+        _token(reference, n),
+        _token(target, ahead + n),
+        tokens_ahead,
     )
 
 
-def _token(one: Asked, at: int) -> int | None:
-    found = one.tokens[at] if at < len(one.tokens) else None
-    return found if isinstance(found, int) else None
-
-
-def _note(lines: Sequence[Sequence[Piece]]) -> str:
-    rows = f"{len(lines)} rows" if len(lines) > 1 else f"row {lines[0][0].row}"
-    return marks.gathered(rows, len(lines[0]))
-
-
-def _used(
-    side: _Side,
-    gathering: SequenceGatherer,
-    lines: Sequence[Sequence[Piece]],
-    step: int,
-    micro: int,
-) -> None:
-    roots = {p.call: side.run.calls[p.call] for line in lines for p in line}
-    for root in roots:
-        side.gone.update(c.id for c in gathering.slots.tree(root))
-    pieces = tuple((roots[p.call].step, p.row, p.start, p.stop - p.start) for p in lines[0])
-    side.joined.append(Joined(side.name, next(iter(roots.values())).root, step, micro, pieces))
-
-
-def _aside(side: _Side, gathering: SequenceGatherer, calls: Iterable[Fed], step: int) -> None:
-    """Root calls without a partner get steps of their own, so that they take nobody's place."""
-    if not side.gone:
-        return
-    for root in (f.call for f in calls):
-        if root.id not in side.gone:
-            tree = gathering.slots.tree(root.id)
-            side.gone.update(c.id for c in tree)
-            side.made.append([msgspec.structs.replace(c, step=step) for c in tree])
-            step += 1
+def _token(sequence: TokenSequence, position: int) -> int | None:
+    token = sequence.tokens[position] if position < len(sequence.tokens) else None
+    return token if isinstance(token, int) else None
 
 
 def _done(side: _Side) -> Run:
     """The run with its new calls in the place of those they were made from; the run itself where
     there are none.
     """
-    if not side.gone:
+    if not side.removed_calls:
         return side.run
-    kept = [c for c in side.run.calls if c.id not in side.gone]
-    groups = sorted([[c] for c in kept] + side.made, key=lambda g: min(c.order for c in g))
-    place = {id(call): at for at, call in enumerate(call for group in groups for call in group)}
-    alone = {c.id: place[id(c)] for c in kept}
+    unchanged = [c for c in side.run.calls if c.id not in side.removed_calls]
+    groups = sorted(
+        [[c] for c in unchanged] + side.new_calls, key=lambda g: min(c.order for c in g)
+    )
+    place = {
+        id(call): position
+        for position, call in enumerate(call for group in groups for call in group)
+    }
+    unchanged_ids = {c.id: place[id(c)] for c in unchanged}
     calls: list[Call] = []
     for group in groups:
         number = {call.id: place[id(call)] for call in group} if len(group) > 1 else {}
         for call in group:
-            parent = number.get(call.parent, alone.get(call.parent, -1))
+            parent = number.get(call.parent, unchanged_ids.get(call.parent, -1))
             calls.append(
                 msgspec.structs.replace(call, id=len(calls), parent=parent, order=len(calls))
             )
-    return side.making.done(calls)
+    return side.derived.done(calls)
 
 
-def _sentences(
-    ours: Sequence[Asked],
-    others: Sequence[Asked],
-    pairs: Sequence[Match],
-    a: Sequence[Fed],
-    b: Sequence[Fed],
-) -> list[str]:
-    def form(calls: Sequence[Fed]) -> str:
-        shapes = list(dict.fromkeys(str(f.shape) for f in calls))
-        return (
-            f"{len(calls)} {'call' if len(calls) == 1 else 'calls'} on "
-            f"{', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"
-        )
-
+def _sentences(reference: _RootSide, target: _RootSide, pairs: Sequence[Match]) -> list[str]:
     out = [
-        f"{len(pairs)} of {len(ours)} sequences face each other row by row and token by token: "
-        f"{form(a)} against {form(b)}"
+        f"{len(pairs)} of {len(reference.sequences)} sequences face each other row by row and "
+        f"token by token: {_form(reference.batches)} against {_form(target.batches)}"
     ]
-    for name, all_, calls, met in (
-        ("reference", ours, a, {id(m.one) for m in pairs}),
-        ("target", others, b, {id(m.other) for m in pairs}),
-    ):
-        steps = {f.call.id: f.call.step for f in calls}
+    paired = {id(m.reference) for m in pairs}, {id(m.target) for m in pairs}
+    for root, with_partner in zip((reference, target), paired, strict=True):
+        steps = {batch.call.id: batch.call.step for batch in root.batches}
         free = [
-            f"step {steps[one.pieces[0].call]} row {one.pieces[0].row}"
-            for one in all_
-            if id(one) not in met
+            f"step {steps[s.pieces[0].call]} row {s.pieces[0].row}"
+            for s in root.sequences
+            if id(s) not in with_partner
         ]
         if free:
-            more = f" and {len(free) - 3} more" if len(free) > 3 else ""
+            further = f" and {len(free) - 3} more" if len(free) > 3 else ""
             out.append(
-                f"{len(free)} sequences of the {name} have no partner: {', '.join(free[:3])}{more}"
+                f"{len(free)} sequences of the {root.side.name} have no partner: "
+                f"{', '.join(free[:3])}{further}"
             )
     return out
+
+
+def _form(batches: Sequence[Batch]) -> str:
+    """Number and shapes of the calls, in words."""
+    shapes = list(dict.fromkeys(str(batch.shape) for batch in batches))
+    return (
+        f"{len(batches)} {'call' if len(batches) == 1 else 'calls'} on "
+        f"{', '.join(shapes[:3])}{' …' if len(shapes) > 3 else ''}"
+    )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whence.align.batches.sequences import Fed, Row
+from whence.align.batches.batch import Batch, Row
 from whence.errors import ElementsMissing
 from whence.records import Run
 
@@ -36,36 +36,42 @@ class Padding(NamedTuple):
     """The id that fills rows up, and whether it stands behind the text."""
 
     token: int
-    behind: bool
+    at_end: bool
 
 
-def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tuple[list[Fed], str]:
+def unpadded(
+    run: Run, batches: Sequence[Batch], padding_ids: Collection[int] = ()
+) -> tuple[list[Batch], str]:
     """(what the calls of a root were given without padding, why the last real token is not known or
     "").
 
     known: ids that the model's settings call padding. Calls with a mask, positions or flattened
     rows stay as they are.
     """
-    out = list(given)
-    asked = _series(given)
-    if not asked:
+    out = list(batches)
+    series = _series(batches)
+    if not series:
         return out, ""
-    padding = _seen_growing([ids for _, ids in asked]) or _stated([ids for _, ids in asked], known)
-    for places, ids in asked:
-        lengths = _given_lengths(run, given[places[0]])
+    padding = _replaced_padding([ids for _, ids in series]) or _stated_padding(
+        [ids for _, ids in series], padding_ids
+    )
+    for indices, ids in series:
+        lengths = _given_lengths(run, batches[indices[0]])
         if lengths is not None:
-            for at in places:
-                rows = _given_lengths(run, given[at])
-                out[at] = _cut(given[at], rows, behind=True) if rows is not None else given[at]
+            for index in indices:
+                rows = _given_lengths(run, batches[index])
+                out[index] = (
+                    _cut(batches[index], rows, at_end=True) if rows is not None else batches[index]
+                )
         elif padding is not None:
-            for at, rows in zip(places, _real(ids, padding), strict=True):
-                out[at] = _cut(given[at], rows, behind=padding.behind)
+            for index, rows in zip(indices, _real_lengths(ids, padding), strict=True):
+                out[index] = _cut(batches[index], rows, at_end=padding.at_end)
         else:
             why = next(
                 (
                     doubt
-                    for k, number in enumerate(places)
-                    if (doubt := _doubtful(given[number], ids[k]))
+                    for k, number in enumerate(indices)
+                    if (doubt := _doubtful(batches[number], ids[k]))
                 ),
                 "",
             )
@@ -74,50 +80,53 @@ def unpadded(run: Run, given: Sequence[Fed], known: Collection[int] = ()) -> tup
     return out, ""
 
 
-def _series(given: Sequence[Fed]) -> list[tuple[list[int], Ids]]:
+def _series(batches: Sequence[Batch]) -> list[tuple[list[int], Ids]]:
     """(numbers of calls, their ids (calls, batch, length)) of calls in a row of one form, of which
     nothing tells what is real.
     """
     out: list[tuple[list[int], Ids]] = []
-    for at, one in enumerate(given):
-        whole = not one.flat and not one.cached and not one.known_by and one.width >= _LEAST
-        tokens = [row[0] for row in one.rows]
+    for index, batch in enumerate(batches):
+        whole = (
+            not batch.flat and not batch.cached and not batch.padding_from and batch.width >= _LEAST
+        )
+        tokens = [row[0] for row in batch.rows]
         if (
             not whole
-            or _longer(given, at)
+            or _longer(batches, index)
             or any(
-                len(row) != one.width or not all(isinstance(t, int) for t in row) for row in tokens
+                len(row) != batch.width or not all(isinstance(t, int) for t in row)
+                for row in tokens
             )
         ):
             continue
         ids = np.array(tokens, np.int64)[None]
-        if out and out[-1][0][-1] == at - 1 and out[-1][1].shape[1:] == ids.shape[1:]:
-            out[-1] = ([*out[-1][0], at], np.concatenate([out[-1][1], ids]))
+        if out and out[-1][0][-1] == index - 1 and out[-1][1].shape[1:] == ids.shape[1:]:
+            out[-1] = ([*out[-1][0], index], np.concatenate([out[-1][1], ids]))
         else:
-            out.append(([at], ids))
+            out.append(([index], ids))
     return out
 
 
-def _longer(given: Sequence[Fed], at: int) -> bool:
+def _longer(batches: Sequence[Batch], index: int) -> bool:
     """Does a call belong to a text that is given whole and gets longer, or goes on with a cache?
     Then its last column is real.
     """
-    one = given[at]
-    for k, other in ((at, at + 1), (at - 1, at)):
+    batch = batches[index]
+    for earlier, later in ((index, index + 1), (index - 1, index)):
         if (
-            k < 0
-            or other >= len(given)
-            or given[k].flat
-            or given[other].flat
-            or given[k].batch != given[other].batch
+            earlier < 0
+            or later >= len(batches)
+            or batches[earlier].flat
+            or batches[later].flat
+            or batches[earlier].size != batches[later].size
         ):
             continue
-        a, b = given[k], given[other]
+        a, b = batches[earlier], batches[later]
         if a.width < b.width and all(
             y[0][: a.width] == x[0] for x, y in zip(a.rows, b.rows, strict=True)
         ):
             return True
-        if k == at and one.width > b.width == 1:
+        if earlier == index and batch.width > b.width == 1:
             return True
     return False
 
@@ -125,38 +134,40 @@ def _longer(given: Sequence[Fed], at: int) -> bool:
 # ---- what the padding is
 
 
-def _seen_growing(series: Sequence[Ids]) -> Padding | None:
+def _replaced_padding(series: Sequence[Ids]) -> Padding | None:
     """The padding whose place new tokens take from call to call; None where nothing grows so, or
     not by one id on one side.
     """
-    found: Counter[Padding] = Counter()
+    counts: Counter[Padding] = Counter()
     for ids in series:
         for now, then in itertools.pairwise(ids):
-            for behind in (True, False):
-                token = _replaced(now, then, behind=behind)
+            for at_end in (True, False):
+                token = _replaced(now, then, at_end=at_end)
                 if token is not None:
-                    found[Padding(token, behind)] += 1
-    if not found:
+                    counts[Padding(token, at_end)] += 1
+    if not counts:
         return None
-    (best, count), *others = found.most_common()
-    return best if all(other.token == best.token or 2 * n < count for other, n in others) else None
+    (best, count), *others = counts.most_common()
+    return (
+        best if all(padding.token == best.token or 2 * n < count for padding, n in others) else None
+    )
 
 
-def _replaced(now: Ids, then: Ids, *, behind: bool) -> int | None:
+def _replaced(now: Ids, then: Ids, *, at_end: bool) -> int | None:
     """The id that gave way to new tokens in every row that changed, None where rows did otherwise
     or too few ids stood there.
     """
     tokens: set[int] = set()
-    most = 0
+    longest = 0
     for a, b in zip(now, then, strict=True):
         if np.array_equal(a, b):
             continue
-        filled = a[_first_apart(a, b) :] if behind else a[: _moved(a, b)]
+        filled = a[_first_apart(a, b) :] if at_end else a[: _moved(a, b)]
         if not 0 < len(filled) < len(a) or (filled != filled[0]).any():
             return None
         tokens.add(int(filled[0]))
-        most = max(most, len(filled) if behind else _run(a, int(filled[0]), behind=False))
-    return tokens.pop() if len(tokens) == 1 and most >= _SURE else None
+        longest = max(longest, len(filled) if at_end else _run(a, int(filled[0]), at_end=False))
+    return tokens.pop() if len(tokens) == 1 and longest >= _SURE else None
 
 
 def _first_apart(a: Ids, b: Ids) -> int:
@@ -171,36 +182,36 @@ def _moved(a: Ids, b: Ids) -> int:
     return next((n for n in range(1, min(len(a) // 2, 9)) if np.array_equal(a[n:], b[:-n])), 0)
 
 
-def _stated(series: Sequence[Ids], known: Collection[int]) -> Padding | None:
+def _stated_padding(series: Sequence[Ids], padding_ids: Collection[int]) -> Padding | None:
     """The padding that the settings name, on the side on which rows have it."""
-    found: Counter[Padding] = Counter()
+    counts: Counter[Padding] = Counter()
     for ids in series:
-        for token in known:
-            for behind in (True, False):
-                found[Padding(token, behind)] += int(
-                    np.count_nonzero(ids[:, :, -1 if behind else 0] == token)
+        for token in padding_ids:
+            for at_end in (True, False):
+                counts[Padding(token, at_end)] += int(
+                    np.count_nonzero(ids[:, :, -1 if at_end else 0] == token)
                 )
-    best = next(iter(found.most_common(1)), None)
+    best = next(iter(counts.most_common(1)), None)
     return best[0] if best is not None and best[1] else None
 
 
-def _run(row: Ids, token: int, *, behind: bool) -> int:
+def _run(row: Ids, token: int, *, at_end: bool) -> int:
     """How often a row repeats an id at its end, or at its beginning."""
-    other = np.flatnonzero((row[::-1] if behind else row) != token)
-    return int(other[0]) if len(other) else len(row)
+    breaks = np.flatnonzero((row[::-1] if at_end else row) != token)
+    return int(breaks[0]) if len(breaks) else len(row)
 
 
-def _doubtful(given: Fed, ids: Ids) -> str:
+def _doubtful(batch: Batch, ids: Ids) -> str:
     """Why the last real token of a call's rows is not known, "" where nothing hints at padding:
     rows that end in one repeated id.
     """
-    runs = [_run(row, int(row[-1]), behind=True) for row in ids]
+    runs = [_run(row, int(row[-1]), at_end=True) for row in ids]
     if max(runs) < _REPEATED:
         return ""
     row = runs.index(max(runs))
     return (
-        f"{given.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of "
-        f"step {given.call.step} ends in "
+        f"{batch.call.root} was given {list(ids.shape)} ids without a mask, and row {row} of "
+        f"step {batch.call.step} ends in "
         f"{max(runs)} times {int(ids[row, -1])}: whether that is padding, and so which logits "
         "belong to the last real token, is not known; "
         "give the model its mask or lengths, or capture two steps of one generation"
@@ -210,28 +221,28 @@ def _doubtful(given: Fed, ids: Ids) -> str:
 # ---- what is real
 
 
-def _real(ids: Ids, padding: Padding) -> list[list[int]]:
+def _real_lengths(ids: Ids, padding: Padding) -> list[list[int]]:
     """How many tokens of each row are real, by call. ids: (calls, batch, length)."""
     calls, batch, length = ids.shape
     stripped = [
-        [max(length - _run(row, padding.token, behind=padding.behind), 1) for row in call]
+        [max(length - _run(row, padding.token, at_end=padding.at_end), 1) for row in call]
         for call in ids
     ]
-    if not padding.behind:
+    if not padding.at_end:
         return stripped
     real = [list(rows) for rows in stripped]
     for row in range(batch):
         surely = False  # is the length at the next call known from what was written there later?
-        for at in range(calls - 2, -1, -1):
-            now, then = ids[at, row], ids[at + 1, row]
+        for index in range(calls - 2, -1, -1):
+            now, then = ids[index, row], ids[index + 1, row]
             if not np.array_equal(now, then):
                 place = _first_apart(now, then)
                 surely = place > 0 and bool((now[place:] == padding.token).all())
                 if surely:
-                    real[at][row] = max(place, stripped[at][row])
-            elif surely and _grows(ids[at], ids[at + 1], padding, row):
+                    real[index][row] = max(place, stripped[index][row])
+            elif surely and _grows(ids[index], ids[index + 1], padding, row):
                 # a token that is the padding's own id
-                real[at][row] = max(real[at + 1][row] - 1, stripped[at][row])
+                real[index][row] = max(real[index + 1][row] - 1, stripped[index][row])
     return real
 
 
@@ -243,28 +254,28 @@ def _grows(now: Ids, then: Ids, padding: Padding, but: int) -> bool:
     return not others or any(not np.array_equal(now[row], then[row]) for row in others)
 
 
-def _given_lengths(run: Run, given: Fed) -> list[int] | None:
+def _given_lengths(run: Run, batch: Batch) -> list[int] | None:
     """What an input with the lengths of the rows says, None where there is none."""
-    for ref in given.call.slots("input"):
+    for ref in batch.call.slots("input"):
         record = run.records[ref.record]
         if (
             "len" not in ref.slot
             or record.dtype not in _INTEGERS
-            or record.count != given.batch
+            or record.count != batch.size
             or len(record.shape) > 2
         ):
             continue
         with contextlib.suppress(ElementsMissing):
             lengths = [int(n) for n in run.array(ref.record).reshape(-1)]
-            if all(1 <= n <= given.width for n in lengths):
+            if all(1 <= n <= batch.width for n in lengths):
                 return lengths
     return None
 
 
-def _cut(given: Fed, lengths: Sequence[int], *, behind: bool) -> Fed:
+def _cut(batch: Batch, lengths: Sequence[int], *, at_end: bool) -> Batch:
     """What a call was given, without padding."""
     rows = []
-    for (tokens, _, places), length in zip(given.rows, lengths, strict=True):
-        start = 0 if behind else given.width - length
+    for (tokens, _, places), length in zip(batch.rows, lengths, strict=True):
+        start = 0 if at_end else batch.width - length
         rows.append(Row(tokens[start : start + length], start, places[start : start + length]))
-    return dataclasses.replace(given, rows=tuple(rows), known_by="ids")
+    return dataclasses.replace(batch, rows=tuple(rows), padding_from="ids")

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from whence.align.batches.batch import Batch
 from whence.align.batches.sequence_tensors import Line, SequenceTensors, Shape
-from whence.align.batches.sequences import Fed
-from whence.align.batches.token_axes import Place, SlotAxes, place_of
+from whence.align.batches.token_axes import SlotAxes, SlotKey, slot_key
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
 from whence.records import Call, Ref
@@ -23,20 +23,20 @@ class SequenceGatherer:
     from.
     """
 
-    def __init__(self, slots: SlotAxes, fed: Mapping[int, Fed]) -> None:
-        self.slots, self._fed = slots, fed
-        self._tensors = SequenceTensors(slots.derived, fed)
-        self._shapes: Mapping[Place, Shape] = {}
+    def __init__(self, slots: SlotAxes, batches: Mapping[int, Batch]) -> None:
+        self.slots, self._batches = slots, batches
+        self._tensors = SequenceTensors(slots.derived, batches)
+        self._shapes: Mapping[SlotKey, Shape] = {}
         self._calls: dict[int, dict[tuple[Any, ...], Call]] = {}
 
     def is_call(self, lines: Sequence[Line]) -> bool:
         """Are these all rows and tokens of one call as it is?"""
-        fed = self._fed[lines[0][0].call]
+        batch = self._batches[lines[0][0].call]
         return (
             all(len(line) == 1 for line in lines)
-            and not fed.flat
+            and not batch.flat
             and self._tensors.all_rows(lines)
-            and (lines[0][0].start, lines[0][0].stop) == (0, fed.width)
+            and (lines[0][0].start, lines[0][0].stop) == (0, batch.width)
         )
 
     def gathered(
@@ -46,8 +46,8 @@ class SequenceGatherer:
         step: int,
         micro: int,
         note: str,
-        lasts_across: tuple[set[Place], Sequence[int]] = (set(), ()),
-        shapes: Mapping[Place, Shape] | None = None,
+        lasts_across: tuple[set[SlotKey], Sequence[int]] = (set(), ()),
+        shapes: Mapping[SlotKey, Shape] | None = None,
     ) -> list[Call]:
         """The calls of one unit. lines: the pieces of every row of the batch it has, in order. Ids
         are those of the longest piece's.
@@ -88,15 +88,15 @@ class SequenceGatherer:
         call: Call,
         slot: str,
         lines: Sequence[Line],
-        lasts_across: tuple[set[Place], Sequence[int]],
+        lasts_across: tuple[set[SlotKey], Sequence[int]],
     ) -> int | None:
         """The tensor of a slot, made from all pieces; None where it cannot be."""
         axes = self.slots.of(call, slot)
         if axes is None:
             return None
-        places, tokens = lasts_across
-        place = place_of(call, slot)
-        tokens_across = tokens if places and (axes.last is not None or place in places) else None
+        keys, tokens = lasts_across
+        key = slot_key(call, slot)
+        tokens_across = tokens if keys and (axes.last is not None or key in keys) else None
         records: dict[int, int] = {}
         for piece in (p for line in lines for p in line):
             source = self._calls_of(piece.call).get((call.scope, call.op, call.occurrence))
@@ -107,7 +107,7 @@ class SequenceGatherer:
             records[piece.call] = record
         try:
             return self._tensors.assembled(
-                axes, lines, records, tokens_across, self._shapes.get(place)
+                axes, lines, records, tokens_across, self._shapes.get(key)
             )
         except Unfit:
             return None
@@ -120,6 +120,6 @@ class SequenceGatherer:
         return calls
 
 
-def shapes_of(calls: Iterable[Call], derived: DerivedTensors) -> dict[Place, Shape]:
+def shapes_of(calls: Iterable[Call], derived: DerivedTensors) -> dict[SlotKey, Shape]:
     """The shape of every tensor of the calls of one unit, by the name of its slot."""
-    return {place_of(c, r.slot): derived.record(r.record).shape for c in calls for r in c.refs}
+    return {slot_key(c, r.slot): derived.record(r.record).shape for c in calls for r in c.refs}

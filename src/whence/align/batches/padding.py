@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whence.align.batches.sequences import Fed, fed
+from whence.align.batches.batch import Batch, batches_of
 from whence.align.call_sites import step_of
 from whence.align.derived_run import Derived, DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Rearrange
@@ -29,15 +29,15 @@ WORDS = "padding from the reference"
 Bits = npt.NDArray[np.bool_]
 
 
-def dense(run: Run, other: Run) -> Run:
+def dense(run: Run, other_run: Run) -> Run:
     """The run with its nested tensors (all rows behind each other, and their sizes) padded, where
     the other run has none.
     """
-    making = DerivedTensors(run)
-    calls = [_dense(making, call) for call in run.calls]
-    if not making.made or any(_nested(call) for call in other.calls):
+    derived = DerivedTensors(run)
+    calls = [_dense(derived, call) for call in run.calls]
+    if not derived.made or any(_nested(call) for call in other_run.calls):
         return run
-    return making.done(calls)
+    return derived.done(calls)
 
 
 def _nested(call: Call) -> dict[str, int]:
@@ -49,7 +49,7 @@ def _nested(call: Call) -> dict[str, int]:
     }
 
 
-def _dense(making: DerivedTensors, call: Call) -> Call:
+def _dense(derived: DerivedTensors, call: Call) -> Call:
     sizes = _nested(call)
     if not sizes:
         return call
@@ -59,8 +59,8 @@ def _dense(making: DerivedTensors, call: Call) -> Call:
         if name not in sizes or part not in ("values", "sizes"):
             refs.append(ref)
         elif part == "values":
-            made = _padded(making, ref.record, sizes[name], _width(making.run, call))
-            refs += [Ref(name, made, ref.edge)] if made is not None else [ref]
+            padded = _padded(derived, ref.record, sizes[name], _width(derived.run, call))
+            refs += [Ref(name, padded, ref.edge)] if padded is not None else [ref]
     return msgspec.structs.replace(call, refs=tuple(refs))
 
 
@@ -73,10 +73,10 @@ def _width(run: Run, call: Call) -> tuple[int, int] | None:
 
 
 def _padded(
-    making: DerivedTensors, values: int, sizes: int, width: tuple[int, int] | None
+    derived: DerivedTensors, values: int, sizes: int, width: tuple[int, int] | None
 ) -> int | None:
     try:
-        shapes = making.run.array(sizes)
+        shapes = derived.run.array(sizes)
     except ElementsMissing:
         return None
     if (
@@ -93,7 +93,7 @@ def _padded(
     )
     ends = [0, *itertools.accumulate(int(np.prod(r)) for r in rows)]
     names = [f"n{k}" for k in range(shapes.shape[1])]
-    if len({r[1:] for r in rows}) != 1 or ends[-1] != making.record(values).count:
+    if len({r[1:] for r in rows}) != 1 or ends[-1] != derived.record(values).count:
         return None
     parts: list[Node] = []
     for (start, stop), row in zip(itertools.pairwise(ends), rows, strict=True):
@@ -104,12 +104,12 @@ def _padded(
             lengths,
         )
         parts.append(Pad(part, 1, to, 0) if row[0] < to else part)
-    return making.add(
+    return derived.add(
         Cat(tuple(parts), 0), {"x": [values]}, "nested tensor written out with padding"
     )
 
 
-class Filled(Derived):
+class PaddingFilled(Derived):
     """A run with tensors behind its own that are its own with padding taken from the other run, so
     that it says nothing.
 
@@ -118,25 +118,30 @@ class Filled(Derived):
 
     def __init__(self, base: Run, reference: Run, padding: Mapping[tuple[int, int], Bits]) -> None:
         first = len(base.records)
-        own = [base.records[mine] for _, mine in padding]
+        sources = [base.records[target_record] for _, target_record in padding]
         # Of their content nothing is known beforehand but shape and dtype.
-        records = [Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(own)]
+        records = [
+            Record(first + k, r.dtype, r.shape, device=r.device) for k, r in enumerate(sources)
+        ]
         super().__init__(
             base,
-            [Made(r.id, WORDS, (("x", (one.id,)),)) for r, one in zip(records, own, strict=True)],
+            [
+                Made(r.id, WORDS, (("x", (source.id,)),))
+                for r, source in zip(records, sources, strict=True)
+            ],
             records,
         )
         self._reference, self._padding = reference, list(padding.items())
 
-    def _make(self, made: Made) -> Array:
-        (theirs, mine), padding = self._padding[made.record - self._first]
-        array = np.array(self.base.array(mine))
-        array[padding] = self._reference.array(theirs)[padding].astype(array.dtype)
+    def _make(self, tensor: Made) -> Array:
+        (reference_record, target_record), padding = self._padding[tensor.record - self._first]
+        array = np.array(self.base.array(target_record))
+        array[padding] = self._reference.array(reference_record)[padding].astype(array.dtype)
         array.flags.writeable = False
         return array
 
 
-def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
+def fill_padding(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     """(target, plan): where padding alone parts at the outputs of a root, it is left out everywhere
     below, and the plan says so.
 
@@ -149,11 +154,11 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
         call = reference.calls[pair.reference]
         if call.parent != -1 or call.phase != "forward":
             continue
-        given = fed(reference, [call])
-        found = _real(given[0]) if given else None
-        if found is not None and _parts(reference, target, pair.slots, found):
-            real[step_of(call)] = found
-            share = f"{np.count_nonzero(~found)} of {found.size} positions"
+        batches = batches_of(reference, [call])
+        is_real = _real(batches[0]) if batches else None
+        if is_real is not None and _parts(reference, target, pair.slots, is_real):
+            real[step_of(call)] = is_real
+            share = f"{np.count_nonzero(~is_real)} of {is_real.size} positions"
             notes.append(f"{call.root} step {call.step}: padding ({share}) differs and is left out")
     if not real:
         return target, plan
@@ -162,10 +167,10 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     pairs = []
     for pair in plan.pairs:
         slots = list(pair.slots)
-        there = real.get(step_of(reference.calls[pair.reference]))
-        for at, slot in enumerate(slots):
+        real_positions = real.get(step_of(reference.calls[pair.reference]))
+        for index, slot in enumerate(slots):
             shape = reference.records[slot.reference_record].shape
-            where = _along(there, shape) if there is not None else None
+            where = _along(real_positions, shape) if real_positions is not None else None
             key = slot.reference_record, slot.target_record
             if (
                 where is None
@@ -174,20 +179,20 @@ def filled(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
             ):
                 continue
             padding.setdefault(key, ~where)
-            made = len(target.records) + places.setdefault(key, len(places))
-            slots[at] = msgspec.structs.replace(slot, target_record=made, dims=WORDS)
+            record = len(target.records) + places.setdefault(key, len(places))
+            slots[index] = msgspec.structs.replace(slot, target_record=record, dims=WORDS)
         pairs.append(msgspec.structs.replace(pair, slots=tuple(slots)))
-    return Filled(target, reference, padding), msgspec.structs.replace(
+    return PaddingFilled(target, reference, padding), msgspec.structs.replace(
         plan, pairs=tuple(pairs), notes=(*plan.notes, *notes)
     )
 
 
-def _real(given: Fed) -> Bits | None:
+def _real(batch: Batch) -> Bits | None:
     """Which positions are no padding, (batch, tokens); None where all are real."""
-    if given.flat:
+    if batch.flat:
         return None
-    out = np.zeros(given.shape, np.bool_)
-    for row, (tokens, start, _) in enumerate(given.rows):
+    out = np.zeros(batch.shape, np.bool_)
+    for row, (tokens, start, _) in enumerate(batch.rows):
         out[row, start : start + len(tokens)] = True
     return out if not out.all() else None
 
@@ -205,7 +210,7 @@ def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -
     """Does padding part where the rest agrees, in some output of the root whose mask both runs were
     given alike?
     """
-    same = [
+    masks = [
         s
         for s in slots
         if "mask" in s.reference_slot and reference.records[s.reference_record].shape == real.shape
@@ -213,9 +218,9 @@ def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -
     if (
         not all(
             reference.records[s.reference_record].hash == target.records[s.target_record].hash
-            for s in same
+            for s in masks
         )
-        or not same
+        or not masks
     ):
         return False
     return any(

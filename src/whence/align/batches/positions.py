@@ -28,12 +28,12 @@ def places_of(positions: Array | None, shape: tuple[int, ...]) -> Array | None:
     if positions is None or positions.dtype.kind not in "iu" or not shape:
         return None
     batch, tokens = shape if len(shape) == 2 else (1, shape[0])
-    found = _with_axes(positions, batch, tokens)
-    if found is None:
+    with_axes = _with_axes(positions, batch, tokens)
+    if with_axes is None:
         return None
-    if found.shape[-1] == WITH_PLAIN:
-        found = found[..., :1]
-    return np.broadcast_to(found, (batch, tokens, found.shape[-1]))
+    if with_axes.shape[-1] == WITH_PLAIN:
+        with_axes = with_axes[..., :1]
+    return np.broadcast_to(with_axes, (batch, tokens, with_axes.shape[-1]))
 
 
 def _with_axes(positions: Array, batch: int, tokens: int) -> Array | None:
@@ -85,9 +85,9 @@ class Course:
         """
         if place == self._last or len(place) != len(self._last):
             return False
-        time, *rest = zip(place, self._last, self._origin, strict=True)
+        time, *other_axes = zip(place, self._last, self._origin, strict=True)
         return time[0] >= time[2] and all(
-            now in (last, last + 1, origin) for now, last, origin in rest
+            now in (last, last + 1, origin) for now, last, origin in other_axes
         )
 
 
@@ -95,10 +95,10 @@ def rows_of(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
     """(start, stop) of every row in a flattened batch, told apart by their positions."""
     start = 0
     course = Course(places[0])
-    for at, place in enumerate(places[1:], start=1):
+    for index, place in enumerate(places[1:], start=1):
         if course.follows(place):
             course.go((place,))
         else:
-            yield start, at
-            start, course = at, Course(place)
+            yield start, index
+            start, course = index, Course(place)
     yield start, len(places)

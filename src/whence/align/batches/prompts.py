@@ -1,8 +1,7 @@
-"""What a run generated: its prompts, the tokens that followed, and where the logits behind each of
-them lie.
+"""What a run generated: its prompts, the tokens that followed, and where the logits of each lie.
 
-A prompt is known by its token ids and tied to a (call of the root, row of its batch). Rows are told
-apart and followed from call to call as `sequences` does it.
+A prompt is known by its token ids and tied to a (call of the root, row of its batch). `sequences`
+tells rows apart and follows them from call to call.
 """
 
 from __future__ import annotations
@@ -14,33 +13,34 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from whence import dtypes
+from whence.align.batches.batch import Batch, batches_of
 from whence.align.batches.fixed_length import unpadded
-from whence.align.batches.sequences import Asked, Fed, asked, fed, followers
+from whence.align.batches.sequences import TokenSequence, followers, sequences_of, shared_start
 from whence.align.environment import settings_of
 from whence.dtypes import Array
 from whence.records import Call, Record, Run
 from whence.records.marks import Mark, has_mark
 
 
-class Scored(NamedTuple):
-    """Logits behind one token: call of the root, row of its batch, the record they lie in and where
-    (an index of its first axes).
+class TokenLogits(NamedTuple):
+    """Logits after one token: call of the root, row of its batch, their record, and the index of
+    its first axes.
     """
 
     call: int
     row: int
     record: int
-    at: tuple[int, ...]
+    key: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Prompt:
-    """One sequence that a root was given. tokens: all of them; prompt: how many came with the first
-    call, the others were generated.
+    """One sequence that a root was given. prompt: how many of its tokens came with the first call;
+    the others were generated.
 
-    calls: of the root that it went through. scores: logits behind token i, which say what token i +
-    1 is. beside: numbers of the prompts with the same ids in the same calls, between which a beam
-    search may move rows.
+    calls: of the root that it went through. scores: logits after token i, which say what token i +
+    1 is. siblings: indices of the prompts with the same ids in the same calls, between which a
+    beam search may move rows.
     """
 
     call: Call
@@ -48,8 +48,8 @@ class Prompt:
     tokens: tuple[int, ...]
     prompt: int
     calls: tuple[int, ...]
-    scores: dict[int, Scored] = field(default_factory=dict)
-    beside: tuple[int, ...] = ()
+    scores: dict[int, TokenLogits] = field(default_factory=dict)
+    siblings: tuple[int, ...] = ()
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -58,47 +58,46 @@ class Prompt:
 
 
 def prompts(
-    run: Run, known: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None
+    run: Run, hints: Sequence[tuple[int, ...]] = (), whys: list[str] | None = None
 ) -> list[Prompt]:
-    """Every sequence of token ids that a root of this run scores, in the order of its calls; []
-    where nothing is scored.
+    """Every sequence of token ids that a root of this run scores, in the order of its calls. Reads
+    tokens, masks and positions, no logits.
 
-    known: sequences of the other run, which decide what rows of a flattened batch go on with
-    (`sequences.asked`). Reads tokens, masks and positions, no logits. whys: gets a sentence for
+    hints: sequences of the other run, as `sequences_of` takes them. whys: gets a sentence for
     every root of which the last real tokens are not known; it has no prompts then.
     """
     out: list[Prompt] = []
-    behind: dict[int, list[Call]] = defaultdict(list)
+    following: dict[int, list[Call]] = defaultdict(list)
     for follower, root in followers(run.calls).items():
-        behind[root].append(run.calls[follower])
-    for calls in _roots(run, behind.values()):
-        given = fed(run, calls)
-        if given is None:
+        following[root].append(run.calls[follower])
+    for calls in _roots(run, following.values()):
+        batches = batches_of(run, calls)
+        if batches is None:
             continue
         padding = settings_of(run).get(calls[0].root, {}).get("pad")
-        given, why = unpadded(
-            run, [_as_batch(f) for f in given], [padding] if isinstance(padding, int) else []
+        batches, why = unpadded(
+            run, [_as_batch(f) for f in batches], [padding] if isinstance(padding, int) else []
         )
-        found = _of_root(run, given, behind, known)
-        if why and found:
+        root_prompts = _of_root(run, batches, following, hints)
+        if why and root_prompts:
             if whys is not None:
                 whys.append(why)
             continue
         first = len(out)
-        for one in found:
-            one.beside = tuple(first + n for n in one.beside)
-        out += found
+        for prompt in root_prompts:
+            prompt.siblings = tuple(first + n for n in prompt.siblings)
+        out += root_prompts
     return out
 
 
-def logits(run: Run, scored: Scored) -> Array:
+def logits(run: Run, scored: TokenLogits) -> Array:
     """The logits of one token, (vocabulary,). Raises ElementsMissing."""
-    found: Array = run.array(scored.record)[scored.at]
-    return found
+    vector: Array = run.array(scored.record)[scored.key]
+    return vector
 
 
-def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
-    beside = {c.id for calls in behind for c in calls}
+def _roots(run: Run, following: Iterable[Sequence[Call]]) -> list[list[Call]]:
+    following_ids = {c.id for calls in following for c in calls}
     table: dict[tuple[int, str, str], list[Call]] = {}
     for call in sorted(run.calls, key=lambda c: c.order):
         outermost = (
@@ -107,88 +106,93 @@ def _roots(run: Run, behind: Iterable[Sequence[Call]]) -> list[list[Call]]:
             and not call.error
             and not has_mark(call, Mark.NOT_SELECTED)
         )
-        if outermost and call.id not in beside:
+        if outermost and call.id not in following_ids:
             table.setdefault((call.rank, call.root, call.scope), []).append(call)
     return list(table.values())
 
 
-def _as_batch(given: Fed) -> Fed:
+def _as_batch(batch: Batch) -> Batch:
     """A call on one row without an axis for the batch, as a batch of one."""
-    if given.flat and len(given.rows) == 1 and not given.rows[0].places:
-        return dataclasses.replace(given, shape=(1, *given.shape))
-    return given
+    if batch.flat and len(batch.rows) == 1 and not batch.rows[0].places:
+        return dataclasses.replace(batch, shape=(1, *batch.shape))
+    return batch
 
 
 def _of_root(
-    run: Run, given: Sequence[Fed], behind: dict[int, list[Call]], known: Sequence[tuple[int, ...]]
+    run: Run,
+    batches: Sequence[Batch],
+    following: dict[int, list[Call]],
+    hints: Sequence[tuple[int, ...]],
 ) -> list[Prompt]:
-    made: list[Prompt] = []
-    least = _vocabulary(run, given[0].call)
-    scores = {f.call.id: _scores(run, f, behind.get(f.call.id, ()), least) for f in given}
+    out: list[Prompt] = []
+    least = _vocabulary(run, batches[0].call)
+    scores = {f.call.id: _scores(run, f, following.get(f.call.id, ()), least) for f in batches}
     if not any(record is not None for record in scores.values()):
         return []
-    fed_by = {f.call.id: f for f in given}
+    by_call = {f.call.id: f for f in batches}
     together: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for one in asked(given, known):
-        if not one.tokens or not all(isinstance(t, int) for t in one.tokens):
+    for sequence in sequences_of(batches, hints):
+        if not sequence.tokens or not all(isinstance(t, int) for t in sequence.tokens):
             continue
-        prompt = _followed(run, one, scores, fed_by)
-        together[tuple(p.call for p in one.pieces), prompt.ids].append(len(made))
-        made.append(prompt)
+        prompt = _followed(run, sequence, scores, by_call)
+        together[tuple(p.call for p in sequence.pieces), prompt.ids].append(len(out))
+        out.append(prompt)
     for alike in together.values():
         for n in alike:
-            made[n].beside = tuple(alike) if len(alike) > 1 else ()
-    return made if any(p.scores for p in made) else []
+            out[n].siblings = tuple(alike) if len(alike) > 1 else ()
+    return out if any(p.scores for p in out) else []
 
 
 def _followed(
-    run: Run, one: Asked, scores: dict[int, Record | None], given: dict[int, Fed]
+    run: Run, sequence: TokenSequence, scores: dict[int, Record | None], batches: dict[int, Batch]
 ) -> Prompt:
-    alone = run.info.options.get("level") == "logits"
-    tokens = tuple(t for t in one.tokens if isinstance(t, int))
-    first = one.pieces[0]
+    logits_only = run.info.options.get("level") == "logits"
+    tokens = tuple(t for t in sequence.tokens if isinstance(t, int))
+    first = sequence.pieces[0]
     prompt = Prompt(
-        given[first.call].call,
+        batches[first.call].call,
         first.row,
         tokens,
         first.stop - first.start,
-        tuple(p.call for p in one.pieces),
+        tuple(p.call for p in sequence.pieces),
     )
-    at = 0
-    for piece in one.pieces:
-        call, record = given[piece.call], scores[piece.call]
+    position = 0
+    for piece in sequence.pieces:
+        call, record = batches[piece.call], scores[piece.call]
         n = piece.stop - piece.start
         if record is not None:
             for j in range(n):
-                where = _where(record, call, piece.row, piece.start + j, j == n - 1, alone)
+                where = _where(record, call, piece.row, piece.start + j, j == n - 1, logits_only)
                 if where is not None:
-                    prompt.scores[at + j] = Scored(piece.call, piece.row, record.id, where)
-        at += n
+                    prompt.scores[position + j] = TokenLogits(
+                        piece.call, piece.row, record.id, where
+                    )
+        position += n
     return prompt
 
 
 def _where(
-    record: Record, given: Fed, row: int, token: int, last: bool, alone: bool
+    record: Record, batch: Batch, row: int, token: int, last: bool, logits_only: bool
 ) -> tuple[int, ...] | None:
     """Where the logits behind a token of a row lie in a call's logits; None where they were not
     made or kept.
     """
     shape = record.shape
-    if given.flat:
-        if shape[0] == given.width:
+    if batch.flat:
+        if shape[0] == batch.width:
             return (token,)
-        return (row,) if last and shape[0] == len(given.rows) else None
+        return (row,) if last and shape[0] == len(batch.rows) else None
     if len(shape) == 2:
-        if len(given.rows) == 1 and shape[0] != 1:  # without an axis for the batch
-            return (token - given.width + shape[0],) if token >= given.width - shape[0] else None
-        return (row,) if last and shape[0] == len(given.rows) else None
-    if shape[1] == 1 and given.width > 1:
+        if len(batch.rows) == 1 and shape[0] != 1:  # without an axis for the batch
+            return (token - batch.width + shape[0],) if token >= batch.width - shape[0] else None
+        return (row,) if last and shape[0] == len(batch.rows) else None
+    if shape[1] == 1 and batch.width > 1:
         # A capture of logits alone takes those of the last token that a mask calls real, a model
         # that keeps its last ones those of the last column.
-        by_mask = alone and given.known_by != "ids"
-        return (row, 0) if last and (by_mask or token == given.width - 1) else None
-    at = token - given.width + shape[1]
-    return (row, at) if at >= 0 else None
+        by_mask = logits_only and batch.padding_from != "ids"
+        return (row, 0) if last and (by_mask or token == batch.width - 1) else None
+    column = token - batch.width + shape[1]
+    return (row, column) if column >= 0 else None
 
 
 def _vocabulary(run: Run, root: Call) -> int:
@@ -205,7 +209,7 @@ def _vocabulary(run: Run, root: Call) -> int:
     return max((shape[0] for shape in shapes if len(shape) == 2), default=0)
 
 
-def _scores(run: Run, given: Fed, behind: Iterable[Call], least: int) -> Record | None:
+def _scores(run: Run, batch: Batch, following: Iterable[Call], least: int) -> Record | None:
     """The logits that a call of the root makes, or a call beside it behind it; None where none are
     as wide as its token ids.
 
@@ -214,21 +218,21 @@ def _scores(run: Run, given: Fed, behind: Iterable[Call], least: int) -> Record 
     """
     least = max(
         least,
-        1 + max((t for tokens, *_ in given.rows for t in tokens if isinstance(t, int)), default=0),
+        1 + max((t for tokens, *_ in batch.rows for t in tokens if isinstance(t, int)), default=0),
     )
-    found = [
+    outputs = [
         (r.slot, run.records[r.record])
-        for call in (given.call, *behind)
+        for call in (batch.call, *following)
         for r in call.slots("output")
     ]
-    fit = [(slot, record) for slot, record in found if _fits(record, given, least)]
+    fit = [(slot, record) for slot, record in outputs if _fits(record, batch, least)]
     named = [record for slot, record in fit if slot.rpartition(".")[2] == "logits"]
     return next(iter(named), None) or max(
         (r for _, r in fit), key=lambda r: r.shape[-1], default=None
     )
 
 
-def _fits(record: Record, given: Fed, least: int) -> bool:
+def _fits(record: Record, batch: Batch, least: int) -> bool:
     shape = record.shape
     if (
         len(shape) not in (2, 3)
@@ -237,58 +241,47 @@ def _fits(record: Record, given: Fed, least: int) -> bool:
         or shape[-1] < least
     ):
         return False
-    if given.flat:
-        return len(shape) == 2 and shape[0] in (given.width, len(given.rows))
-    if len(given.rows) == 1 and len(shape) == 2:
-        return shape[0] <= given.width
-    return shape[0] == len(given.rows) and (len(shape) == 2 or shape[1] <= given.width)
+    if batch.flat:
+        return len(shape) == 2 and shape[0] in (batch.width, len(batch.rows))
+    if len(batch.rows) == 1 and len(shape) == 2:
+        return shape[0] <= batch.width
+    return shape[0] == len(batch.rows) and (len(shape) == 2 or shape[1] <= batch.width)
 
 
 class Together(NamedTuple):
-    """Two prompts that are one: numbers in both runs, and how many tokens from the first on are the
-    same in both.
-    """
+    """A prompt of both runs: its index in either, and how many tokens they share at the start."""
 
     reference: int
     target: int
     shared: int
 
 
-def together(left: Sequence[Prompt], right: Sequence[Prompt]) -> list[Together]:
-    """Which prompts are paired, each once: equal ids in order of their calls, then sequences
-    that start alike.
+def together(reference: Sequence[Prompt], target: Sequence[Prompt]) -> list[Together]:
+    """Pair prompts, each once: equal ids in order of their calls, then sequences that start alike.
 
-    shared is that of the shortest among rows that hold one prompt in one call: a beam search moves
-    them.
+    shared is the least of the rows that hold one prompt in one call: a beam search moves them.
     """
     free: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for n, other in enumerate(right):
-        free[other.ids].append(n)
+    for n, target_prompt in enumerate(target):
+        free[target_prompt.ids].append(n)
     pairs: dict[int, int] = {}
-    for n, one in enumerate(left):
-        if free.get(one.ids):
-            pairs[n] = free[one.ids].pop(0)
-    rest = [n for found in free.values() for n in found]
-    for n, one in enumerate(left):
-        if n in pairs or not rest:
+    for n, prompt in enumerate(reference):
+        if free.get(prompt.ids):
+            pairs[n] = free[prompt.ids].pop(0)
+    unpaired = [n for numbers in free.values() for n in numbers]
+    for n, prompt in enumerate(reference):
+        if n in pairs or not unpaired:
             continue
-        best = max(rest, key=lambda m: (_shared(one, right[m]), -m))
-        if _shared(one, right[best]) >= min(
-            len(one.tokens), len(right[best].tokens), max(one.prompt, right[best].prompt)
-        ):
+        counts = {m: shared_start(prompt.tokens, target[m].tokens) for m in unpaired}
+        best = max(unpaired, key=lambda m: (counts[m], -m))
+        candidate = target[best]
+        longest = max(prompt.prompt, candidate.prompt)
+        if counts[best] >= min(len(prompt.tokens), len(candidate.tokens), longest):
             pairs[n] = best
-            rest.remove(best)
-    shared = {n: _shared(left[n], right[m]) for n, m in pairs.items()}
-    return [
-        Together(n, m, min((shared.get(b, shared[n]) for b in left[n].beside), default=shared[n]))
-        for n, m in sorted(pairs.items())
-    ]
-
-
-def _shared(one: Prompt, other: Prompt) -> int:
-    n = 0
-    for a, b in zip(one.tokens, other.tokens):
-        if a != b:
-            break
-        n += 1
-    return n
+            unpaired.remove(best)
+    shared = {n: shared_start(reference[n].tokens, target[m].tokens) for n, m in pairs.items()}
+    least = {
+        n: min((shared.get(b, shared[n]) for b in reference[n].siblings), default=shared[n])
+        for n in pairs
+    }
+    return [Together(n, m, least[n]) for n, m in sorted(pairs.items())]

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whence.align.batches.sequences import Fed, Piece
+from whence.align.batches.batch import Batch
+from whence.align.batches.sequences import Piece
 from whence.align.batches.token_axes import Axes
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Cat, Cut, Name, Node, Pad, Star, Take
@@ -18,8 +19,8 @@ Shape = tuple[int, ...]
 class SequenceTensors:
     """Puts tensors together from pieces of several calls' tensors."""
 
-    def __init__(self, derived: DerivedTensors, fed: Mapping[int, Fed]) -> None:
-        self.derived, self._fed = derived, fed
+    def __init__(self, derived: DerivedTensors, batches: Mapping[int, Batch]) -> None:
+        self.derived, self._batches = derived, batches
 
     def assembled(
         self,
@@ -38,12 +39,12 @@ class SequenceTensors:
         if axes.last is not None:
             # Of each call its last token: one token each, and those of the sequence that both runs
             # have.
-            kept = {t for t in last_tokens if tokens_across is None or t in tokens_across}
+            shared_ends = {t for t in last_tokens if tokens_across is None or t in tokens_across}
             lines = [
                 [
                     self._last(p)
                     for p, end in zip(line, _ends(line), strict=True)
-                    if p.whole and end in kept
+                    if p.whole and end in shared_ends
                 ]
                 for line in lines
             ]
@@ -61,7 +62,7 @@ class SequenceTensors:
 
     def _last(self, piece: Piece) -> Piece:
         """Where its last token lies among those of all rows."""
-        position = piece.row if self._fed[piece.call].flat else 0
+        position = piece.row if self._batches[piece.call].flat else 0
         return piece._replace(start=position, stop=position + 1)
 
     def _joined(
@@ -75,7 +76,7 @@ class SequenceTensors:
         stacked = next(
             (axis for axis in (axes.batch, axes.flat, axes.token) if axis is not None), None
         )
-        if stacked is None and axes.seen is None:
+        if stacked is None and axes.visible is None:
             return self._as_it_is(lines[0][0], records, shape_across)
         names = {call: "x" if len(calls) == 1 else f"s{i}" for i, call in enumerate(calls)}
         if len(lines) == 1:
@@ -141,7 +142,11 @@ class SequenceTensors:
     def _whole(self, lines: Sequence[Line]) -> bool:
         """Are these all tokens of their calls?"""
         return (
-            all((p.start, p.stop) == (0, self._fed[p.call].width) for line in lines for p in line)
+            all(
+                (p.start, p.stop) == (0, self._batches[p.call].width)
+                for line in lines
+                for p in line
+            )
             and len(lines[0]) == 1
         )
 
@@ -150,7 +155,7 @@ class SequenceTensors:
         return (
             all(
                 len({(p.call, p.start, p.stop) for p in pieces}) == 1
-                and [p.row for p in pieces] == list(range(self._fed[pieces[0].call].batch))
+                and [p.row for p in pieces] == list(range(self._batches[pieces[0].call].size))
                 for pieces in zip(*lines, strict=True)
             )
             and len({len(line) for line in lines}) == 1
@@ -167,7 +172,7 @@ class SequenceTensors:
     ) -> Node:
         """One row from its pieces."""
         first, last = line[0], line[-1]
-        if axes.token is None and axes.flat is None and axes.seen is not None:
+        if axes.token is None and axes.flat is None and axes.visible is not None:
             # A cache: the last one holds what was there before.
             return self._piece(
                 axes,
@@ -182,10 +187,10 @@ class SequenceTensors:
         if along is None:
             return self._piece(axes, first, names, records, first.start, cut_row=cut_row)
         parts = [self._piece(axes, p, names, records, first.start, cut_row=cut_row) for p in line]
-        if axes.seen is not None:
+        if axes.visible is not None:
             to = last.total - first.start
             parts = [
-                Pad(p, axes.seen, to, "lowest") if piece.total < last.total else p
+                Pad(p, axes.visible, to, "lowest") if piece.total < last.total else p
                 for p, piece in zip(parts, line, strict=True)
             ]
         return parts[0] if len(parts) == 1 else Cat(tuple(parts), along)
@@ -208,10 +213,10 @@ class SequenceTensors:
         if axes.token is not None and (piece.start, piece.stop) != (0, shape[axes.token]):
             keys[axes.token] = slice(piece.start, piece.stop)
         if axes.flat is not None and cut_row and shape[axes.flat] != piece.stop - piece.start:
-            before = piece.row * self._fed[piece.call].width
-            keys[axes.flat] = slice(before + piece.start, before + piece.stop)
-        if axes.seen is not None and (pad, stop or piece.total) != (0, shape[axes.seen]):
-            keys[axes.seen] = slice(pad, stop or piece.total)
+            offset = piece.row * self._batches[piece.call].width
+            keys[axes.flat] = slice(offset + piece.start, offset + piece.stop)
+        if axes.visible is not None and (pad, stop or piece.total) != (0, shape[axes.visible]):
+            keys[axes.visible] = slice(pad, stop or piece.total)
         name = Name(names[piece.call])
         return Cut(name, tuple(keys)) if any(k != slice(None) for k in keys) else name
 

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from whence.align.batches.batch import Batch, is_cache, is_position
 from whence.align.batches.positions import WITH_PLAIN
-from whence.align.batches.sequences import Fed, followers, is_cache, is_position
+from whence.align.batches.sequences import followers
 from whence.align.derived_run import DerivedTensors
 from whence.align.module_names import normal_scope
 from whence.records import Call, Ref
 from whence.records.slots import is_mutated, is_param
 
-Place = tuple[str, str, int, str]
+SlotKey = tuple[str, str, int, str]
 
 
 class SeenTokens(NamedTuple):
@@ -59,13 +60,14 @@ class Axes:
 
     batch: int | None = None
     token: int | None = None
-    seen: int | None = None
+    visible: int | None = None
     last: int | None = None
     flat: int | None = None
 
     def __len__(self) -> int:
         return sum(
-            axis is not None for axis in (self.batch, self.token, self.seen, self.last, self.flat)
+            axis is not None
+            for axis in (self.batch, self.token, self.visible, self.last, self.flat)
         )
 
 
@@ -73,13 +75,17 @@ def fits(axes: Axes, sights: Sequence[SeenTokens]) -> bool:
     """Could a tensor of these extents have these axes?"""
     return all(
         max(
-            (k for k in (axes.batch, axes.token, axes.seen, axes.last, axes.flat) if k is not None),
+            (
+                k
+                for k in (axes.batch, axes.token, axes.visible, axes.last, axes.flat)
+                if k is not None
+            ),
             default=-1,
         )
         < len(s.shape)
         and (axes.batch is None or s.shape[axes.batch] == s.batch)
         and (axes.token is None or s.shape[axes.token] == s.width)
-        and (axes.seen is None or s.shape[axes.seen] == s.total)
+        and (axes.visible is None or s.shape[axes.visible] == s.total)
         and axes.last is None
         and axes.flat is None
         for s in sights
@@ -106,10 +112,10 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
         return Axes(flat=0) if varied in ([], [0]) else None
     batch = _batch_axis(count, sights)
     is_mask = boolean or "mask" in slot or "bias" in slot
-    token, seen = _token_axes(count, batch, varied, is_mask, sights)
+    token, visible = _token_axes(count, batch, varied, is_mask, sights)
     if (
         token is None
-        and seen is None
+        and visible is None
         and all(s.batch is None for s in sights)
         and any(s.width > s.rows for s in sights)
     ):
@@ -117,13 +123,13 @@ def axes(slot: str, boolean: bool, sights: Sequence[SeenTokens]) -> Axes | None:
         if last is not None:
             return Axes(last=last) if set(varied) <= {last} else None
     is_kept = count > 2 and (is_cache(slot) or is_mutated(slot))
-    if any(k not in (batch, token, seen) for k in varied) or (
-        is_kept and token is None and seen is None
+    if any(k not in (batch, token, visible) for k in varied) or (
+        is_kept and token is None and visible is None
     ):
         return None  # a cache of fixed length holds what came last
-    has_last = token is None and seen is None and count > 2 and any(s.width > 1 for s in sights)
+    has_last = token is None and visible is None and count > 2 and any(s.width > 1 for s in sights)
     single = _first_axis(count - 1, batch, sights, lambda s: 1)
-    return Axes(batch, token, seen, single if has_last else None)
+    return Axes(batch, token, visible, single if has_last else None)
 
 
 def _are_flat(sights: Sequence[SeenTokens]) -> bool:
@@ -171,12 +177,12 @@ def _token_axes(
     """The axis of new tokens, and that of all tokens that can be seen."""
     new = _axes_of_extent(count, batch, sights, lambda s: s.width)
     total = _axes_of_extent(count, batch, sights, lambda s: s.total)
-    seen = next((k for k in total if k in varied and k not in new), None)
-    token = next(iter(new), None) if seen is None or is_mask else None
-    if seen is None and token is not None:
+    visible = next((k for k in total if k in varied and k not in new), None)
+    token = next(iter(new), None) if visible is None or is_mask else None
+    if visible is None and token is not None:
         # Masks have it also where nothing varies, attention weights where it does.
-        seen = next((k for k in total if k != token and (is_mask or k in varied)), None)
-    return token, seen
+        visible = next((k for k in total if k != token and (is_mask or k in varied)), None)
+    return token, visible
 
 
 def _behind_front(sights: Sequence[SeenTokens]) -> Axes | None:
@@ -198,35 +204,35 @@ class SlotAxes:
         self,
         derived: DerivedTensors,
         calls: Sequence[Call],
-        fed: Mapping[int, Fed],
+        batches: Mapping[int, Batch],
         totals: Mapping[int, int],
         rows: Mapping[int, int],
     ) -> None:
-        self.derived, self._fed, self._totals, self._rows = derived, fed, totals, rows
+        self.derived, self._batches, self._totals, self._rows = derived, batches, totals, rows
         self.across: SlotAxes | None = None  # of the other run
-        self._trees = _trees(calls, fed)
+        self._trees = _trees(calls, batches)
         self._axes: dict[tuple[Any, ...], Axes | None] = {}
-        self._by_place: dict[Place, Axes | None] | None = None
+        self._by_key: dict[SlotKey, Axes | None] | None = None
 
     def roots(self) -> Iterable[int]:
         """The root calls that were given tokens."""
-        return self._fed
+        return self._batches
 
     def tree(self, root: int) -> list[Call]:
         """A root call, all below it and what follows it, in the order they began."""
         return self._trees[root]
 
     @functools.cached_property
-    def lasts(self) -> set[Place]:
+    def lasts(self) -> set[SlotKey]:
         """The slots that hold the last token of each call only."""
-        calls = [call for root in self._fed for call in self.tree(root)]
+        calls = [call for root in self._batches for call in self.tree(root)]
         slots = {
             (c.root, c.scope, c.op, c.occurrence, r.slot): (c, r.slot)
             for c in calls
             for r in c.refs
         }
         return {
-            place_of(call, slot)
+            slot_key(call, slot)
             for call, slot in slots.values()
             if not is_param(slot)
             and (axes := self.of(call, slot)) is not None
@@ -239,16 +245,16 @@ class SlotAxes:
         if key not in self._axes:
             record = next(r.record for r in call.refs if r.slot == slot)
             sights = self._sights[key]
-            own = axes(slot, self.derived.record(record).dtype == "bool", sights)
-            across = self.across.named(place_of(call, slot)) if self.across is not None else None
+            slot_axes = axes(slot, self.derived.record(record).dtype == "bool", sights)
+            across = self.across.named(slot_key(call, slot)) if self.across is not None else None
             if (
-                own is not None
+                slot_axes is not None
                 and across is not None
                 and fits(across, sights)
-                and len(across) > len(own)
+                and len(across) > len(slot_axes)
             ):
-                own = across
-            self._axes[key] = own
+                slot_axes = across
+            self._axes[key] = slot_axes
         return self._axes[key]
 
     def width(self, ref: Ref) -> int:
@@ -256,21 +262,21 @@ class SlotAxes:
         shape = self.derived.record(ref.record).shape
         return shape[-1] if len(shape) > 1 else 0
 
-    def named(self, place: Place) -> Axes | None:
+    def named(self, key: SlotKey) -> Axes | None:
         """The axes of a slot by its name, from this run's own sights."""
-        if self._by_place is None:
-            self._by_place = {
+        if self._by_key is None:
+            self._by_key = {
                 (normal_scope(scope), op, occurrence, slot): axes(slot, False, sights)
                 for (_, scope, op, occurrence, slot), sights in self._sights.items()
             }
-        return self._by_place.get(place)
+        return self._by_key.get(key)
 
     @functools.cached_property
     def _sights(self) -> dict[tuple[Any, ...], list[SeenTokens]]:
         """Every sight of every slot below the roots that were given something."""
         out: dict[tuple[Any, ...], list[SeenTokens]] = defaultdict(list)
-        for root, fed in self._fed.items():
-            batch = None if fed.flat else fed.batch
+        for root, batch in self._batches.items():
+            size = None if batch.flat else batch.size
             fronts = self._fronts(root)
             for call in self.tree(root):
                 for ref in call.refs:
@@ -280,11 +286,11 @@ class SlotAxes:
                         out[call.root, call.scope, call.op, call.occurrence, ref.slot].append(
                             SeenTokens(
                                 record.shape,
-                                batch,
-                                fed.width,
+                                size,
+                                batch.width,
                                 self._totals[root],
                                 self._rows.get(root, 1),
-                                fronts if positions else fronts - {batch},
+                                fronts if positions else fronts - {size},
                             )
                         )
         return out
@@ -293,8 +299,8 @@ class SlotAxes:
         """How many numbers a token's position has in the calls of a root, as extents of an axis in
         front of batch and tokens.
         """
-        fed = self._fed[root]
-        extents = [(fed.width,)] if fed.flat else [(n, fed.width) for n in {1, fed.batch}]
+        batch = self._batches[root]
+        extents = [(batch.width,)] if batch.flat else [(n, batch.width) for n in {1, batch.size}]
         slots = (r for c in self.tree(root) for r in c.slots("input") if is_position(r.slot))
         shapes = {self.derived.record(r.record).shape for r in slots}
         counts = {s[0] for s in shapes if s and s[1:] in extents}
@@ -302,37 +308,39 @@ class SlotAxes:
         return frozenset(counts | {n - 1 for n in counts if n == WITH_PLAIN})
 
 
-def scored_across(own: SlotAxes, across: SlotAxes) -> set[Place]:
+def scored_across(slots: SlotAxes, across: SlotAxes) -> set[SlotKey]:
     """The slots of the other run that hold scores of all tokens, of which this one's have the last:
     in a call behind the root.
 
     They are what the other's root returns, as wide as what is behind this one's root, and the call
     that makes it.
     """
-    calls, (root, *below) = (slots.tree(next(iter(slots.roots()))) for slots in (own, across))
+    calls, (root, *below) = (
+        slot_axes.tree(next(iter(slot_axes.roots()))) for slot_axes in (slots, across)
+    )
     widths = {
-        own.width(r)
+        slots.width(r)
         for c in calls
         if c.parent == -1
         for r in c.slots("output")
-        if c.scope and place_of(c, r.slot) in own.lasts
+        if c.scope and slot_key(c, r.slot) in slots.lasts
     }
-    widths -= {own.width(r) for r in calls[0].slots("output")}
+    widths -= {slots.width(r) for r in calls[0].slots("output")}
     returned = [
         r
         for r in root.slots("output")
-        if across.width(r) in widths and place_of(root, r.slot) not in across.lasts
+        if across.width(r) in widths and slot_key(root, r.slot) not in across.lasts
     ]
     scores = {r.record for r in returned}
     makers = [c for c in below if c.leaf and any(r.record in scores for r in c.slots("output"))]
-    return {place_of(root, r.slot) for r in returned} | {
-        place_of(c, r.slot) for c in makers for r in c.refs if not is_param(r.slot)
+    return {slot_key(root, r.slot) for r in returned} | {
+        slot_key(c, r.slot) for c in makers for r in c.refs if not is_param(r.slot)
     }
 
 
-def _trees(calls: Sequence[Call], fed: Mapping[int, Fed]) -> dict[int, list[Call]]:
+def _trees(calls: Sequence[Call], batches: Mapping[int, Batch]) -> dict[int, list[Call]]:
     """The calls of each root that was given tokens, in the order they began."""
-    trees: dict[int, list[Call]] = {root: [] for root in fed}
+    trees: dict[int, list[Call]] = {root: [] for root in batches}
     roots: dict[int, int] = {}
     leaders = followers(calls)
     for call in sorted(calls, key=lambda c: c.order):
@@ -354,6 +362,6 @@ def _says_positions(call: Call, slot: str, dtype: str) -> bool:
     )
 
 
-def place_of(call: Call, slot: str) -> Place:
+def slot_key(call: Call, slot: str) -> SlotKey:
     """The name of a slot that the other run's slot in its place has too."""
     return (normal_scope(call.scope), call.op, call.occurrence, slot)

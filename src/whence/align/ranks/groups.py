@@ -23,10 +23,7 @@ from whence.records import Call, Placement, Record, Ref, Run
 from whence.records.slots import is_input, is_output, is_param, slot_kind
 
 # replicas that far apart, of 16-bit floats or wider ones, differ by rounding
-_ROUNDING = {
-    True: 2e-2,
-    False: 1e-4,
-}
+_ROUNDING = {True: 2e-2, False: 1e-4}
 
 Key = tuple[Any, ...]  # of a call, without its rank
 Place = tuple[str, tuple[int, ...]]  # a side, and the records of its ranks that hold one tensor

@@ -72,7 +72,7 @@ def to_force(path: str) -> list[tuple[int, ...]]:
 
     run = open_run(path)
     found = sequences.prompts(run)
-    alone = [p for p in found if not p.beside]
+    alone = [p for p in found if not p.siblings]
     if not alone:
         why = (
             "every prompt lies several times in one call, as beam search has it: which row goes "
