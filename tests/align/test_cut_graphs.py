@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from handmade import bfloat16, record
-from whence.align.calls.compiled_graphs import cut_alike, kernel
+from whence.align.calls.compiled_graphs import cut_alike
+from whence.align.calls.graph_nodes import kernel
 from whence.align.tensors.graph_modules import as_graphs, by_module
 from whence.records import Call, MemoryRun, Operation, Program, Ref
 

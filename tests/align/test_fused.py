@@ -136,7 +136,7 @@ def test_a_fused_graph_against_an_unfused_one_whoever_has_texts_beside_it(texts)
 def test_runs_that_share_their_names_stay_as_they_are():
     left, right = run_of(*APART), run_of(*APART)
     found = joined(left, right)
-    assert (found.reference, found.target, found.faced) == (left, right, ())
+    assert (found.reference, found.target, found.pairs) == (left, right, ())
     both = run_of(*FUSED), run_of(*FUSED)
     assert pairs(*both)[0] == {"MulCast": "MulCast", "Top": "Top"}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handmade import Builder
-from whence.align.calls.tensor_slots import face
+from whence.align.calls.tensor_slots import pair_slots
 from whence.readers import Building, ForeignRun
 from whence.readers.figures import with_figures
 
@@ -27,7 +27,7 @@ def called(kind, op_type, inputs, output):
 
 def faced(one, two):
     (call, reference), (other, target) = called(*one), called(*two)
-    slots, mine, theirs = face(call, other, reference, target)
+    slots, mine, theirs = pair_slots(call, other, reference, target)
     return {(s.reference_slot, s.target_slot) for s in slots}, mine, theirs
 
 
@@ -99,7 +99,7 @@ def parameters(*names):
 )
 def test_each_parameter_is_paired_once_and_by_its_usual_name_first(mine, theirs, pairs):
     (call, reference), (other, target) = parameters(*mine), parameters(*theirs)
-    slots, _, free = face(call, other, reference, target)
+    slots, _, free = pair_slots(call, other, reference, target)
     assert sorted((s.reference_slot, s.target_slot) for s in slots) == sorted(
         (f"param.{a}", f"param.{b}") for a, b in pairs
     )

@@ -4,7 +4,8 @@ from whence.align.batches import prompts
 from whence.align.batches.batch import is_cache, is_position_or_mask, is_told_apart
 from whence.align.batches.sequences import followers
 from whence.align.call_sites import selected, step_of
-from whence.align.calls.compiled_graphs import cut_alike, is_compiled, is_piece, kernel
+from whence.align.calls.compiled_graphs import cut_alike
+from whence.align.calls.graph_nodes import is_compiled, is_piece, kernel
 from whence.align.calls.layout_operators import is_handed_on
 from whence.align.calls.match import MATCHES, plan
 from whence.align.calls.nearest import nearest

@@ -94,9 +94,9 @@ def align(
     reference, target = faced.reference, faced.target
     together = apart.Fused(reference, target)
     if match in ("auto", "names"):
-        together = layout_operators.faced(apart.joined(reference, target))
+        together = layout_operators.pair_moves(apart.joined(reference, target))
         reference, target = together.reference, together.target
-    found = plan(reference, target, match, together.faced)
+    found = plan(reference, target, match, together.pairs)
     if chart is not None:
         target, found = apply_map.applied(reference, target, found, chart, named)
     if match in ("auto", "names"):

@@ -1,3 +1,1 @@
-"""Which call faces which: rules by falling strictness, on names, structure, data flow and
-content.
-"""
+"""Which calls are paired: rules by falling strictness, on names, structure, data flow, content."""

@@ -8,67 +8,72 @@ import numpy as np
 
 from whence.align.calls import call_sequences
 from whence.align.calls.fingerprints import distance
-from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, SitePairing, alone
+from whence.align.calls.site_pairing import CLOSE_OUTPUT, CONTENT, SitePairing, unique_contents
 
 _CLEARLY = 5.0  # times closer than the next candidate
 _LEAST_COUNT = 16
 
 
-def same_content(at: SitePairing) -> None:
-    """Parameters that no other site has, then outputs that no other comes near in norm, sum of
-    magnitudes and mean.
+def same_content(pairing: SitePairing) -> None:
+    """Pair sites by parameters that no other site has, then by outputs that no other comes near in
+    norm, sum of magnitudes and mean.
     """
-    mine, theirs = at.free()
-    if not mine or not theirs:
+    free, others = pairing.free()
+    if not free or not others:
         return
-    a, b = alone(mine, at.ours), alone(theirs, at.theirs)
+    a, b = (
+        unique_contents(free, pairing.features),
+        unique_contents(others, pairing.target_features),
+    )
     for content, site in a.items():
-        other = b.get(content)
-        if other is not None and at.fits(site, other) and at.same_parents(site, other):
-            at.pair(site, other, CONTENT, at.why(site, other))
-    _outputs(at)
+        partner = b.get(content)
+        if (
+            partner is not None
+            and pairing.fits(site, partner)
+            and pairing.same_parents(site, partner)
+        ):
+            pairing.pair(site, partner, CONTENT, pairing.why(site, partner))
+    _outputs(pairing)
 
 
-def _outputs(at: SitePairing) -> None:
-    mine, theirs = at.free()
+def _outputs(pairing: SitePairing) -> None:
     table: dict[float, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, free, features in ((0, mine, at.ours), (1, theirs, at.theirs)):
+    features = pairing.features, pairing.target_features
+    for side, free in enumerate(pairing.free()):
         for s in free:
-            f = features[s]
-            if f.out_moments[0] >= _LEAST_COUNT:
-                table[f.out_moments[0]][side].append(s)
+            count = features[side][s].out_moments[0]
+            if count >= _LEAST_COUNT:
+                table[count][side].append(s)
     for a, b in table.values():
         if not a or not b or len(a) * len(b) > 1 << 22:
             continue
-        left, right = [at.ours[s].out_moments for s in a], [at.theirs[o].out_moments for o in b]
-        apart = distance(left, right)
-        for i, j in _clear_winners(apart):
-            site, other = a[i], b[j]
+        moments, across = ([f.out_moments for f in fs.many(s)] for fs, s in zip(features, (a, b)))
+        for i, j in _clear_winners(distance(moments, across)):
+            site, partner = a[i], b[j]
             if (
-                at.fits(site, other)
-                and at.same_parents(site, other)
-                and call_sequences.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
-                >= call_sequences.LEAST
+                pairing.fits(site, partner)
+                and pairing.same_parents(site, partner)
+                and pairing.score(site, partner) >= call_sequences.LEAST
             ):
                 evidence = (
-                    f"output norm {left[i][1]:.6g} against {right[j][1]:.6g}, the next is "
+                    f"output norm {moments[i][1]:.6g} against {across[j][1]:.6g}, the next is "
                     f"{_CLEARLY:.0f} times further or more"
                 )
-                at.pair(site, other, CONTENT, evidence)
+                pairing.pair(site, partner, CONTENT, evidence)
 
 
 def _clear_winners(
-    apart: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    distances: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
 ) -> list[tuple[int, int]]:
     """Rows and columns that are each other's nearest by far."""
     out = []
-    for i in range(apart.shape[0]):
-        j = int(apart[i].argmin())
-        best = apart[i, j]
+    for i in range(distances.shape[0]):
+        j = int(distances[i].argmin())
+        best = distances[i, j]
         if (
             best < CLOSE_OUTPUT
-            and (apart[i] <= best * _CLEARLY + 1e-9).sum() == 1
-            and (apart[:, j] <= best * _CLEARLY + 1e-9).sum() == 1
+            and (distances[i] <= best * _CLEARLY + 1e-9).sum() == 1
+            and (distances[:, j] <= best * _CLEARLY + 1e-9).sum() == 1
         ):
             out.append((i, j))
     return out

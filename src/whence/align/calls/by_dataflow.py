@@ -18,7 +18,7 @@ class Flow:
     """The data flow among the leaves of a run's sites, from the first call of each."""
 
     def __init__(self, sites: Sites) -> None:
-        self._made: dict[int, int] = {}
+        self._producer: dict[int, int] = {}
         self._read: dict[int, list[int]] = {}
         self._sites = sites
 
@@ -30,7 +30,7 @@ class Flow:
         for site in sorted(range(len(sites)), key=innermost):
             for ref in sites.first[site].refs:
                 if is_written(ref.slot):
-                    self._made.setdefault(ref.record, site)
+                    self._producer.setdefault(ref.record, site)
                 elif is_input(ref.slot) and site not in sites.kids:
                     self._read.setdefault(ref.record, []).append(site)
 
@@ -38,8 +38,8 @@ class Flow:
         """By input in order: the site it comes from; None for what nobody made (an input of the
         model, code between modules).
         """
-        found = (self._made.get(r.record) for r in self._sites.first[site].slots("input"))
-        return tuple(None if p == site else p for p in found)
+        sites = (self._producer.get(r.record) for r in self._sites.first[site].slots("input"))
+        return tuple(None if p == site else p for p in sites)
 
     def consumers(self, site: int) -> list[int]:
         """The leaves that read what it makes."""
@@ -52,46 +52,44 @@ class Flow:
 
     def words(self, site: int, sites: Sites) -> str:
         """Where it stands, in words."""
-        before = ", ".join(
+        sources = ", ".join(
             dict.fromkeys(sites.name(p) for p in self.producers(site) if p is not None)
         )
-        after = ", ".join(dict.fromkeys(sites.name(c) for c in self.consumers(site)))
-        return f"between partners: after {before}, before {after}"
+        readers = ", ".join(dict.fromkeys(sites.name(c) for c in self.consumers(site)))
+        return f"between partners: after {sources}, before {readers}"
 
 
-def between_partners(at: SitePairing) -> None:
+def between_partners(pairing: SitePairing) -> None:
     """A site between paired sites: what it reads comes from partners, what it makes goes to
     partners.
     """
-    mine, theirs = at.free()
-    if not mine or not theirs:
+    free, others = pairing.free()
+    if not free or not others:
         return
-    ours, others = Flow(at.left), Flow(at.right)
+    flow, target_flow = Flow(pairing.reference), Flow(pairing.target)
     for _ in range(_ROUNDS):
-        mine, theirs = at.free()
-        partner, itself = {s: f.other for s, f in at.face.items()}, {o: o for o in at.back}
-        a = grouped((_place(at, at.left, ours, s, partner), s) for s in mine)
-        b = grouped((_place(at, at.right, others, o, itself), o) for o in theirs)
+        free, others = pairing.free()
+        partner = {s: p.site for s, p in pairing.partners.items()}
+        itself = {o: o for o in pairing.back}
+        a = grouped((_place(pairing, pairing.reference, flow, s, partner), s) for s in free)
+        b = grouped((_place(pairing, pairing.target, target_flow, o, itself), o) for o in others)
         new = 0
         for place, sites in a.items():
             if len(sites) == 1 and len(b.get(place, ())) == 1:
-                site, other = sites[0], b[place][0]
-                if (
-                    call_sequences.scores([at.ours[site]], [at.theirs[other]], at.word)[0, 0]
-                    >= call_sequences.OUT
-                ):
-                    at.pair(site, other, FLOW, ours.words(site, at.left))
+                site, across = sites[0], b[place][0]
+                if pairing.score(site, across) >= call_sequences.OUT:
+                    pairing.pair(site, across, FLOW, flow.words(site, pairing.reference))
                     new += 1
         if not new:
             return
 
 
 def _place(
-    at: SitePairing, sites: Sites, flow: Flow, site: int, partner: dict[int, int]
+    pairing: SitePairing, sites: Sites, flow: Flow, site: int, partner: dict[int, int]
 ) -> Hashable:
     producers = tuple(partner.get(p, -1) if p is not None else None for p in flow.producers(site))
     consumers = frozenset(partner[c] for c in flow.consumers(site) if c in partner)
-    known = any(p is not None and p >= 0 for p in producers)
-    if not known or -1 in producers or not consumers:
+    has_partner = any(p is not None and p >= 0 for p in producers)
+    if not has_partner or -1 in producers or not consumers:
         return None
-    return at.lane(sites, site), producers, consumers
+    return pairing.lane(sites, site), producers, consumers

@@ -1,4 +1,4 @@
-"""The rule of numbers: one call more or less in a list, and all behind it have other numbers."""
+"""The rule of numbers: one call more or less in a list changes the number of every later one."""
 
 from __future__ import annotations
 
@@ -14,119 +14,139 @@ from whence.align.module_names import normal_scope, starred
 _MARGIN = 2.0  # by which an alignment must beat shared numbers, per pair it changes
 
 
-def shifted(at: SitePairing) -> None:
-    """Shared numbers that contradict what they number: one call more or less in a list, and all
-    behind it have other numbers.
+def shifted(pairing: SitePairing) -> None:
+    """Pair again lists whose shared numbers contradict their content: one call more or less in a
+    list changes the number of every later one.
 
     Only where the lists differ in length or classes (of operators: types) contradict each other,
-    and an alignment that keeps the order fits far better: then the numbers of that list, and all
-    names below, are given up. Lists of one length keep their numbers: there, parameters in another
-    place are a fault.
+    and an alignment in order fits far better: then the numbers of that list, and all names below,
+    are given up. Lists of one length keep their numbers: there, exchanged parameters are a fault.
     """
-    for mine, theirs in _numbered(at):
+    for members, others in _numbered(pairing):
         keyed = [
-            (s, at.face[s].other)
-            for s in mine
-            if s in at.face and at.face[s].rule in (EXACT, NORMAL, SIMILAR)
+            (s, pairing.partners[s].site)
+            for s in members
+            if s in pairing.partners and pairing.partners[s].rule in (EXACT, NORMAL, SIMILAR)
         ]
         # not other names for the same, as `mul` is for `matmul`
-        both = _operators(at.left, mine) & _operators(at.right, theirs)
-        clash = [(s, o) for s, o in keyed if at.contradict(s, o) or _other_operator(at, s, o, both)]
-        if not keyed or (len(mine) == len(theirs) and not clash):
+        shared = _operators(pairing.reference, members) & _operators(pairing.target, others)
+        clash = [
+            (s, o)
+            for s, o in keyed
+            if pairing.contradict(s, o) or _other_operator(pairing, s, o, shared)
+        ]
+        if not keyed or (len(members) == len(others) and not clash):
             continue
-        if len(mine) * len(theirs) > 1 << 20:
+        if len(members) * len(others) > 1 << 20:
             continue
-        a, b = at.ours.many(mine), at.theirs.many(theirs)
+        a, b = pairing.features.many(members), pairing.target_features.many(others)
         blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
-        table = call_sequences.scores(*blind, at.word)
-        found = align(table, call_sequences.LEAST)
-        row, column = {s: i for i, s in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
-        before = {s: o for s, o in keyed if o in column}
+        table = call_sequences.scores(*blind, pairing.word)
+        aligned = align(table, call_sequences.LEAST)
+        row, column = ({s: i for i, s in enumerate(members)}, {o: j for j, o in enumerate(others)})
+        numbered = {s: o for s, o in keyed if o in column}
         moved = [
-            (mine[i], theirs[j]) for i, j, _ in found.pairs if before.get(mine[i], -1) != theirs[j]
+            (members[i], others[j])
+            for i, j, _ in aligned.pairs
+            if numbered.get(members[i], -1) != others[j]
         ]
         if not moved:
             continue
-        # What the numbers say is taken at its worth: pairs that cannot be count against them.
-        worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in before.items())
-        gain = sum(s for _, _, s in found.pairs) - worth
-        telling = sum(at.tells(s, o) for s, o in moved) - sum(
-            at.tells(s, before[s]) for s, _ in moved if s in before
+        # Pairs that cannot be count against the numbers, but no more than this.
+        worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in numbered.items())
+        gain = sum(s for _, _, s in aligned.pairs) - worth
+        telling = sum(pairing.tells(s, o) for s, o in moved) - sum(
+            pairing.tells(s, numbered[s]) for s, _ in moved if s in numbered
         )
         if gain < _MARGIN * max(len(moved) ** 0.5, 1.0) or (not clash and telling < len(moved) / 2):
             continue
         stay = {
             s: o
-            for s, o in before.items()
-            if (s, o) in {(mine[i], theirs[j]) for i, j, _ in found.pairs}
+            for s, o in numbered.items()
+            if (s, o) in {(members[i], others[j]) for i, j, _ in aligned.pairs}
         }
-        for site in mine:
+        for site in members:
             if site not in stay:
-                for one in (site, *at.left.below(site)):
-                    at.part(one)
-                    at.renumbered.add(one)
-        for site, other in moved:
-            at.pair(
-                site, other, ORDER, f"the numbers contradict the content: {at.why(site, other)}"
+                for inner in (site, *pairing.reference.below(site)):
+                    pairing.part(inner)
+                    pairing.renumbered.add(inner)
+        for site, partner in moved:
+            pairing.pair(
+                site,
+                partner,
+                ORDER,
+                f"the numbers contradict the content: {pairing.why(site, partner)}",
             )
-            _below(at, site, other)
+            _below(pairing, site, partner)
 
 
 def _operators(sites: Sites, among: list[int]) -> set[str]:
     return {sites.first[s].op_type for s in among if sites.first[s].kind == "operator"}
 
 
-def _other_operator(at: SitePairing, site: int, other: int, both: set[str]) -> bool:
+def _other_operator(pairing: SitePairing, site: int, partner: int, shared: set[str]) -> bool:
     """Are these two different operators, each of which the other's list has as well?"""
-    one, two = at.left.first[site].op_type, at.right.first[other].op_type
-    return one != two and one in both and two in both
+    a, b = pairing.reference.first[site].op_type, pairing.target.first[partner].op_type
+    return a != b and a in shared and b in shared
 
 
-def _below(at: SitePairing, site: int, other: int) -> None:
+def _below(pairing: SitePairing, site: int, partner: int) -> None:
     """Pair what two partners call by its name inside them."""
-    todo = [(site, other)]
+    todo = [(site, partner)]
     while todo:
         a, b = todo.pop()
-        ours = {_inside(at, at.left, k, a): k for k in at.left.kids.get(a, ()) if k not in at.face}
-        for o in at.right.kids.get(b, ()):
-            k = ours.get(_inside(at, at.right, o, b))
-            if k is not None and k not in at.face and o not in at.back:
-                evidence = f"the same name inside {at.left.name(a)} and {at.right.name(b)}"
-                at.pair(k, o, ORDER, "; ".join(filter(None, (evidence, at.classes(k, o)))))
+        by_name = {
+            _inside(pairing, pairing.reference, k, a): k
+            for k in pairing.reference.kids.get(a, ())
+            if k not in pairing.partners
+        }
+        for o in pairing.target.kids.get(b, ()):
+            k = by_name.get(_inside(pairing, pairing.target, o, b))
+            if k is not None and k not in pairing.partners and o not in pairing.back:
+                evidence = (
+                    f"the same name inside {pairing.reference.name(a)} and {pairing.target.name(b)}"
+                )
+                pairing.pair(
+                    k, o, ORDER, "; ".join(filter(None, (evidence, pairing.classes(k, o))))
+                )
                 todo.append((k, o))
 
 
-def _inside(at: SitePairing, sites: Sites, site: int, parent: int) -> Hashable:
+def _inside(pairing: SitePairing, sites: Sites, site: int, parent: int) -> Hashable:
     """A site's name inside its parent."""
     key, above = sites.keys[site], sites.keys[parent].scope
     scope = (
         key.scope[len(above) + 1 :] if above and key.scope.startswith(f"{above}.") else key.scope
     )
-    return at.lane(sites, site), normal_scope(scope), key.op, key.occurrence
+    return pairing.lane(sites, site), normal_scope(scope), key.op, key.occurrence
 
 
-def _numbered(at: SitePairing) -> list[tuple[list[int], list[int]]]:
+def _numbered(pairing: SitePairing) -> list[tuple[list[int], list[int]]]:
     """Lists of siblings that differ by a number only, below paired parents: layers.0, layers.1,
     ...
     """
     out = []
-    for site, other in [(-1, -1), *((s, f.other) for s, f in list(at.face.items()))]:
-        kids, others = at.left.kids.get(site, ()), at.right.kids.get(other, ())
+    for site, partner in pairing.parents():
+        kids, others = pairing.reference.kids.get(site, ()), pairing.target.kids.get(partner, ())
         if not kids or not others or (len(kids) == 1 and len(others) == 1):
             continue
-        ours, theirs = (
-            grouped((_list(at, sites, k), k) for k in members)
-            for sites, members in ((at.left, kids), (at.right, others))
+        lists, target_lists = (
+            grouped((_list(pairing, sites, k), k) for k in members)
+            for sites, members in ((pairing.reference, kids), (pairing.target, others))
         )
-        for name, members in ours.items():
-            across = Counter(_list(at, at.right, at.face[k].other) for k in members if k in at.face)
-            found = theirs.get(across.most_common(1)[0][0] if across else name, ())
-            if found and len(members) + len(found) > 2:
-                out.append((members, found))
+        for name, members in lists.items():
+            across = Counter(
+                _list(pairing, pairing.target, pairing.partners[k].site)
+                for k in members
+                if k in pairing.partners
+            )
+            target_members = target_lists.get(across.most_common(1)[0][0] if across else name, ())
+            if target_members and len(members) + len(target_members) > 2:
+                out.append((members, target_members))
     return out
 
 
-def _list(at: SitePairing, sites: Sites, site: int) -> Hashable:
+def _list(pairing: SitePairing, sites: Sites, site: int) -> Hashable:
     """What the siblings in one numbered list have in common."""
     key = sites.keys[site]
-    return at.lane(sites, site), starred(normal_scope(key.scope)), key.op, key.occurrence
+    return pairing.lane(sites, site), starred(normal_scope(key.scope)), key.op, key.occurrence

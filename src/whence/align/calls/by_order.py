@@ -1,8 +1,8 @@
 """One module called several times in a step, more often in one run than in the other: which of its
-calls is the one too many?
+calls has no partner?
 
-Where the numbers of calls agree, the k-th is paired with the k-th. Else the neighbours decide: what
-ran before and after, under which parent, with which output.
+Where the counts agree, the k-th call is paired with the k-th. Else the neighbours decide: what ran
+before and after, under which parent, with which output.
 """
 
 from __future__ import annotations
@@ -26,55 +26,45 @@ _NEIGHBOUR = 2.0
 _LONGEST = 2000
 
 
-def realign(at: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
+def realign(pairing: SitePairing, pairs: Pairs) -> dict[int, tuple[int, ...]]:
     """Correct pairs (call of the reference -> call of the target, rule, evidence) in place. Returns
     calls that several fit equally.
     """
-    if not any(key.occurrence for sites in (at.left, at.right) for key in sites.keys):
+    reference, target = pairing.reference, pairing.target
+    if not any(key.occurrence for sites in (reference, target) for key in sites.keys):
         return {}
-    left, right = _repeats(at.left), _repeats(at.right)
-    family_of = {c: k for k, calls in right.items() for c in calls}
+    repeats, target_repeats = _repeats(reference), _repeats(target)
+    family_of = {c: k for k, calls in target_repeats.items() for c in calls}
     doubtful: dict[int, tuple[int, ...]] = {}
     neighbours: tuple[_Neighbours, _Neighbours] | None = None
     back = {b: a for a, (b, _, _) in pairs.items()}
-    for calls in left.values():
+    for calls in repeats.values():
         across = {family_of[pairs[c][0]] for c in calls if c in pairs}
-        if len(across) != 1 or at.left.site_of[calls[0]] in at.counted:
+        if len(across) != 1 or reference.site_of[calls[0]] in pairing.counted:
             continue
-        others = right[across.pop()]
-        if (
-            len(calls) == len(others)
-            or max(len(calls), len(others)) < 2
-            or max(len(calls), len(others)) > _LONGEST
-        ):
+        others = target_repeats[across.pop()]
+        if len(calls) == len(others) or not 2 <= max(len(calls), len(others)) <= _LONGEST:
             continue
         if any(c in back and back[c] not in calls for c in others):
             continue
-        neighbours = neighbours or (_Neighbours(at.left), _Neighbours(at.right))
+        neighbours = neighbours or (_Neighbours(reference), _Neighbours(target))
         old = {c: pairs.pop(c) for c in calls if c in pairs}
-        table = _table(calls, others, at, neighbours, pairs)
-        found = align(table, call_sequences.LEAST)
-        for i, j, _ in found.pairs:
-            kept = old.get(calls[i])
-            same = kept is not None and kept[0] == others[j]
-            pairs[calls[i]] = (
-                kept
-                if same and kept
-                else (
-                    others[j],
-                    ORDER,
-                    "called more often in one run; neighbours and outputs agree",
-                )
-            )
-        for i, js in found.doubtful:
-            kept = old.get(calls[i])
-            if kept is not None and kept[1] == EXACT and kept[0] in {others[j] for j in js}:
-                pairs[calls[i]] = kept
+        table = _table(calls, others, pairing, neighbours, pairs)
+        aligned = align(table, call_sequences.LEAST)
+        for i, j, _ in aligned.pairs:
+            former = old.get(calls[i])
+            evidence = "called more often in one run; neighbours and outputs agree"
+            is_old = former is not None and former[0] == others[j]
+            pairs[calls[i]] = former if former and is_old else (others[j], ORDER, evidence)
+        for i, js in aligned.doubtful:
+            former = old.get(calls[i])
+            if former is not None and former[1] == EXACT and former[0] in {others[j] for j in js}:
+                pairs[calls[i]] = former
             else:
                 doubtful[calls[i]] = tuple(others[j] for j in js)
-    taken = {b for b, _, _ in pairs.values()}
-    still = {a: tuple(b for b in bs if b not in taken) for a, bs in doubtful.items()}
-    return {a: bs for a, bs in still.items() if bs}
+    used = {b for b, _, _ in pairs.values()}
+    open_ = {a: tuple(b for b in bs if b not in used) for a, bs in doubtful.items()}
+    return {a: bs for a, bs in open_.items() if bs}
 
 
 def _repeats(sites: Sites) -> dict[Hashable, list[int]]:
@@ -90,51 +80,47 @@ class _Neighbours:
     """The siblings before and after a call that are of another module."""
 
     def __init__(self, sites: Sites) -> None:
-        self._calls, self._kids, self._site_of, self._keys = (
-            sites.calls,
-            children(sites.calls),
-            sites.site_of,
-            sites.keys,
-        )
+        self._sites, self._calls = sites, sites.calls
+        self._kids = children(sites.calls)
 
     def of(self, call: int) -> tuple[int, int, int]:
         """(parent, before, after), each -1 where there is none."""
-        parent = self._calls[call].parent
+        calls, parent = self._calls, self._calls[call].parent
         kids = self._kids[parent]
-        at = bisect.bisect_left(kids, self._calls[call].order, key=lambda k: self._calls[k].order)
-        before = next(
-            (k for k in reversed(kids[max(at - 50, 0) : at]) if not self._same(k, call)), -1
-        )
-        after = next((k for k in kids[at + 1 : at + 50] if not self._same(k, call)), -1)
-        return parent, before, after
+        index = bisect.bisect_left(kids, calls[call].order, key=lambda k: calls[k].order)
+        nearest = [
+            next((k for k in siblings if self._module(k) != self._module(call)), -1)
+            for siblings in (kids[max(index - 50, 0) : index][::-1], kids[index + 1 : index + 50])
+        ]
+        return parent, nearest[0], nearest[1]
 
-    def _same(self, one: int, other: int) -> bool:
-        a, b = self._keys[self._site_of[one]], self._keys[self._site_of[other]]
-        return a.scope == b.scope and a.op == b.op
+    def _module(self, call: int) -> tuple[str, str]:
+        key = self._sites.keys[self._sites.site_of[call]]
+        return key.scope, key.op
 
 
 def _table(
-    mine: list[int],
-    theirs: list[int],
-    at: SitePairing,
+    calls: list[int],
+    others: list[int],
+    pairing: SitePairing,
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
 ) -> Scores:
     """How well each call fits each: outputs, and neighbours that are paired; -inf below
     parents that do not.
     """
-    a = [at.ours.of_call(at.left.calls[c]) for c in mine]
-    b = [at.theirs.of_call(at.right.calls[c]) for c in theirs]
+    a = [pairing.features.of_call(pairing.reference.calls[c]) for c in calls]
+    b = [pairing.target_features.of_call(pairing.target.calls[c]) for c in others]
     table = call_sequences.scores(a, b, lambda _: "")
-    ours, others = [around[0].of(c) for c in mine], [around[1].of(c) for c in theirs]
+    near, near_across = [around[0].of(c) for c in calls], [around[1].of(c) for c in others]
     for place in range(3):
-        across = np.array([pairs[o[place]][0] if o[place] in pairs else -2 for o in ours])[:, None]
-        there = np.array([o[place] for o in others])[None, :]
+        across = np.array([pairs[o[place]][0] if o[place] in pairs else -2 for o in near])[:, None]
+        opposite = np.array([o[place] for o in near_across])[None, :]
         if place == 0:
-            table = np.where((across >= 0) & (across != there), -np.inf, table)
+            table = np.where((across >= 0) & (across != opposite), -np.inf, table)
         else:
-            end = (np.array([o[place] for o in ours]) == -1)[:, None] & (there == -1)
-            table = table + _NEIGHBOUR * ((across == there) | end)
+            end = (np.array([o[place] for o in near]) == -1)[:, None] & (opposite == -1)
+            table = table + _NEIGHBOUR * ((across == opposite) | end)
     return table
 
 
@@ -142,38 +128,41 @@ def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
     """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or
     output shapes, or the counts.
     """
-    left, right = (
+    calls, others = (
         sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target)
     )
-    for line, (a, b) in enumerate(zip(left, right)):
+    for line, (a, b) in enumerate(zip(calls, others)):
         why = _disagree(a, b, reference, target)
         if why:
-            counts = "" if len(left) == len(right) else f" ({len(left)} calls against {len(right)})"
+            counts = (
+                "" if len(calls) == len(others) else f" ({len(calls)} calls against {len(others)})"
+            )
             raise UsageError(
                 f"match order: line {line} disagrees{counts}: reference {_name(a)} "
                 f"{_few(_shapes(a, reference))}, "
                 f"target {_name(b)} {_few(_shapes(b, target))}: {why}; match auto aligns runs "
                 "with inserted or removed calls"
             )
-    if len(left) != len(right):
-        side, run, rest = (
-            ("reference", reference, left[len(right) :])
-            if len(left) > len(right)
-            else ("target", target, right[len(left) :])
+    if len(calls) != len(others):
+        side, run, extra = (
+            ("reference", reference, calls[len(others) :])
+            if len(calls) > len(others)
+            else ("target", target, others[len(calls) :])
         )
         raise UsageError(
-            f"match order: {len(left)} calls against {len(right)}; only {side} has "
-            f"{_name(rest[0])} {_few(_shapes(rest[0], run))} at line "
-            f"{min(len(left), len(right))}; match auto aligns runs with inserted or removed calls"
+            f"match order: {len(calls)} calls against {len(others)}; only {side} has "
+            f"{_name(extra[0])} {_few(_shapes(extra[0], run))} at line "
+            f"{min(len(calls), len(others))}; match auto aligns runs with inserted or "
+            "removed calls"
         )
-    return list(zip(left, right))
+    return list(zip(calls, others))
 
 
 def _disagree(a: Call, b: Call, reference: Run, target: Run) -> str:
     if a.kind != b.kind or a.phase != b.phase:
         return f"{a.phase} {a.kind} against {b.phase} {b.kind}"
-    one, two = family(a.op_type), family(b.op_type)
-    if one and two and one != two:
+    family_a, family_b = family(a.op_type), family(b.op_type)
+    if family_a and family_b and family_a != family_b:
         return "another kind of operator"
     return "other output shapes" if _shapes(a, reference) != _shapes(b, target) else ""
 
@@ -189,42 +178,37 @@ def _shapes(call: Call, run: Run) -> str:
 
 
 def _few(shapes: str) -> str:
-    found = shapes.split("] ")
-    return shapes if len(found) <= 3 else "] ".join(found[:3]) + f"] and {len(found) - 3} more"
+    parts = shapes.split("] ")
+    return shapes if len(parts) <= 3 else "] ".join(parts[:3]) + f"] and {len(parts) - 3} more"
 
 
-def counted(at: SitePairing) -> None:
+def counted(pairing: SitePairing) -> None:
     """Operators below paired parents, where a name is called more often on one side: aligned as one
-    sequence, counters given up.
+    sequence, whatever their counters.
 
-    One call more shifts every later call of that name against the other run, and with it what
-    stands beside them; only the whole sequence (kinds, shapes, parameters, outputs) shows where it
-    came in.
+    One call more shifts every later call of that name against the other run; only the whole
+    sequence (kinds, shapes, parameters, outputs) shows where it came in.
     """
-    for site, other in [(-1, -1), *((s, f.other) for s, f in list(at.face.items()))]:
-        ours, theirs = (
-            _operators(at.left, at.left.kids.get(site, ())),
-            _operators(at.right, at.right.kids.get(other, ())),
-        )
-        for lane in dict.fromkeys(at.lane(at.left, s) for s in ours):
-            mine = [s for s in ours if at.lane(at.left, s) == lane]
-            his = [o for o in theirs if at.lane(at.right, o) == lane]
-            if _shifted(at, mine, his):
-                _sequence(at, mine, his)
+    for site, partner in pairing.parents():
+        operators = _operators(pairing.reference, site)
+        for members, others in pairing.by_lane(operators, _operators(pairing.target, partner)):
+            if _shifted(pairing, members, others):
+                _sequence(pairing, members, others)
 
 
-def _operators(sites: Sites, kids: Sequence[int]) -> list[int]:
+def _operators(sites: Sites, parent: int) -> list[int]:
+    kids = sites.kids.get(parent, ())
     return [s for s in kids if sites.first[s].kind == "operator" and s not in sites.kids]
 
 
-def _shifted(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
+def _shifted(pairing: SitePairing, members: Sequence[int], others: Sequence[int]) -> bool:
     """Is a name that is called several times called more often on one side?"""
-    ours, others = (
-        Counter(_counted_as(sites, s) for s in found)
-        for sites, found in ((at.left, mine), (at.right, theirs))
-    )
+    counts = Counter(_counted_as(pairing.reference, s) for s in members)
+    across = Counter(_counted_as(pairing.target, s) for s in others)
     return any(
-        n != others[name] and max(n, others[name]) > 1 for name, n in ours.items() if name in others
+        n != across[name] and max(n, across[name]) > 1
+        for name, n in counts.items()
+        if name in across
     )
 
 
@@ -233,23 +217,20 @@ def _counted_as(sites: Sites, site: int) -> Hashable:
     return key.scope, key.op
 
 
-def _sequence(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> None:
-    for site in mine:
-        at.part(site)
-        at.counted.add(site)
-    for other in theirs:
-        if other in at.back:
-            at.part(at.back[other])
-    found = call_sequences.sequence(at.ours.many(mine), at.theirs.many(theirs), at.word)
-    for i, j, _ in found.pairs:
-        a, b = at.left.keys[mine[i]], at.right.keys[theirs[j]]
-        moved = (
-            ""
-            if a.occurrence == b.occurrence
-            else f"call {a.occurrence} of its name against call {b.occurrence}"
-        )
-        at.pair(
-            mine[i], theirs[j], ORDER, ", ".join(filter(None, (moved, at.why(mine[i], theirs[j]))))
-        )
-    for i, others in found.doubtful:
-        at.doubtful[mine[i]] = [theirs[j] for j in others]
+def _sequence(pairing: SitePairing, members: Sequence[int], others: Sequence[int]) -> None:
+    for site in members:
+        pairing.part(site)
+        pairing.counted.add(site)
+    for partner in others:
+        if partner in pairing.back:
+            pairing.part(pairing.back[partner])
+    a, b = pairing.features.many(members), pairing.target_features.many(others)
+    aligned = call_sequences.sequence(a, b, pairing.word)
+    for i, j, _ in aligned.pairs:
+        site, partner = members[i], others[j]
+        k, n = (pairing.reference.keys[site].occurrence, pairing.target.keys[partner].occurrence)
+        moved = "" if k == n else f"call {k} of its name against call {n}"
+        evidence = ", ".join(filter(None, (moved, pairing.why(site, partner))))
+        pairing.pair(site, partner, ORDER, evidence)
+    for i, js in aligned.doubtful:
+        pairing.doubtful[members[i]] = [others[j] for j in js]

@@ -13,7 +13,7 @@ from whence.align.call_sites import Sites
 from whence.align.calls import call_sequences
 from whence.align.calls.fingerprints import Feature, distance
 from whence.align.calls.sequence_alignment import longest_increasing
-from whence.align.calls.site_pairing import CONTENT, ORDER, SitePairing, alone
+from whence.align.calls.site_pairing import CONTENT, ORDER, SitePairing, unique_contents
 from whence.align.module_names import likeness, starred
 
 _NEAR_OUTPUT = 0.1
@@ -22,211 +22,202 @@ _BY_FAR = 10.0
 _CROSSINGS = 200
 
 
-def structure(at: SitePairing) -> None:
+def structure(pairing: SitePairing) -> None:
     """Children of paired parents, in the order in which they ran; from the roots down."""
-    todo = [(-1, -1), *((s, f.other) for s, f in at.face.items())]
+    todo = pairing.parents()
     while todo:
-        site, other = todo.pop()
-        new = _children(at, at.left.kids.get(site, ()), at.right.kids.get(other, ()))
-        todo += [(s, at.face[s].other) for s in new]
+        site, partner = todo.pop()
+        new = _children(
+            pairing, pairing.reference.kids.get(site, ()), pairing.target.kids.get(partner, ())
+        )
+        todo += [(s, pairing.partners[s].site) for s in new]
 
 
-def _children(at: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
-    if all(k in at.face for k in kids) or all(o in at.back for o in others):
+def _children(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+    if all(k in pairing.partners for k in kids) or all(o in pairing.back for o in others):
         return []
     new: list[int] = []
-    lanes = dict.fromkeys(at.lane(at.left, k) for k in kids)
-    for lane in lanes:
-        mine = [k for k in kids if at.lane(at.left, k) == lane]
-        theirs = [o for o in others if at.lane(at.right, o) == lane]
-        new += _parallel(at, mine, theirs)
-        new += _between(at, mine, theirs, ORDER)
+    for members, others_of_lane in pairing.by_lane(kids, others):
+        new += _parallel(pairing, members, others_of_lane)
+        new += _between(pairing, members, others_of_lane, ORDER)
     return new
 
 
-def _parallel(at: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
+def _parallel(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
     """Siblings that read the same tensors run in any order: parameters say which is which, equal
     ones or the nearest by far.
     """
-    mine = [k for k in kids if k not in at.face]
-    theirs = [o for o in others if o not in at.back]
-    if len(mine) > _CROSSINGS or len(theirs) > _CROSSINGS:
+    free = [k for k in kids if k not in pairing.partners]
+    free_across = [o for o in others if o not in pairing.back]
+    if len(free) > _CROSSINGS or len(free_across) > _CROSSINGS:
         return []
-    a, b = alone(mine, at.ours), alone(theirs, at.theirs)
-    row, column = {k: i for i, k in enumerate(mine)}, {o: j for j, o in enumerate(theirs)}
+    features, across = pairing.features, pairing.target_features
+    a, b = unique_contents(free, features), unique_contents(free_across, across)
+    row, column = {k: i for i, k in enumerate(free)}, {o: j for j, o in enumerate(free_across)}
     equal = [(row[s], column[b[c]]) for c, s in a.items() if c in b]
-    found = sorted({*equal, *_nearest(at, mine, theirs, equal)})
-    crossing = [(p, q) for k, p in enumerate(found) for q in found[k + 1 :] if q[1] < p[1]]
+    nearest = _nearest(features.many(free), across.many(free_across), equal)
+    matches = [(free[i], free_across[j]) for i, j in sorted({*equal, *nearest})]
+    crossing = [
+        (p, q)
+        for k, p in enumerate(matches)
+        for q in matches[k + 1 :]
+        if column[q[1]] < column[p[1]]
+    ]
     if not crossing or not all(
-        at.ours.inputs(mine[p[0]]) == at.ours.inputs(mine[q[0]]) != ()
-        and at.theirs.inputs(theirs[p[1]]) == at.theirs.inputs(theirs[q[1]])
+        features.inputs(p[0]) == features.inputs(q[0]) != ()
+        and across.inputs(p[1]) == across.inputs(q[1])
         for p, q in crossing
     ):
         return []
-    involved = dict.fromkeys(p for both in crossing for p in both)
-    for i, j in involved:
-        at.pair(mine[i], theirs[j], CONTENT, f"{at.why(mine[i], theirs[j])}; run in another order")
-    return [mine[i] for i, _ in involved]
+    involved = dict.fromkeys(p for crossed in crossing for p in crossed)
+    for site, partner in involved:
+        evidence = f"{pairing.why(site, partner)}; run in another order"
+        pairing.pair(site, partner, CONTENT, evidence)
+    return [site for site, _ in involved]
 
 
 def _nearest(
-    at: SitePairing, mine: Sequence[int], theirs: Sequence[int], equal: Sequence[tuple[int, int]]
+    features: Sequence[Feature], across: Sequence[Feature], equal: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Pairs (place in mine, in theirs) whose parameters are by far the nearest either way: in
-    another dtype no two are equal.
+    """Positions whose parameters are by far the nearest either way: in another dtype no two are
+    equal.
     """
-    rows = [i for i in range(len(mine)) if i not in {p for p, _ in equal}]
-    columns = [j for j in range(len(theirs)) if j not in {p for _, p in equal}]
+    rows = [i for i in range(len(features)) if i not in {p for p, _ in equal}]
+    columns = [j for j in range(len(across)) if j not in {p for _, p in equal}]
     if not rows or not columns:
         return []
-    apart = distance(
-        [at.ours[mine[i]].moments for i in rows], [at.theirs[theirs[j]].moments for j in columns]
-    )
-    shapes = [
-        [at.ours[mine[i]].shapes == at.theirs[theirs[j]].shapes for j in columns] for i in rows
-    ]
-    apart = np.where(shapes, apart, np.inf)
-    found = []
+    distances = distance([features[i].moments for i in rows], [across[j].moments for j in columns])
+    shapes = [[features[i].shapes == across[j].shapes for j in columns] for i in rows]
+    distances = np.where(shapes, distances, np.inf)
+    out = []
     for x, i in enumerate(rows):
-        y = int(np.argmin(apart[x]))
-        rest = min([*np.delete(apart[x], y), *np.delete(apart[:, y], x)], default=np.inf)
-        if apart[x, y] < _NEAR_MOMENTS and rest > _BY_FAR * apart[x, y]:
-            found.append((i, columns[y]))
-    return found
+        y = int(np.argmin(distances[x]))
+        second = min([*np.delete(distances[x], y), *np.delete(distances[:, y], x)], default=np.inf)
+        if distances[x, y] < _NEAR_MOMENTS and second > _BY_FAR * distances[x, y]:
+            out.append((i, columns[y]))
+    return out
 
 
-def _between(at: SitePairing, mine: Sequence[int], theirs: Sequence[int], rule: str) -> list[int]:
-    """Align what lies between pairs that are already there, so far as these keep the order."""
-    to = {o: j for j, o in enumerate(theirs)}
-    there = [
-        (i, to[at.face[k].other])
-        for i, k in enumerate(mine)
-        if k in at.face and at.face[k].other in to
-    ]
+def _between(
+    pairing: SitePairing, sites: Sequence[int], others: Sequence[int], rule: str
+) -> list[int]:
+    """Align the sites between those that are paired already, as far as these keep the order."""
+    partners = pairing.partners
+    to = {o: j for j, o in enumerate(others)}
+    sites_across = ((i, partners[k].site) for i, k in enumerate(sites) if k in partners)
+    paired = [(i, to[o]) for i, o in sites_across if o in to]
     new: list[int] = []
-    named = at.shared_names is not None
+    named = pairing.shared_names is not None
     i0 = j0 = 0
-    for i, j in [*longest_increasing(there), (len(mine), len(theirs))]:
-        a = [k for k in mine[i0:i] if k not in at.face]
-        b = [o for o in theirs[j0:j] if o not in at.back]
+    for i, j in [*longest_increasing(paired), (len(sites), len(others))]:
+        a = [k for k in sites[i0:i] if k not in pairing.partners]
+        b = [o for o in others[j0:j] if o not in pairing.back]
         if a and b:
-            found = call_sequences.sequence(
-                _translated(at, a), at.theirs.many(b), at.word, named=named
+            aligned = call_sequences.sequence(
+                _translated(pairing, a), pairing.target_features.many(b), pairing.word, named=named
             )
-            for x, y, _ in found.pairs:
-                if not (named and _elsewhere(at, a[x], b[y])):
-                    at.pair(a[x], b[y], rule, at.why(a[x], b[y]))
+            for x, y, _ in aligned.pairs:
+                if not (named and _elsewhere(pairing, a[x], b[y])):
+                    pairing.pair(a[x], b[y], rule, pairing.why(a[x], b[y]))
                     new.append(a[x])
-            for x, ys in found.doubtful:
-                at.doubtful[a[x]] = [b[y] for y in ys]
-            if not named and not found.pairs and not found.doubtful and _same_forms(at, a, b):
+            for x, ys in aligned.doubtful:
+                pairing.doubtful[a[x]] = [b[y] for y in ys]
+            nothing = not aligned.pairs and not aligned.doubtful
+            if nothing and not named and _same_forms(pairing, a, b):
                 for x, y in zip(a, b):
-                    at.pair(
-                        x,
-                        y,
-                        rule,
-                        ", ".join(filter(None, (at.why(x, y), "nothing else between partners"))),
-                    )
+                    words = filter(None, (pairing.why(x, y), "nothing else between partners"))
+                    pairing.pair(x, y, rule, ", ".join(words))
                 new += a
         i0, j0 = i + 1, j + 1
     return new
 
 
-def _elsewhere(at: SitePairing, site: int, other: int) -> bool:
-    """Does the name of one of the two stand across under the same name in other layers? Then this
-    one was left out, not renamed.
+def _elsewhere(pairing: SitePairing, site: int, partner: int) -> bool:
+    """Do other layers pair the name of one of the two with the same name? Then this one was left
+    out, not renamed.
     """
-    mine, theirs = starred(at.left.keys[site].scope), starred(at.right.keys[other].scope)
-    if (
-        mine == theirs
-        or likeness(at.left.word(site), at.right.word(other)) >= 0.5
-        or at.tells(site, other)
-    ):
+    reference, target = pairing.reference, pairing.target
+    names = {starred(reference.keys[site].scope), starred(target.keys[partner].scope)}
+    alike = likeness(reference.word(site), target.word(partner)) >= 0.5
+    if len(names) == 1 or alike or pairing.tells(site, partner):
         return False
-    return not {mine, theirs}.isdisjoint(at.shared_names or ())
+    return not names.isdisjoint(pairing.shared_names or ())
 
 
-def _same_forms(at: SitePairing, mine: Sequence[int], theirs: Sequence[int]) -> bool:
+def _same_forms(pairing: SitePairing, sites: Sequence[int], others: Sequence[int]) -> bool:
     """Are these as many calls of the same forms, the outputs of several also near each other?"""
-    if len(mine) != len(theirs):
+    if len(sites) != len(others):
         return False
-    for x, y in zip(mine, theirs):
-        a, b = at.ours[x], at.theirs[y]
+    for x, y in zip(sites, others):
+        a, b = pairing.features[x], pairing.target_features[y]
         if not (
             a.out == b.out != 0
             and a.shapes == b.shapes
             and a.container == b.container
-            and at.fits(x, y)
+            and pairing.fits(x, y)
         ):
             return False
-        if len(mine) > 1 and distance([a.out_moments], [b.out_moments])[0, 0] > _NEAR_OUTPUT:
+        if len(sites) > 1 and distance([a.out_moments], [b.out_moments])[0, 0] > _NEAR_OUTPUT:
             return False
     return True
 
 
-def _translated(at: SitePairing, sites: Sequence[int]) -> list[Feature]:
-    """Features with the classes that, wherever a class was paired so far, stood across."""
-    return [f._replace(kind=at.classes_across.get(f.kind, f.kind)) for f in at.ours.many(sites)]
+def _translated(pairing: SitePairing, sites: Sequence[int]) -> list[Feature]:
+    """Features with the target's classes in place of the reference's."""
+    classes = pairing.classes_across
+    return [f._replace(kind=classes.get(f.kind, f.kind)) for f in pairing.features.many(sites)]
 
 
-def learn(at: SitePairing) -> None:
-    """Which class of the target stands for which of the reference, by the pairs there are."""
+def learn(pairing: SitePairing) -> None:
+    """Note which class of the target stands for which of the reference, by the pairs so far."""
     across: dict[int, set[int]] = defaultdict(set)
-    for site, face in at.face.items():
-        a, b = at.ours[site].kind, at.theirs[face.other].kind
+    for site, partner in pairing.partners.items():
+        a, b = pairing.features[site].kind, pairing.target_features[partner.site].kind
         if a and b:
             across[a].add(b)
-    at.classes_across = {a: next(iter(b)) for a, b in across.items() if len(b) == 1}
+    pairing.classes_across = {a: next(iter(b)) for a, b in across.items() if len(b) == 1}
 
 
-def leaves(at: SitePairing) -> None:
-    """Where the modules are nested otherwise: the calls that call no other, in the order in which
+def leaves(pairing: SitePairing) -> None:
+    """Where the modules are nested differently: the calls that call no other, in the order in which
     they ran.
     """
-    mine, theirs = at.free()
-    if not mine or not theirs:
+    free, others = pairing.free()
+    if not free or not others:
         return
-    ours, others = at.left.leaves(), at.right.leaves()
-    for lane in dict.fromkeys(at.lane(at.left, s) for s in mine):
-        _between(
-            at,
-            [s for s in ours if at.lane(at.left, s) == lane],
-            [o for o in others if at.lane(at.right, o) == lane],
-            ORDER,
-        )
+    for sites, across in pairing.by_lane(pairing.reference.leaves(), pairing.target.leaves()):
+        _between(pairing, sites, across, ORDER)
 
 
-def containers(at: SitePairing) -> None:
-    """Modules whose insides are paired: the one that holds most of what faces what is inside,
-    and little else.
+def containers(pairing: SitePairing) -> None:
+    """Pair a module with the one that holds most of the partners of the leaves in it, and little
+    else.
     """
-    weigh_left, weigh_right = _weights(at.left), _weights(at.right)
+    weights, across = _weights(pairing.reference), _weights(pairing.target)
     common: dict[int, Counter[int]] = defaultdict(Counter)
-    for site, face in at.face.items():
-        if site in at.left.kids:
+    for site, partner in pairing.partners.items():
+        if site in pairing.reference.kids:
             continue
-        above = _above(at.right, face.other)
-        for one in _above(at.left, site):
-            if one not in at.face:
-                common[one].update(above)
-    for site in sorted(common, key=lambda s: weigh_left[s]):
-        found = [
-            (2 * n / (weigh_left[site] + weigh_right[o]), o)
+        above = _above(pairing.target, partner.site)
+        for ancestor in _above(pairing.reference, site):
+            if ancestor not in pairing.partners:
+                common[ancestor].update(above)
+    for site in sorted(common, key=lambda s: weights[s]):
+        candidates = [
+            (2 * n / (weights[site] + across[o]), o)
             for o, n in common[site].items()
-            if o not in at.back
-            and at.lane(at.left, site) == at.lane(at.right, o)
-            and not at.contradict(site, o)
+            if o not in pairing.back
+            and pairing.lane(pairing.reference, site) == pairing.lane(pairing.target, o)
+            and not pairing.contradict(site, o)
         ]
-        if not found or (best := max(found)[0]) < 0.5:
+        if not candidates or (best := max(candidates)[0]) < 0.5:
             continue
-        top = [o for share, o in found if share == best]
+        top = [o for share, o in candidates if share == best]
         if len(top) > 1:  # a chain of modules with one child each
-            alike = [
-                call_sequences.scores([at.ours[site]], [at.theirs[o]], at.word)[0, 0] for o in top
-            ]
-            top = [o for o, s in zip(top, alike) if s == max(alike)]
+            scores = [pairing.score(site, o) for o in top]
+            top = [o for o, s in zip(top, scores) if s == max(scores)]
         if len(top) == 1:
-            at.pair(site, top[0], ORDER, f"{best:.0%} of what they call faces each other")
+            pairing.pair(site, top[0], ORDER, f"{best:.0%} of what they call faces each other")
 
 
 def _above(sites: Sites, site: int) -> list[int]:
@@ -241,6 +232,6 @@ def _weights(sites: Sites) -> list[int]:
     out = [0] * len(sites)
     for site in range(len(sites)):
         if site not in sites.kids:
-            for one in _above(sites, site):
-                out[one] += 1
+            for ancestor in _above(sites, site):
+                out[ancestor] += 1
     return out

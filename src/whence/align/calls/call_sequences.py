@@ -32,7 +32,7 @@ def _column(features: Sequence[Feature], name: str) -> np.ndarray[Any, Any]:
 
 
 def scores(
-    left: Sequence[Feature], right: Sequence[Feature], words: Words, *, named: bool = False
+    reference: Sequence[Feature], target: Sequence[Feature], words: Words, *, named: bool = False
 ) -> Scores:
     """How well each call of the left fits each of the right: (n, m) float64, -inf where one cannot
     be the other.
@@ -43,9 +43,9 @@ def scores(
 
     def same(name: str) -> tuple[Bools, Bools]:
         """(equal and known, known on both sides)."""
-        a, b = _column(left, name)[:, None], _column(right, name)[None, :]
-        known = (a > 0) & (b > 0)
-        return (a == b) & known, known
+        a, b = _column(reference, name)[:, None], _column(target, name)[None, :]
+        both_known = (a > 0) & (b > 0)
+        return (a == b) & both_known, both_known
 
     kind, _ = same("kind")
     fam, fam_known = same("family")
@@ -53,9 +53,9 @@ def scores(
     content, content_known = same("content")
     out, out_known = same("out")
     out_hash, _ = same("out_hash")
-    bare = (_column(left, "shapes")[:, None] == 0) & (_column(right, "shapes")[None, :] == 0)
-    box_a = _column(left, "container")[:, None] > 0
-    box_b = _column(right, "container")[None, :] > 0
+    bare = (_column(reference, "shapes")[:, None] == 0) & (_column(target, "shapes")[None, :] == 0)
+    box_a = _column(reference, "container")[:, None] > 0
+    box_b = _column(target, "container")[None, :] > 0
     boxes = box_a & box_b
     layout = boxes & same("layout")[0]
     total = np.where(kind, KIND, np.where(fam, FAMILY, 0.0))
@@ -67,13 +67,13 @@ def scores(
         + np.where(layout, LAYOUT, 0.0)
         + np.where(box_a != box_b, OTHER_FORM, 0.0)
     )
-    shared = _shared(left, right) if boxes.any() or named else np.zeros(total.shape)
-    close = distance([f.moments for f in left], [f.moments for f in right]) < _CLOSE_MOMENTS
+    shared = _shared(reference, target) if boxes.any() or named else np.zeros(total.shape)
+    close = distance([f.moments for f in reference], [f.moments for f in target]) < _CLOSE_MOMENTS
     total += np.maximum(
         np.where(content & ~boxes, CONTENT, np.where(close, CLOSE, 0.0)), CONTENT * shared * boxes
     )
-    total += OUTPUT * np.where(out_hash, 1.0, _output_nearness(left, right))
-    likenesses = _likenesses(left, right, words)
+    total += OUTPUT * np.where(out_hash, 1.0, _output_nearness(reference, target))
+    likenesses = _likenesses(reference, target, words)
     total += WORD * likenesses
     # Calls known to be of different operator families are different calls, whatever their shapes.
     excluded = fam_known & ~fam & ~(content & content_known)
@@ -82,108 +82,112 @@ def scores(
     excluded |= shapes_known & ~shapes & out_known & ~out & (likenesses < 0.9)
     if named:
         telling = content_known | (
-            np.asarray([bool(f.held) for f in left])[:, None]
-            & np.asarray([bool(f.held) for f in right])
+            np.asarray([bool(f.elements) for f in reference])[:, None]
+            & np.asarray([bool(f.elements) for f in target])
         )
         excluded |= telling & ~content & ~close & (shared < 0.1) & (likenesses < 0.5)
     return np.where(excluded, -np.inf, total)
 
 
-def _output_nearness(left: Sequence[Feature], right: Sequence[Feature]) -> Scores:
+def _output_nearness(reference: Sequence[Feature], target: Sequence[Feature]) -> Scores:
     """1 where the moments of the outputs differ by 1e-7 at most, 0 from 1e-1."""
-    differences = distance([f.out_moments for f in left], [f.out_moments for f in right])
+    differences = distance([f.out_moments for f in reference], [f.out_moments for f in target])
     with np.errstate(divide="ignore"):
         return np.asarray(np.clip((-1.0 - np.log10(differences)) / 6.0, 0.0, 1.0))
 
 
-def _shared(left: Sequence[Feature], right: Sequence[Feature]) -> Scores:
+def _shared(reference: Sequence[Feature], target: Sequence[Feature]) -> Scores:
     """Share of the parameters below that both hold, 0..1."""
     holders: dict[int, list[int]] = {}
-    for j, f in enumerate(right):
-        for element in f.held:
+    for j, f in enumerate(target):
+        for element in f.elements:
             holders.setdefault(element, []).append(j)
-    out = np.zeros((len(left), len(right)))
-    for i, f in enumerate(left):
-        for j, n in Counter(j for element in f.held for j in holders.get(element, ())).items():
-            out[i, j] = n / max(len(f.held), len(right[j].held))
+    out = np.zeros((len(reference), len(target)))
+    for i, f in enumerate(reference):
+        for j, n in Counter(j for element in f.elements for j in holders.get(element, ())).items():
+            out[i, j] = n / max(len(f.elements), len(target[j].elements))
     return out
 
 
-def _likenesses(left: Sequence[Feature], right: Sequence[Feature], words: Words) -> Scores:
+def _likenesses(reference: Sequence[Feature], target: Sequence[Feature], words: Words) -> Scores:
     """Likeness of the names, 0..1."""
-    left_words, a = np.unique([f.word for f in left], return_inverse=True)
-    right_words, b = np.unique([f.word for f in right], return_inverse=True)
-    if len(left_words) * len(right_words) > _WORDS:
-        table = (left_words[:, None] == right_words[None, :]).astype(np.float64)
+    words_a, a = np.unique([f.word for f in reference], return_inverse=True)
+    words_b, b = np.unique([f.word for f in target], return_inverse=True)
+    if len(words_a) * len(words_b) > _WORDS:
+        table = (words_a[:, None] == words_b[None, :]).astype(np.float64)
     else:
-        names = [words(int(k)) for k in right_words]
-        table = np.array([[likeness(words(int(i)), name) for name in names] for i in left_words])
+        names = [words(int(k)) for k in words_b]
+        table = np.array([[likeness(words(int(i)), name) for name in names] for i in words_a])
         # A number says which of many, not what.
-        digits = np.array([words(int(i)).isdigit() for i in left_words])
+        digits = np.array([words(int(i)).isdigit() for i in words_a])
         table[digits] *= 0.25
     return np.asarray(table[a][:, b], dtype=np.float64)
 
 
 def sequence(
-    left: Sequence[Feature], right: Sequence[Feature], words: Words, *, named: bool = False
+    reference: Sequence[Feature], target: Sequence[Feature], words: Words, *, named: bool = False
 ) -> Aligned:
     """Align two sequences of any length. Long ones are cut where a segment occurs once on either
     side.
     """
     pairs: list[tuple[int, int, float]] = []
     doubtful: list[tuple[int, list[int]]] = []
-    todo = [(0, len(left), 0, len(right))]
+    todo = [(0, len(reference), 0, len(target))]
     while todo:
         a, b, c, d = todo.pop()
         if a == b or c == d:
             continue
-        lefts, rights = left[a:b], right[c:d]
-        if _same_sequence(lefts, rights):
-            pairs += [(a + k, c + k, CONTENT + SHAPES) for k in range(len(lefts))]
+        part, target_part = reference[a:b], target[c:d]
+        if _same_sequence(part, target_part):
+            pairs += [(a + k, c + k, CONTENT + SHAPES) for k in range(len(part))]
             continue
-        if len(lefts) * len(rights) <= _CELLS:
-            aligned = align(scores(lefts, rights, words, named=named), LEAST)
+        if len(part) * len(target_part) <= _CELLS:
+            aligned = align(scores(part, target_part, words, named=named), LEAST)
             pairs += [(a + i, c + j, s) for i, j, s in aligned.pairs]
             doubtful += [(a + i, [c + j for j in js]) for i, js in aligned.doubtful]
             continue
-        anchors = _anchors(_tokens(lefts, True), _tokens(rights, True)) or _anchors(
-            _tokens(lefts, False), _tokens(rights, False)
+        anchors = _anchors(_tokens(part, True), _tokens(target_part, True)) or _anchors(
+            _tokens(part, False), _tokens(target_part, False)
         )
         if not anchors:
-            if _tokens(lefts, False) == _tokens(rights, False):
-                pairs += [(a + k, c + k, KIND + OUT) for k in range(len(lefts))]
+            if _tokens(part, False) == _tokens(target_part, False):
+                pairs += [(a + k, c + k, KIND + OUT) for k in range(len(part))]
             continue
         i0, j0 = 0, 0
-        for i, j in [*anchors, (len(lefts), len(rights))]:
+        for i, j in [*anchors, (len(part), len(target_part))]:
             if i > i0 and j > j0:
                 todo.append((a + i0, a + i, c + j0, c + j))
-            if i < len(lefts):
+            if i < len(part):
                 pairs.append((a + i, c + j, KIND + SHAPES))
             i0, j0 = i + 1, j + 1
     return Aligned(sorted(pairs), sorted(doubtful))
 
 
-def _same_sequence(left: Sequence[Feature], right: Sequence[Feature]) -> bool:
+def _same_sequence(reference: Sequence[Feature], target: Sequence[Feature]) -> bool:
     """Do the contents of the parameters say that both are the same calls in the same order?"""
-    if len(left) != len(right):
+    if len(reference) != len(target):
         return False
-    strong = _tokens(left, True)
-    return all(f.content or f.held for f in left if f.shapes) and strong == _tokens(right, True)
+    strong = _tokens(reference, True)
+    return all(f.content or f.elements for f in reference if f.shapes) and strong == _tokens(
+        target, True
+    )
 
 
 def _tokens(features: Sequence[Feature], strong: bool) -> list[tuple[Any, ...]]:
     if strong:
-        return [(f.family or f.kind, f.shapes, f.content, f.held, f.out) for f in features]
+        return [(f.family or f.kind, f.shapes, f.content, f.elements, f.out) for f in features]
     return [(f.family or f.kind, f.layout, f.out) for f in features]
 
 
-def _anchors(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
+def _anchors(
+    reference: list[tuple[Any, ...]], target: list[tuple[Any, ...]]
+) -> list[tuple[int, int]]:
     """Positions inside segments that occur once on both sides, in increasing order. Tried with
     longer and longer segments.
     """
     ids: dict[tuple[Any, ...], int] = {}
-    a = np.array([ids.setdefault(t, len(ids)) for t in left], dtype=np.uint64)
-    b = np.array([ids.setdefault(t, len(ids)) for t in right], dtype=np.uint64)
+    a = np.array([ids.setdefault(t, len(ids)) for t in reference], dtype=np.uint64)
+    b = np.array([ids.setdefault(t, len(ids)) for t in target], dtype=np.uint64)
     width = 1
     while width <= min(len(a), len(b), 512):
         x, y = _rolled(a, width), _rolled(b, width)

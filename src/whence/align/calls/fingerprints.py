@@ -42,7 +42,7 @@ class Feature(NamedTuple):
     out: int
     out_hash: int
     container: bool
-    held: frozenset[int]
+    elements: frozenset[int]
     moments: tuple[float, float, float]
     out_moments: tuple[float, float, float, float]
 
@@ -73,73 +73,75 @@ class Features:
 
     def __init__(self, sites: Sites, vocabulary: Vocabulary) -> None:
         self.sites, self._id = sites, vocabulary
-        self._known: dict[int, Feature] = {}
+        self._features: dict[int, Feature] = {}
         self._record = functools.lru_cache(maxsize=1 << 17)(sites.run.records.__getitem__)
 
     def __getitem__(self, site: int) -> Feature:
-        found = self._known.get(site)
-        if found is None:
+        feature = self._features.get(site)
+        if feature is None:
             todo = [site]
             while todo:  # children first, without recursion: a run may nest deeply
-                one = todo[-1]
-                missing = [k for k in self.sites.kids.get(one, ()) if k not in self._known]
+                current = todo[-1]
+                missing = [k for k in self.sites.kids.get(current, ()) if k not in self._features]
                 if missing:
                     todo += missing
                 else:
                     todo.pop()
-                    self._known[one] = self._made(one)
-            found = self._known[site]
-        return found
+                    self._features[current] = self._of_site(current)
+            feature = self._features[site]
+        return feature
 
     def many(self, sites: Iterable[int]) -> list[Feature]:
         return [self[s] for s in sites]
 
     def of_call(self, call: Call) -> Feature:
         """Features of one call by itself, whatever it calls."""
-        return self._described(call, (), 0)
+        return self._feature(call, (), 0)
 
     def inputs(self, site: int) -> tuple[int, ...]:
         """Records a site read first."""
         return tuple(r.record for r in self.sites.first[site].slots("input"))
 
-    def _made(self, site: int) -> Feature:
-        below = [self._known[k] for k in self.sites.kids.get(site, ())]
-        return self._described(self.sites.first[site], below, self._id.word(self.sites.word(site)))
+    def _of_site(self, site: int) -> Feature:
+        below = [self._features[k] for k in self.sites.kids.get(site, ())]
+        return self._feature(self.sites.first[site], below, self._id.word(self.sites.word(site)))
 
-    def _described(self, call: Call, below: Sequence[Feature], word: int) -> Feature:
-        own, seen = [], set()
+    def _feature(self, call: Call, below: Sequence[Feature], word: int) -> Feature:
+        params, records = [], set()
         outputs: list[Record] = []
         for ref in call.refs:
             if is_param(ref.slot):
-                if ref.record not in seen:
-                    seen.add(ref.record)
-                    own.append(self._record(ref.record))
+                if ref.record not in records:
+                    records.add(ref.record)
+                    params.append(self._record(ref.record))
             elif is_output(ref.slot):
                 outputs.append(self._record(ref.record))
-        shapes = tuple(sorted(tuple(sorted(r.shape)) for r in own)) or None
-        telling = sorted(c for c in (_content(r) for r in own) if c is not None)
-        held = frozenset(self._id(c) for c in telling).union(*(one.held for one in below))
+        shapes = tuple(sorted(tuple(sorted(r.shape)) for r in params)) or None
+        telling = sorted(c for c in (_content(r) for r in params) if c is not None)
+        elements = frozenset(self._id(c) for c in telling).union(
+            *(child.elements for child in below)
+        )
         kind = call.op_type or call.op
-        what = self._id(("family", family(kind))) if family(kind) else 0
-        count, norm, total = _moments(own)
-        for one in below:
+        family_id = self._id(("family", family(kind))) if family(kind) else 0
+        count, norm, total = _moments(params)
+        for child in below:
             count, norm, total = (
-                count + one.moments[0],
-                float(np.hypot(norm, one.moments[1])),
-                total + one.moments[2],
+                count + child.moments[0],
+                float(np.hypot(norm, child.moments[1])),
+                total + child.moments[2],
             )
         hashes = tuple(r.hash for r in outputs)
         return Feature(
             self._id(("kind", kind)) if kind else 0,
-            what,
+            family_id,
             word,
             self._id(shapes),
             self._id(tuple(telling) or None),
-            self._id(("layout", shapes, what, tuple(k.layout for k in below))),
+            self._id(("layout", shapes, family_id, tuple(k.layout for k in below))),
             self._id(("out", tuple(r.shape for r in outputs)) if outputs else None),
             self._id(("hash", hashes) if hashes and all(hashes) else None),
             bool(below),
-            held,
+            elements,
             (count, norm, total),
             _output(outputs),
         )
@@ -182,15 +184,15 @@ def _output(outputs: Sequence[Record]) -> tuple[float, float, float, float]:
 
 
 def distance(
-    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]
+    moments: Sequence[Sequence[float]], target_moments: Sequence[Sequence[float]]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """How far moments are apart, n against m: the largest relative difference of norm and sum of
     magnitudes (and the difference of a fourth column). inf where the counts differ or nothing is
     known.
     """
     a, b = (
-        np.asarray(left, np.float64).reshape(len(left), -1),
-        np.asarray(right, np.float64).reshape(len(right), -1),
+        np.asarray(moments, np.float64).reshape(len(moments), -1),
+        np.asarray(target_moments, np.float64).reshape(len(target_moments), -1),
     )
     out = np.where((a[:, None, 0] == b[None, :, 0]) & (a[:, None, 0] > 0), 0.0, np.inf)
     for column in (1, 2):

@@ -1,5 +1,5 @@
-"""Calls of which one run has fused what the other has apart: the members are joined into one call,
-which faces the fused one.
+"""Calls that one run has fused and the other has one by one: the members are joined into one call,
+the partner of the fused one.
 
 `Call.origins` names the operators of the original program that a call carries out; without it, a
 name that is the names of the other run's calls put together says the same, where their data flow
@@ -33,58 +33,62 @@ _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. faced: calls that carry out the same operators,
-    (reference's, target's, evidence). notes: what was joined.
+    """The two runs with members joined. pairs: (reference call, target call, evidence) that
+    carry out the same operators. notes: what was joined.
     """
 
     reference: Run
     target: Run
-    faced: tuple[tuple[int, int, str], ...] = ()
+    pairs: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 
 
 class _Group(NamedTuple):
-    """Calls of one step that carry out the same operators. ours, theirs: ids, in order."""
+    """Ids of calls of one step that carry out the same operators, in order."""
 
-    ours: tuple[int, ...]
-    theirs: tuple[int, ...]
+    reference: tuple[int, ...]
+    target: tuple[int, ...]
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Join what one run has apart. Runs whose calls say nothing of origins, and share their names,
-    come back as they are.
+    """Join calls that the other run has fused. Runs whose calls name no origins, and share their
+    names, come back as they are.
     """
     if not any(c.origins for run in (reference, target) for c in run.calls) and not _concatenated(
         reference, target
     ):
         return Fused(reference, target)
     groups = [g for lane in _lanes(reference, target) for g in _groups(lane, reference, target)]
-    ours, left = _joined(reference, [g.ours for g in groups])
-    theirs, right = _joined(target, [g.theirs for g in groups])
-    faced, told = [], Counter[str]()
-    for group, a, b in zip(groups, left, right):
+    new_reference, ids = _joined(reference, [g.reference for g in groups])
+    new_target, target_ids = _joined(target, [g.target for g in groups])
+    pairs, sentences = [], Counter[str]()
+    for group, a, b in zip(groups, ids, target_ids):
         if a < 0 or b < 0:
             continue
-        one, other = ours.calls[a], theirs.calls[b]
-        names = one.origins or other.origins
-        faced.append(
+        call, partner = new_reference.calls[a], new_target.calls[b]
+        names = call.origins or partner.origins
+        pairs.append(
             (
                 a,
                 b,
-                f"{_listed(names)} in {other.scope}" if names else f"{one.scope} and {other.scope}",
+                f"{_listed(names)} in {partner.scope}"
+                if names
+                else f"{call.scope} and {partner.scope}",
             )
         )
         for side, of, run, across in (
-            ("reference", group.ours, reference, other),
-            ("target", group.theirs, target, one),
+            ("reference", group.reference, reference, partner),
+            ("target", group.target, target, call),
         ):
             if len(of) > 1:
-                told[
+                sentences[
                     f"{_listed([run.calls[k].scope for k in of])} of the {side} are taken "
                     f"together: across, {across.scope} does it"
                 ] += 1
-    notes = tuple(f"{text} ({count} calls)" if count > 1 else text for text, count in told.items())
-    return Fused(ours, theirs, tuple(faced), notes)
+    notes = tuple(
+        f"{text} ({count} calls)" if count > 1 else text for text, count in sentences.items()
+    )
+    return Fused(new_reference, new_target, tuple(pairs), notes)
 
 
 class _Lane(NamedTuple):
@@ -92,69 +96,78 @@ class _Lane(NamedTuple):
     repetition is no fusion.
     """
 
-    ours: list[Call]
-    theirs: list[Call]
+    reference: list[Call]
+    target: list[Call]
 
 
 def _lanes(reference: Run, target: Run) -> Iterable[_Lane]:
-    left, right = ([c for c in selected(run.calls) if c.leaf] for run in (reference, target))
-    roots = match_roots(left, right)
-    ranks = {c.rank for c in left}, {c.rank for c in right}
-    alone = len(ranks[0]) == len(ranks[1]) == 1
+    calls, others = ([c for c in selected(run.calls) if c.leaf] for run in (reference, target))
+    roots = match_roots(calls, others)
+    ranks = {c.rank for c in calls}, {c.rank for c in others}
+    one_rank = len(ranks[0]) == len(ranks[1]) == 1
 
     def key(call: Call, root: str) -> Hashable:
-        return (0 if alone else call.rank), root, call.step, call.micro, call.phase, call.occurrence
+        return (
+            (0 if one_rank else call.rank),
+            root,
+            call.step,
+            call.micro,
+            call.phase,
+            call.occurrence,
+        )
 
     lanes: dict[Hashable, _Lane] = defaultdict(lambda: _Lane([], []))
-    for call in left:
-        lanes[key(call, roots.get(call.root, call.root))].ours.append(call)
-    for call in right:
-        lanes[key(call, call.root)].theirs.append(call)
-    return (lane for lane in lanes.values() if lane.ours and lane.theirs)
+    for call in calls:
+        lanes[key(call, roots.get(call.root, call.root))].reference.append(call)
+    for call in others:
+        lanes[key(call, call.root)].target.append(call)
+    return (lane for lane in lanes.values() if lane.reference and lane.target)
 
 
 def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
-    """Connected calls: of both sides, that share an origin."""
-    ours, theirs = _by_name(lane.ours), _by_name(lane.theirs)
+    """Calls of both runs that share origins, directly or through each other."""
+    names, target_names = _by_name(lane.reference), _by_name(lane.target)
     cut: tuple[set[int], set[int]] = set(), set()
-    if len(ours) + len(theirs) < _TRIED:
+    if len(names) + len(target_names) < _TRIED:
         cut = (
-            _cut(lane.ours, lane.theirs, ours, theirs, target),
-            _cut(lane.theirs, lane.ours, theirs, ours, reference),
+            _bind_concatenated(lane.reference, lane.target, names, target_names, target),
+            _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
         )
-    seen: set[tuple[bool, int]] = set()
+    visited: set[tuple[bool, int]] = set()
     of: dict[tuple[bool, int], list[str]] = defaultdict(list)
     calls: dict[tuple[bool, int], Call] = {}
-    for mine, table in ((True, ours), (False, theirs)):
-        for name, found in table.items():
-            for call in found:
-                of[mine, call.id].append(name)
-                calls[mine, call.id] = call
+    for in_reference, table in ((True, names), (False, target_names)):
+        for name, named in table.items():
+            for call in named:
+                of[in_reference, call.id].append(name)
+                calls[in_reference, call.id] = call
     for start in list(of):
-        if start in seen:
+        if start in visited:
             continue
         group, todo = [], [start]
-        seen.add(start)
+        visited.add(start)
         while todo:
-            one = todo.pop()
-            group.append(one)
-            for name in of[one]:
-                for mine, table in ((True, ours), (False, theirs)):
+            member = todo.pop()
+            group.append(member)
+            for name in of[member]:
+                for in_reference, table in ((True, names), (False, target_names)):
                     # A name only binds where both sides have it.
-                    if name not in ours or name not in theirs:
+                    if name not in names or name not in target_names:
                         continue
                     for call in table[name]:
-                        if (mine, call.id) not in seen:
-                            seen.add((mine, call.id))
-                            todo.append((mine, call.id))
+                        if (in_reference, call.id) not in visited:
+                            visited.add((in_reference, call.id))
+                            todo.append((in_reference, call.id))
         a = sorted((c for m, c in group if m), key=lambda k: calls[True, k].order)
         b = sorted((c for m, c in group if not m), key=lambda k: calls[False, k].order)
         # else they only share a name
-        said = any(calls[one].origins or one[1] in cut[not one[0]] for one in group)
+        is_stated = any(
+            calls[member].origins or member[1] in cut[not member[0]] for member in group
+        )
         if (
             not a
             or not b
-            or not said
+            or not is_stated
             or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b])
         ):
             continue
@@ -170,69 +183,69 @@ def _by_name(calls: Iterable[Call]) -> _Table:
     return out
 
 
-def _same_names(ours: Sequence[Call], theirs: Sequence[Call]) -> bool:
+def _same_names(calls: Sequence[Call], others: Sequence[Call]) -> bool:
     """Do both sides have the same calls? Then each is paired with its own."""
-    return Counter((c.scope, c.op) for c in ours) == Counter((c.scope, c.op) for c in theirs)
+    return Counter((c.scope, c.op) for c in calls) == Counter((c.scope, c.op) for c in others)
 
 
 def _concatenated(reference: Run, target: Run) -> bool:
-    """May a name of one run be names of the other put together? Cheap: does it begin with one of
-    them, and is it unknown there?
+    """May a name of one run be names of the other put together? Cheap: is it unknown there, and
+    does it begin with one of them?
     """
     names = {c.scope for c in reference.calls if c.leaf}, {c.scope for c in target.calls if c.leaf}
-    for mine, other in (names, names[::-1]):
-        alone = sorted(mine - other)
-        rest = other - mine
+    for scopes, across in (names, names[::-1]):
+        unshared = sorted(scopes - across)
+        unshared_across = across - scopes
         if (
-            alone
-            and len(rest) > 1
-            and len(alone) < _TRIED
-            and any(any(n[:k] in rest for k in range(1, len(n))) for n in alone)
+            unshared
+            and len(unshared_across) > 1
+            and len(unshared) < _TRIED
+            and any(any(n[:k] in unshared_across for k in range(1, len(n))) for n in unshared)
         ):
             return True
     return False
 
 
-def _cut(
-    calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other: Run
+def _bind_concatenated(
+    calls: Sequence[Call], others: Sequence[Call], names: _Table, across: _Table, other_run: Run
 ) -> set[int]:
-    """Bind calls that share nothing with the other side, and whose name is others put together, to
-    those. Returns which.
+    """Bind calls whose name is names of the other run put together to the calls of these names.
+    Returns which.
 
-    names, across: calls by name, of this side and the other, which gain names.
+    names, across: calls by name, of this run and the other, which gain names.
     """
     scopes = {call.scope for call in calls}
-    theirs: _Table = defaultdict(list)
+    by_scope: _Table = defaultdict(list)
     for call in others:
-        theirs[call.scope].append(call)
+        by_scope[call.scope].append(call)
     contents = {
-        scope: {_content(other, r.record) for c in found for r in c.slots("output")}
-        for scope, found in theirs.items()
+        scope: {_content(other_run, r.record) for c in named for r in c.slots("output")}
+        for scope, named in by_scope.items()
     }
 
-    def feeds(one: str, two: str) -> bool:
+    def feeds(source: str, reader: str) -> bool:
         return any(
-            _content(other, r.record) in contents[one]
-            for c in theirs[two]
+            _content(other_run, r.record) in contents[source]
+            for c in by_scope[reader]
             for r in c.slots("input")
         )
 
-    free = {scope for scope in theirs if scope not in scopes}
+    free = {scope for scope in by_scope if scope not in scopes}
     out: set[int] = set()
     for call in calls:
-        if not call.scope or call.scope in theirs or any(name in across for name in call.origins):
+        if not call.scope or call.scope in by_scope or any(name in across for name in call.origins):
             continue
         for part in segments(call.scope, free, feeds):
             out.add(call.id)
             names[f"{_PART}{part}"].append(call)
-            across[f"{_PART}{part}"] = theirs[part]
+            across[f"{_PART}{part}"] = by_scope[part]
     return out
 
 
 def _content(run: Run, record: int) -> Hashable:
-    """What a record holds; the record itself where that is not known."""
-    found = run.records[record]
-    return (found.hash, found.dtype, found.shape) if found.hash else record
+    """Hash, dtype and shape of a record; the record itself where the hash is not known."""
+    stored = run.records[record]
+    return (stored.hash, stored.dtype, stored.shape) if stored.hash else record
 
 
 def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
@@ -248,9 +261,7 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
             member_of.update(group)
     if not heads:
         return run, [g[0] if len(g) == 1 else -1 for g in groups]
-    begun: list[
-        Call
-    ] = []  # in the order of beginning; ids as they were, those of joined calls behind all
+    begun: list[Call] = []  # in the order of beginning; joined calls have ids behind all others
     first = len(run.calls)
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.id not in member_of:
@@ -266,9 +277,9 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
                 )
                 for m in members
             )
-    calls, at = renumbered(begun)
+    calls, new_ids = renumbered(begun)
     placed = [
-        at[first + n] if n in heads.values() else at[g[0]] if len(g) == 1 else -1
+        new_ids[first + n] if n in heads.values() else new_ids[g[0]] if len(g) == 1 else -1
         for n, g in enumerate(groups)
     ]
     return Derived(run, (), (), calls), placed
@@ -278,26 +289,26 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
     """One call in the place of its members: it reads what they read and do not make, and makes what
     they make and do not read.
     """
-    made: set[Hashable] = set()
+    written: set[Hashable] = set()
     inputs: dict[int, None] = {}
     params: dict[int, None] = {}
     read: set[Hashable] = set()
     for call in members:
         for ref in call.refs:
-            same = _content(run, ref.record)
+            content = _content(run, ref.record)
             if is_input(ref.slot):
-                read.add(same)
-                if same not in made:
+                read.add(content)
+                if content not in written:
                     inputs[ref.record] = None
             elif is_param(ref.slot):
                 params[ref.record] = None
-        made.update(_content(run, r.record) for r in call.refs if is_written(r.slot))
+        written.update(_content(run, r.record) for r in call.refs if is_written(r.slot))
     last = members[-1].slots("output")
     ends = [
         r for c in members[:-1] for r in c.slots("output") if _content(run, r.record) not in read
     ]
     outputs = dict.fromkeys(r.record for r in (*last, *ends))
-    kept = {
+    files = {
         (_kind(r), r.record): c.files[r.slot]
         for c in reversed(members)
         for r in c.refs
@@ -321,7 +332,7 @@ def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
         arguments={},
         origins=origins,
         notes=(f"{_listed(names)} taken together",),
-        files={r.slot: kept[_kind(r), r.record] for r in refs if (_kind(r), r.record) in kept},
+        files={r.slot: files[_kind(r), r.record] for r in refs if (_kind(r), r.record) in files},
     )
 
 
@@ -330,12 +341,12 @@ def _kind(ref: Ref) -> str:
 
 
 def _called(names: Sequence[str]) -> str:
-    shown = (
+    listed = (
         list(names)
         if len(names) <= _SHOWN
         else [*names[: _SHOWN - 2], f"{len(names) - _SHOWN + 1} more", names[-1]]
     )
-    return "+".join(shown)
+    return "+".join(listed)
 
 
 def _listed(names: Sequence[str]) -> str:

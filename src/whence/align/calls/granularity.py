@@ -24,18 +24,18 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     """
     if reference.info.kind == target.info.kind == _NATIVE:
         return target, ()
-    ours, theirs = _given(reference), _given(target)
+    inputs, target_inputs = _root_inputs(reference), _root_inputs(target)
     roots = match_roots(reference.calls, target.calls)
     shifts: dict[str, int] = {}
-    for root, steps in ours.items():
-        other = roots.get(root, root)
-        across = theirs.get(other, {})
+    for root, steps in inputs.items():
+        target_root = roots.get(root, root)
+        across = target_inputs.get(target_root, {})
         if _agreeing(steps, across, 0):
             continue
         for shift in _SHIFTS:
-            both = sum(step + shift in across for step in steps)
-            if both and 2 * _agreeing(steps, across, shift) >= both:
-                shifts[other] = shift
+            common = sum(step + shift in across for step in steps)
+            if common and 2 * _agreeing(steps, across, shift) >= common:
+                shifts[target_root] = shift
                 break
     if not shifts:
         return target, ()
@@ -47,9 +47,9 @@ def rebased(reference: Run, target: Run) -> tuple[Run, tuple[str, ...]]:
     return Derived(target, (), (), calls), tuple(words)
 
 
-def _given(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
+def _root_inputs(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
     """What came into the root calls, by root and step; without what came in at several steps."""
-    seen: dict[str, dict[Hashable, set[int]]] = defaultdict(lambda: defaultdict(set))
+    steps_with: dict[str, dict[Hashable, set[int]]] = defaultdict(lambda: defaultdict(set))
     out: dict[str, dict[int, set[Hashable]]] = defaultdict(lambda: defaultdict(set))
     for call in run.calls:
         if call.parent == -1:
@@ -58,10 +58,13 @@ def _given(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
                 record = run.records[ref.record]
                 if record.hash and record.count:
                     content = record.hash, record.dtype, record.shape
-                    seen[call.root][content].add(call.step)
+                    steps_with[call.root][content].add(call.step)
                     out[call.root][call.step].add(content)
     return {
-        root: {step: {c for c in held if len(seen[root][c]) == 1} for step, held in steps.items()}
+        root: {
+            step: {c for c in contents if len(steps_with[root][c]) == 1}
+            for step, contents in steps.items()
+        }
         for root, steps in out.items()
     }
 
@@ -69,7 +72,7 @@ def _given(run: Run) -> Mapping[str, Mapping[int, set[Hashable]]]:
 def _agreeing(
     steps: Mapping[int, set[Hashable]], across: Mapping[int, set[Hashable]], shift: int
 ) -> int:
-    return sum(bool(held & across.get(step + shift, set())) for step, held in steps.items())
+    return sum(bool(contents & across.get(step + shift, set())) for step, contents in steps.items())
 
 
 _OPERATORS = ("operator", "region")
@@ -79,14 +82,14 @@ def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
     """Both runs without operator calls where only one capture took them, and a sentence that says
     so.
     """
-    said = []
+    notes = []
     if _has_operators(reference) and not _any_operator(target):
         reference = _modules_of(reference)
-        said.append("the operators of the reference are left out: the target was captured without")
+        notes.append("the operators of the reference are left out: the target was captured without")
     elif _has_operators(target) and not _any_operator(reference):
         target = _modules_of(target)
-        said.append("the operators of the target are left out: the reference was captured without")
-    return reference, target, said
+        notes.append("the operators of the target are left out: the reference was captured without")
+    return reference, target, notes
 
 
 def _has_operators(run: Run) -> bool:
@@ -101,15 +104,15 @@ def _any_operator(run: Run) -> bool:
 
 
 def _modules_of(run: Run) -> Run:
-    kept = [call for call in run.calls if call.kind not in _OPERATORS]
-    if not kept:  # a region without a model: its operators are all there is
+    modules = [call for call in run.calls if call.kind not in _OPERATORS]
+    if not modules:  # a region without a model: its operators are all there is
         return run
-    number = {call.id: i for i, call in enumerate(kept)}
-    parents = {call.parent for call in kept}
+    number = {call.id: i for i, call in enumerate(modules)}
+    parents = {call.parent for call in modules}
     calls: list[Call] = [
         msgspec.structs.replace(
             c, id=number[c.id], parent=number.get(c.parent, -1), leaf=c.id not in parents
         )
-        for c in kept
+        for c in modules
     ]
     return Over(run, calls)

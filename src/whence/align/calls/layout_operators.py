@@ -1,9 +1,9 @@
-"""Operators that only one run has and that compute nothing: a change of layout or dtype. They are
-held against what they were given.
+"""Operators that only one run has and that compute nothing: a change of layout or dtype. Their
+output is compared with their input.
 
-A graph compiler puts them where a kernel wants its tensor in blocks. Nothing faces them; yet what
-they hand on must be what came in. So the other run gets a call that hands on, and a fault in one is
-named like any other.
+A graph compiler puts them where a kernel wants its tensor in blocks. They have no partner; yet
+their output must be their input. So the other run gets a call that passes its input on, and a fault
+in one is named like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from whence.align.call_sites import match_roots, selected
 from whence.align.calls.fused_operators import Fused
-from whence.align.calls.tensor_slots import fitted
+from whence.align.calls.tensor_slots import pair_in_order
 from whence.align.derived_run import Derived, renumbered
 from whence.records import Call, Ref, Run
 from whence.records.marks import Mark, has_mark, mark
@@ -25,130 +25,132 @@ _MOVES = frozenset({"TransData", "Cast", "Identity", "FormatTransfer"})
 
 
 def is_handed_on(call: Call) -> bool:
-    """Did its run not have this call, which stands for a move of elements that only the other
-    has?
-    """
+    """Was this call added as the partner of a move of elements that only the other run has?"""
     return has_mark(call, Mark.MOVES)
 
 
-def faced(found: Fused) -> Fused:
-    """Give every such operator without a partner one, in both directions, where calls face each
-    other by what they carry out.
+def pair_moves(fused: Fused) -> Fused:
+    """Give every such operator without a partner one, in both directions, where calls are paired by
+    the operators they carry out.
     """
-    if not found.faced:
-        return found
-    found = _across(found, True)
-    return _across(found, False)
+    if not fused.pairs:
+        return fused
+    fused = _across(fused, True)
+    return _across(fused, False)
 
 
-def _across(found: Fused, in_target: bool) -> Fused:
-    """in_target: the operators are the target's, and the reference gets calls that hand on."""
-    here, there = (found.target, found.reference) if in_target else (found.reference, found.target)
-    known = {(b if in_target else a) for a, b, _ in found.faced}
-    names = {c.scope for c in there.calls if c.leaf}
+def _across(fused: Fused, in_target: bool) -> Fused:
+    """in_target: the operators are the target's, and the reference gets calls that pass through."""
+    owner, receiver = (
+        (fused.target, fused.reference) if in_target else (fused.reference, fused.target)
+    )
+    paired = {(b if in_target else a) for a, b, _ in fused.pairs}
+    names = {c.scope for c in receiver.calls if c.leaf}
     moves = [
         c
-        for c in selected(here.calls)
+        for c in selected(owner.calls)
         if c.leaf
         and c.op_type in _MOVES
-        and c.id not in known
+        and c.id not in paired
         and c.scope not in names
         and len(c.slots("input")) == len(c.slots("output")) == 1
     ]
     if not moves:
-        return found
-    partners = _partners(found, in_target)
+        return fused
+    partners = _partners(fused, in_target)
     contents: dict[Hashable, int] = {}
-    for record in there.records:
+    for record in receiver.records:
         if record.hash and record.count > 1:
             contents.setdefault((record.hash, record.dtype, record.shape), record.id)
-    makers = {r.record: c for c in there.calls if c.leaf for r in c.slots("output")}
+    makers = {r.record: c for c in receiver.calls if c.leaf for r in c.slots("output")}
     readers: dict[int, Call] = {}
-    for call in sorted((c for c in there.calls if c.leaf), key=lambda c: -c.order):
+    for call in sorted((c for c in receiver.calls if c.leaf), key=lambda c: -c.order):
         readers.update((r.record, call) for r in call.slots("input"))
-    roots = match_roots(here.calls, there.calls)
-    behind: dict[int, list[Call]] = defaultdict(list)
-    before: dict[int, list[Call]] = defaultdict(list)
+    roots = match_roots(owner.calls, receiver.calls)
+    following: dict[int, list[Call]] = defaultdict(list)
+    preceding: dict[int, list[Call]] = defaultdict(list)
     pairs: list[tuple[int, int]] = []
     for move in sorted(moves, key=lambda c: c.order):
-        (given,), (made,) = move.slots("input"), move.slots("output")
-        record = here.records[given.record]
-        like = partners.get(given.record)
+        (input_ref,), (output_ref,) = move.slots("input"), move.slots("output")
+        record = owner.records[input_ref.record]
+        like = partners.get(input_ref.record)
         if like is None and record.hash:
             like = contents.get((record.hash, record.dtype, record.shape))
-        if like is None or there.records[like].count != here.records[made.record].count:
+        if like is None or receiver.records[like].count != owner.records[output_ref.record].count:
             continue
-        partners.setdefault(made.record, like)
-        at = makers.get(like) or readers.get(like)
-        if at is None or (at.step, at.micro) != (move.step, move.micro):
+        partners.setdefault(output_ref.record, like)
+        anchor = makers.get(like) or readers.get(like)
+        if anchor is None or (anchor.step, anchor.micro) != (move.step, move.micro):
             continue
-        number = len(there.calls) + len(pairs)
+        number = len(receiver.calls) + len(pairs)
         handing = msgspec.structs.replace(
             move,
             id=number,
-            root=roots.get(move.root, at.root),
-            rank=at.rank,
-            parent=at.parent,
-            number=at.number,
+            root=roots.get(move.root, anchor.root),
+            rank=anchor.rank,
+            parent=anchor.parent,
+            number=anchor.number,
             origins=(),
-            refs=(Ref(given.slot, like), Ref(made.slot, like)),
+            refs=(Ref(input_ref.slot, like), Ref(output_ref.slot, like)),
             notes=(mark(Mark.MOVES),),
             files={},
         )
-        (behind if like in makers else before)[at.id].append(handing)
+        (following if like in makers else preceding)[anchor.id].append(handing)
         pairs.append((move.id, number))
     if not pairs:
-        return found
+        return fused
     ordered: list[Call] = []
-    for call in sorted(there.calls, key=lambda c: c.order):
-        ordered += [*before[call.id], call, *behind[call.id]]
+    for call in sorted(receiver.calls, key=lambda c: c.order):
+        ordered += [*preceding[call.id], call, *following[call.id]]
     calls, new = renumbered(ordered)
-    return _with_moves(found, in_target, Derived(there, (), (), calls), new, pairs)
+    return _with_moves(fused, in_target, Derived(receiver, (), (), calls), new, pairs)
 
 
 def _with_moves(
-    found: Fused,
+    fused: Fused,
     in_target: bool,
-    there: Run,
+    receiver: Run,
     new: Mapping[int, int],
     pairs: Sequence[tuple[int, int]],
 ) -> Fused:
-    """The runs with the calls that were added. there: the run that got them; new: its new numbers
-    by the old; pairs: (the operator, the call paired with it by its old number).
+    """The runs with the calls that were added. receiver: the run that got them; new: its new ids
+    by the old; pairs: (the operator, the old id of its partner).
     """
-    here = found.target if in_target else found.reference
+    owner = fused.target if in_target else fused.reference
     if in_target:
-        paired = [(new[a], b, why) for a, b, why in found.faced]
+        paired = [(new[a], b, why) for a, b, why in fused.pairs]
         paired += [(new[n], move, mark(Mark.MOVES)) for move, n in pairs]
     else:
-        paired = [(a, new[b], why) for a, b, why in found.faced]
+        paired = [(a, new[b], why) for a, b, why in fused.pairs]
         paired += [(move, new[n], mark(Mark.MOVES)) for move, n in pairs]
-    counts = Counter(here.calls[move].scope for move, _ in pairs)
+    counts = Counter(owner.calls[move].scope for move, _ in pairs)
     side = "target" if in_target else "reference"
-    notes = (*found.notes, *(_told(name, count, side) for name, count in counts.items()))
-    return Fused(there if in_target else here, here if in_target else there, tuple(paired), notes)
+    notes = (*fused.notes, *(_sentence(name, count, side) for name, count in counts.items()))
+    return Fused(
+        receiver if in_target else owner, owner if in_target else receiver, tuple(paired), notes
+    )
 
 
-def _told(name: str, count: int, side: str) -> str:
+def _sentence(name: str, count: int, side: str) -> str:
     return f"{name} of the {side} only moves elements: it is held against what it was given" + (
         f" ({count} calls)" if count > 1 else ""
     )
 
 
-def _partners(found: Fused, in_target: bool) -> dict[int, int]:
-    """Tensors of the one run -> what faces them in the other, of calls that carry out the same."""
+def _partners(fused: Fused, in_target: bool) -> dict[int, int]:
+    """Tensors of one run -> their partners, from calls that carry out the same operators."""
     out: dict[int, int] = {}
-    for a, b, _ in found.faced:
-        slots, _, _ = fitted(
-            found.reference.calls[a], found.target.calls[b], found.reference, found.target
+    for a, b, _ in fused.pairs:
+        slots, _, _ = pair_in_order(
+            fused.reference.calls[a], fused.target.calls[b], fused.reference, fused.target
         )
         for slot in slots:
-            one, other = (
+            record, partner = (
                 (slot.target_record, slot.reference_record)
                 if in_target
                 else (slot.reference_record, slot.target_record)
             )
-            # What a call made is believed before what another read.
-            if one not in out or is_output(slot.reference_slot):
-                out[one] = other
+            # An output counts before an input that another call read.
+            if record not in out or is_output(slot.reference_slot):
+                out[record] = partner
     return out

@@ -1,5 +1,4 @@
-"""Decides which call of the reference faces which call of the target, from names and metadata
-alone. Reads no tensor data.
+"""Decides which calls of the two runs are paired, from names and metadata alone. Reads no tensors.
 
 Rules by falling strictness: "original operators" (both say that they carry out the same ones),
 "exact key" (rank, root, step, micro, phase, scope, op, occurrence all equal), "normalised name"
@@ -23,7 +22,7 @@ from whence.align.calls.by_order import counted, line_by_line, realign
 from whence.align.calls.by_structure import containers, learn, leaves, structure
 from whence.align.calls.fused_operators import RULE
 from whence.align.calls.site_pairing import SitePairing
-from whence.align.calls.tensor_slots import face, fitted
+from whence.align.calls.tensor_slots import pair_in_order, pair_slots
 from whence.errors import UsageError
 from whence.records import Call, Run
 from whence.results import CallPair, Plan
@@ -32,7 +31,7 @@ MATCHES = ("auto", "exact", "names", "order")
 
 
 def plan(
-    reference: Run, target: Run, match: str = "auto", faced: Sequence[tuple[int, int, str]] = ()
+    reference: Run, target: Run, match: str = "auto", fused: Sequence[tuple[int, int, str]] = ()
 ) -> Plan:
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched,
     ambiguous.
@@ -50,20 +49,22 @@ def plan(
         return _plan(
             reference, target, pairs, {}, selected(reference.calls), selected(target.calls)
         )
-    at = SitePairing(reference, target)
-    for one, other, evidence in faced:
-        at.pair(at.left.site_of[one], at.right.site_of[other], RULE, evidence)
-    exact(at)
+    pairing = SitePairing(reference, target)
+    for call, partner, evidence in fused:
+        pairing.pair(
+            pairing.reference.site_of[call], pairing.target.site_of[partner], RULE, evidence
+        )
+    exact(pairing)
     if match != "exact":
-        normalised(at)
+        normalised(pairing)
         if match == "auto":
-            shifted(at)
-            counted(at)
-        if not at.settled():
-            spelt_alike(at)
+            shifted(pairing)
+            counted(pairing)
+        if not pairing.settled():
+            spelt_alike(pairing)
             if match == "auto":
-                shifted(at)
-    if match == "auto" and not at.settled():
+                shifted(pairing)
+    if match == "auto" and not pairing.settled():
         nested = (structure, leaves, containers)
         for rule in (
             *nested,
@@ -74,32 +75,40 @@ def plan(
             containers,
             structure,
         ):
-            if not at.settled():
-                rule(at)
-    return _of(at, reference, target, match)
+            if not pairing.settled():
+                rule(pairing)
+    return _call_plan(pairing, reference, target, match)
 
 
-def _of(at: SitePairing, reference: Run, target: Run, match: str) -> Plan:
+def _call_plan(pairing: SitePairing, reference: Run, target: Run, match: str) -> Plan:
     """From sites back to calls: partners are paired step by step."""
-    left, right = at.left, at.right
+    sites, target_sites = pairing.reference, pairing.target
     pairs: dict[int, tuple[int, str, str]] = {}
-    for site, (other, rule, evidence) in at.face.items():
-        theirs = right.moments[other]
-        for moment, calls in left.moments[site].items():
-            pairs.update((a, (b, rule, evidence)) for a, b in zip(calls, theirs.get(moment, ())))
-    ambiguous = realign(at, pairs) if match == "auto" else {}
+    for site, (partner, rule, evidence) in pairing.partners.items():
+        moments = target_sites.moments[partner]
+        for moment, calls in sites.moments[site].items():
+            pairs.update((a, (b, rule, evidence)) for a, b in zip(calls, moments.get(moment, ())))
+    ambiguous = realign(pairing, pairs) if match == "auto" else {}
     back = {b for b, _, _ in pairs.values()}
-    for site, others in at.doubtful.items():
-        for moment, calls in left.moments[site].items():
+    for site, others in pairing.doubtful.items():
+        for moment, calls in sites.moments[site].items():
             fit = tuple(
-                b for o in others for b in right.moments[o].get(moment, ()) if b not in back
+                b for o in others for b in target_sites.moments[o].get(moment, ()) if b not in back
             )
             if fit:
                 ambiguous.update((a, fit) for a in calls if a not in pairs)
-    found = [
-        (left.calls[a], right.calls[b], rule, evidence) for a, (b, rule, evidence) in pairs.items()
+    call_pairs = [
+        (sites.calls[a], target_sites.calls[b], rule, evidence)
+        for a, (b, rule, evidence) in pairs.items()
     ]
-    return _plan(reference, target, found, ambiguous, selected(left.calls), selected(right.calls))
+    return _plan(
+        reference,
+        target,
+        call_pairs,
+        ambiguous,
+        selected(sites.calls),
+        selected(target_sites.calls),
+    )
 
 
 def _plan(
@@ -107,31 +116,35 @@ def _plan(
     target: Run,
     pairs: list[tuple[Call, Call, str, str]],
     ambiguous: dict[int, tuple[int, ...]],
-    left: list[Call],
-    right: list[Call],
+    calls: list[Call],
+    others: list[Call],
 ) -> Plan:
     pairs.sort(key=lambda p: p[0].order)
-    taken_left = {a.id for a, *_ in pairs} | ambiguous.keys()
-    taken_right = {b.id for _, b, *_ in pairs} | {
+    taken = {a.id for a, *_ in pairs} | ambiguous.keys()
+    target_taken = {b.id for _, b, *_ in pairs} | {
         b for others in ambiguous.values() for b in others
     }
     return Plan(
         tuple(pair_of(a, b, rule, reference, target, evidence) for a, b, rule, evidence in pairs),
-        tuple(sorted(c.id for c in left if c.id not in taken_left)),
-        tuple(sorted(c.id for c in right if c.id not in taken_right)),
+        tuple(sorted(c.id for c in calls if c.id not in taken)),
+        tuple(sorted(c.id for c in others if c.id not in target_taken)),
         tuple(sorted(ambiguous.items())),
     )
 
 
 def pair_of(
-    call: Call, other: Call, rule: str, reference: Run, target: Run, evidence: str | None = None
+    call: Call, partner: Call, rule: str, reference: Run, target: Run, evidence: str | None = None
 ) -> CallPair:
     """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where
     these differ.
     """
-    slots, mine, theirs = (fitted if rule == RULE else face)(call, other, reference, target)
+    slots, only, only_target = (pair_in_order if rule == RULE else pair_slots)(
+        call, partner, reference, target
+    )
     if evidence is None:
         evidence = (
-            "" if call.op_type == other.op_type else f"{call.op_type} against {other.op_type}"
+            "" if call.op_type == partner.op_type else f"{call.op_type} against {partner.op_type}"
         )
-    return CallPair(call.id, other.id, rule, evidence, tuple(slots), tuple(mine), tuple(theirs))
+    return CallPair(
+        call.id, partner.id, rule, evidence, tuple(slots), tuple(only), tuple(only_target)
+    )

@@ -1,5 +1,5 @@
-"""What a call without a partner comes nearest to: for a person who writes a map, or wonders why
-nothing was compared.
+"""The nearest call to one without a partner: for a person who writes a map, or wonders why nothing
+was compared.
 """
 
 from __future__ import annotations
@@ -20,52 +20,56 @@ _CLOSER = 200  # of these are compared name by name
 _PATH = 2.0  # what a path that is equal word by word is worth
 
 
-def nearest(reference: Run, target: Run, plan: Plan, wanted: Sequence[int]) -> tuple[Nearest, ...]:
+def nearest(
+    reference: Run, target: Run, plan: Plan, unpaired: Sequence[int]
+) -> tuple[Nearest, ...]:
     """For up to 20 calls of the reference, one per module: the free call of the target that comes
     nearest, if any comes near.
 
     wanted: ids of calls of the reference without a partner. Names, classes, shapes, parameters and
     outputs count; reads no elements.
     """
-    if not wanted:
+    if not unpaired:
         return ()
-    at = SitePairing(reference, target)
+    pairing = SitePairing(reference, target)
     paired = {p.target for p in plan.pairs}
     free = [
         o
-        for o in range(len(at.right))
-        if not any(c in paired for calls in at.right.moments[o].values() for c in calls)
+        for o in range(len(pairing.target))
+        if not any(c in paired for calls in pairing.target.moments[o].values() for c in calls)
     ]
-    free = [o for o in free if at.right.selected(o)][:_ACROSS]
+    free = [o for o in free if pairing.target.selected(o)][:_ACROSS]
     if not free:
         return ()
-    across = at.theirs.many(free)
-    paths = [normal_scope(at.right.keys[o].scope).split(".") for o in free]
+    across = pairing.target_features.many(free)
+    paths = [normal_scope(pairing.target.keys[o].scope).split(".") for o in free]
     out: list[Nearest] = []
-    for site in list(dict.fromkeys(at.left.site_of[c] for c in wanted))[:_MOST]:
-        table = call_sequences.scores([at.ours[site]], across, at.word)[0]
-        mine = normal_scope(at.left.keys[site].scope).split(".")
+    for site in list(dict.fromkeys(pairing.reference.site_of[c] for c in unpaired))[:_MOST]:
+        table = call_sequences.scores([pairing.features[site]], across, pairing.word)[0]
+        path = normal_scope(pairing.reference.keys[site].scope).split(".")
         near = [int(k) for k in np.argsort(-table, kind="stable")[:_CLOSER]]
         total = np.full(len(free), -np.inf)
-        total[near] = [table[k] + _PATH * _alike(mine, paths[k]) for k in near]
+        total[near] = [table[k] + _PATH * _alike(path, paths[k]) for k in near]
         best = int(total.argmax())
         if total[best] < call_sequences.LEAST:
             continue
-        words = [at.why(site, free[best])]
+        words = [pairing.why(site, free[best])]
         if sum(total >= total[best] - 1e-9) > 1:
             words.append(f"{int((total >= total[best] - 1e-9).sum())} fit equally")
         why = ", ".join(w for w in words if w) or "a similar name"
-        out.append(Nearest("reference", at.left.name(site), at.right.name(free[best]), why))
+        out.append(
+            Nearest("reference", pairing.reference.name(site), pairing.target.name(free[best]), why)
+        )
     return tuple(out)
 
 
-def _alike(one: Sequence[str], other: Sequence[str]) -> float:
+def _alike(a: Sequence[str], b: Sequence[str]) -> float:
     """Likeness of two paths, 0..1: their words in order."""
-    n, m = len(one), len(other)
+    n, m = len(a), len(b)
     best = np.zeros((n + 1, m + 1))
     for i in range(n):
         for j in range(m):
             best[i + 1, j + 1] = max(
-                best[i, j + 1], best[i + 1, j], best[i, j] + likeness(one[i], other[j])
+                best[i, j + 1], best[i + 1, j], best[i, j] + likeness(a[i], b[j])
             )
     return float(best[n, m]) / max(n, m)

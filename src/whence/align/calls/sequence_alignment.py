@@ -37,9 +37,9 @@ def align(table: Scores, least: float) -> Aligned:
     scores = np.where(table >= least, table, -np.inf)
     if not np.isfinite(scores).any():
         return Aligned([], [])
-    before, after = _best(scores), _best(scores[::-1, ::-1])[::-1, ::-1]
-    best = float(before[n, m])
-    through = before[:n, :m] + scores + after[1:, 1:]
+    until, beyond = _best(scores), _best(scores[::-1, ::-1])[::-1, ::-1]
+    best = float(until[n, m])
+    through = until[:n, :m] + scores + beyond[1:, 1:]
     possible = through >= best - _EQUAL
     per_row, per_column = possible.sum(axis=1), possible.sum(axis=0)
     pairs: list[tuple[int, int, float]] = []
@@ -118,10 +118,10 @@ def _walked_back(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tup
     """The equal positions on the way back from (x, y) to the start, in order."""
     pairs: list[tuple[int, int]] = []
     for edits in range(len(trail) - 1, -1, -1):
-        before, k = trail[edits], x - y
-        down = k == -edits or (k != edits and before[k - 1] < before[k + 1])
+        furthest, k = trail[edits], x - y
+        down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
         last = k + 1 if down else k - 1
-        px = before[last] if edits else 0
+        px = furthest[last] if edits else 0
         py = px - last if edits else 0
         while x > px and y > py and (edits == 0 or x > (px if down else px + 1)):
             x, y = x - 1, y - 1

@@ -1,15 +1,14 @@
-"""The sites of two runs while rules bring them face to face: who has a partner, and what speaks for
-a pair.
-"""
+"""The sites of two runs while rules pair them: their partners, and what speaks for a pair."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from whence.align.call_sites import Sites
+from whence.align.calls import call_sequences
 from whence.align.calls.fingerprints import Features, Vocabulary, distance
 from whence.align.module_names import family, starred
 from whence.records import Run
@@ -25,10 +24,10 @@ EXACT, NORMAL, SIMILAR, ORDER, FLOW, CONTENT = (
 CLOSE_OUTPUT = 1e-3
 
 
-class Face(NamedTuple):
-    """The site across, with the rule that said so and its evidence in words."""
+class Partner(NamedTuple):
+    """The site of the target, the rule that paired it and its evidence in words."""
 
-    other: int
+    site: int
     rule: str
     evidence: str
 
@@ -43,14 +42,14 @@ class SitePairing:
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
-        self.left, self.right = Sites(reference), Sites(target)
-        self.face: dict[int, Face] = {}
+        self.reference, self.target = Sites(reference), Sites(target)
+        self.partners: dict[int, Partner] = {}
         self.back: dict[int, int] = {}
         self.doubtful: dict[int, list[int]] = {}
         self._vocabulary = Vocabulary()
-        self.ours, self.theirs = (
-            Features(self.left, self._vocabulary),
-            Features(self.right, self._vocabulary),
+        self.features, self.target_features = (
+            Features(self.reference, self._vocabulary),
+            Features(self.target, self._vocabulary),
         )
         self._ranks = self._rank_table()
         self.classes_across: dict[int, int] = {}
@@ -59,109 +58,140 @@ class SitePairing:
         # sites of the reference that were aligned as part of a sequence, whatever their counters
         self.counted: set[int] = set()
 
-    def pair(self, site: int, other: int, rule: str, evidence: str = "") -> None:
-        before = self.back.get(other)
-        if before is not None:
-            self.part(before)
-        self.face[site] = Face(other, rule, evidence)
-        self.back[other] = site
+    def pair(self, site: int, partner: int, rule: str, evidence: str = "") -> None:
+        former = self.back.get(partner)
+        if former is not None:
+            self.part(former)
+        self.partners[site] = Partner(partner, rule, evidence)
+        self.back[partner] = site
         self.doubtful.pop(site, None)
 
     def part(self, site: int) -> None:
         """Undo a pair."""
-        found = self.face.pop(site, None)
-        if found is not None:
-            del self.back[found.other]
+        partner = self.partners.pop(site, None)
+        if partner is not None:
+            del self.back[partner.site]
 
     @cached_property
     def shared_names(self) -> frozenset[str] | None:
         """Names, with stars for numbers, that partners share, None unless most calls share theirs.
         As when first asked: before structure adds its pairs.
         """
-        if 2 * len(self.face) < min(len(self.left), len(self.right)) or len(self.face) < 2:
+        if (
+            2 * len(self.partners) < min(len(self.reference), len(self.target))
+            or len(self.partners) < 2
+        ):
             return None
         keys = (
-            (starred(self.left.keys[s].scope), starred(self.right.keys[f.other].scope))
-            for s, f in self.face.items()
+            (starred(self.reference.keys[s].scope), starred(self.target.keys[f.site].scope))
+            for s, f in self.partners.items()
         )
         return frozenset(a for a, b in keys if a == b)
 
     def free(self) -> tuple[list[int], list[int]]:
         """Sites without a partner, of either side."""
-        return [s for s in range(len(self.left)) if s not in self.face], [
-            s for s in range(len(self.right)) if s not in self.back
+        return [s for s in range(len(self.reference)) if s not in self.partners], [
+            s for s in range(len(self.target)) if s not in self.back
         ]
 
     def settled(self) -> bool:
         """Has one side no site left that was asked for and has no partner?"""
-        mine, theirs = self.free()
-        return not any(map(self.left.selected, mine)) or not any(map(self.right.selected, theirs))
+        free, free_target = self.free()
+        return not any(map(self.reference.selected, free)) or not any(
+            map(self.target.selected, free_target)
+        )
 
     def lane(self, sites: Sites, site: int) -> tuple[int, str]:
         """Calls of different ranks or phases are never paired here."""
         key = sites.keys[site]
-        return (self._ranks.get(key.rank, key.rank) if sites is self.left else key.rank), key.phase
+        return (
+            self._ranks.get(key.rank, key.rank) if sites is self.reference else key.rank
+        ), key.phase
+
+    def by_lane(
+        self, sites: Sequence[int], others: Sequence[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """The sites of both sides that may be paired, for every lane of the reference's."""
+        lane_of = {s: self.lane(self.reference, s) for s in sites}
+        across = {o: self.lane(self.target, o) for o in others}
+        for lane in dict.fromkeys(lane_of.values()):
+            yield [s for s in sites if lane_of[s] == lane], [o for o in others if across[o] == lane]
+
+    def parents(self) -> list[tuple[int, int]]:
+        """Paired sites, which may call sites to pair; first (-1, -1), above the roots."""
+        return [(-1, -1), *((s, partner.site) for s, partner in self.partners.items())]
+
+    def score(self, site: int, partner: int) -> float:
+        """How well the features of two sites fit, as `call_sequences.scores` gives it."""
+        a, b = [self.features[site]], [self.target_features[partner]]
+        return float(call_sequences.scores(a, b, self.word)[0, 0])
 
     def _rank_table(self) -> dict[int, int]:
-        ours, theirs = ({k.rank for k in s.keys} for s in (self.left, self.right))
-        return {ours.pop(): theirs.pop()} if len(ours) == 1 and len(theirs) == 1 else {}
+        ranks, target_ranks = ({k.rank for k in s.keys} for s in (self.reference, self.target))
+        return (
+            {ranks.pop(): target_ranks.pop()} if len(ranks) == 1 and len(target_ranks) == 1 else {}
+        )
 
-    def contradict(self, site: int, other: int) -> bool:
-        one, two = family(self.left.first[site].op_type), family(self.right.first[other].op_type)
-        return bool(one and two and one != two)
+    def contradict(self, site: int, partner: int) -> bool:
+        a, b = (
+            family(self.reference.first[site].op_type),
+            family(self.target.first[partner].op_type),
+        )
+        return bool(a and b and a != b)
 
-    def classes(self, site: int, other: int) -> str:
-        one, two = self.left.first[site].op_type, self.right.first[other].op_type
-        return "" if one == two else f"{one} against {two}"
+    def classes(self, site: int, partner: int) -> str:
+        a, b = self.reference.first[site].op_type, self.target.first[partner].op_type
+        return "" if a == b else f"{a} against {b}"
 
-    def tells(self, site: int, other: int) -> bool:
+    def tells(self, site: int, partner: int) -> bool:
         """Do the parameters of two sites say that they are one, elements or moments?"""
-        a, b = self.ours[site], self.theirs[other]
-        if a.held or b.held:
-            if len(a.held & b.held) * 2 > max(len(a.held), len(b.held)):
+        a, b = self.features[site], self.target_features[partner]
+        if a.elements or b.elements:
+            if len(a.elements & b.elements) * 2 > max(len(a.elements), len(b.elements)):
                 return True
             return bool(distance([a.moments], [b.moments])[0, 0] < CLOSE_OUTPUT / 5)
         return bool(a.out_hash and a.out_hash == b.out_hash)
 
-    def fits(self, site: int, other: int) -> bool:
-        return self.lane(self.left, site) == self.lane(self.right, other) and not self.contradict(
-            site, other
-        )
+    def fits(self, site: int, partner: int) -> bool:
+        return self.lane(self.reference, site) == self.lane(
+            self.target, partner
+        ) and not self.contradict(site, partner)
 
-    def same_parents(self, site: int, other: int) -> bool:
+    def same_parents(self, site: int, partner: int) -> bool:
         """Are the parents partners, or is one of them without any?"""
-        mine, theirs = self.left.parent[site], self.right.parent[other]
-        paired = self.face.get(mine)
+        parent, target_parent = self.reference.parent[site], self.target.parent[partner]
+        paired = self.partners.get(parent)
         return (
-            (paired is None and theirs not in self.back)
-            or (paired is not None and paired.other == theirs)
-            or mine == theirs == -1
+            (paired is None and target_parent not in self.back)
+            or (paired is not None and paired.site == target_parent)
+            or parent == target_parent == -1
         )
 
     def word(self, number: int) -> str:
         """The name behind `Feature.word`."""
         return self._vocabulary.spelt(number)
 
-    def why(self, site: int, other: int) -> str:
+    def why(self, site: int, partner: int) -> str:
         """What speaks for a pair, in words."""
-        a, b = self.ours[site], self.theirs[other]
+        a, b = self.features[site], self.target_features[partner]
         words: list[str] = []
-        if a.held and a.held == b.held:
+        if a.elements and a.elements == b.elements:
             count = int(a.moments[0])
             words.append(f"parameters equal ({count} elements)")
-        elif a.held & b.held:
-            words.append(
-                f"{len(a.held & b.held)} of {max(len(a.held), len(b.held))} parameters equal"
-            )
+        elif a.elements & b.elements:
+            count = max(len(a.elements), len(b.elements))
+            words.append(f"{len(a.elements & b.elements)} of {count} parameters equal")
         elif distance([a.moments], [b.moments])[0, 0] < CLOSE_OUTPUT:
             words.append(f"parameter norm {a.moments[1]:.6g} against {b.moments[1]:.6g}")
         elif a.shapes and a.shapes == b.shapes:
             words.append("same parameter shapes")
         if a.kind and a.kind == b.kind:
-            words.append(f"same class {self.left.first[site].op_type or self.left.first[site].op}")
+            words.append(
+                f"same class {self.reference.first[site].op_type or self.reference.first[site].op}"
+            )
         elif a.family and a.family == b.family:
             words.append(
-                f"{self.left.first[site].op_type} against {self.right.first[other].op_type}"
+                f"{self.reference.first[site].op_type} against {self.target.first[partner].op_type}"
             )
         if a.container and a.layout == b.layout:
             words.append("same structure")
@@ -181,10 +211,10 @@ def grouped(keyed: Iterable[tuple[Hashable, int]]) -> dict[Hashable, list[int]]:
     return out
 
 
-def alone(sites: Iterable[int], features: Features) -> dict[Hashable, int]:
+def unique_contents(sites: Iterable[int], features: Features) -> dict[Hashable, int]:
     """Content of the parameters -> the site, where only one has it."""
     return {
-        c: found[0]
-        for c, found in grouped((features[s].content or None, s) for s in sites).items()
-        if len(found) == 1
+        c: holders[0]
+        for c, holders in grouped((features[s].content or None, s) for s in sites).items()
+        if len(holders) == 1
     }

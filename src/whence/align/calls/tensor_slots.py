@@ -1,6 +1,4 @@
-"""Which tensor of a call faces which of its partner: by slot, then by content, then by order where
-the shapes agree.
-"""
+"""Pairs the tensors of two calls: by slot, then by content, then by order where shapes agree."""
 
 from __future__ import annotations
 
@@ -32,61 +30,64 @@ _CLEARLY = 5.0
 _ANOTHER = 0.1
 
 
-def face(
-    call: Call, other: Call, reference: Run, target: Run
+def pair_slots(
+    call: Call, partner: Call, reference: Run, target: Run
 ) -> tuple[list[SlotPair], list[str], list[str]]:
     """(pairs, slots only the reference's call has, slots only the target's has)."""
-    theirs = {r.slot: r for r in other.refs}
+    across = {r.slot: r for r in partner.refs}
     slots: list[SlotPair] = []
-    left: list[Ref] = []
+    unpaired: list[Ref] = []
     for ref in call.refs:
-        match = theirs.pop(ref.slot, None)
+        match = across.pop(ref.slot, None)
         if match is None:
-            left.append(ref)
+            unpaired.append(ref)
         else:
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
-    slots = _of_one_kind(slots, theirs, reference, target)
-    if call.op_type != other.op_type:
-        slots = _elsewhere(_swapped(slots, reference, target), theirs, reference, target)
+    slots = _of_one_kind(slots, across, reference, target)
+    if call.op_type != partner.op_type:
+        slots = _elsewhere(_swapped(slots, reference, target), across, reference, target)
     # A module may face the last of the operators in it, which reads something else than the module
     # does.
-    is_part = call.op_type != other.op_type and {call.kind, other.kind} == {"module", "operator"}
-    is_fused = _is_fused(call, other)
+    is_part = call.op_type != partner.op_type and {call.kind, partner.kind} == {
+        "module",
+        "operator",
+    }
+    is_fused = _is_fused(call, partner)
     for slot in [s for s in slots if (is_part or is_fused) and is_input(s.reference_slot)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
         if _unlike(a, b) if is_part else _distance(a, b) >= _CLOSE:
             slots.remove(slot)
-            left.append(Ref(slot.reference_slot, slot.reference_record))
-            theirs[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
-    free = list(theirs.values())
-    if not left or not free:
-        return slots, [r.slot for r in left], [f.slot for f in free]
-    for kind in dict.fromkeys(_kind(r) for r in left):
-        mine = [r for r in left if _kind(r) == kind]
+            unpaired.append(Ref(slot.reference_slot, slot.reference_record))
+            across[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
+    free = list(across.values())
+    if not unpaired or not free:
+        return slots, [r.slot for r in unpaired], [f.slot for f in free]
+    for kind in dict.fromkeys(_kind(r) for r in unpaired):
+        refs = [r for r in unpaired if _kind(r) == kind]
         others = [f for f in free if _kind(f) == kind]
-        for ref, match in _matched(mine, others, kind, reference, target):
+        for ref, match in _matched(refs, others, kind, reference, target):
             a, b = reference.records[ref.record], target.records[match.record]
             if kind == "input" and (
                 (is_part and _unlike(a, b)) or (is_fused and _distance(a, b) >= _CLOSE)
             ):
                 continue
-            left.remove(ref)
+            unpaired.remove(ref)
             free.remove(match)
             slots.append(SlotPair(ref.slot, match.slot, ref.record, match.record))
-    return slots, [r.slot for r in left], [f.slot for f in free]
+    return slots, [r.slot for r in unpaired], [f.slot for f in free]
 
 
-def _is_fused(call: Call, other: Call) -> bool:
+def _is_fused(call: Call, partner: Call) -> bool:
     """Two operators of one name, of which one was fused with those before it and reads what they
     read: other types, other operands.
     """
     if (
-        call.op_type == other.op_type
-        or not call.kind == other.kind == "operator"
-        or call.scope != other.scope
+        call.op_type == partner.op_type
+        or not call.kind == partner.kind == "operator"
+        or call.scope != partner.scope
     ):
         return False
-    return any(len(call.slots(kind)) != len(other.slots(kind)) for kind in ("input", "param"))
+    return any(len(call.slots(kind)) != len(partner.slots(kind)) for kind in ("input", "param"))
 
 
 def _of_one_kind(
@@ -127,33 +128,33 @@ def _kind(ref: Ref) -> str:
 
 
 def _matched(
-    mine: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run
+    refs: list[Ref], others: list[Ref], kind: str, reference: Run, target: Run
 ) -> list[tuple[Ref, Ref]]:
     """Pairs among the slots of one kind that share no name."""
     out: list[tuple[Ref, Ref]] = []
-    mine, others = list(mine), list(others)
+    refs, others = list(refs), list(others)
 
     def take(ref: Ref, match: Ref) -> None:
         out.append((ref, match))
-        mine.remove(ref)
+        refs.remove(ref)
         others.remove(match)
 
     if kind == "param":
-        for ref in list(mine):
+        for ref in list(refs):
             named = [o for o in others if _parameter(o.slot) == _parameter(ref.slot)]
             if (
                 len(named) == 1
-                and sum(_parameter(r.slot) == _parameter(ref.slot) for r in mine) == 1
+                and sum(_parameter(r.slot) == _parameter(ref.slot) for r in refs) == 1
             ):
                 take(ref, named[0])
-    a = {r.slot: reference.records[r.record] for r in mine}
+    a = {r.slot: reference.records[r.record] for r in refs}
     b = {o.slot: target.records[o.record] for o in others}
-    for ref in list(mine):
-        same = [o for o in others if _same_elements(a[ref.slot], b[o.slot])]
-        if len(same) == 1 and sum(_same_elements(a[r.slot], b[same[0].slot]) for r in mine) == 1:
-            take(ref, same[0])
-    for ref in list(mine):
-        near = sorted((_apart(a[ref.slot], b[o.slot]), k) for k, o in enumerate(others))
+    for ref in list(refs):
+        equal = [o for o in others if _same_elements(a[ref.slot], b[o.slot])]
+        if len(equal) == 1 and sum(_same_elements(a[r.slot], b[equal[0].slot]) for r in refs) == 1:
+            take(ref, equal[0])
+    for ref in list(refs):
+        near = sorted((_figure_distance(a[ref.slot], b[o.slot]), k) for k, o in enumerate(others))
         if (
             near
             and near[0][0] < _CLOSE
@@ -161,17 +162,18 @@ def _matched(
         ):
             match = others[near[0][1]]
             if a[ref.slot].shape == b[match.slot].shape and not any(
-                r is not ref and _apart(a[r.slot], b[match.slot]) <= _CLEARLY * near[0][0] + 1e-6
-                for r in mine
+                r is not ref
+                and _figure_distance(a[r.slot], b[match.slot]) <= _CLEARLY * near[0][0] + 1e-6
+                for r in refs
             ):
                 take(ref, match)
-    for ref in list(mine):
+    for ref in list(refs):
         # One program passes by position what the other passes by name.
         match_ = next((o for o in others if b[o.slot].shape == a[ref.slot].shape), None)
         if match_ is not None:
             take(ref, match_)
-    if len(mine) == 1 and len(others) == 1 and a[mine[0].slot].count == b[others[0].slot].count:
-        take(mine[0], others[0])
+    if len(refs) == 1 and len(others) == 1 and a[refs[0].slot].count == b[others[0].slot].count:
+        take(refs[0], others[0])
     return out
 
 
@@ -203,7 +205,7 @@ def _same_elements(a: Record, b: Record) -> bool:
     return bool(a.hash) and a.hash == b.hash
 
 
-def _apart(a: Record, b: Record) -> float:
+def _figure_distance(a: Record, b: Record) -> float:
     """The largest relative difference of norm and extremes; inf where that says nothing."""
     s, t = a.statistics, b.statistics
     if a.count != b.count or s is None or t is None or not s.std or not t.std:
@@ -222,19 +224,26 @@ def _swapped(slots: list[SlotPair], reference: Run, target: Run) -> list[SlotPai
 
     Calls of one class keep their positions: there, exchanged arguments are a fault.
     """
-    at = [
+    positions = [
         k
         for k, s in enumerate(slots)
         if is_input(s.reference_slot) and input_name(s.reference_slot).isdigit()
     ]
     out = list(slots)
-    for n, i in enumerate(at):
-        for j in at[n + 1 :]:
+    for n, i in enumerate(positions):
+        for j in positions[n + 1 :]:
             a, b = out[i], out[j]
-            one, two = reference.records[a.reference_record], reference.records[b.reference_record]
-            yours, other = target.records[a.target_record], target.records[b.target_record]
-            straight = _same_elements(one, yours) or _same_elements(two, other)
-            if not straight and _same_elements(one, other) and _same_elements(two, yours):
+            record_a, record_b = (
+                reference.records[a.reference_record],
+                reference.records[b.reference_record],
+            )
+            target_a, target_b = target.records[a.target_record], target.records[b.target_record]
+            straight = _same_elements(record_a, target_a) or _same_elements(record_b, target_b)
+            if (
+                not straight
+                and _same_elements(record_a, target_b)
+                and _same_elements(record_b, target_a)
+            ):
                 out[i] = SlotPair(
                     a.reference_slot, b.target_slot, a.reference_record, b.target_record
                 )
@@ -256,16 +265,19 @@ def _elsewhere(
     for k, slot in enumerate(slots):
         if not is_input(slot.reference_slot) or not input_name(slot.reference_slot).isdigit():
             continue
-        mine, now = reference.records[slot.reference_record], target.records[slot.target_record]
+        record, current = (
+            reference.records[slot.reference_record],
+            target.records[slot.target_record],
+        )
         others = [
             r
             for r in free.values()
-            if _kind(r) == "input" and target.records[r.record].shape == mine.shape
+            if _kind(r) == "input" and target.records[r.record].shape == record.shape
         ]
-        fits = min(others, key=lambda r: _distance(mine, target.records[r.record]), default=None)
-        if fits is not None and _CLEARLY * _distance(mine, target.records[fits.record]) < _distance(
-            mine, now
-        ):
+        fits = min(others, key=lambda r: _distance(record, target.records[r.record]), default=None)
+        if fits is not None and _CLEARLY * _distance(
+            record, target.records[fits.record]
+        ) < _distance(record, current):
             del free[fits.slot]
             free[slot.target_slot] = Ref(slot.target_slot, slot.target_record)
             out[k] = SlotPair(slot.reference_slot, fits.slot, slot.reference_record, fits.record)
@@ -273,14 +285,14 @@ def _elsewhere(
 
 
 def _distance(a: Record, b: Record) -> float:
-    return 0.0 if _same_elements(a, b) else _apart(a, b)
+    return 0.0 if _same_elements(a, b) else _figure_distance(a, b)
 
 
 _MOST = 250_000  # ways to look at
 
 
-def fitted(
-    call: Call, other: Call, reference: Run, target: Run
+def pair_in_order(
+    call: Call, partner: Call, reference: Run, target: Run
 ) -> tuple[list[SlotPair], list[str], list[str]]:
     """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives
     them.
@@ -291,26 +303,30 @@ def fitted(
     """
     pairs: list[SlotPair] = []
     for kind in ("input", "output"):
-        mine, theirs = call.slots(kind), other.slots(kind)
+        refs, others = call.slots(kind), partner.slots(kind)
         a, b = (
-            [reference.records[r.record] for r in mine],
-            [target.records[r.record] for r in theirs],
+            [reference.records[r.record] for r in refs],
+            [target.records[r.record] for r in others],
         )
-        pairs += [_pair(mine[i], theirs[j]) for i, j in _in_order(a, b)]
-    left, right = {p.reference_slot for p in pairs}, {p.target_slot for p in pairs}
+        pairs += [_pair(refs[i], others[j]) for i, j in _in_order(a, b)]
+    placed, target_placed = {p.reference_slot for p in pairs}, {p.target_slot for p in pairs}
     # What order did not place, names and content may.
-    rest, _, _ = face(_without(call, left), _without(other, right), reference, target)
-    kept = [p for p in rest if not _clash(p, reference, target)]
-    again = {p.reference_slot for p in kept}, {p.target_slot for p in kept}
+    remaining, _, _ = pair_slots(
+        _without(call, placed), _without(partner, target_placed), reference, target
+    )
+    usable = [p for p in remaining if not _clash(p, reference, target)]
+    later = {p.reference_slot for p in usable}, {p.target_slot for p in usable}
     return (
-        sorted([*pairs, *kept], key=lambda p: [r.slot for r in call.refs].index(p.reference_slot)),
-        [r.slot for r in call.refs if r.slot not in left | again[0]],
-        [r.slot for r in other.refs if r.slot not in right | again[1]],
+        sorted(
+            [*pairs, *usable], key=lambda p: [r.slot for r in call.refs].index(p.reference_slot)
+        ),
+        [r.slot for r in call.refs if r.slot not in placed | later[0]],
+        [r.slot for r in partner.refs if r.slot not in target_placed | later[1]],
     )
 
 
-def _pair(one: Ref, other: Ref) -> SlotPair:
-    return SlotPair(one.slot, other.slot, one.record, other.record)
+def _pair(ref: Ref, across: Ref) -> SlotPair:
+    return SlotPair(ref.slot, across.slot, ref.record, across.record)
 
 
 def _without(call: Call, slots: set[str]) -> Call:
@@ -321,32 +337,34 @@ def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
     return not _worth(reference.records[pair.reference_record], target.records[pair.target_record])
 
 
-def _in_order(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[int, int]]:
+def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
     """The pairs, in order on both sides, that agree best in all; the k-th with the k-th where that
     is too much to search.
     """
-    if len(ours) * len(theirs) > _MOST:
-        return [(k, k) for k in range(min(len(ours), len(theirs))) if _worth(ours[k], theirs[k])]
-    return best_in_order(len(ours), len(theirs), lambda i, j: _worth(ours[i], theirs[j]))
+    if len(records) * len(others) > _MOST:
+        return [
+            (k, k) for k in range(min(len(records), len(others))) if _worth(records[k], others[k])
+        ]
+    return best_in_order(len(records), len(others), lambda i, j: _worth(records[i], others[j]))
 
 
-def _worth(one: Record, other: Record) -> float:
+def _worth(a: Record, b: Record) -> float:
     """How well two tensors fit: 0 not at all; the same number of elements at least, and numbers of
     one kind before others.
     """
-    if one.count != other.count or _may_be_float(one) != _may_be_float(other):
+    if a.count != b.count or _may_be_float(a) != _may_be_float(b):
         return 0.0
-    same = one.shape == other.shape
-    alike = bool(one.hash) and one.hash == other.hash and one.dtype == other.dtype
+    same_shape = a.shape == b.shape
+    alike = bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype
     return (
         1.0
-        + 0.5 * same
+        + 0.5 * same_shape
         + 0.25 * alike
-        + (0.1 if one.dtype == other.dtype else 0.0)
-        - (0.5 if not one.shape else 0.0)
+        + (0.1 if a.dtype == b.dtype else 0.0)
+        - (0.5 if not a.shape else 0.0)
     )
 
 
 def _may_be_float(record: Record) -> bool:
-    found = dtypes.DTYPES.get(record.dtype)
-    return found is None or found.is_floating
+    dtype = dtypes.DTYPES.get(record.dtype)
+    return dtype is None or dtype.is_floating
