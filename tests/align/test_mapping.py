@@ -37,7 +37,7 @@ def written(tmp_path, text):
 
 
 def faced(reference, target, path):
-    return align.align(reference, target, chart=align.load_map(path))
+    return align.align(reference, target, user_map=align.load_map(path))
 
 
 def test_names_are_rewritten_before_anything_is_paired(tmp_path):
@@ -236,10 +236,10 @@ def test_what_a_map_takes_from_a_pair_leaves_all_others_of_it_unmatched(tmp_path
     target = run(("", {"input.0": X}), linear("a", halves[0]), linear("b", halves[1]))
     both = PlanEditor(SPLIT, target, align.plan(SPLIT, target))
     for call in (1, 2):
-        both.free("target", target.calls[call])
-    both.free("reference", SPLIT.calls[1])
-    both.take(CallPair(1, 1, "fused calls", also=(2,)))
-    both.free("target", target.calls[1])
+        both.release("target", target.calls[call])
+    both.release("reference", SPLIT.calls[1])
+    both.add(CallPair(1, 1, "fused calls", also=(2,)))
+    both.release("target", target.calls[1])
     plan = both.done()[1]
     assert {2} <= set(plan.unmatched_target)
     assert 1 in plan.unmatched_reference

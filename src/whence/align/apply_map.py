@@ -14,17 +14,17 @@ import msgspec
 
 from whence.align.call_sites import selected
 from whence.align.calls.match import pair_of
-from whence.align.derived_run import Derived, DerivedTensors
-from whence.align.dims import Unfit, names
+from whence.align.derived_run import Derived
+from whence.align.dims import Node, Unfit, names
 from whence.align.plan_editor import USER_MAP, PlanEditor
-from whence.align.user_map import Entry, Map, compiled, filled
+from whence.align.user_map import Entry, Map, Slot, compiled, filled
 from whence.records import Call, Run
 from whence.records.marks import Mark, mark
 from whence.results import CallPair, Plan, SlotPair
 
 
 def prepared(
-    reference: Run, target: Run, chart: Map
+    reference: Run, target: Run, user_map: Map
 ) -> tuple[Run, Run, Mapping[str, str], list[str]]:
     """(reference, target, new names of the target -> old ones, notes): names rewritten, ignored
     calls not selected.
@@ -32,47 +32,52 @@ def prepared(
     Raises UsageError for patterns that match nothing.
     """
     notes = []
-    left = _ignored(reference, chart, chart.ignore_reference, "reference")
-    right = _ignored(target, chart, chart.ignore_target, "target")
-    for side, before, after in (("reference", reference, left), ("target", target, right)):
-        gone = len(selected(before.calls)) - len(selected(after.calls))
-        if gone:
-            notes.append(f"the map leaves out {gone} calls of the {side}")
-    return left, *_renamed(right, chart), notes
+    new_reference = _ignored(reference, user_map, user_map.ignore_reference, "reference")
+    new_target = _ignored(target, user_map, user_map.ignore_target, "target")
+    for side, run, changed in (
+        ("reference", reference, new_reference),
+        ("target", target, new_target),
+    ):
+        count = len(selected(run.calls)) - len(selected(changed.calls))
+        if count:
+            notes.append(f"the map leaves out {count} calls of the {side}")
+    return new_reference, *_renamed(new_target, user_map), notes
 
 
-def _ignored(run: Run, chart: Map, patterns: Sequence[tuple[str, int]], side: str) -> Run:
+def _ignored(run: Run, user_map: Map, patterns: Sequence[tuple[str, int]], side: str) -> Run:
     if not patterns:
         return run
-    gone: set[int] = set()
+    ignored: set[int] = set()
     for pattern, line in patterns:
-        found = [c.id for c in run.calls if compiled(pattern).fullmatch(c.scope)]
-        if not found:
-            raise chart.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
-        gone.update(found)
+        matching = [c.id for c in run.calls if compiled(pattern).fullmatch(c.scope)]
+        if not matching:
+            raise user_map.error(line, f"ignore.{side}: {_nothing(pattern, run, side)}")
+        ignored.update(matching)
     calls = [
-        msgspec.structs.replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED))) if c.id in gone else c
+        msgspec.structs.replace(c, notes=(*c.notes, mark(Mark.NOT_SELECTED)))
+        if c.id in ignored
+        else c
         for c in run.calls
     ]
     return Derived(run, (), (), calls)
 
 
-def _renamed(run: Run, chart: Map) -> tuple[Run, Mapping[str, str]]:
-    if not chart.names:
+def _renamed(run: Run, user_map: Map) -> tuple[Run, Mapping[str, str]]:
+    if not user_map.names:
         return run, {}
-    rules = [(compiled(r.old), r) for r in chart.names]
+    rules = [(compiled(r.old), r) for r in user_map.names]
     used: set[int] = set()
     new: dict[str, str] = {}
     for scope in dict.fromkeys(c.scope for c in run.calls):
-        for at, (expression, rule) in enumerate(rules):
-            found = expression.fullmatch(scope)
-            if found:
-                used.add(at)
-                new[scope] = filled(rule.new, found)
+        for index, (expression, rule) in enumerate(rules):
+            match = expression.fullmatch(scope)
+            if match:
+                used.add(index)
+                new[scope] = filled(rule.new, match)
                 break
-    for at, (_, rule) in enumerate(rules):
-        if at not in used:
-            raise chart.error(rule.line, f"names.from: {_nothing(rule.old, run, 'target')}")
+    for index, (_, rule) in enumerate(rules):
+        if index not in used:
+            raise user_map.error(rule.line, f"names.from: {_nothing(rule.old, run, 'target')}")
     calls = [
         msgspec.structs.replace(c, scope=new[c.scope]) if c.scope in new else c for c in run.calls
     ]
@@ -80,7 +85,7 @@ def _renamed(run: Run, chart: Map) -> tuple[Run, Mapping[str, str]]:
 
 
 def applied(
-    reference: Run, target: Run, plan: Plan, chart: Map, named: Mapping[str, str]
+    reference: Run, target: Run, plan: Plan, user_map: Map, named: Mapping[str, str]
 ) -> tuple[Run, Plan]:
     """(target with what the map makes of it, plan with its pairs): they take the place of all
     others of the same calls.
@@ -88,54 +93,45 @@ def applied(
     named: the target's own names by rewritten ones. Raises UsageError for entries that match
     nothing, contradict or do not fit.
     """
-    at = PlanEditor(reference, target, plan)
-    at.pairs = {call: _by_name(pair, target, named) for call, pair in at.pairs.items()}
-    said: dict[int, tuple[Entry, CallPair]] = {}
-    others = _table(selected(target.calls))
-    for entry in chart.pairs:
-        calls = [
-            (c, m)
-            for c in selected(reference.calls)
-            if (m := compiled(entry.reference).fullmatch(c.scope))
-        ]
+    editor = PlanEditor(reference, target, plan)
+    editor.pairs = {call: _by_name(pair, target, named) for call, pair in editor.pairs.items()}
+    entries: dict[int, tuple[Entry, CallPair]] = {}
+    by_name = _table(selected(target.calls))
+    for entry in user_map.pairs:
+        expression = compiled(entry.reference)
+        matches = [(c, expression.fullmatch(c.scope)) for c in selected(reference.calls)]
+        calls = [(call, match) for call, match in matches if match]
         if not calls:
-            raise chart.error(
-                entry.line, f"pairs.reference: {_nothing(entry.reference, reference, 'reference')}"
-            )
-        hit = 0
+            nothing = _nothing(entry.reference, reference, "reference")
+            raise user_map.error(entry.line, f"pairs.reference: {nothing}")
+        missing: list[str] = []
         for call, match in calls:
-            if call.id in said:
-                raise chart.error(
+            if call.id in entries:
+                raise user_map.error(
                     entry.line,
-                    f"{call.scope} was paired on line {said[call.id][0].line} already; leave one "
-                    "of them out",
+                    f"{call.scope} was paired on line {entries[call.id][0].line} already; "
+                    "leave one of them out",
                 )
-            facing = {
-                name: _facing(call, filled(pattern, match), others)
-                for name, pattern in entry.target
+            names = {name: filled(pattern, match) for name, pattern in entry.target}
+            candidates = {name: _namesake(call, scope, by_name) for name, scope in names.items()}
+            operands = {
+                name: operand for name, operand in candidates.items() if operand is not None
             }
-            if all(facing.values()):
-                hit += 1
-                pair = _explicit(call, facing, entry, chart, reference, target, at.making)  # type: ignore[arg-type]
-                said[call.id] = entry, pair
-        if not hit:
-            call, match = calls[0]
-            wanted = next(
-                w
-                for _, pattern in entry.target
-                if _facing(call, w := filled(pattern, match), others) is None
+            if len(operands) == len(names):
+                entries[call.id] = entry, _mapped_pair(call, operands, entry, user_map, editor)
+            missing += [scope for name, scope in names.items() if name not in operands][:1]
+        if len(missing) == len(calls):
+            nothing = _nothing(missing[0], target, "target")
+            raise user_map.error(
+                entry.line, f"pairs.target: {nothing} where {calls[0][0].scope} is"
             )
-            raise chart.error(
-                entry.line,
-                f"pairs.target: {_nothing(wanted, target, 'target')} where {call.scope} is",
-            )
-    for _, pair in said.values():
-        at.free("reference", reference.calls[pair.reference])
-        for other in (pair.target, *pair.also):
-            at.free("target", target.calls[other])
-    for _, pair in said.values():
-        at.take(pair)
-    return at.done()
+    for _, pair in entries.values():
+        editor.release("reference", reference.calls[pair.reference])
+        for partner in (pair.target, *pair.also):
+            editor.release("target", target.calls[partner])
+    for _, pair in entries.values():
+        editor.add(pair)
+    return editor.done()
 
 
 def _by_name(pair: CallPair, target: Run, named: Mapping[str, str]) -> CallPair:
@@ -155,78 +151,81 @@ def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
     return out
 
 
-def _facing(call: Call, scope: str, others: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
+def _namesake(call: Call, scope: str, by_name: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
     """The call of that name in the same step: of the same rank and occurrence where there are
     several.
     """
-    found = others.get((scope, call.step, call.micro, call.phase), [])
-    exact = [c for c in found if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
-    return next(iter(exact or (found if len(found) == 1 else [])), None)
+    namesakes = by_name.get((scope, call.step, call.micro, call.phase), [])
+    exact = [c for c in namesakes if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
+    return next(iter(exact or (namesakes if len(namesakes) == 1 else [])), None)
 
 
-def _explicit(
-    call: Call,
-    facing: Mapping[str, Call],
-    entry: Entry,
-    chart: Map,
-    reference: Run,
-    target: Run,
-    making: DerivedTensors,
+def _mapped_pair(
+    call: Call, operands: Mapping[str, Call], entry: Entry, user_map: Map, editor: PlanEditor
 ) -> CallPair:
-    first = next(iter(facing.values()))
-    base = pair_of(call, first, USER_MAP, reference, target)
-    slots = {s.reference_slot: s for s in base.slots} if len(facing) == 1 else {}
-    records = {r.slot: r.record for r in call.refs}
+    first = next(iter(operands.values()))
+    base = pair_of(call, first, USER_MAP, editor.reference, editor.target)
+    slots = {s.reference_slot: s for s in base.slots} if len(operands) == 1 else {}
+    slot_names = [r.slot for r in call.refs]
     for name, how in entry.slots.items():
-        if name not in records:
-            raise chart.error(
-                how.line, f"{call.scope} has no slot {name!r}; it has {', '.join(records)}"
+        if name not in slot_names:
+            raise user_map.error(
+                how.line, f"{call.scope} has no slot {name!r}; it has {', '.join(slot_names)}"
             )
         if how.dims is None:
             slots.pop(name, None)
-            continue
-        theirs = dict(how.names)
-        bound: dict[str, list[int]] = {}
-        used = set(names(how.dims))
-        for operand in (o for o in (*facing, *theirs) if o in used):
-            other = facing.get(operand, first)
-            slot = theirs.get(operand, name)
-            record = next((r.record for r in other.refs if r.slot == slot), None)
-            if record is not None:
-                bound[operand] = [record]
-            elif operand in theirs:
-                raise chart.error(
-                    how.line,
-                    f"{other.scope} of the target has no slot {slot!r} (it has "
-                    f"{', '.join(r.slot for r in other.refs)})",
-                )
-        try:
-            made = making.add(how.dims, bound, f"{chart.path}, line {how.line}")
-        except Unfit as error:
-            raise chart.error(how.line, f"{call.scope}, {name}: {error}") from None
-        shape = reference.records[records[name]].shape
-        if making.record(made).shape != shape:
-            raise chart.error(
-                how.line,
-                f"{call.scope}, {name}: {how.dims} has shape {making.record(made).shape}, the "
-                f"reference's is {shape}",
-            )
-        slots[name] = SlotPair(
-            name, theirs.get(next(iter(facing)), name), records[name], made, str(how.dims)
-        )
-    only = tuple(r.slot for r in call.refs if r.slot not in slots)
-    called = " and ".join(dict.fromkeys(c.scope for c in facing.values()))
-    also = tuple(c.id for c in facing.values() if c.id != first.id)
+        else:
+            slots[name] = _mapped_slot(call, name, how, how.dims, operands, user_map, editor)
+    called = " and ".join(dict.fromkeys(c.scope for c in operands.values()))
     return CallPair(
         call.id,
         first.id,
         USER_MAP,
         f"line {entry.line}: {called}",
         tuple(slots.values()),
-        only,
+        tuple(name for name in slot_names if name not in slots),
         base.only_target,
-        also,
+        tuple(c.id for c in operands.values() if c.id != first.id),
     )
+
+
+def _mapped_slot(
+    call: Call,
+    name: str,
+    how: Slot,
+    dims: Node,
+    operands: Mapping[str, Call],
+    user_map: Map,
+    editor: PlanEditor,
+) -> SlotPair:
+    """A slot of the reference's call with the tensor that its expression makes of the target's."""
+    slot_names = dict(how.names)
+    bound: dict[str, list[int]] = {}
+    used = set(names(dims))
+    for operand in (o for o in (*operands, *slot_names) if o in used):
+        source = operands.get(operand, next(iter(operands.values())))
+        slot = slot_names.get(operand, name)
+        record = next((r.record for r in source.refs if r.slot == slot), None)
+        if record is not None:
+            bound[operand] = [record]
+        elif operand in slot_names:
+            raise user_map.error(
+                how.line,
+                f"{source.scope} of the target has no slot {slot!r} (it has "
+                f"{', '.join(r.slot for r in source.refs)})",
+            )
+    try:
+        number = editor.derived.add(dims, bound, f"{user_map.path}, line {how.line}")
+    except Unfit as error:
+        raise user_map.error(how.line, f"{call.scope}, {name}: {error}") from None
+    record_id = next(r.record for r in call.refs if r.slot == name)
+    shape, expected = editor.derived.record(number).shape, editor.reference.records[record_id].shape
+    if shape != expected:
+        raise user_map.error(
+            how.line,
+            f"{call.scope}, {name}: {dims} has shape {shape}, the reference's is {expected}",
+        )
+    return SlotPair(name, slot_names.get(next(iter(operands)), name), record_id, number, str(dims))
 
 
 def _nothing(pattern: str, run: Run, side: str) -> str:

@@ -32,22 +32,24 @@ def step_of(call: Call) -> tuple[int, str, int, int]:
     return call.rank, call.root, call.step, call.micro
 
 
-def same_step(one: Call, other: Call) -> bool:
+def same_step(a: Call, b: Call) -> bool:
     """Do two calls belong to one call of a root?"""
-    return step_of(one) == step_of(other)
+    return step_of(a) == step_of(b)
 
 
-def match_roots(left: Iterable[SiteKey | Call], right: Iterable[SiteKey | Call]) -> dict[str, str]:
+def match_roots(
+    reference: Iterable[SiteKey | Call], target: Iterable[SiteKey | Call]
+) -> dict[str, str]:
     """Root names of the reference -> root names of the target they stand for."""
-    names_left, names_right = (
-        dict.fromkeys(c.root for c in left),
-        dict.fromkeys(c.root for c in right),
+    names, target_names = (
+        dict.fromkeys(c.root for c in reference),
+        dict.fromkeys(c.root for c in target),
     )
-    table = {name: name for name in names_left if name in names_right}
-    free_left = [n for n in names_left if n not in table]
-    free_right = [n for n in names_right if n not in table]
-    if len(free_left) == 1 and len(free_right) == 1:
-        table[free_left[0]] = free_right[0]
+    table = {name: name for name in names if name in target_names}
+    free = [n for n in names if n not in table]
+    target_free = [n for n in target_names if n not in table]
+    if len(free) == 1 and len(target_free) == 1:
+        table[free[0]] = target_free[0]
     return table
 
 
@@ -87,28 +89,28 @@ class Sites:
 
     def _order(self) -> dict[int, list[int]]:
         first: dict[int, int] = {}  # by parent site
-        after: dict[int, int] = {}  # site -> the sibling behind it
+        next_sibling: dict[int, int] = {}  # site -> the sibling behind it
         last: dict[int, int] = {}  # by parent call: the child that ran last
         placed: set[int] = set()
         for call in sorted(self.calls, key=lambda c: c.order):
-            site, before = self.site_of[call.id], last.get(call.parent, -1)
+            site, previous = self.site_of[call.id], last.get(call.parent, -1)
             if site not in placed and self.first[site].id == call.id:
                 placed.add(site)
                 parent = self.parent[site]
-                if before < 0 or self.parent[before] != parent:
+                if previous < 0 or self.parent[previous] != parent:
                     if parent in first:
-                        after[site] = first[parent]
+                        next_sibling[site] = first[parent]
                     first[parent] = site
                 else:
-                    if before in after:
-                        after[site] = after[before]
-                    after[before] = site
+                    if previous in next_sibling:
+                        next_sibling[site] = next_sibling[previous]
+                    next_sibling[previous] = site
             last[call.parent] = site
         kids: dict[int, list[int]] = {}
-        for parent, one in first.items():
-            found = kids[parent] = [one]
-            while found[-1] in after:
-                found.append(after[found[-1]])
+        for parent, child in first.items():
+            siblings = kids[parent] = [child]
+            while siblings[-1] in next_sibling:
+                siblings.append(next_sibling[siblings[-1]])
         return kids
 
     def leaves(self) -> list[int]:
@@ -143,10 +145,10 @@ class Sites:
 
     def below(self, site: int) -> list[int]:
         """All sites below this one, in no order that matters."""
-        found: list[int] = []
+        out: list[int] = []
         todo = list(self.kids.get(site, ()))
         while todo:
-            one = todo.pop()
-            found.append(one)
-            todo += self.kids.get(one, ())
-        return found
+            current = todo.pop()
+            out.append(current)
+            todo += self.kids.get(current, ())
+        return out

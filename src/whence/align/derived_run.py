@@ -31,7 +31,7 @@ class Derived(Over):
     def __init__(
         self,
         base: Run,
-        made: Sequence[Made],
+        tensors: Sequence[Made],
         records: Sequence[Record],
         calls: Sequence[Call] | None = None,
     ) -> None:
@@ -41,12 +41,12 @@ class Derived(Over):
             calls,
             Looked(
                 first + len(records),
-                lambda at: records[at - first] if at >= first else base.records[at],
+                lambda index: records[index - first] if index >= first else base.records[index],
             ),
         )
-        self.made = tuple(made)
-        self._held: OrderedDict[int, Array] = OrderedDict()
-        self._held_bytes = 0
+        self.tensors = tuple(tensors)
+        self._cache: OrderedDict[int, Array] = OrderedDict()
+        self._cache_bytes = 0
 
     def array(self, record: int) -> Array:
         """Elements of a record, its own or made. Read-only. Raises ElementsMissing with what it is
@@ -54,26 +54,26 @@ class Derived(Over):
         """
         if record < self._first:
             return self.base.array(record)
-        found = self._held.get(record)
-        if found is None and self.records[record].why:
+        array = self._cache.get(record)
+        if array is None and self.records[record].why:
             raise ElementsMissing(self.records[record].why)
-        if found is None:
-            found = self._make(self.made[record - self._first])
-            self._held[record] = found
-            self._held_bytes += found.nbytes
-            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
-                self._held_bytes -= self._held.popitem(last=False)[1].nbytes
+        if array is None:
+            array = self._make(self.tensors[record - self._first])
+            self._cache[record] = array
+            self._cache_bytes += array.nbytes
+            while self._cache_bytes > _HELD_BYTES and len(self._cache) > 1:
+                self._cache_bytes -= self._cache.popitem(last=False)[1].nbytes
         else:
-            self._held.move_to_end(record)
-        return found
+            self._cache.move_to_end(record)
+        return array
 
-    def _make(self, made: Made) -> Array:
+    def _make(self, tensor: Made) -> Array:
         try:
-            bound = {name: [self.array(r) for r in ids] for name, ids in made.operands}
+            bound = {name: [self.array(r) for r in ids] for name, ids in tensor.operands}
         except ElementsMissing as error:
-            raise ElementsMissing(f"made as {made.dims}: {error}") from None
-        array = np.ascontiguousarray(expressions.parse(made.dims).apply(bound)).reshape(
-            self.records[made.record].shape
+            raise ElementsMissing(f"made as {tensor.dims}: {error}") from None
+        array = np.ascontiguousarray(expressions.parse(tensor.dims).apply(bound)).reshape(
+            self.records[tensor.record].shape
         )
         view = array.view()
         view.flags.writeable = False
@@ -85,14 +85,14 @@ class DerivedTensors:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.made: list[Made] = []
+        self.tensors: list[Made] = []
         self._records: list[Record] = []
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._existing: dict[tuple[Any, ...], int] = {}
 
-    def record(self, at: int) -> Record:
+    def record(self, record: int) -> Record:
         """A record of the run, or one that is to be made."""
-        behind = at - len(self.run.records)
-        return self._records[behind] if behind >= 0 else self.run.records[at]
+        index = record - len(self.run.records)
+        return self._records[index] if index >= 0 else self.run.records[record]
 
     def add(
         self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = ""
@@ -105,37 +105,37 @@ class DerivedTensors:
         if isinstance(node, expressions.Name) and len(bound[node.name]) == 1:
             return bound[node.name][0]
         text = str(node)
-        known = self._known.get((text, operands))
-        if known is not None:
-            return known
+        existing = self._existing.get((text, operands))
+        if existing is not None:
+            return existing
         records = [self.record(r) for _, ids in operands for r in ids]
         dtypes = dict.fromkeys(r.dtype for r in records)
         if len(dtypes) != 1:
             raise expressions.Unfit(f"{text}: made of {' and '.join(dtypes)}; one dtype is needed")
         shape = node.shape({name: [self.record(r).shape for r in ids] for name, ids in operands})
-        number = len(self.run.records) + len(self.made)
+        number = len(self.run.records) + len(self.tensors)
         self._records.append(_described(number, node, records, shape))
-        self.made.append(Made(number, text, operands, why))
-        self._known[text, operands] = number
+        self.tensors.append(Made(number, text, operands, why))
+        self._existing[text, operands] = number
         return number
 
     def unknown(self, records: Sequence[int], why: str) -> int:
         """A record without elements in the place of these, like the first of them, and the
         reason.
         """
-        known = self._known.get((why, *records))
-        if known is None:
-            of, known = self.record(records[0]), len(self.run.records) + len(self.made)
-            self._records.append(Record(known, of.dtype, of.shape, device=of.device, why=why))
-            self.made.append(Made(known, "not known", (), why))
-            self._known[why, *records] = known
-        return known
+        existing = self._existing.get((why, *records))
+        if existing is None:
+            of, existing = self.record(records[0]), len(self.run.records) + len(self.tensors)
+            self._records.append(Record(existing, of.dtype, of.shape, device=of.device, why=why))
+            self.tensors.append(Made(existing, "not known", (), why))
+            self._existing[why, *records] = existing
+        return existing
 
     def done(self, calls: Sequence[Call] | None = None) -> Run:
         """The run with what was made; the run itself when that is nothing."""
         return (
-            Derived(self.run, self.made, self._records, calls)
-            if self.made or calls is not None
+            Derived(self.run, self.tensors, self._records, calls)
+            if self.tensors or calls is not None
             else self.run
         )
 
@@ -165,12 +165,12 @@ def text(run: Run, record: int) -> str:
     """How a record is made, with the expressions of what it is made of put in; "" for one of the
     run's own.
     """
-    made = made_as(run, record)
-    if made is None:
+    tensor = made_as(run, record)
+    if tensor is None:
         return ""
-    inner = {name: text(run, ids[0]) for name, ids in made.operands if len(ids) == 1}
+    inner = {name: text(run, ids[0]) for name, ids in tensor.operands if len(ids) == 1}
     return expressions.substituted(
-        made.dims, {name: found for name, found in inner.items() if found}
+        tensor.dims, {name: expression for name, expression in inner.items() if expression}
     )
 
 
@@ -178,16 +178,16 @@ def worded(run: Run, plan: Plan) -> Plan:
     """The plan with the text of every made tensor of the target beside the pair it is in."""
     if not isinstance(run, Derived):
         return plan
-    known: dict[int, str] = {}
+    texts: dict[int, str] = {}
 
-    def shown(slot: SlotPair) -> SlotPair:
-        at = slot.target_record
-        if not slot.dims and at not in known:
-            known[at] = text(run, at)
-        dims = slot.dims or known[at]
+    def with_text(slot: SlotPair) -> SlotPair:
+        record = slot.target_record
+        if not slot.dims and record not in texts:
+            texts[record] = text(run, record)
+        dims = slot.dims or texts[record]
         return msgspec.structs.replace(slot, dims=dims) if dims != slot.dims else slot
 
-    pairs = (msgspec.structs.replace(p, slots=tuple(map(shown, p.slots))) for p in plan.pairs)
+    pairs = (msgspec.structs.replace(p, slots=tuple(map(with_text, p.slots))) for p in plan.pairs)
     return msgspec.structs.replace(plan, pairs=tuple(pairs))
 
 
@@ -198,19 +198,22 @@ def stated(run: Run, plan: Plan) -> Plan:
     Ranks, batches and tokens are joined before a map's pairs are, so what was joined there is whole
     to a map.
     """
-    held = {r.record for c in run.calls for r in c.refs}
-    made = {m.record: m for m in plan.made_target if m.record not in held}
-    known: dict[int, str] = {}
+    in_calls = {r.record for c in run.calls for r in c.refs}
+    tensors = {m.record: m for m in plan.made_target if m.record not in in_calls}
+    texts: dict[int, str] = {}
 
     def written(record: int) -> str:
-        if record not in made:
+        if record not in tensors:
             return ""
-        if record not in known:
-            inner = {name: written(ids[0]) for name, ids in made[record].operands if len(ids) == 1}
-            known[record] = expressions.substituted(
-                made[record].dims, {name: found for name, found in inner.items() if found}
+        if record not in texts:
+            inner = {
+                name: written(ids[0]) for name, ids in tensors[record].operands if len(ids) == 1
+            }
+            texts[record] = expressions.substituted(
+                tensors[record].dims,
+                {name: expression for name, expression in inner.items() if expression},
             )
-        return known[record]
+        return texts[record]
 
     pairs = (
         msgspec.structs.replace(
@@ -219,7 +222,7 @@ def stated(run: Run, plan: Plan) -> Plan:
         )
         for p in plan.pairs
     )
-    return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(made.values()))
+    return msgspec.structs.replace(plan, pairs=tuple(pairs), made_target=tuple(tensors.values()))
 
 
 def made_as(run: Run, record: int) -> Made | None:
@@ -227,7 +230,7 @@ def made_as(run: Run, record: int) -> Made | None:
     while isinstance(run, Derived):
         first = len(run.base.records)
         if record >= first:
-            return run.made[record - first]
+            return run.tensors[record - first]
         run = run.base
     return None
 
@@ -240,9 +243,9 @@ def on_ranks(words: str) -> str:
     return f"{words}{_ON_RANKS}"
 
 
-def is_on_ranks(made: Made) -> bool:
+def is_on_ranks(tensor: Made) -> bool:
     """Was this tensor joined of the ranks' pieces?"""
-    return made.why.endswith(_ON_RANKS)
+    return tensor.why.endswith(_ON_RANKS)
 
 
 def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
@@ -257,24 +260,24 @@ def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
     ends: list[Call] = []
     todo = [(call, False) for call in reversed(below[-1])]
     while todo:
-        call, done = todo.pop()
+        call, is_done = todo.pop()
         kids = below.get(call.id, [])
-        if done or not kids:
+        if is_done or not kids:
             ends.append(call)
             continue
         start = numbers.get(call.id, call.number)
         numbers.update((kid.id, f"{start}_{k}") for k, kid in enumerate(kids))
         todo.append((call, True))
         todo += [(kid, False) for kid in reversed(kids)]
-    at = {call.id: k for k, call in enumerate(ends)}
+    new_ids = {call.id: k for k, call in enumerate(ends)}
     calls = [
         msgspec.structs.replace(
             c,
             id=k,
             order=order[c.id],
-            parent=at.get(c.parent, -1),
+            parent=new_ids.get(c.parent, -1),
             number=numbers.get(c.id, c.number),
         )
         for k, c in enumerate(ends)
     ]
-    return calls, at
+    return calls, new_ids

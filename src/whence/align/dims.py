@@ -47,19 +47,19 @@ class Name:
         return self.name
 
     def shape(self, bound: Bound) -> Shape:
-        return tuple(self._one(bound))
+        return tuple(self._tensor(bound))
 
     def apply(self, bound: Bound) -> Array:
-        found: Array = self._one(bound)
-        return found
+        array: Array = self._tensor(bound)
+        return array
 
-    def _one(self, bound: Bound) -> Any:
-        found = bound.get(self.name)
-        if found is None:
+    def _tensor(self, bound: Bound) -> Any:
+        tensors = bound.get(self.name)
+        if tensors is None:
             raise Unfit(f"{self.name!r} is not bound; there is {', '.join(bound) or 'nothing'}")
-        if len(found) != 1:
-            raise Unfit(f"{self.name!r} stands for {len(found)} tensors: write *{self.name}")
-        return found[0]
+        if len(tensors) != 1:
+            raise Unfit(f"{self.name!r} stands for {len(tensors)} tensors: write *{self.name}")
+        return tensors[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Cut:
         if len(named) > len(shape):
             raise Unfit(f"{self} takes {len(named)} axes of a tensor of shape {shape}")
         if Ellipsis in self.keys:
-            at = self.keys.index(Ellipsis)
+            index = self.keys.index(Ellipsis)
             keys = (
-                *self.keys[:at],
+                *self.keys[:index],
                 *[slice(None)] * (len(shape) - len(named)),
-                *self.keys[at + 1 :],
+                *self.keys[index + 1 :],
             )
         else:
             keys = (*self.keys, *[slice(None)] * (len(shape) - len(named)))
@@ -95,8 +95,8 @@ class Cut:
         return tuple(out)
 
     def apply(self, bound: Bound) -> Array:
-        found: Array = self.of.apply(bound)[self.keys]
-        return found
+        part: Array = self.of.apply(bound)[self.keys]
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +139,34 @@ class Rearrange:
 
     def _steps(self, shape: Shape) -> tuple[Shape, Shape, Shape]:
         """(shape with every named axis apart, their new order, shape they are merged to)."""
-        left, right = (_groups(side, self.pattern) for side in self.pattern.split("->"))
-        if len(left) != len(shape):
-            raise Unfit(f"{self.pattern!r} is for {len(left)} axes, the tensor has shape {shape}")
-        known = dict(self.lengths)
-        for group, extent in zip(left, shape, strict=True):
-            unknown = [name for name in group if name not in known]
-            have = math.prod(known[name] for name in group if name in known)
+        groups, new_groups = (_groups(side, self.pattern) for side in self.pattern.split("->"))
+        if len(groups) != len(shape):
+            raise Unfit(f"{self.pattern!r} is for {len(groups)} axes, the tensor has shape {shape}")
+        lengths = dict(self.lengths)
+        for group, extent in zip(groups, shape, strict=True):
+            unknown = [name for name in group if name not in lengths]
+            have = math.prod(lengths[name] for name in group if name in lengths)
             if len(unknown) > 1:
                 raise Unfit(
                     f"{self.pattern!r}: the lengths of {' and '.join(unknown)} are not known; "
                     "give all but one"
                 )
             if unknown and have and extent % have == 0:
-                known[unknown[0]] = extent // have
+                lengths[unknown[0]] = extent // have
             elif unknown or have != extent:
-                inside = " * ".join(f"{n} {known.get(n, '?')}" for n in group) or "1"
+                inside = " * ".join(f"{n} {lengths.get(n, '?')}" for n in group) or "1"
                 raise Unfit(f"{self.pattern!r}: an axis of {extent} is not {inside}")
-        flat = [name for group in left for name in group]
-        wanted = [name for group in right for name in group]
-        if sorted(flat) != sorted(wanted):
+        flat = [name for group in groups for name in group]
+        merged = [name for group in new_groups for name in group]
+        if sorted(flat) != sorted(merged):
             raise Unfit(
-                f"{self.pattern!r}: {', '.join(sorted(set(flat) ^ set(wanted)))} is on one side "
+                f"{self.pattern!r}: {', '.join(sorted(set(flat) ^ set(merged)))} is on one side "
                 "only, or twice"
             )
         return (
-            tuple(known[n] for n in flat),
-            tuple(flat.index(n) for n in wanted),
-            tuple(math.prod(known[n] for n in group) for group in right),
+            tuple(lengths[n] for n in flat),
+            tuple(flat.index(n) for n in merged),
+            tuple(math.prod(lengths[n] for n in group) for group in new_groups),
         )
 
 
@@ -179,8 +179,8 @@ class Take:
     axis: int
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.indices))
-        return f"take({self.of}, [{shown}], axis={self.axis})"
+        listed = ", ".join(map(str, self.indices))
+        return f"take({self.of}, [{listed}], axis={self.axis})"
 
     def shape(self, bound: Bound) -> Shape:
         shape = list(self.of.shape(bound))
@@ -191,10 +191,10 @@ class Take:
         return tuple(shape)
 
     def apply(self, bound: Bound) -> Array:
-        found: Array = np.take(
+        part: Array = np.take(
             self.of.apply(bound), np.asarray(self.indices, np.intp), axis=self.axis
         )
-        return found
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,15 +388,17 @@ def keeps_order(node: Node, shape: Shape) -> bool:
     if not isinstance(node, Rearrange) or not isinstance(node.of, Name):
         return isinstance(node, Name)
     split, order, _ = node._steps(shape)
-    kept = [axis for axis in order if split[axis] != 1]
-    return kept == sorted(kept)
+    axes = [axis for axis in order if split[axis] != 1]
+    return axes == sorted(axes)
 
 
 def substituted(text: str, inner: Mapping[str, str]) -> str:
     """The expression with others in the place of names."""
     if not inner:
         return text
-    return str(_within(parse(text), {name: parse(found) for name, found in inner.items()}))
+    return str(
+        _within(parse(text), {name: parse(expression) for name, expression in inner.items()})
+    )
 
 
 def _within(node: Node, inner: Mapping[str, Node]) -> Node:
@@ -416,19 +418,19 @@ def parse(text: str, default: str = "x") -> Node:
     """
     if "->" in text and "rearrange" not in text and "'" not in text and '"' not in text:
         pattern, *lengths = (part.strip() for part in text.split(","))
-        given = []
+        sizes = []
         for part in lengths:
-            found = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d+)", part)
-            if found is None:
+            match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d+)", part)
+            if match is None:
                 raise Unfit(f"{text!r}: {part!r} is not a length like h=9")
-            given.append((found[1], int(found[2])))
-        return Rearrange(Name(default), _checked(pattern), tuple(given))
+            sizes.append((match[1], int(match[2])))
+        return Rearrange(Name(default), _checked(pattern), tuple(sizes))
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        at = getattr(error, "offset", None)
+        column = getattr(error, "offset", None)
         raise Unfit(
-            f"{text!r} is not an expression{f' (column {at})' if at else ''}: x[..., 0:8], "
+            f"{text!r} is not an expression{f' (column {column})' if column else ''}: x[..., 0:8], "
             "cat(a, b, axis=-1), a + b, t d -> 1 t d"
         ) from None
     return _read(tree, text)
@@ -438,11 +440,13 @@ def _checked(pattern: str) -> str:
     sides = pattern.split("->")
     if len(sides) != 2:
         raise Unfit(f"{pattern!r}: one -> is needed")
-    left, right = (sorted(n for group in _groups(side, pattern) for n in group) for side in sides)
-    if left != right or len(set(left)) != len(left):
+    names, new_names = (
+        sorted(n for group in _groups(side, pattern) for n in group) for side in sides
+    )
+    if names != new_names or len(set(names)) != len(names):
         raise Unfit(
             f"{pattern!r}: every axis stands once on either side; "
-            f"{', '.join(sorted(set(left) ^ set(right))) or 'one is there twice'}"
+            f"{', '.join(sorted(set(names) ^ set(new_names))) or 'one is there twice'}"
         )
     return pattern
 
@@ -470,8 +474,8 @@ def _read(tree: ast.expr, text: str) -> Node:
     )
 
 
-def _wrong(tree: ast.expr, text: str, what: str) -> Unfit:
-    return Unfit(f"{text!r}: {what} (column {tree.col_offset + 1})")
+def _wrong(tree: ast.expr, text: str, message: str) -> Unfit:
+    return Unfit(f"{text!r}: {message} (column {tree.col_offset + 1})")
 
 
 def _call(function: str, tree: ast.Call, text: str) -> Node:
@@ -514,8 +518,8 @@ def _call(function: str, tree: ast.Call, text: str) -> Node:
     )
 
 
-def _no(given: Mapping[str, Any], text: str) -> Any:
-    raise Unfit(f"{text!r}: {', '.join(given)} is not an argument there")
+def _no(arguments: Mapping[str, Any], text: str) -> Any:
+    raise Unfit(f"{text!r}: {', '.join(arguments)} is not an argument there")
 
 
 def _whole(value: Any, name: str, text: str) -> int:
@@ -540,5 +544,5 @@ def _index(tree: ast.expr, text: str) -> Any:
             for end in (tree.lower, tree.upper, tree.step)
         ]
         return slice(*ends)
-    found = _constant(tree, text)
-    return found if found is Ellipsis else _whole(found, "index", text)
+    value = _constant(tree, text)
+    return value if value is Ellipsis else _whole(value, "index", text)

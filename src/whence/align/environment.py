@@ -51,10 +51,20 @@ def told(run: Run, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def differences(reference: Run, target: Run) -> list[str]:
     """Sentences, one per condition in which the two runs differ."""
     out: list[str] = []
-    left, right = settings_of(reference), settings_of(target)
-    pairs = [(name, left[name], right[name]) for name in left if name in right]
-    if not pairs and len(left) == 1 and len(right) == 1:
-        pairs = [(next(iter(left)), next(iter(left.values())), next(iter(right.values())))]
+    settings, target_settings = settings_of(reference), settings_of(target)
+    pairs = [
+        (name, settings[name], target_settings[name])
+        for name in settings
+        if name in target_settings
+    ]
+    if not pairs and len(settings) == 1 and len(target_settings) == 1:
+        pairs = [
+            (
+                next(iter(settings)),
+                next(iter(settings.values())),
+                next(iter(target_settings.values())),
+            )
+        ]
     for name, a, b in pairs:
         out += [
             f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}"
@@ -64,8 +74,10 @@ def differences(reference: Run, target: Run) -> list[str]:
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
     # a dump of another tool says nothing of them
-    told = reference.info.versions and target.info.versions
-    for package in sorted({*reference.info.versions, *target.info.versions} if told else ()):
+    has_versions = reference.info.versions and target.info.versions
+    for package in sorted(
+        {*reference.info.versions, *target.info.versions} if has_versions else ()
+    ):
         old, new = reference.info.versions.get(package), target.info.versions.get(package)
         if old != new:
             out.append(f"{package} {old or 'absent'} against {new or 'absent'}")
@@ -79,14 +91,14 @@ def changed(run: Run) -> list[str]:
     out: list[str] = []
     points = run.info.options.get("patch")
     if isinstance(points, list) and points:
-        shown = ", ".join(map(str, points[:4])) + (
+        listed = ", ".join(map(str, points[:4])) + (
             f" and {len(points) - 4} more" if len(points) > 4 else ""
         )
-        out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {shown}")
+        out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {listed}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
-    told = ("patch-refused", "fault-refused", "forced", "force-refused")
-    return out + [n.text for n in run.notes if n.kind in told]
+    kinds = ("patch-refused", "fault-refused", "forced", "force-refused")
+    return out + [n.text for n in run.notes if n.kind in kinds]
 
 
 def _short(value: Any) -> str:

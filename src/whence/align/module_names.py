@@ -83,9 +83,9 @@ def family(op_type: str) -> str:
     -> "norm"); "" when its name does not say.
     """
     plain = op_type.rpartition(".")[2].replace("_", "").lower().removesuffix("operation")
-    known = PARALLEL.get(plain)
-    if known is not None:
-        return known
+    name = PARALLEL.get(plain)
+    if name is not None:
+        return name
     return next((name for name, pattern in _FAMILIES if re.search(pattern, plain)), "")
 
 
@@ -109,46 +109,46 @@ def plain_scope(scope: str, op_type: str = "") -> tuple[str, ...]:
 def _names_class(part: str, op_type: str) -> bool:
     if not _CLASS.match(part):
         return False
-    return part == op_type or any(_typo(part.lower(), known) for known in _CLASSES)
+    return part == op_type or any(_typo(part.lower(), name) for name in _CLASSES)
 
 
 _CLASSES = (*PARALLEL, "linear", "embedding", "layernorm", "rmsnorm", "dropout")
 
 
 @functools.lru_cache(maxsize=1 << 17)
-def _typo(one: str, other: str) -> bool:
+def _typo(a: str, b: str) -> bool:
     """Are two words the same but for one letter in five, at most two?"""
-    if one == other:
+    if a == b:
         return True
-    allowed = min(2, min(len(one), len(other)) // 5)
-    return abs(len(one) - len(other)) <= allowed and _distance(one, other, allowed) <= allowed
+    allowed = min(2, min(len(a), len(b)) // 5)
+    return abs(len(a) - len(b)) <= allowed and _distance(a, b, allowed) <= allowed
 
 
-def _distance(one: str, other: str, most: int) -> int:
+def _distance(first: str, second: str, limit: int) -> int:
     """Letters to insert, remove or change, at most `most` + 1."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
         last, row[0] = row[0], i
-        for j, b in enumerate(other, 1):
+        for j, b in enumerate(second, 1):
             last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
-        if min(row) > most:
-            return most + 1
+        if min(row) > limit:
+            return limit + 1
     return row[-1]
 
 
 @functools.lru_cache(maxsize=1 << 17)
-def likeness(one: str, other: str) -> float:
+def likeness(first: str, second: str) -> float:
     """How alike two components of a name are, 0..1. 1: equal; 0.9: a typo apart; 0.8: one holds all
     words of the other (`q_proj`, `q`; `self_attn`, `attn`); numbers are alike only when equal.
     """
-    if one == other:
+    if first == second:
         return 1.0
-    a, b = one.lower()[:_MOST_LETTERS], other.lower()[:_MOST_LETTERS]
+    a, b = first.lower()[:_MOST_LETTERS], second.lower()[:_MOST_LETTERS]
     if re.sub(r"\D", "", a) != re.sub(r"\D", "", b) or a.isdigit() or b.isdigit():
         return 0.0
     if a.replace("_", "") == b.replace("_", "") or _typo(a, b):
         return 0.9
-    words, others = set(_words(one)), set(_words(other))
+    words, others = set(_words(first)), set(_words(second))
     if words <= others or others <= words:
         return 0.8
     ratio = difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()

@@ -49,7 +49,7 @@ def align(
     target: Run,
     *,
     match: str = "auto",
-    chart: Map | None = None,
+    user_map: Map | None = None,
     inside: Callable[[Run], Inside] | None = None,
 ) -> Aligned:
     """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
@@ -59,68 +59,68 @@ def align(
     calls of the reference that no record holds; asked for those of the target left without a
     partner.
     """
-    reference, target, said = one_level(reference, target)
-    if chart is not None:
-        reference, target, named, more = apply_map.prepared(reference, target, chart)
-        said = [*said, *more]
+    reference, target, notes = one_level(reference, target)
+    if user_map is not None:
+        reference, target, named, map_notes = apply_map.prepared(reference, target, user_map)
+        notes = [*notes, *map_notes]
     joined: tuple[str, ...] = ()
     if match in ("auto", "names"):
         if graphs_in_one(target, reference):
             target = as_graphs(reference, target)
         reference, target, cut = cut_alike(reference, target)
-        said = [*said, *cut]
-        if chart is None and graphs_in_one(reference, target):
-            reference, target, found = by_module(
+        notes = [*notes, *cut]
+        if user_map is None and graphs_in_one(reference, target):
+            reference, target, matched = by_module(
                 reference, target, inside(reference) if inside is not None else None
             )
-            found = msgspec.structs.replace(
-                found,
-                notes=(*said, *found.notes),
+            matched = msgspec.structs.replace(
+                matched,
+                notes=(*notes, *matched.notes),
                 made_reference=made_of(reference),
                 made_target=made_of(target),
             )
-            return Aligned(reference, target, worded(target, found))
+            return Aligned(reference, target, worded(target, matched))
         target, moved = rebased(reference, target)
-        said = [*said, *moved]
+        notes = [*notes, *moved]
     if match in ("auto", "names"):
         reference, target, joined = join.joined(
-            reference, target, chart.ranks if chart is not None else ()
+            reference, target, user_map.ranks if user_map is not None else ()
         )
-    faced = batches.AlignedBatches(reference, target)
+    batched = batches.AlignedBatches(reference, target)
     if match in ("auto", "names"):
-        faced = batches.align_batches(
+        batched = batches.align_batches(
             padding.dense(reference, target), padding.dense(target, reference)
         )
-    reference, target = faced.reference, faced.target
+    reference, target = batched.reference, batched.target
     together = apart.Fused(reference, target)
     if match in ("auto", "names"):
         together = layout_operators.pair_moves(apart.joined(reference, target))
         reference, target = together.reference, together.target
-    found = plan(reference, target, match, together.pairs)
-    if chart is not None:
-        target, found = apply_map.applied(reference, target, found, chart, named)
+    matched = plan(reference, target, match, together.pairs)
+    if user_map is not None:
+        target, matched = apply_map.applied(reference, target, matched, user_map, named)
     if match in ("auto", "names"):
-        target, found = fused(reference, target, found)
-        target, found = laid_out(reference, target, found)
+        target, matched = fused(reference, target, matched)
+        target, matched = laid_out(reference, target, matched)
     if match == "auto":
-        reference, target, found = tensors.face(reference, target, found, inside)
-    found = msgspec.structs.replace(
-        found,
-        notes=(*said, *joined, *faced.notes, *together.notes, *found.notes),
-        joined=tuple(faced.joined),
-        parted=tuple(faced.parted),
+        reference, target, matched = tensors.pair_tensors(reference, target, matched, inside)
+    matched = msgspec.structs.replace(
+        matched,
+        notes=(*notes, *joined, *batched.notes, *together.notes, *matched.notes),
+        joined=tuple(batched.joined),
+        parted=tuple(batched.parted),
         made_reference=made_of(reference),
         made_target=made_of(target),
     )
     if match in ("auto", "names"):
-        target, found = padding.fill_padding(reference, target, found)
-    return Aligned(reference, target, worded(target, found))
+        target, matched = padding.fill_padding(reference, target, matched)
+    return Aligned(reference, target, worded(target, matched))
 
 
 def made_of(run: Run) -> tuple[Made, ...]:
     """Every tensor that was made of a run, through all stages, in the order of their ids."""
-    made: tuple[Made, ...] = ()
+    tensors: tuple[Made, ...] = ()
     while isinstance(run, Derived):
-        made = (*run.made, *made)
+        tensors = (*run.tensors, *tensors)
         run = run.base
-    return made
+    return tensors

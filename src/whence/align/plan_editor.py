@@ -36,7 +36,7 @@ class PlanEditor:
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
         self.reference, self.target, self.plan = reference, target, plan
-        self.making = DerivedTensors(target)
+        self.derived = DerivedTensors(target)
         self.pairs: dict[int, CallPair] = {p.reference: p for p in plan.pairs}
         self.free_reference, self.free_target = (
             set(plan.unmatched_reference),
@@ -44,14 +44,14 @@ class PlanEditor:
         )
         self.ambiguous = {call: list(others) for call, others in plan.ambiguous}
         # calls of the target -> of the reference
-        self.facing: defaultdict[int, set[int]] = defaultdict(set)
+        self.paired_with: defaultdict[int, set[int]] = defaultdict(set)
         for pair in plan.pairs:
-            for other in (pair.target, *pair.also):
-                self.facing[other].add(pair.reference)
+            for partner in (pair.target, *pair.also):
+                self.paired_with[partner].add(pair.reference)
         self.doubtful: defaultdict[int, set[int]] = defaultdict(set)
         for call, others in plan.ambiguous:
-            for other in others:
-                self.doubtful[other].add(call)
+            for partner in others:
+                self.doubtful[partner].add(call)
         self.notes = list(plan.notes)
 
     @cached_property
@@ -64,7 +64,7 @@ class PlanEditor:
 
     def done(self) -> tuple[Run, Plan]:
         """The target with what was made of it, and the plan."""
-        target = self.making.done()
+        target = self.derived.done()
         pairs = sorted(self.pairs.values(), key=lambda p: self.reference.calls[p.reference].order)
         texts: dict[int, str] = {}
         first = len(self.target.records)
@@ -78,7 +78,7 @@ class PlanEditor:
 
         pairs = (
             [msgspec.structs.replace(p, slots=tuple(shown(s) for s in p.slots)) for p in pairs]
-            if self.making.made
+            if self.derived.tensors
             else pairs
         )
         return target, msgspec.structs.replace(
@@ -92,7 +92,7 @@ class PlanEditor:
             ),
         )
 
-    def faces(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
+    def partners(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
         """What faces every record of the reference, and where: (record of the target, "call:slot").
         but: calls not to look at.
         """
@@ -106,36 +106,36 @@ class PlanEditor:
                     )
         return out
 
-    def put(self, call: int, slots: Iterable[SlotPair]) -> None:
+    def set_slots(self, call: int, slots: Iterable[SlotPair]) -> None:
         """Give a pair these slots; what is left over of either call follows."""
         pair = self.pairs[call]
-        mine, theirs = (
+        refs, target_refs = (
             self.reference.calls[pair.reference].refs,
             self.target.calls[pair.target].refs,
         )
-        order = [r.slot for r in mine]
+        order = [r.slot for r in refs]
         chosen = sorted(slots, key=lambda s: order.index(s.reference_slot))
-        faced, used = (
+        paired, used = (
             {s.reference_slot for s in chosen},
-            {r for s in chosen for r in self._own(s.target_record)},
+            {r for s in chosen for r in self._sources_of(s.target_record)},
         )
         self.pairs[call] = msgspec.structs.replace(
             pair,
             slots=tuple(chosen),
-            only_reference=tuple(n for n in order if n not in faced),
-            only_target=tuple(r.slot for r in theirs if r.record not in used),
+            only_reference=tuple(n for n in order if n not in paired),
+            only_target=tuple(r.slot for r in target_refs if r.record not in used),
         )
 
-    def _own(self, record: int) -> tuple[int, ...]:
+    def _sources_of(self, record: int) -> tuple[int, ...]:
         """The target's own records that one is made of."""
-        behind = record - len(self.target.records)
+        index = record - len(self.target.records)
         return (
-            tuple(r for _, ids in self.making.made[behind].operands for r in ids)
-            if behind >= 0
+            tuple(r for _, ids in self.derived.tensors[index].operands for r in ids)
+            if index >= 0
             else (record,)
         )
 
-    def said(self, reference: int) -> bool:
+    def is_fixed(self, reference: int) -> bool:
         """Did the user say whom this call faces? Then it stays so."""
         pair = self.pairs.get(reference)
         return pair is not None and pair.rule == USER_MAP
@@ -153,45 +153,47 @@ class PlanEditor:
 
     def record(self, side: str, record: int) -> Record:
         """A record of one side, or one that is to be made of the target's."""
-        return self.reference.records[record] if side == "reference" else self.making.record(record)
+        return (
+            self.reference.records[record] if side == "reference" else self.derived.record(record)
+        )
 
-    def free(self, side: str, call: Call) -> None:
+    def release(self, side: str, call: Call) -> None:
         """Take a call out of whatever it was in. Its partner, if it had one, is without."""
         if side == "reference":
             if call.id in self.pairs:
-                self.free_target.update(self.parted(call.id))
+                self.free_target.update(self.unpair(call.id))
             self.free_reference.discard(call.id)
-            for other in self.ambiguous.pop(call.id, ()):
-                self.doubtful[other].discard(call.id)
-                if not self.doubtful[other] and not self.facing[other]:
-                    self.free_target.add(other)
+            for candidate in self.ambiguous.pop(call.id, ()):
+                self.doubtful[candidate].discard(call.id)
+                if not self.doubtful[candidate] and not self.paired_with[candidate]:
+                    self.free_target.add(candidate)
         else:
-            for at in list(self.facing[call.id]):
-                self.free_target.update(self.parted(at))
-                self.free_reference.add(at)
+            for call_id in list(self.paired_with[call.id]):
+                self.free_target.update(self.unpair(call_id))
+                self.free_reference.add(call_id)
             self.free_target.discard(call.id)
-            for at in self.doubtful.pop(call.id, ()):
-                self.ambiguous[at].remove(call.id)
-                if not self.ambiguous[at]:
-                    del self.ambiguous[at]
-                    self.free_reference.add(at)
+            for call_id in self.doubtful.pop(call.id, ()):
+                self.ambiguous[call_id].remove(call.id)
+                if not self.ambiguous[call_id]:
+                    del self.ambiguous[call_id]
+                    self.free_reference.add(call_id)
 
-    def parted(self, reference: int) -> list[int]:
+    def unpair(self, reference: int) -> list[int]:
         """Undo a pair; the calls of the target that are without a partner now."""
         pair = self.pairs.pop(reference)
-        for other in (pair.target, *pair.also):
-            self.facing[other].discard(reference)
-        return [other for other in (pair.target, *pair.also) if not self.facing[other]]
+        for partner in (pair.target, *pair.also):
+            self.paired_with[partner].discard(reference)
+        return [partner for partner in (pair.target, *pair.also) if not self.paired_with[partner]]
 
-    def take(self, pair: CallPair) -> None:
+    def add(self, pair: CallPair) -> None:
         """Add a pair of calls that were freed."""
         self.pairs[pair.reference] = pair
         self.free_reference.discard(pair.reference)
-        for other in (pair.target, *pair.also):
-            self.facing[other].add(pair.reference)
-            self.free_target.discard(other)
+        for partner in (pair.target, *pair.also):
+            self.paired_with[partner].add(pair.reference)
+            self.free_target.discard(partner)
 
-    def belongs(self, reference: int, others: Sequence[int]) -> None:
+    def attach(self, reference: int, others: Sequence[int]) -> None:
         """Calls of the target that are part of one that has a partner."""
         pair = self.pairs[reference]
         self.pairs[reference] = msgspec.structs.replace(pair, also=(*pair.also, *others))

@@ -83,9 +83,9 @@ class Map:
     ignore_target: tuple[tuple[str, int], ...] = ()
     ranks: tuple[Shard, ...] = ()
 
-    def error(self, line: int, what: str) -> UsageError:
+    def error(self, line: int, message: str) -> UsageError:
         """An error at a line of the file."""
-        return UsageError(f"{self.path}, line {line}: {what}")
+        return UsageError(f"{self.path}, line {line}: {message}")
 
 
 # ---- reading
@@ -171,19 +171,21 @@ class _Reader:
             needed=("reference", "target"),
         )
         reference = self._text(table["reference"], "reference")
-        given = table["target"]
-        if isinstance(given, yaml.MappingNode):
+        target_node = table["target"]
+        if isinstance(target_node, yaml.MappingNode):
             target = tuple(
-                (name, self._text(n, "target")) for name, n in self._table(given, "target").items()
+                (name, self._text(n, "target"))
+                for name, n in self._table(target_node, "target").items()
             )
         else:
-            target = (("x", self._text(given, "target")),)
+            target = (("x", self._text(target_node, "target")),)
         for name, pattern in target:
             if not name.isidentifier():
                 raise self._error(
-                    given, f"target: {name!r} cannot stand in an expression; give it a name like q"
+                    target_node,
+                    f"target: {name!r} cannot stand in an expression; give it a name like q",
                 )
-            self._holds(reference, pattern, given, "target")
+            self._holds(reference, pattern, target_node, "target")
         slots = {}
         if "slots" in table:
             for slot, how in self._table(table["slots"], "slots").items():
@@ -198,68 +200,73 @@ class _Reader:
 
     def _slot(self, node: yaml.Node, operands: Sequence[str]) -> Slot:
         names: tuple[tuple[str, str], ...] = ()
-        given = node
+        expression = node
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"):
             return Slot(None, (), _line(node))
         if isinstance(node, yaml.MappingNode):
             table = self._table(node, "a slot", needed=("dims",))
-            given = table.pop("dims")
+            expression = table.pop("dims")
             names = tuple((name, self._text(n, name)) for name, n in table.items())
             operands = [*operands, *(name for name, _ in names)]
         try:
-            return Slot(parse(self._text(given, "dims"), operands[0]), names, _line(node))
+            return Slot(parse(self._text(expression, "dims"), operands[0]), names, _line(node))
         except Unfit as error:
-            raise self._error(given, str(error)) from None
+            raise self._error(expression, str(error)) from None
 
-    def _holds(self, old: str, new: str, node: yaml.Node, what: str) -> None:
+    def _holds(self, old: str, new: str, node: yaml.Node, key: str) -> None:
         have, want = set(_placeholders(old)), _placeholders(new)
         missing = [w for w in want if w not in have and w != "*"]
         if missing or want.count("*") > _placeholders(old).count("*"):
             raise self._error(
                 node,
-                f"{what}: {new!r} uses {', '.join(missing) or 'more * than'}, which {old!r} does "
+                f"{key}: {new!r} uses {', '.join(missing) or 'more * than'}, which {old!r} does "
                 "not hold",
             )
 
     def _table(
-        self, node: yaml.Node, what: str, known: Sequence[str] = (), *, needed: Sequence[str] = ()
+        self,
+        node: yaml.Node,
+        subject: str,
+        allowed: Sequence[str] = (),
+        *,
+        needed: Sequence[str] = (),
     ) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             raise self._error(
-                node, f"{what} is no table of {', '.join(known or needed) or 'names'}"
+                node, f"{subject} is no table of {', '.join(allowed or needed) or 'names'}"
             )
         out: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = self._text(key, "a key")
-            if known and name not in known:
-                near = difflib.get_close_matches(name, known, 1)
+            if allowed and name not in allowed:
+                near = difflib.get_close_matches(name, allowed, 1)
                 raise self._error(
                     key,
-                    f"{name!r} is not known in {what}; "
-                    f"{f'{near[0]!r}?' if near else 'known: ' + ', '.join(known)}",
+                    f"{name!r} is not known in {subject}; "
+                    f"{f'{near[0]!r}?' if near else 'known: ' + ', '.join(allowed)}",
                 )
             if name in out:
-                raise self._error(key, f"{name!r} is there twice in {what}")
+                raise self._error(key, f"{name!r} is there twice in {subject}")
             out[name] = value
         for name in needed:
             if name not in out:
-                raise self._error(node, f"{what} needs {name!r}")
+                raise self._error(node, f"{subject} needs {name!r}")
         return out
 
-    def _list(self, node: yaml.Node | None, what: str) -> list[yaml.Node]:
+    def _list(self, node: yaml.Node | None, subject: str) -> list[yaml.Node]:
         if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
             return []
         if not isinstance(node, yaml.SequenceNode):
-            raise self._error(node, f"{what} is no list")
+            raise self._error(node, f"{subject} is no list")
         return list(node.value)
 
-    def _text(self, node: yaml.Node, what: str) -> str:
+    def _text(self, node: yaml.Node, subject: str) -> str:
         if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, f"{what} is no text")
+            raise self._error(node, f"{subject} is no text")
         return str(node.value)
 
-    def _error(self, node: yaml.Node, what: str) -> UsageError:
-        return UsageError(f"{self.path}, line {_line(node)}: {what}")
+    def _error(self, node: yaml.Node, message: str) -> UsageError:
+        return UsageError(f"{self.path}, line {_line(node)}: {message}")
 
 
 def _line(node: yaml.Node) -> int:
@@ -274,22 +281,22 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """A pattern as a regular expression: {i} inside one component, * anything; a name twice must be
     the same text.
     """
-    out, seen, stars = [], set(), 0
+    out, names, stars = [], set(), 0
     for part in re.split(r"(\*|\{\w+\})", pattern):
         if part == "*":
             out.append(f"(?P<star{stars}>.*)")
             stars += 1
         elif part.startswith("{") and part.endswith("}") and len(part) > 2:
             name = part[1:-1]
-            out.append(f"(?P=n_{name})" if name in seen else f"(?P<n_{name}>[^.]+?)")
-            seen.add(name)
+            out.append(f"(?P=n_{name})" if name in names else f"(?P<n_{name}>[^.]+?)")
+            names.add(name)
         else:
             out.append(re.escape(part))
     return re.compile("".join(out))
 
 
-def filled(pattern: str, found: re.Match[str]) -> str:
-    groups, stars = found.groupdict(), iter(range(len(found.groups())))
+def filled(pattern: str, match: re.Match[str]) -> str:
+    groups, stars = match.groupdict(), iter(range(len(match.groups())))
 
     def one(match: re.Match[str]) -> str:
         return groups[f"star{next(stars)}"] if match[0] == "*" else groups[f"n_{match[0][1:-1]}"]

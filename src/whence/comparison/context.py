@@ -76,7 +76,7 @@ class PreparedRuns:
         if self.aligned.reference is self.read_reference:
             return CachedRun(run)
         aligned = align.align(
-            CachedRun(run), self.read_target, match=options.match, chart=options.chart
+            CachedRun(run), self.read_target, match=options.match, user_map=options.chart
         )
         return CachedRun(rewritten_modules.folded_like(self.reference.base, aligned.reference))
 
@@ -92,7 +92,7 @@ def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRun
     read_reference = CachedRun(as_computed(with_figures(reference)))
     read_target = CachedRun(as_computed(with_figures(target)))
     aligned = align.align(
-        read_reference, read_target, match=options.match, chart=options.chart, inside=within
+        read_reference, read_target, match=options.match, user_map=options.chart, inside=within
     )
     aligned = rewritten_modules.judged_by_module(aligned, options.match, options.chart)
     return PreparedRuns(

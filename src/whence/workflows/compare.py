@@ -192,7 +192,7 @@ def face(
         left,
         right,
         match=match,
-        chart=align.load_map(mapping) if mapping is not None else None,
+        user_map=align.load_map(mapping) if mapping is not None else None,
         inside=inside,
     )
 

@@ -39,7 +39,10 @@ def map_weights(
     )
     left, right = map(with_figures, opened)
     aligned = align.align(
-        left, right, chart=align.load_map(mapping) if mapping is not None else None, inside=inside
+        left,
+        right,
+        user_map=align.load_map(mapping) if mapping is not None else None,
+        inside=inside,
     )
     ours, theirs = aligned.reference, aligned.target
     # How the user's run keeps them is in the plan as said; what they become, in the one that was

@@ -35,7 +35,7 @@ def dense(run: Run, other_run: Run) -> Run:
     """
     derived = DerivedTensors(run)
     calls = [_dense(derived, call) for call in run.calls]
-    if not derived.made or any(_nested(call) for call in other_run.calls):
+    if not derived.tensors or any(_nested(call) for call in other_run.calls):
         return run
     return derived.done(calls)
 

@@ -16,68 +16,68 @@ from whence.align.layout import permutations
 from whence.align.layout.axes import X, applied, candidates, in_memory, turned
 from whence.align.layout.consumers import used_so
 from whence.align.layout.distances import AGREES, clear_best, distance, resembles
-from whence.align.layout.layout_state import Face, Family, LayoutState
+from whence.align.layout.layout_state import Family, LayoutState, TensorPair
 from whence.align.plan_editor import spread
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_param
 
 
-def activations(at: LayoutState) -> None:
+def activations(state: LayoutState) -> None:
     """Decide for all tensors but parameters that lie otherwise."""
-    for family in at.families(("input", "output", "mutated", "grad")):
-        faces = [face for face in family if face not in at.decided]
-        if not faces:
+    for family in state.families(("input", "output", "mutated", "grad")):
+        pairs = [tensors for tensors in family if tensors not in state.decided]
+        if not pairs:
             continue
-        a, b = at.records(faces[0])
-        same = a.shape == b.shape
-        if same and at.channel_orders and dtypes.is_floating(a.dtype):
-            faces = _as_channels(at, faces, family)
-            if not faces:
+        a, b = state.records(pairs[0])
+        same_shape = a.shape == b.shape
+        if same_shape and state.channel_orders and dtypes.is_floating(a.dtype):
+            pairs = _as_channels(state, pairs, family)
+            if not pairs:
                 continue
-        if same and _as_in_memory(at, faces, family):
+        if same_shape and _as_in_memory(state, pairs, family):
             continue
-        if same and (
-            not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(at, faces[0])
+        if same_shape and (
+            not dtypes.is_floating(a.dtype) or a.count < 4 or not _may_be_turned(state, pairs[0])
         ):
             continue
         possible = candidates(b.shape, a.shape)
-        if len(possible) < 2 and same:
+        if len(possible) < 2 and same_shape:
             continue
-        node = _chosen(at, faces, possible)
+        node = _chosen(state, pairs, possible)
         why = "confirmed on data"
-        if node is None and not same and possible and ex.keeps_order(possible[0], b.shape):
+        if node is None and not same_shape and possible and ex.keeps_order(possible[0], b.shape):
             node, why = possible[0], "from shapes alone"
         if node is None or node is X:
             continue
-        if a.count < b.count and not _may_be_left_out(at, faces[0], family[faces[0]][0]):
+        if a.count < b.count and not _may_be_left_out(state, pairs[0], family[pairs[0]][0]):
             continue
         if (
             not ex.keeps_order(node, b.shape)
             and a.count == b.count
-            and not used_so(at, faces, node, family, same)
+            and not used_so(state, pairs, node, family, same_shape)
         ):
             continue
-        for face in faces:
-            at.decided[face] = node, why
+        for tensors in pairs:
+            state.decided[tensors] = node, why
 
 
-def _as_in_memory(at: LayoutState, faces: Sequence[Face], family: Family) -> bool:
+def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Family) -> bool:
     """Decide for tensors that on one side stand as a kernel library lays them out, where their
     elements say how.
     """
-    ours, theirs = (
-        has_mark(call, Mark.MEMORY_ORDER) for call in at.calls(at.pairs[family[faces[0]][0]])
+    in_reference, in_target = (
+        has_mark(call, Mark.MEMORY_ORDER) for call in state.calls(state.pairs[family[pairs[0]][0]])
     )
-    if not (ours or theirs):
+    if not (in_reference or in_target):
         return False
-    found = {}
-    for face in faces:
-        shape, arrays = at.records(face)[1].shape, at.arrays(face)
+    decided = {}
+    for tensors in pairs:
+        shape, arrays = state.records(tensors)[1].shape, state.arrays(tensors)
         possible = [
             X,
             *(
                 node
-                for undo, may in ((True, theirs), (False, ours))
+                for undo, may in ((True, in_target), (False, in_reference))
                 if may
                 for node in in_memory(shape, undo=undo)
             ),
@@ -88,47 +88,56 @@ def _as_in_memory(at: LayoutState, faces: Sequence[Face], family: Family) -> boo
             else None
         )
         if best:
-            found[face] = (
+            decided[tensors] = (
                 possible[best],
                 "as its kernel library lays it out in memory, confirmed on data",
             )
-    at.decided.update(found)
-    return len(found) == len(faces)
+    state.decided.update(decided)
+    return len(decided) == len(pairs)
 
 
-def _as_channels(at: LayoutState, faces: Sequence[Face], family: Family) -> list[Face]:
+def _as_channels(
+    state: LayoutState, pairs: Sequence[TensorPair], family: Family
+) -> list[TensorPair]:
     """Decide for tensors whose channels lie as those of a weight beside them, all or head by head.
     Returns the others.
     """
-    beside = {face: nodes for face in faces if (nodes := _beside(at, face, family[face][0]))}
-    clear: dict[Face, ex.Node] = {}
-    blurred: list[Face] = []
-    for face, nodes in beside.items():
-        arrays = at.arrays(face)
+    orders = {
+        tensors: nodes
+        for tensors in pairs
+        if (nodes := _weight_orders(state, tensors, family[tensors][0]))
+    }
+    clear: dict[TensorPair, ex.Node] = {}
+    blurred: list[TensorPair] = []
+    for tensors, nodes in orders.items():
+        arrays = state.arrays(tensors)
         if arrays is None or resembles(*arrays):
             continue
         best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in nodes])
         if best is not None and nodes[best] is not X:
-            clear[face] = nodes[best]
+            clear[tensors] = nodes[best]
         else:
-            blurred.append(face)
+            blurred.append(tensors)
     # Behind a fault nothing agrees: then as the siblings, where there is one order only.
-    if 2 * len(clear) >= len(beside):
-        clear.update((face, beside[face][0]) for face in blurred if len(beside[face]) == 1)
-    at.decided.update(
-        (face, (node, "as the channels of a weight beside it")) for face, node in clear.items()
+    if 2 * len(clear) >= len(orders):
+        clear.update(
+            (tensors, orders[tensors][0]) for tensors in blurred if len(orders[tensors]) == 1
+        )
+    state.decided.update(
+        (tensors, (node, "as the channels of a weight beside it"))
+        for tensors, node in clear.items()
     )
-    return [face for face in faces if face not in clear]
+    return [tensors for tensors in pairs if tensors not in clear]
 
 
-def _beside(at: LayoutState, face: Face, call: int) -> list[ex.Node]:
+def _weight_orders(state: LayoutState, tensors: TensorPair, call: int) -> list[ex.Node]:
     """The orders of channels that weights in the same module, or in this one, have, as far as they
     fit this tensor.
     """
-    scope, shape = at.reference.calls[call].scope, at.records(face)[1].shape
+    scope, shape = state.reference.calls[call].scope, state.records(tensors)[1].shape
     nodes: list[ex.Node] = []
     for places in (
-        at.channel_orders.get(scope.rpartition(".")[0]) or at.channel_orders.get(scope) or ()
+        state.channel_orders.get(scope.rpartition(".")[0]) or state.channel_orders.get(scope) or ()
     ):
         n, order = (shape[-1] if len(shape) > 1 else 0), np.array(places)
         if n > 1 and len(order) > n and len(order) % n == 0:
@@ -139,46 +148,48 @@ def _beside(at: LayoutState, face: Face, call: int) -> list[ex.Node]:
     return nodes
 
 
-def _may_be_turned(at: LayoutState, face: Face) -> bool:
+def _may_be_turned(state: LayoutState, tensors: TensorPair) -> bool:
     """Do these differ by much, although their figures are alike?"""
-    a, b = at.records(face)
+    a, b = state.records(tensors)
     if a.statistics is not None and b.statistics is not None:
         x, y = a.statistics.norm, b.statistics.norm
         if x is None or y is None or not math.isclose(x, y, rel_tol=AGREES):
             return False
     if not turned(b.shape):
         return False
-    arrays = at.arrays(face)
+    arrays = state.arrays(tensors)
     return arrays is not None and not resembles(*arrays)
 
 
-def _may_be_left_out(at: LayoutState, face: Face, call: int) -> bool:
+def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool:
     """May a part of the target's tensor be left out: is it made of what the reference's weight has
     not, or filled with one value?
     """
-    for slot in at.pairs[call].slots:
+    for slot in state.pairs[call].slots:
         if is_param(slot.reference_slot):
-            a, b = at.records((slot.reference_record, slot.target_record))
-            if a.count < b.count and (slot.reference_record, slot.target_record) in at.decided:
+            a, b = state.records((slot.reference_record, slot.target_record))
+            if a.count < b.count and (slot.reference_record, slot.target_record) in state.decided:
                 return True
-    arrays = at.arrays(face)
+    arrays = state.arrays(tensors)
     if arrays is None:
         return False
-    left = arrays[1].size - arrays[0].size
+    extra = arrays[1].size - arrays[0].size
     values, counts = np.unique(arrays[1], return_counts=True)
     return bool(
-        counts.max() >= left
-        and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - left
+        counts.max() >= extra
+        and np.count_nonzero(arrays[0] == values[counts.argmax()]) <= counts.max() - extra
     )
 
 
-def _chosen(at: LayoutState, faces: Sequence[Face], possible: Sequence[ex.Node]) -> ex.Node | None:
+def _chosen(
+    state: LayoutState, pairs: Sequence[TensorPair], possible: Sequence[ex.Node]
+) -> ex.Node | None:
     """The way that the elements of a few siblings agree on."""
-    if len(possible) == 1 and ex.keeps_order(possible[0], at.records(faces[0])[1].shape):
+    if len(possible) == 1 and ex.keeps_order(possible[0], state.records(pairs[0])[1].shape):
         return possible[0]
     votes: Counter[int] = Counter()
-    for face in spread(faces):
-        arrays = at.arrays(face)
+    for tensors in spread(pairs):
+        arrays = state.arrays(tensors)
         if arrays is None or not possible:
             continue
         best = clear_best([distance(arrays[0], applied(node, arrays[1])) for node in possible])

@@ -58,68 +58,75 @@ def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
     """
     if have == want:
         yield of
-    left, right = [n for n in have if n != 1], [n for n in want if n != 1]
+    sizes, wanted_sizes = [n for n in have if n != 1], [n for n in want if n != 1]
     if (
         math.prod(have) != math.prod(want)
         or not math.prod(have)
-        or max(len(left), len(right)) > _MOST_AXES
+        or max(len(sizes), len(wanted_sizes)) > _MOST_AXES
     ):
         return
-    seen: set[str] = set()
-    for atoms, order in _regrouped(left, right):
+    texts: set[str] = set()
+    for atoms, order in _regrouped(sizes, wanted_sizes):
         node = _pattern(of, have, want, atoms, order)
-        if not (have == want and order == sorted(order)) and str(node) not in seen:
-            seen.add(str(node))
+        if not (have == want and order == sorted(order)) and str(node) not in texts:
+            texts.add(str(node))
             yield node
 
 
-def _regrouped(left: list[int], right: list[int]) -> Iterator[tuple[list[int], list[int]]]:
+def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list[int], list[int]]]:
     """(atoms that the axes on the left are merged from, which of them come one after another on the
     right).
     """
-    atoms = _atoms(left, right)
+    atoms = _atoms(sizes, wanted_sizes)
     if atoms is not None:
         yield atoms, list(range(len(atoms)))
-    fine = left if len(left) >= len(right) else right
+    fine = sizes if len(sizes) >= len(wanted_sizes) else wanted_sizes
     for picked in itertools.permutations(range(len(fine))):
         order = list(picked)
         moved = [fine[i] for i in order]
-        if order == sorted(order) or _groups(moved, right if fine is left else left) is None:
+        if (
+            order == sorted(order)
+            or _groups(moved, wanted_sizes if fine is sizes else sizes) is None
+        ):
             continue
         # Where the right side is the finer one, its axes in the order in which the left side merges
         # them.
         yield (
-            (left, order) if fine is left else (moved, [order.index(i) for i in range(len(order))])
+            (sizes, order)
+            if fine is sizes
+            else (moved, [order.index(i) for i in range(len(order))])
         )
 
 
-def _atoms(left: Sequence[int], right: Sequence[int]) -> list[int] | None:
+def _atoms(sizes: Sequence[int], wanted_sizes: Sequence[int]) -> list[int] | None:
     """Axes that both shapes are merged from without a change of order, None when they are not."""
-    ends = sorted({math.prod(axes[: i + 1]) for axes in (left, right) for i in range(len(axes))})
-    atoms, before = [], 1
+    ends = sorted(
+        {math.prod(axes[: i + 1]) for axes in (sizes, wanted_sizes) for i in range(len(axes))}
+    )
+    atoms, product = [], 1
     for end in ends:
-        if end % before:
+        if end % product:
             return None
-        atoms.append(end // before)
-        before = end
+        atoms.append(end // product)
+        product = end
     return atoms
 
 
 def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
     """Which atoms each axis of `shape` is merged from, in order; None where they do not make it."""
     out: list[list[int]] = []
-    at = 0
+    index = 0
     for extent in shape:
         group: list[int] = []
         size = 1
-        while size < extent and at < len(atoms):
-            size *= atoms[at]
-            group.append(at)
-            at += 1
+        while size < extent and index < len(atoms):
+            size *= atoms[index]
+            group.append(index)
+            index += 1
         if size != extent:
             return None
         out.append(group)
-    return out if at == len(atoms) else None
+    return out if index == len(atoms) else None
 
 
 def _pattern(
@@ -134,31 +141,31 @@ def _pattern(
 
     def side(shape: Shape, order: Sequence[int]) -> tuple[str, list[list[int]]]:
         groups = _groups([atoms[i] for i in order], [n for n in shape if n != 1]) or []
-        there = iter(groups)
+        remaining = iter(groups)
         words = []
         for n in shape:
-            group = [] if n == 1 else [names[order[i]] for i in next(there)]
+            group = [] if n == 1 else [names[order[i]] for i in next(remaining)]
             words.append(
                 "1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})"
             )
         return " ".join(words), groups
 
-    left, groups = side(have, list(range(len(atoms))))
+    pattern, groups = side(have, list(range(len(atoms))))
     lengths = tuple((names[i], atoms[i]) for group in groups for i in group[:-1])
-    return ex.Rearrange(of, f"{left} -> {side(want, order)[0]}", lengths)
+    return ex.Rearrange(of, f"{pattern} -> {side(want, order)[0]}", lengths)
 
 
 def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
     """(part, its shape) with as many elements as `want`: the tensor, the front of one axis, or one
     axis filled up behind.
     """
-    count, wanted = math.prod(have), math.prod(want)
-    if count == wanted:
+    count, target_count = math.prod(have), math.prod(want)
+    if count == target_count:
         yield X, have
         return
     for axis, extent in enumerate(have if count else ()):
-        n, rest = divmod(wanted * extent, count)
-        if rest or n not in want:
+        n, remainder = divmod(target_count * extent, count)
+        if remainder or n not in want:
             continue
         shape = (*have[:axis], n, *have[axis + 1 :])
         last = axis == len(have) - 1
@@ -199,7 +206,7 @@ def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
     return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
 
 
-def fit(array: Array, wanted: Array) -> Fit | None:
+def fit(array: Array, reference: Array) -> Fit | None:
     """The order of the axes of `array` in which it is closest to `wanted`, None where shapes allow
     none.
 
@@ -207,43 +214,43 @@ def fit(array: Array, wanted: Array) -> Fit | None:
     merged; an axis that is longer is cut; last, what RoPE conventions do inside heads. Reads both.
     """
     best: Fit | None = None
-    parts = list(cuts(array.shape, wanted.shape))
+    parts = list(cuts(array.shape, reference.shape))
     for part, shape in parts:
-        for node in orders(shape, wanted.shape, part):
-            found = Fit(node, typical_distance(wanted, applied(node, array)))
+        for node in orders(shape, reference.shape, part):
+            trial = Fit(node, typical_distance(reference, applied(node, array)))
             if (
                 best is None
-                or found.distance < best.distance / 2
-                or (found.distance < best.distance and not best.close)
+                or trial.distance < best.distance / 2
+                or (trial.distance < best.distance and not best.close)
             ):
-                best = found
+                best = trial
             if best.close and best.node is part:
                 return best
     if best is None or best.close:
         return best
     for part, shape in parts:
-        if _same_elements(applied(part, array), wanted):
+        if _same_elements(applied(part, array), reference):
             tried = (
-                Fit(node, typical_distance(wanted, applied(node, array)))
-                for node in _halves(shape, wanted.shape, part)
+                Fit(node, typical_distance(reference, applied(node, array)))
+                for node in _halves(shape, reference.shape, part)
             )
             best = min(
-                (best, *(found for found in tried if found.close)), key=lambda found: found.distance
+                (best, *(trial for trial in tried if trial.close)), key=lambda trial: trial.distance
             )
     return best
 
 
 def applied(node: ex.Node, array: Array) -> Array:
     """What an expression over x makes of a tensor."""
-    made: Array = node.apply({"x": [array]})
-    return made
+    result: Array = node.apply({"x": [array]})
+    return result
 
 
-def _same_elements(array: Array, wanted: Array) -> bool:
+def _same_elements(array: Array, reference: Array) -> bool:
     """Do both hold the same elements, in whatever order?"""
-    if array.size != wanted.size or array.dtype.kind in "iubc":
+    if array.size != reference.size or array.dtype.kind in "iubc":
         return False
-    return typical_distance(np.sort(wanted, axis=None), np.sort(array, axis=None)) <= CLOSE / 2
+    return typical_distance(np.sort(reference, axis=None), np.sort(array, axis=None)) <= CLOSE / 2
 
 
 def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
@@ -281,11 +288,11 @@ def in_memory(shape: Shape, *, undo: bool) -> Iterator[ex.Node]:
         return
     words, sizes = " ".join(_SPACE[: len(space)]), tuple(zip(_SPACE, space))
     blocks = (block for block in _BLOCKS if shape[1] % block == 0 and shape[1] > block)
-    laid = [
+    layouts = [
         (f"{words} c", "c", sizes),
         *((f"g {words} c", "(g c)", (*sizes, ("c", block))) for block in blocks),
     ]
-    for memory, channels, lengths in laid:
+    for memory, channels, lengths in layouts:
         if undo:
             yield ex.Rearrange(
                 ex.Rearrange(X, f"n c {words} -> n (c {words})"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from whence.align import dims as ex
 from whence.align.layout.axes import applied, candidates
 from whence.align.layout.distances import distance
-from whence.align.layout.layout_state import Face, Family, LayoutState
+from whence.align.layout.layout_state import Family, LayoutState, TensorPair
 from whence.align.plan_editor import spread
 from whence.records.slots import is_input, is_output, is_param
 
@@ -20,109 +20,114 @@ _AS_NEAR = 10.0
 _NEAR = 0.05
 
 
-def outputs_agree(at: LayoutState, call: int) -> bool:
+def outputs_agree(state: LayoutState, call: int) -> bool:
     """Does an output of this call of the reference agree with what it faces?"""
-    outputs = [s for s in at.pairs[call].slots if is_output(s.reference_slot)]
-    return any(at.agree((s.reference_record, s.target_record)) for s in outputs)
+    outputs = [s for s in state.pairs[call].slots if is_output(s.reference_slot)]
+    return any(state.agree((s.reference_record, s.target_record)) for s in outputs)
 
 
-def follows(at: LayoutState, made_by: int) -> bool:
+def follows(state: LayoutState, maker: int) -> bool:
     """Does a tensor agree that was not there before this call: what a later sibling reads, or the
     parent returns?
 
     Not what the module itself is given again: what a recurrent cell reads at every step need not
     have been made with it.
     """
-    call = at.reference.calls[made_by]
-    before: set[int] = set()
+    call = state.reference.calls[maker]
+    known_records: set[int] = set()
     earlier: set[int] = set()
-    made: set[Face] = set()
-    for sibling in at.kids_reference.get(call.parent, ()):
-        later = at.reference.calls[sibling].order > call.order
-        other = at.reference.calls[sibling].scope != call.scope
-        for slot in at.pairs[sibling].slots if sibling in at.pairs else ():
+    new: set[TensorPair] = set()
+    for sibling in state.kids_reference.get(call.parent, ()):
+        later = state.reference.calls[sibling].order > call.order
+        elsewhere = state.reference.calls[sibling].scope != call.scope
+        for slot in state.pairs[sibling].slots if sibling in state.pairs else ():
             if (
                 is_input(slot.reference_slot)
                 and later
-                and other
-                and slot.reference_record not in before
+                and elsewhere
+                and slot.reference_record not in known_records
             ):
-                made.add((slot.reference_record, slot.target_record))
+                new.add((slot.reference_record, slot.target_record))
             if not is_param(slot.reference_slot):
-                before.add(slot.reference_record)
+                known_records.add(slot.reference_record)
                 if not later:
                     earlier.add(slot.reference_record)
-    parent = at.pairs.get(call.parent)
+    parent = state.pairs.get(call.parent)
     if parent is not None:
         outputs = (
             s
             for s in parent.slots
             if is_output(s.reference_slot) and s.reference_record not in earlier
         )
-        made.update((s.reference_record, s.target_record) for s in outputs)
-    return any(at.resemble(face) for face in made if not _constant(at, face[0]))
+        new.update((s.reference_record, s.target_record) for s in outputs)
+    return any(state.resemble(tensors) for tensors in new if not _constant(state, tensors[0]))
 
 
-def _constant(at: LayoutState, record: int) -> bool:
+def _constant(state: LayoutState, record: int) -> bool:
     """Has it one value only? A first hidden state agrees with anything."""
-    known = at.reference.records[record].statistics
-    return known is not None and known.min == known.max
+    figures = state.reference.records[record].statistics
+    return figures is not None and figures.min == figures.max
 
 
 def used_so(
-    at: LayoutState, faces: Sequence[Face], node: ex.Node, family: Family, same: bool
+    state: LayoutState, pairs: Sequence[TensorPair], node: ex.Node, family: Family, same_shape: bool
 ) -> bool:
     """Does what reads this tensor agree? A tensor in a wrong order is a fault, in another order it
     is not.
     """
-    asked = False
-    for face in spread(faces):
-        readers = at.readers.get(face[0], [])
-        if is_input(family[face][1].reference_slot):
-            readers = list(dict.fromkeys([family[face][0], *readers]))
-        asked |= bool(readers)
-        if same:
+    is_read = False
+    for tensors in spread(pairs):
+        readers = state.readers.get(tensors[0], [])
+        if is_input(family[tensors][1].reference_slot):
+            readers = list(dict.fromkeys([family[tensors][0], *readers]))
+        is_read |= bool(readers)
+        if same_shape:
             # Nothing but the elements speaks for another order: what is made of it must be as near
             # as it is then.
-            arrays = at.arrays(face)
+            arrays = state.arrays(tensors)
             near = distance(arrays[0], applied(node, arrays[1])) if arrays is not None else math.inf
             if near > _NEAR:
                 continue
-            call = family[face][0]
+            call = family[tensors][0]
             as_near = all(
-                _apart(at, reader) <= max(_AS_NEAR * near, 2 * _NEAR) for reader in readers
+                _output_distance(state, reader) <= max(_AS_NEAR * near, 2 * _NEAR)
+                for reader in readers
             )
-            if _given_so(at, call, node) or (as_near and (readers or follows(at, call))):
+            if _inputs_laid_so(state, call, node) or (
+                as_near and (readers or follows(state, call))
+            ):
                 return True
-        elif any(outputs_agree(at, reader) for reader in readers) or follows(at, family[face][0]):
+        elif any(outputs_agree(state, reader) for reader in readers) or follows(
+            state, family[tensors][0]
+        ):
             return True
-    return not asked and not same
+    return not is_read and not same_shape
 
 
-def _given_so(at: LayoutState, call: int, node: ex.Node) -> bool:
+def _inputs_laid_so(state: LayoutState, call: int, node: ex.Node) -> bool:
     """Was what this call is given laid in this order too?"""
-    given = (s for s in at.pairs[call].slots if is_input(s.reference_slot))
-    found = (at.decided.get((s.reference_record, s.target_record)) for s in given)
-    return any(how is not None and how[0] == node for how in found)
+    inputs = (s for s in state.pairs[call].slots if is_input(s.reference_slot))
+    layouts = (state.decided.get((s.reference_record, s.target_record)) for s in inputs)
+    return any(layout is not None and layout[0] == node for layout in layouts)
 
 
-def _apart(at: LayoutState, call: int) -> float:
+def _output_distance(state: LayoutState, call: int) -> float:
     """The largest distance of an output of this call from what it faces, in whatever order of axes
     is nearest.
     """
     out = 0.0
-    for slot in at.pairs[call].slots:
+    for slot in state.pairs[call].slots:
         arrays = (
-            at.arrays((slot.reference_record, slot.target_record))
+            state.arrays((slot.reference_record, slot.target_record))
             if is_output(slot.reference_slot)
             else None
         )
         if arrays is not None:
-            found = candidates(arrays[1].shape, arrays[0].shape)
+            nodes = candidates(arrays[1].shape, arrays[0].shape)
             out = max(
                 out,
                 min(
-                    (distance(arrays[0], applied(node, arrays[1])) for node in found),
+                    (distance(arrays[0], applied(node, arrays[1])) for node in nodes),
                     default=math.inf,
                 ),
             )

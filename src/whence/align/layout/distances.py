@@ -27,24 +27,24 @@ _TYPICAL = 1 << 13  # elements looked at for typical ones
 _QUANTILES = (0.5, 0.9)
 
 
-def distance(reference: Array, made: Array) -> float:
+def distance(reference: Array, target: Array) -> float:
     """Relative 2-norm of the difference over what is finite in both, or the share of integers that
     differ; inf where shapes clash.
 
     Sentinels of masks count as not finite; inf where they, NaN or infinities are in other places.
     """
-    if reference.shape != made.shape:
+    if reference.shape != target.shape:
         return math.inf
     if not reference.size:
         return 0.0
-    if reference.dtype.kind in "iub" or made.dtype.kind in "iub":
-        return float(np.mean(reference != made))
-    a, b = (_widened(x) for x in (reference, made))
+    if reference.dtype.kind in "iub" or target.dtype.kind in "iub":
+        return float(np.mean(reference != target))
+    a, b = (_widened(x) for x in (reference, target))
     with np.errstate(all="ignore"):
-        known = [np.isfinite(x) & (np.abs(x) < _SENTINEL) for x in (a, b)]
-        fine = known[0] & known[1]
+        usable = [np.isfinite(x) & (np.abs(x) < _SENTINEL) for x in (a, b)]
+        fine = usable[0] & usable[1]
         if not fine.all():
-            parted = np.count_nonzero(known[0] != known[1])
+            parted = np.count_nonzero(usable[0] != usable[1])
             if (
                 not fine.any()
                 or 100 * parted > fine.size
@@ -52,8 +52,8 @@ def distance(reference: Array, made: Array) -> float:
             ):
                 return math.inf
             a, b = a[fine], b[fine]
-        size, apart = float(np.linalg.norm(a)), float(np.linalg.norm(b - a))
-    return apart / size if size else (0.0 if not apart else math.inf)
+        size, difference = float(np.linalg.norm(a)), float(np.linalg.norm(b - a))
+    return difference / size if size else (0.0 if not difference else math.inf)
 
 
 def _widened(x: Array) -> np.ndarray[Any, np.dtype[Any]]:
@@ -82,14 +82,18 @@ def typical_distance(a: Array, b: Array) -> float:
             else math.inf
         )
     x, y = x[finite], y[finite]
-    apart, size = np.abs(x - y), np.abs(x)
-    at = [int(q * (x.size - 1)) for q in _QUANTILES]
-    middle, high = np.partition(size, at)[at]
+    differences, size = np.abs(x - y), np.abs(x)
+    positions = [int(q * (x.size - 1)) for q in _QUANTILES]
+    middle, high = np.partition(size, positions)[positions]
     if middle > 0:
-        off = np.partition(apart, at)[at]
+        off = np.partition(differences, positions)[positions]
         return float(max(off[0] / middle, off[1] / high))
     whole = float(np.linalg.norm(x))
-    return float(np.linalg.norm(apart)) / whole if whole else (0.0 if not apart.any() else math.inf)
+    return (
+        float(np.linalg.norm(differences)) / whole
+        if whole
+        else (0.0 if not differences.any() else math.inf)
+    )
 
 
 def _sampled(array: Array) -> F64:

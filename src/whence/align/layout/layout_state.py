@@ -18,9 +18,9 @@ from whence.records import Call, Record, Run
 from whence.records.slots import is_input, is_param
 from whence.results import CallPair, Plan, SlotPair
 
-Face = tuple[int, int]  # a record of the reference, and one of the target
+TensorPair = tuple[int, int]  # a record of the reference, and one of the target
 # facing tensors of siblings, with the call of the reference and the slots they were met in
-Family = dict[Face, tuple[int, SlotPair]]
+Family = dict[TensorPair, tuple[int, SlotPair]]
 
 
 class LayoutState(PlanEditor):
@@ -32,45 +32,45 @@ class LayoutState(PlanEditor):
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
         super().__init__(reference, target, plan)
-        self.decided: dict[Face, tuple[ex.Node, str]] = {}
+        self.decided: dict[TensorPair, tuple[ex.Node, str]] = {}
         self.channel_orders: dict[str, dict[tuple[int, ...], None]] = {}
         self.modules: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
         for call, pair in self.pairs.items():
             self.modules[self.module(pair)].append(call)
 
-    def arrays(self, face: Face) -> tuple[Array, Array] | None:
+    def arrays(self, tensors: TensorPair) -> tuple[Array, Array] | None:
         """Elements of both, None where one was not kept."""
-        a, b = self.array("reference", face[0]), self.array("target", face[1])
+        a, b = self.array("reference", tensors[0]), self.array("target", tensors[1])
         return (a, b) if a is not None and b is not None else None
 
-    def records(self, face: Face) -> tuple[Record, Record]:
-        return self.reference.records[face[0]], self.target.records[face[1]]
+    def records(self, tensors: TensorPair) -> tuple[Record, Record]:
+        return self.reference.records[tensors[0]], self.target.records[tensors[1]]
 
     def calls(self, pair: CallPair) -> tuple[Call, Call]:
         return self.reference.calls[pair.reference], self.target.calls[pair.target]
 
     def module(self, pair: CallPair) -> tuple[str, str, str, str]:
         """The modules of a pair."""
-        call, other = self.calls(pair)
-        return call.root, call.scope, other.root, other.scope
+        call, target_call = self.calls(pair)
+        return call.root, call.scope, target_call.root, target_call.scope
 
     def families(self, kinds: tuple[str, ...]) -> Iterator[Family]:
         """Facing tensors of siblings with the same names and shapes: each face once, with where it
         was first met.
         """
         out: defaultdict[tuple[object, ...], Family] = defaultdict(dict)
-        for at, pair in self.pairs.items():
+        for call_id, pair in self.pairs.items():
             names: tuple[str, str] | None = None
             for slot in pair.slots:
                 if not slot.reference_slot.startswith(kinds):
                     continue
-                face = slot.reference_record, slot.target_record
-                a, b = self.records(face)
+                tensors = slot.reference_record, slot.target_record
+                a, b = self.records(tensors)
                 if a.hash and a.hash == b.hash and a.shape == b.shape:
                     continue
                 if names is None:
-                    call, other = self.calls(pair)
-                    names = starred(call.scope), starred(other.scope)
+                    call, target_call = self.calls(pair)
+                    names = starred(call.scope), starred(target_call.scope)
                 key = (
                     *names,
                     slot.reference_slot,
@@ -80,20 +80,20 @@ class LayoutState(PlanEditor):
                     a.dtype,
                     b.dtype,
                 )
-                out[key].setdefault(face, (at, slot))
+                out[key].setdefault(tensors, (call_id, slot))
         yield from out.values()
 
     @cached_property
     def equal_parameters(self) -> Counter[tuple[str, str]]:
         """How many parameters of one starred name and slot are equal bit by bit."""
-        faces = {
+        places = {
             (s.reference_record, s.target_record): (p, s)
             for p in reversed(self.pairs.values())
             for s in reversed(p.slots)
         }
         out: Counter[tuple[str, str]] = Counter()
-        for face, (pair, slot) in faces.items():
-            a, b = self.records(face)
+        for tensors, (pair, slot) in places.items():
+            a, b = self.records(tensors)
             if is_param(slot.reference_slot) and a.hash and a.hash == b.hash and a.shape == b.shape:
                 out[starred(self.reference.calls[pair.reference].scope), slot.reference_slot] += 1
         return out
@@ -108,10 +108,10 @@ class LayoutState(PlanEditor):
                     out[slot.reference_record].append(call)
         return out
 
-    def agree(self, face: Face) -> bool:
+    def agree(self, tensors: TensorPair) -> bool:
         """Does some way the shapes allow make them one?"""
-        a, b = self.records(face)
-        arrays = self.arrays(face)
+        a, b = self.records(tensors)
+        arrays = self.arrays(tensors)
         if arrays is None:
             return False
         return any(
@@ -119,9 +119,9 @@ class LayoutState(PlanEditor):
             for node in ways(b.shape, a.shape)
         )
 
-    def resemble(self, face: Face) -> bool:
+    def resemble(self, tensors: TensorPair) -> bool:
         """Are they one as they were decided to lie, or in some way that the shapes allow?"""
-        arrays = self.arrays(face)
-        if arrays is not None and face in self.decided:
-            return distance(arrays[0], applied(self.decided[face][0], arrays[1])) < AGREES
-        return arrays is not None and (resembles(*arrays) or self.agree(face))
+        arrays = self.arrays(tensors)
+        if arrays is not None and tensors in self.decided:
+            return distance(arrays[0], applied(self.decided[tensors][0], arrays[1])) < AGREES
+        return arrays is not None and (resembles(*arrays) or self.agree(tensors))

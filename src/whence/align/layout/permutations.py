@@ -54,15 +54,15 @@ def located(reference: Array, source: Array) -> Order | None:
     if reference.dtype != source.dtype:
         return None
     places: defaultdict[bytes, list[int]] = defaultdict(list)
-    for at, row in enumerate(np.ascontiguousarray(source)):
-        places[row.tobytes()].append(at)
-    for found in places.values():
-        found.reverse()
+    for index, row in enumerate(np.ascontiguousarray(source)):
+        places[row.tobytes()].append(index)
+    for positions in places.values():
+        positions.reverse()
     out = np.full(len(reference), -1, np.int64)
-    for at, row in enumerate(np.ascontiguousarray(reference)):
-        same = places.get(row.tobytes())
-        if same:
-            out[at] = same.pop()
+    for index, row in enumerate(np.ascontiguousarray(reference)):
+        equal = places.get(row.tobytes())
+        if equal:
+            out[index] = equal.pop()
     return out if 2 * np.count_nonzero(out >= 0) > len(out) else None
 
 
@@ -73,13 +73,13 @@ def completed(order: Order, extent: int) -> Order | None:
     order: -1 where a row was not found (it differs between the runs), at most half of them. extent:
     of the axis the places are on.
     """
-    known = order >= 0
-    if known.all():
+    is_known = order >= 0
+    if is_known.all():
         return order
-    first, n = int(np.argmax(known)), len(order)
+    first, n = int(np.argmax(is_known)), len(order)
     start = int(order[first]) - first
     for rule in _simple(extent, n, start):
-        if len(rule) == n and np.array_equal(rule[known], order[known]):
+        if len(rule) == n and np.array_equal(rule[is_known], order[is_known]):
             return rule
     return None
 
@@ -169,12 +169,12 @@ def _blocks(
     ):
         return None
     names = _letters(len(shape))
-    own = names[axis]
-    whole, apart = [*names], [*names]
-    whole[axis], apart[axis : axis + 1] = f"(g {own})", ["g", own]
-    out = ex.Rearrange(of, f"{' '.join(whole)} -> {' '.join(apart)}", (("g", extent // step),))
+    letter = names[axis]
+    whole, split = [*names], [*names]
+    whole[axis], split[axis : axis + 1] = f"(g {letter})", ["g", letter]
+    out = ex.Rearrange(of, f"{' '.join(whole)} -> {' '.join(split)}", (("g", extent // step),))
     part = _cut(out, len(shape) + 1, axis + 1, int(starts[0]), int(starts[0]) + length)
-    return ex.Rearrange(part, f"{' '.join(apart)} -> {' '.join(whole)}")
+    return ex.Rearrange(part, f"{' '.join(split)} -> {' '.join(whole)}")
 
 
 def _rearranged(
@@ -183,11 +183,11 @@ def _rearranged(
     letters = _letters(dims)
     parts = ["h", "p", "d"]
     alive = [i for i in range(3) if grid[i] > 1]
-    left, right = [*letters], [*letters]
-    left[axis] = f"({' '.join(parts[i] for i in alive)})"
-    right[axis] = f"({' '.join(parts[i] for i in turn if i in alive)})"
+    names, turned = [*letters], [*letters]
+    names[axis] = f"({' '.join(parts[i] for i in alive)})"
+    turned[axis] = f"({' '.join(parts[i] for i in turn if i in alive)})"
     lengths = tuple((parts[i], grid[i]) for i in alive[:-1])
-    return ex.Rearrange(of, f"{' '.join(left)} -> {' '.join(right)}", lengths)
+    return ex.Rearrange(of, f"{' '.join(names)} -> {' '.join(turned)}", lengths)
 
 
 def _letters(dims: int) -> list[str]:

@@ -17,7 +17,7 @@ Labels = npt.NDArray[np.int32]
 
 
 def named(
-    made: Mapping[int, Made],
+    tensors: Mapping[int, Made],
     records: Sequence[Record],
     record: int,
     different: npt.NDArray[np.bool_],
@@ -28,20 +28,20 @@ def named(
     made: by record, how tensors were made. different: of the shape of the record.
     """
     names: list[str] = []
-    labels = _labels(made, records, record, "", names)
+    labels = _labels(tensors, records, record, "", names)
     if labels is None or labels.shape != different.shape:
         return ()
-    found = np.unique(labels[different])
-    return tuple(names[i] for i in found) if len(found) < len(names) else ()
+    sources = np.unique(labels[different])
+    return tuple(names[i] for i in sources) if len(sources) < len(names) else ()
 
 
 def _labels(
-    made: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]
+    tensors: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]
 ) -> Labels | None:
     """For every element the place in `names` of the tensor it comes from, None where elements are
     computed and not only moved.
     """
-    how = made.get(record)
+    how = tensors.get(record)
     if how is None:
         names.append(name)
         return np.full(records[record].shape, len(names) - 1, np.int32)
@@ -50,11 +50,11 @@ def _labels(
         return None
     bound: dict[str, list[Labels]] = {}
     for operand, ids in how.operands:
-        found = [
-            _labels(made, records, r, operand if len(ids) == 1 else f"{operand} {i}", names)
+        parts = [
+            _labels(tensors, records, r, operand if len(ids) == 1 else f"{operand} {i}", names)
             for i, r in enumerate(ids)
         ]
-        bound[operand] = [labels for labels in found if labels is not None]
+        bound[operand] = [labels for labels in parts if labels is not None]
         if len(bound[operand]) != len(ids):
             return None
     return np.asarray(node.apply(bound), np.int32).reshape(records[record].shape)

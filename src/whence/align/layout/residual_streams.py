@@ -38,114 +38,116 @@ class _Place(NamedTuple):
     fits: tuple[tuple[str, int], ...]
 
 
-def streams(at: PlanEditor) -> None:
+def streams(editor: PlanEditor) -> None:
     """Where one call has more tensors of one size than its partner: which of them, or which sum, is
     the partner's.
     """
-    decided = _decided(at, "target")
-    _put(at, decided)
+    decided = _decided(editor, "target")
+    _set_sums(editor, decided)
     sums = sum(len(picked) > 1 for _, picked in decided)
     if sums:
-        at.notes.append(
+        editor.notes.append(
             f"{sums} tensors of the reference are sums of two of the target (a residual kept apart)"
         )
-    _apart(at)
+    _split_reference(editor)
 
 
-def _decided(at: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
+def _decided(editor: PlanEditor, many: str) -> list[tuple[_Place, Chosen]]:
     """What is chosen for every place. many: the side that has more tensors.
 
     Where a fault blurs the data: as in the same classes elsewhere, then as that tensor was made
     where it was met before.
     """
     families: defaultdict[tuple[object, ...], list[_Place]] = defaultdict(list)
-    for place in _places(at, many):
-        call, other = _calls(at, place)
-        shape = (at.target if many == "reference" else at.reference).records[place.record].shape
+    for place in _places(editor, many):
+        call, target_call = _calls(editor, place)
+        shape = (
+            (editor.target if many == "reference" else editor.reference).records[place.record].shape
+        )
         families[
             starred(call.scope),
-            starred(other.scope),
+            starred(target_call.scope),
             place.slot,
             tuple(n for n, _ in place.fits),
             shape,
         ].append(place)
-    chosen = {key: _chosen(at, places, many) for key, places in families.items()}
-    known: defaultdict[tuple[object, ...], Counter[Chosen]] = defaultdict(Counter)
+    chosen = {key: _chosen(editor, places, many) for key, places in families.items()}
+    by_kind: defaultdict[tuple[object, ...], Counter[Chosen]] = defaultdict(Counter)
     for key, picked in chosen.items():
         if picked is not None:
-            known[_kind(at, families[key][0])][picked] += 1
+            by_kind[_kind(editor, families[key][0])][picked] += 1
     out: list[tuple[_Place, Chosen]] = []
-    left: list[_Place] = []
+    undecided: list[_Place] = []
     for key, places in families.items():
-        alike = known.get(_kind(at, places[0]))
+        alike = by_kind.get(_kind(editor, places[0]))
         picked = chosen[key] or (alike.most_common(1)[0][0] if alike else None)
         if picked is None:
-            left += places
+            undecided += places
         else:
             out += [(place, picked) for place in places]
-    made = {
+    sums = {
         (place.record, frozenset(place.fits[i][1] for i in picked))
         for place, picked in out
         if len(picked) > 1
     }
-    for place in left:
+    for place in undecided:
         pairs = itertools.combinations(range(len(place.fits)), 2)
-        found = next(
+        addends = next(
             (
                 pair
                 for pair in pairs
-                if (place.record, frozenset(place.fits[i][1] for i in pair)) in made
+                if (place.record, frozenset(place.fits[i][1] for i in pair)) in sums
             ),
             None,
         )
-        out += [(place, found)] if found is not None else []
+        out += [(place, addends)] if addends is not None else []
     return out
 
 
-def _places(at: PlanEditor, many: str) -> Iterator[_Place]:
-    one = "reference" if many == "target" else "target"
-    records = {"reference": at.reference.records, "target": at.target.records}
-    for pair in at.pairs.values():
-        if at.said(pair.reference):
+def _places(editor: PlanEditor, many: str) -> Iterator[_Place]:
+    few = "reference" if many == "target" else "target"
+    records = {"reference": editor.reference.records, "target": editor.target.records}
+    for pair in editor.pairs.values():
+        if editor.is_fixed(pair.reference):
             continue
         calls = {
-            "reference": at.reference.calls[pair.reference],
-            "target": at.target.calls[pair.target],
+            "reference": editor.reference.calls[pair.reference],
+            "target": editor.target.calls[pair.target],
         }
         for kind in ("input", "output"):
-            theirs = _floats(at, many, calls[many], kind)
-            if len(theirs) < 2:
+            candidates = _floats(editor, many, calls[many], kind)
+            if len(candidates) < 2:
                 continue
-            mine = _floats(at, one, calls[one], kind)
-            counts = Counter(records[one][record].count for _, record in mine)
-            for slot, record in mine:
-                count = records[one][record].count
-                fits = tuple(t for t in theirs if records[many][t[1]].count == count)
+            tensors = _floats(editor, few, calls[few], kind)
+            counts = Counter(records[few][record].count for _, record in tensors)
+            for slot, record in tensors:
+                count = records[few][record].count
+                fits = tuple(t for t in candidates if records[many][t[1]].count == count)
                 if max(1, counts[count]) < len(fits) <= _MOST:
                     yield _Place(pair.reference, slot, record, fits)
 
 
-def _floats(at: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
-    run = at.reference if side == "reference" else at.target
-    found = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
+def _floats(editor: PlanEditor, side: str, call: Call, kind: str) -> list[tuple[str, int]]:
+    run = editor.reference if side == "reference" else editor.target
+    records = [(r.slot, run.records[r.record]) for r in call.slots(kind)]
     return [
         (slot, record.id)
-        for slot, record in found
+        for slot, record in records
         if dtypes.is_floating(record.dtype) and record.count > 1
     ]
 
 
-def _calls(at: PlanEditor, place: _Place) -> tuple[Call, Call]:
-    pair = at.pairs[place.call]
-    return at.reference.calls[pair.reference], at.target.calls[pair.target]
+def _calls(editor: PlanEditor, place: _Place) -> tuple[Call, Call]:
+    pair = editor.pairs[place.call]
+    return editor.reference.calls[pair.reference], editor.target.calls[pair.target]
 
 
-def _kind(at: PlanEditor, place: _Place) -> tuple[object, ...]:
-    call, other = _calls(at, place)
-    return call.op_type, other.op_type, place.slot, tuple(name for name, _ in place.fits)
+def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
+    call, target_call = _calls(editor, place)
+    return call.op_type, target_call.op_type, place.slot, tuple(name for name, _ in place.fits)
 
 
-def _chosen(at: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
+def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
     """Which of the tensors of the side that has more, or of their sums, is the other's, by the data
     of a few siblings.
     """
@@ -156,20 +158,20 @@ def _chosen(at: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | Non
     ]
     votes: Counter[int] = Counter()
     for place in spread(places):
-        mine = at.array("reference" if many == "target" else "target", place.record)
-        theirs = [at.array(many, r) for _, r in place.fits]
-        if mine is None or any(t is None for t in theirs):
+        tensor = editor.array("reference" if many == "target" else "target", place.record)
+        arrays = [editor.array(many, r) for _, r in place.fits]
+        if tensor is None or any(t is None for t in arrays):
             continue
-        flat = [np.asarray(t).reshape(mine.shape).astype(np.float64) for t in theirs]
+        flat = [np.asarray(t).reshape(tensor.shape).astype(np.float64) for t in arrays]
         best = clear_best(
-            [distance(mine, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates]
+            [distance(tensor, np.sum([flat[i] for i in chosen], axis=0)) for chosen in candidates]
         )
         if best is not None:
             votes[best] += 1
     return candidates[votes.most_common(1)[0][0]] if votes else None
 
 
-def _put(at: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
+def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
     """Put what was chosen in the place of what the slot of the reference faced."""
     for (call, slot, record, fits), picked in chosen:
         bound = {identifier(fits[i][0]): [fits[i][1]] for i in picked}
@@ -179,29 +181,29 @@ def _put(at: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> None:
             else ex.Sum(tuple(ex.Name(n) for n in bound))
         )
         try:
-            made = at.making.add(
+            new_record = editor.derived.add(
                 node, bound, "streams whose sum is the reference's one; confirmed on data"
             )
         except ex.Unfit:
             continue
         used = {fits[i][0] for i in picked}
-        kept = [
+        unchanged = [
             s
-            for s in at.pairs[call].slots
+            for s in editor.pairs[call].slots
             if s.reference_slot != slot and s.target_slot not in used
         ]
-        at.put(call, [*kept, SlotPair(slot, fits[picked[0]][0], record, made)])
+        editor.set_slots(call, [*unchanged, SlotPair(slot, fits[picked[0]][0], record, new_record)])
 
 
 # ---- the reference keeps two
 
 
-def _apart(at: PlanEditor) -> None:
+def _split_reference(editor: PlanEditor) -> None:
     """Where the reference's call has more: its tensors face what they face elsewhere, or what is
     equal to them in the target's call.
     """
     split: defaultdict[int, set[str]] = defaultdict(set)
-    for place, picked in _decided(at, "reference"):
+    for place, picked in _decided(editor, "reference"):
         if len(picked) > 1:
             split[place.call].add(slot_kind(place.slot))
     if not split:
@@ -209,40 +211,44 @@ def _apart(at: PlanEditor) -> None:
     dropped = {
         call: [
             s
-            for s in at.pairs[call].slots
+            for s in editor.pairs[call].slots
             if slot_kind(s.reference_slot) not in (*kinds, "mutated")
         ]
         for call, kinds in split.items()
     }
     for call, slots in dropped.items():
-        at.put(call, slots)
-    alike = _alike(at, split)
+        editor.set_slots(call, slots)
+    alike = _alike(editor, split)
     # What a leaf makes is in its partner's call; what it is given may be in none but the one that
     # made it.
-    made = [call for call in split if at.reference.calls[call].leaf]
+    leaves = [call for call in split if editor.reference.calls[call].leaf]
     for calls, kinds_now in (
-        (made, ("output",)),
+        (leaves, ("output",)),
         (split, ("input", "output", "mutated")),
         (split, ("input", "output", "mutated")),
     ):
-        known = at.faces()
+        partners = editor.partners()
         for call in calls:
-            pair = at.pairs[call]
+            pair = editor.pairs[call]
             slots = list(pair.slots)
-            for slot, record in _all_floats(at, "reference", at.reference.calls[call]):
+            for slot, record in _all_floats(editor, "reference", editor.reference.calls[call]):
                 if slot in pair.only_reference and slot.startswith(kinds_now):
-                    there = known.get(record) or alike.get((call, slot))
+                    partner = partners.get(record) or alike.get((call, slot))
                     slots += (
-                        [SlotPair(slot, there[1], record, there[0])] if there is not None else []
+                        [SlotPair(slot, partner[1], record, partner[0])]
+                        if partner is not None
+                        else []
                     )
-            at.put(call, slots)
-    at.notes.append(
+            editor.set_slots(call, slots)
+    editor.notes.append(
         f"{len(split)} calls of the reference are given a residual apart, which the target has "
         "added: each part faces its own"
     )
 
 
-def _alike(at: PlanEditor, split: Mapping[int, set[str]]) -> dict[tuple[int, str], tuple[int, str]]:
+def _alike(
+    editor: PlanEditor, split: Mapping[int, set[str]]
+) -> dict[tuple[int, str], tuple[int, str]]:
     """Which tensor of the target's call, given or made, is what a slot of the reference holds: by
     data, for siblings together.
     """
@@ -250,27 +256,30 @@ def _alike(at: PlanEditor, split: Mapping[int, set[str]]) -> dict[tuple[int, str
         defaultdict(list)
     )
     for call in split:
-        pair = at.pairs[call]
-        own, other = at.reference.calls[call], at.target.calls[pair.target]
-        for slot, record in _all_floats(at, "reference", own):
-            count = at.reference.records[record].count
+        pair = editor.pairs[call]
+        reference_call, target_call = editor.reference.calls[call], editor.target.calls[pair.target]
+        for slot, record in _all_floats(editor, "reference", reference_call):
+            count = editor.reference.records[record].count
             fits = [
                 (n, r)
-                for n, r in _all_floats(at, "target", other)
-                if at.target.records[r].count == count
+                for n, r in _all_floats(editor, "target", target_call)
+                if editor.target.records[r].count == count
             ]
             if slot in pair.only_reference and fits:
-                families[own.op_type, other.op_type, slot, tuple(n for n, _ in fits)].append(
-                    (call, slot, record, fits)
-                )
+                families[
+                    reference_call.op_type, target_call.op_type, slot, tuple(n for n, _ in fits)
+                ].append((call, slot, record, fits))
     out: dict[tuple[int, str], tuple[int, str]] = {}
     for members in families.values():
         votes: Counter[int] = Counter()
         for _, _, record, fits in spread(members):
-            mine, theirs = at.array("reference", record), [at.array("target", r) for _, r in fits]
-            if mine is not None and all(t is not None for t in theirs):
+            array, arrays = (
+                editor.array("reference", record),
+                [editor.array("target", r) for _, r in fits],
+            )
+            if array is not None and all(t is not None for t in arrays):
                 best = clear_best(
-                    [distance(mine, np.asarray(t).reshape(mine.shape)) for t in theirs]
+                    [distance(array, np.asarray(t).reshape(array.shape)) for t in arrays]
                 )
                 votes.update([best] if best is not None else [])
         if votes:
@@ -281,7 +290,9 @@ def _alike(at: PlanEditor, split: Mapping[int, set[str]]) -> dict[tuple[int, str
     return out
 
 
-def _all_floats(at: PlanEditor, side: str, call: Call) -> list[tuple[str, int]]:
+def _all_floats(editor: PlanEditor, side: str, call: Call) -> list[tuple[str, int]]:
     return [
-        found for kind in ("input", "output", "mutated") for found in _floats(at, side, call, kind)
+        tensor
+        for kind in ("input", "output", "mutated")
+        for tensor in _floats(editor, side, call, kind)
     ]

@@ -12,7 +12,7 @@ from whence import dtypes
 from whence.align import dims as ex
 from whence.align.layout.activations import activations
 from whence.align.layout.axes import ways
-from whence.align.layout.layout_state import Face, LayoutState
+from whence.align.layout.layout_state import LayoutState, TensorPair
 from whence.align.layout.weights import parameters
 from whence.align.module_names import starred
 from whence.records import Run
@@ -24,37 +24,37 @@ def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
     """Give the target's tensors the axes of those they face. Elements are read of few of every
     family of siblings.
     """
-    at = LayoutState(reference, target, plan)
-    _left_over(at)
-    parameters(at)
-    activations(at)
-    made: dict[Face, int] = {}
-    for face, (node, why) in at.decided.items():
+    state = LayoutState(reference, target, plan)
+    _pair_leftovers(state)
+    parameters(state)
+    activations(state)
+    new_records: dict[TensorPair, int] = {}
+    for tensors, (node, why) in state.decided.items():
         try:
-            made[face] = at.making.add(node, {"x": [face[1]]}, why)
+            new_records[tensors] = state.derived.add(node, {"x": [tensors[1]]}, why)
         except ex.Unfit:
             continue
-    at.notes += _told(at)
-    for call, pair in at.pairs.items() if made else ():
-        slots = tuple(_with(slot, made) for slot in pair.slots)
+    state.notes += _sentences(state)
+    for call, pair in state.pairs.items() if new_records else ():
+        slots = tuple(_with(slot, new_records) for slot in pair.slots)
         if slots != pair.slots:
-            at.pairs[call] = msgspec.structs.replace(pair, slots=slots)
-    return at.done()
+            state.pairs[call] = msgspec.structs.replace(pair, slots=slots)
+    return state.done()
 
 
-def _with(slot: SlotPair, made: dict[Face, int]) -> SlotPair:
-    found = made.get((slot.reference_record, slot.target_record))
-    return slot if found is None else msgspec.structs.replace(slot, target_record=found)
+def _with(slot: SlotPair, new_records: dict[TensorPair, int]) -> SlotPair:
+    record = new_records.get((slot.reference_record, slot.target_record))
+    return slot if record is None else msgspec.structs.replace(slot, target_record=record)
 
 
-def _left_over(at: LayoutState) -> None:
+def _pair_leftovers(state: LayoutState) -> None:
     """Pair slots that are left on both sides where one layout fits and the data agree."""
-    known: dict[tuple[object, ...], bool] = {}
-    for pair in list(at.pairs.values()):
+    agreeing: dict[tuple[object, ...], bool] = {}
+    for pair in list(state.pairs.values()):
         if not pair.only_reference or not pair.only_target:
             continue
-        call, other = at.calls(pair)
-        mine, theirs = ({r.slot: r.record for r in c.refs} for c in (call, other))
+        call, target_call = state.calls(pair)
+        records, target_records = ({r.slot: r.record for r in c.refs} for c in (call, target_call))
         slots, free = list(pair.slots), list(pair.only_target)
         for name in pair.only_reference:
             kind = name.partition(".")[0]
@@ -62,57 +62,57 @@ def _left_over(at: LayoutState) -> None:
                 f
                 for f in free
                 if f.partition(".")[0] == kind
-                and f in theirs
-                and name in mine
-                and _fit(at, (mine[name], theirs[f]))
+                and f in target_records
+                and name in records
+                and _fit(state, (records[name], target_records[f]))
             ]
             if len(fits) != 1:
                 continue
-            face = mine[name], theirs[fits[0]]
-            shapes = tuple(r.shape for r in at.records(face))
-            key = (starred(call.scope), starred(other.scope), name, fits[0], shapes)
-            if not known.get(key):
-                known[key] = at.agree(face)
-            if known[key]:
-                slots.append(SlotPair(name, fits[0], *face))
+            tensors = records[name], target_records[fits[0]]
+            shapes = tuple(r.shape for r in state.records(tensors))
+            key = (starred(call.scope), starred(target_call.scope), name, fits[0], shapes)
+            if not agreeing.get(key):
+                agreeing[key] = state.agree(tensors)
+            if agreeing[key]:
+                slots.append(SlotPair(name, fits[0], *tensors))
                 free.remove(fits[0])
         if len(slots) != len(pair.slots):
             only = tuple(
                 n for n in pair.only_reference if n not in {s.reference_slot for s in slots}
             )
-            at.pairs[call.id] = msgspec.structs.replace(
+            state.pairs[call.id] = msgspec.structs.replace(
                 pair, slots=tuple(slots), only_reference=only, only_target=tuple(free)
             )
 
 
-def _fit(at: LayoutState, face: Face) -> bool:
-    a, b = at.records(face)
+def _fit(state: LayoutState, tensors: TensorPair) -> bool:
+    a, b = state.records(tensors)
     return dtypes.is_floating(a.dtype) == dtypes.is_floating(b.dtype) and bool(
         ways(b.shape, a.shape)
     )
 
 
-def _told(at: LayoutState) -> list[str]:
+def _sentences(state: LayoutState) -> list[str]:
     """How many tensors were laid otherwise, and what of the target's parameters is left out, in
     sentences.
     """
-    counts = Counter(_brief(str(node)) for node, _ in at.decided.values())
-    shown = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (
+    counts = Counter(_brief(str(node)) for node, _ in state.decided.values())
+    listed = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (
         ", ..." if len(counts) > 3 else ""
     )
     total = sum(counts.values())
     out: dict[str, None] = (
-        {f"{total} tensors of the target were brought to the reference's axes: {shown}": None}
+        {f"{total} tensors of the target were brought to the reference's axes: {listed}": None}
         if counts
         else {}
     )
-    for pair in at.pairs.values():
+    for pair in state.pairs.values():
         for slot in pair.slots:
-            face = slot.reference_record, slot.target_record
-            if is_param(slot.reference_slot) and face in at.decided:
-                a, b = at.records(face)
+            tensors = slot.reference_record, slot.target_record
+            if is_param(slot.reference_slot) and tensors in state.decided:
+                a, b = state.records(tensors)
                 if a.count < b.count:
-                    name = f"{at.target.calls[pair.target].scope}.{param_name(slot.target_slot)}"
+                    name = f"{state.target.calls[pair.target].scope}.{param_name(slot.target_slot)}"
                     out[
                         f"{name} of the target is {list(b.shape)}, of the reference "
                         f"{list(a.shape)}: the rest was left out"

@@ -35,28 +35,28 @@ class _Tensor:
     first.
     """
 
-    at: tuple[Key, str]
+    slot: tuple[Key, str]
     family: tuple[object, ...]
     options: tuple[Option, ...]
 
 
-def together(side: Side, other: Side) -> dict[tuple[Key, str], Record]:
+def combined_figures(side: Side, other_side: Side) -> dict[tuple[Key, str], Record]:
     """The whole tensor in the place of a slot's pieces, as far as figures tell. Reads no elements;
     tensors that lie whole are left out.
 
     Of the shapes that the pieces allow the one counts under which siblings have the figures of a
     tensor of the other side; where none does, one that occurs there.
     """
-    known = _Known(other)
+    across = _OtherSide(other_side)
     tensors = list(_tensors(side))
     votes: dict[tuple[object, ...], Counter[Shape]] = defaultdict(Counter)
-    asked: Counter[tuple[object, ...]] = Counter()
+    voters: Counter[tuple[object, ...]] = Counter()
     for tensor in tensors:
-        if len(tensor.options) > 1 and asked[tensor.family] < _ASKED:
-            asked[tensor.family] += 1
+        if len(tensor.options) > 1 and voters[tensor.family] < _ASKED:
+            voters[tensor.family] += 1
             for shape, figures in tensor.options:
-                votes[tensor.family][shape] += known.has(tensor.at[1], shape, figures)
-    found: dict[tuple[Key, str], Record] = {}
+                votes[tensor.family][shape] += across.has(tensor.slot[1], shape, figures)
+    out: dict[tuple[Key, str], Record] = {}
     for tensor in tensors:
         if len(tensor.options) < 2:
             continue
@@ -64,14 +64,14 @@ def together(side: Side, other: Side) -> dict[tuple[Key, str], Record]:
         picked = (
             voted[0]
             if voted[1]
-            else known.occurring(tensor.at[1], [shape for shape, _ in tensor.options])
+            else across.occurring(tensor.slot[1], [shape for shape, _ in tensor.options])
         )
         shape, figures = next(o for o in tensor.options if o[0] == picked)
-        own = tensor.options[-1][0]
-        if shape != own:
-            found[tensor.at] = msgspec.structs.replace(figures, shape=shape)
-    _constants(side, found)
-    return found
+        own_shape = tensor.options[-1][0]
+        if shape != own_shape:
+            out[tensor.slot] = msgspec.structs.replace(figures, shape=shape)
+    _constants(side, out)
+    return out
 
 
 def _tensors(side: Side) -> Iterator[_Tensor]:
@@ -95,10 +95,12 @@ def _tensors(side: Side) -> Iterator[_Tensor]:
 
 def _distinct(records: Sequence[Record]) -> list[Record]:
     """The records without those that hold the same bytes as one before."""
-    seen: dict[object, Record] = {}
-    for at, record in enumerate(records):
-        seen.setdefault((record.hash, record.dtype, record.shape) if record.hash else at, record)
-    return list(seen.values())
+    unique: dict[object, Record] = {}
+    for index, record in enumerate(records):
+        unique.setdefault(
+            (record.hash, record.dtype, record.shape) if record.hash else index, record
+        )
+    return list(unique.values())
 
 
 def _summed(pieces: Sequence[Record]) -> Record | None:
@@ -120,9 +122,9 @@ def _summed(pieces: Sequence[Record]) -> Record | None:
         )
         low, high = min(s.min or 0.0 for s in parts), max(s.max or 0.0 for s in parts)
         spread = math.sqrt(max(norm**2 / count - mean**2, 0.0)) if low != high else 0.0
-        left = (sum(s.nan for s in parts), sum(s.inf for s in parts), sum(s.zero for s in parts))
+        counts = (sum(s.nan for s in parts), sum(s.inf for s in parts), sum(s.zero for s in parts))
         out = msgspec.structs.replace(
-            out, statistics=Statistics(count, low, high, mean, spread, norm, *left)
+            out, statistics=Statistics(count, low, high, mean, spread, norm, *counts)
         )
     sketches = [p.sketch for p in pieces if p.sketch is not None]
     if len(sketches) == len(pieces):
@@ -137,46 +139,49 @@ def _summed(pieces: Sequence[Record]) -> Record | None:
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
-    known = [p for p in parts if p is not None]
-    return sum(known) if len(known) == len(parts) else None
+    sums = [p for p in parts if p is not None]
+    return sum(sums) if len(sums) == len(parts) else None
 
 
-def _constants(side: Side, found: dict[tuple[Key, str], Record]) -> None:
+def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
     """Pieces that are alike because they are constant (a bias of zeros) are cut as the other
     parameters of their call are.
     """
-    for key, slot in list(found):
+    for key, slot in list(combined):
         if not is_param(slot):
             continue
-        piece, whole = side.run.records[side.holders(key, slot)[1][0]].shape, found[key, slot].shape
-        for other in side.slots(key):
-            record = side.run.records[side.holders(key, other)[1][0]]
+        piece, whole = (
+            side.run.records[side.holders(key, slot)[1][0]].shape,
+            combined[key, slot].shape,
+        )
+        for slot_beside in side.slots(key):
+            record = side.run.records[side.holders(key, slot_beside)[1][0]]
             constant = record.statistics is not None and record.statistics.std == 0.0
             if (
-                is_param(other)
-                and (key, other) not in found
+                is_param(slot_beside)
+                and (key, slot_beside) not in combined
                 and constant
                 and record.shape[:1] == piece[:1] != whole[:1]
             ):
-                found[key, other] = msgspec.structs.replace(
+                combined[key, slot_beside] = msgspec.structs.replace(
                     record, shape=(*whole[:1], *record.shape[1:]), hash="", sketch=None
                 )
 
 
-class _Known:
+class _OtherSide:
     """What the other side holds: its tensors by kind and count, each in every shape it may have."""
 
     def __init__(self, side: Side) -> None:
         self._figures: dict[tuple[str, int], list[tuple[float, int, Option]]] = defaultdict(list)
         self._shapes: set[tuple[str, Shape]] = set()
-        for at, tensor in enumerate(_tensors(side)):
-            kind = _kind(tensor.at[1])
+        for index, tensor in enumerate(_tensors(side)):
+            kind = _kind(tensor.slot[1])
             for shape, figures in tensor.options:
                 self._shapes.add((kind, tuple(sorted(shape))))
                 if norm := _norm(figures):
-                    self._figures[kind, math.prod(shape)].append((norm, at, (shape, figures)))
-        for found in self._figures.values():
-            found.sort(key=lambda item: item[:2])
+                    self._figures[kind, math.prod(shape)].append((norm, index, (shape, figures)))
+        for entries in self._figures.values():
+            entries.sort(key=lambda item: item[:2])
 
     def has(self, slot: str, shape: Shape, figures: Record) -> int:
         """Has the other side a tensor with these figures? 2: of this shape; 1: with its axes in
@@ -184,13 +189,13 @@ class _Known:
         """
         norm, best = _norm(figures), 0
         among = self._figures.get((_kind(slot), math.prod(shape)), []) if norm else []
-        for size, _, (other, theirs) in among[
+        for size, _, (other_shape, other_figures) in among[
             bisect.bisect_left(among, norm * (1 - _NEAR), key=lambda item: item[0]) :
         ]:
             if size > norm * (1 + _NEAR) or best == 2:
                 break
-            if sorted(other) == sorted(shape) and _alike(figures, theirs):
-                best = max(best, 2 if other == shape else 1)
+            if sorted(other_shape) == sorted(shape) and _alike(figures, other_figures):
+                best = max(best, 2 if other_shape == shape else 1)
         return best
 
     def occurring(self, slot: str, shapes: Sequence[Shape]) -> Shape:
@@ -213,9 +218,9 @@ def _norm(figures: Record) -> float:
     )
 
 
-def _alike(one: Record, two: Record) -> bool:
+def _alike(first: Record, second: Record) -> bool:
     """Of two tensors whose norms are near: do their sums of magnitudes say so too, where these are
     known?
     """
-    a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (one, two))
+    a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (first, second))
     return a is None or b is None or abs(a - b) <= _NEAR * max(a, b)

@@ -44,15 +44,15 @@ def layouts(
     if any(rank not in mesh for rank, mesh in zip(ranks, meshes, strict=True)):
         return []
     inside = [i for i, rank in enumerate(ranks) if rank in first.ranks]
-    own = [ranks[i] for i in inside]
-    if sorted(first.ranks) != own:
+    mesh_ranks = [ranks[i] for i in inside]
+    if sorted(first.ranks) != mesh_ranks:
         return []
-    made = _of_mesh(first, [shapes[i] for i in inside])
-    if made is None:
+    layout = _of_mesh(first, [shapes[i] for i in inside])
+    if layout is None:
         return []
-    if len(own) == len(ranks):
-        return [(made, first.shape)]
-    return _of_meshes(made, first.shape, [sorted(mesh) for mesh in meshes], ranks)
+    if len(mesh_ranks) == len(ranks):
+        return [(layout, first.shape)]
+    return _of_meshes(layout, first.shape, [sorted(mesh) for mesh in meshes], ranks)
 
 
 def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
@@ -72,7 +72,11 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
                 Level("replicated" if kind == "replicate" else "sum", size[d]) for d in along
             ]
             continue
-        cut = [d for d, other in enumerate(placement.places) if other == place and size[d] > 1]
+        cut = [
+            d
+            for d, same_place in enumerate(placement.places)
+            if same_place == place and size[d] > 1
+        ]
         if sorted(cut) != sorted(along):
             return None  # the same axis is cut again, by ranks that are no neighbours of these
         order = [d for d in nested.get(int(axis), tuple(cut)) if d in cut]
@@ -89,16 +93,16 @@ def _ascending(placement: Placement) -> list[int] | None:
     """
     mesh, ranks = placement.mesh, placement.ranks
     step = math.prod(mesh)
-    apart: dict[int, int] = {}
+    strides: dict[int, int] = {}
     for dim, size in enumerate(mesh):
         step //= size
-        apart[dim] = ranks[step] - ranks[0] if size > 1 else 0
-    order = sorted(range(len(mesh)), key=lambda d: -apart[d])
+        strides[dim] = ranks[step] - ranks[0] if size > 1 else 0
+    order = sorted(range(len(mesh)), key=lambda d: -strides[d])
     expected = sorted(ranks)
     places = dict(zip(product(*map(range, mesh)), ranks, strict=True))
     walked = [
-        places[tuple(dict(zip(order, at, strict=True))[d] for d in range(len(mesh)))]
-        for at in product(*(range(mesh[d]) for d in order))
+        places[tuple(dict(zip(order, coordinates, strict=True))[d] for d in range(len(mesh)))]
+        for coordinates in product(*(range(mesh[d]) for d in order))
     ]
     return order if walked == expected else None
 
@@ -116,17 +120,19 @@ def _reordered(
     """
     n = math.prod(size[d] for d in along)
     inner = len(shapes) // n // math.prod(level.size for level in outer)
-    number = {at: i for i, at in enumerate(product(*(range(size[d]) for d in along)))}
+    number = {
+        coordinates: i for i, coordinates in enumerate(product(*(range(size[d]) for d in along)))
+    }
     blocks = []
     for walk in product(*(range(size[d]) for d in order)):
-        at = dict(zip(order, walk, strict=True))
-        rank = number[tuple(at[d] for d in along)]
+        coordinates = dict(zip(order, walk, strict=True))
+        rank = number[tuple(coordinates[d] for d in along)]
         blocks.append((rank, 0, shapes[rank * inner][axis]))
     return Level("cat", n, axis, tuple(blocks))
 
 
 def _of_meshes(
-    own: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]
+    layout: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]
 ) -> list[tuple[Layout, Shape]]:
     """Several meshes of one form beside each other: each of their layouts, with every layout that
     their wholes may have to each other.
@@ -135,7 +141,7 @@ def _of_meshes(
     if sorted(r for g in groups for r in g) != list(ranks) or len({len(g) for g in groups}) > 1:
         return []
     if [r for g in groups for r in g] == list(ranks):
-        return [((*level, *own), whole) for level, whole in candidates([shape] * len(groups))]
-    if [r for at in zip(*groups, strict=True) for r in at] == list(ranks):
-        return [((*own, *level), whole) for level, whole in candidates([shape] * len(groups))]
+        return [((*level, *layout), whole) for level, whole in candidates([shape] * len(groups))]
+    if [r for line in zip(*groups, strict=True) for r in line] == list(ranks):
+        return [((*layout, *level), whole) for level, whole in candidates([shape] * len(groups))]
     return []

@@ -65,56 +65,60 @@ class Side:
         """The calls of one rank as a run of its own, without elements. whole: what is known of
         slots whose tensors lie in pieces.
         """
-        mine = [c for c in self.calls if c.rank == rank]
-        place = {c.id: i for i, c in enumerate(mine)}
+        calls = [c for c in self.calls if c.rank == rank]
+        place = {c.id: i for i, c in enumerate(calls)}
         first = len(self.run.records)
         records = [msgspec.structs.replace(r, id=first + i) for i, r in enumerate(whole.values())]
         number = {where: r.id for where, r in zip(whole, records, strict=True)}
-        made = {
+        new_ids = {
             r: n
             for where, n in number.items()
             if is_output(where[1])
             for r in self.holders(*where)[1]
         }
 
-        def seen(call: Call, ref: Ref) -> int:
-            read = made.get(ref.record, ref.record) if is_input(ref.slot) else ref.record
+        def record_of(call: Call, ref: Ref) -> int:
+            read = new_ids.get(ref.record, ref.record) if is_input(ref.slot) else ref.record
             return number.get((self.key_of[call.id], ref.slot), read)
 
-        calls = [
+        viewed = [
             msgspec.structs.replace(
                 c,
                 id=i,
                 rank=0,
                 parent=place.get(c.parent, -1),
                 scope=self.scope[c.id],
-                refs=tuple(Ref(r.slot, seen(c, r), r.edge) for r in c.refs) if whole else c.refs,
+                refs=tuple(Ref(r.slot, record_of(c, r), r.edge) for r in c.refs)
+                if whole
+                else c.refs,
             )
-            for i, c in enumerate(mine)
+            for i, c in enumerate(calls)
         ]
-        self.viewed = mine
-        return Derived(self.run, (), records, calls)
+        self.viewed = calls
+        return Derived(self.run, (), records, viewed)
 
     def holders(self, key: Key, slot: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks, records) of a slot of a joined call. A call of all stages of a pipeline is given
         what the first is, and returns what the last does.
         """
         group = self.groups[key]
-        found = {
+        holding = {
             rank: r.record
             for rank, call in sorted(group.items())
             for r in call.refs
             if r.slot == slot
         }
         kind = slot_kind(slot)
-        if found and kind != "param" and len({self.stage[r] for r in group}) > 1:
+        if holding and kind != "param" and len({self.stage[r] for r in group}) > 1:
             stage = (
-                min(map(self.stage.__getitem__, found))
+                min(map(self.stage.__getitem__, holding))
                 if kind == "input"
-                else max(map(self.stage.__getitem__, found))
+                else max(map(self.stage.__getitem__, holding))
             )
-            found = {rank: record for rank, record in found.items() if self.stage[rank] == stage}
-        return tuple(found), tuple(found.values())
+            holding = {
+                rank: record for rank, record in holding.items() if self.stage[rank] == stage
+            }
+        return tuple(holding), tuple(holding.values())
 
     def slots(self, key: Key) -> list[str]:
         return list(
@@ -136,8 +140,10 @@ class Side:
         """What the program said of how a tensor lies on the ranks, by rank; [] where one of them
         does not say it.
         """
-        found = [self.groups[key][rank].placements.get(slot) for rank in self.holders(key, slot)[0]]
-        return [p for p in found if p is not None] if all(found) else []
+        placements = [
+            self.groups[key][rank].placements.get(slot) for rank in self.holders(key, slot)[0]
+        ]
+        return [p for p in placements if p is not None] if all(placements) else []
 
     def name_of(self, key: Key, slot: str) -> str:
         return f"{key[4] or key[0]}:{slot}"
@@ -153,23 +159,25 @@ class RankGroups:
     stands for all where they differ.
     """
 
-    def __init__(self, left: Side, right: Side, declared: Sequence[Shard]) -> None:
-        self.sides, self.declared = (left, right), tuple(declared)
+    def __init__(self, reference: Side, target: Side, declared: Sequence[Shard]) -> None:
+        self.sides, self.declared = (reference, target), tuple(declared)
         self.notes: list[str] = []
         self.layouts: dict[Place, Layout] = {}
-        self.parted: dict[Place, float] = {}
-        self.other: dict[Place, Place] = {}
+        self.differing: dict[Place, float] = {}
+        self.partner: dict[Place, Place] = {}
         self.first: dict[Place, tuple[Key, str]] = {}
         self.unplaced: dict[Place, str] = {}
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
-        self.stands: dict[Place, int] = {}
-        self._apart: dict[tuple[str, int, int], float] = {}
-        self.shown = {side.name: side.ranks[0] if side.ranks else 0 for side in (left, right)}
+        self.sum_of: dict[Place, int] = {}
+        self._distances: dict[tuple[str, int, int], float] = {}
+        self.shown_rank = {
+            side.name: side.ranks[0] if side.ranks else 0 for side in (reference, target)
+        }
 
     def copies(self, place: Place, layout: Layout) -> bool:
         """Do ranks that would hold the same tensor hold it, up to rounding?"""
         return all(
-            self.apart(place[0], place[1][i], place[1][j]) <= self.rounding(place)
+            self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
             for near, level in neighbours(layout, len(place[1]))
             if level.how == "replicated"
             for i, j in near
@@ -180,73 +188,85 @@ class RankGroups:
         summed.
         """
         return not any(
-            self.apart(place[0], place[1][i], place[1][j]) <= self.rounding(place)
+            self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
             for near, level in neighbours(layout, len(place[1]))
             if level.how == "sum"
             for i, j in near
         )
 
     def rounding(self, place: Place) -> float:
-        return _ROUNDING[is_half_roundoff(described(self.run(place[0]), place[1][0])[1])]
+        return _ROUNDING[is_half_roundoff(record_and_roundoff(self.run(place[0]), place[1][0])[1])]
 
     def run(self, side: str) -> Run:
         return self.sides[0].run if side == self.sides[0].name else self.sides[1].run
 
-    def apart(self, side: str, a: int, b: int) -> float:
+    def distance_between(self, side: str, a: int, b: int) -> float:
         """Relative distance of two records of a run; inf where their figures already say that they
         have nothing in common.
         """
-        known = self._apart.get((side, a, b))
-        if known is None:
+        distance = self._distances.get((side, a, b))
+        if distance is None:
             run = self.run(side)
-            one, two = run.records[a], run.records[b]
+            record_a, record_b = run.records[a], run.records[b]
             if a == b or (
-                one.hash
-                and one.hash == two.hash
-                and one.shape == two.shape
-                and one.dtype == two.dtype
+                record_a.hash
+                and record_a.hash == record_b.hash
+                and record_a.shape == record_b.shape
+                and record_a.dtype == record_b.dtype
             ):
-                known = 0.0
-            elif one.shape != two.shape or _unlike(one, two):
-                known = math.inf
+                distance = 0.0
+            elif record_a.shape != record_b.shape or _unlike(record_a, record_b):
+                distance = math.inf
             else:
                 try:
-                    known = shards.apart(run.array(b), run.array(a))
+                    distance = shards.distance_joined(run.array(b), run.array(a))
                 except ElementsMissing:
-                    known = math.inf
-            self._apart[side, a, b] = known
-        return known
+                    distance = math.inf
+            self._distances[side, a, b] = distance
+        return distance
 
-    def note_parted(self, place: Place, layout: Layout) -> None:
-        apart = 0.0
+    def note_differing(self, place: Place, layout: Layout) -> None:
+        distance = 0.0
         for near, level in neighbours(layout, len(place[1])):
             if level.how == "replicated":
-                apart = max(
-                    [apart, *(self.apart(place[0], place[1][i], place[1][j]) for i, j in near)]
+                distance = max(
+                    [
+                        distance,
+                        *(
+                            self.distance_between(place[0], place[1][i], place[1][j])
+                            for i, j in near
+                        ),
+                    ]
                 )
-        if apart:
-            self.parted[place] = apart
+        if distance:
+            self.differing[place] = distance
 
     def options(
-        self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]
+        self,
+        side: Side,
+        key: Key,
+        slot: str,
+        records: Sequence[int],
+        shapes: Sequence[shards.Shape],
     ) -> list[tuple[Layout, Any]]:
         """Layouts that the shapes of one side allow; those that are declared, or that the program
         said, where there are such ones.
         """
         name = key[4] or key[0]
-        said = [
+        matching = [
             d
             for d in self.declared
             if fnmatch.fnmatchcase(name, d.pattern) and fnmatch.fnmatchcase(slot, d.slot)
         ]
-        if not said or len(held) < 2:
-            return self._placed(side, key, slot, held, shapes) or shards.candidates(shapes)
-        if len({(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in said}) > 1:
+        if not matching or len(records) < 2:
+            return self._placed(side, key, slot, records, shapes) or shards.candidates(shapes)
+        ways = {(d.how, d.axis if d.how not in ("replicated", "sum") else 0) for d in matching}
+        if len(ways) > 1:
             raise UsageError(
-                f"{side.name_of(key, slot)}: two declarations contradict each other: {said[0]}; "
-                f"{said[1]}"
+                f"{side.name_of(key, slot)}: two declarations contradict each other: "
+                f"{matching[0]}; {matching[1]}"
             )
-        chosen, dims = said[0], len(shapes[0])
+        chosen, dims = matching[0], len(shapes[0])
         if chosen.how in ("replicated", "sum"):
             if len(set(shapes)) > 1:
                 raise UsageError(
@@ -274,27 +294,37 @@ class RankGroups:
         return [((Level(chosen.how, len(shapes), axis),), whole)]
 
     def _placed(
-        self, side: Side, key: Key, slot: str, held: Sequence[int], shapes: Sequence[shards.Shape]
+        self,
+        side: Side,
+        key: Key,
+        slot: str,
+        records: Sequence[int],
+        shapes: Sequence[shards.Shape],
     ) -> list[tuple[Layout, Any]]:
-        said = side.placements(key, slot) if len(held) > 1 else []
-        return layouts(said, side.holders(key, slot)[0], shapes) if said else []
+        placements = side.placements(key, slot) if len(records) > 1 else []
+        return layouts(placements, side.holders(key, slot)[0], shapes) if placements else []
 
     def is_declared(self, side: Side, key: Key, slot: str) -> bool:
         """Is there one layout only, by a declaration or by what the program said?"""
-        held = side.holders(key, slot)[1]
-        if self.said(key, slot):
+        records = side.holders(key, slot)[1]
+        if self.is_mapped(key, slot):
             return True
         return (
-            len(self._placed(side, key, slot, held, [side.run.records[r].shape for r in held])) == 1
+            len(
+                self._placed(side, key, slot, records, [side.run.records[r].shape for r in records])
+            )
+            == 1
         )
 
     def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
         """Did the program say that the ranks hold something that cannot be put together here, a
         mean or a maximum?
         """
-        return not self.said(key, slot) and any(not is_known(p) for p in side.placements(key, slot))
+        return not self.is_mapped(key, slot) and any(
+            not is_known(p) for p in side.placements(key, slot)
+        )
 
-    def said(self, key: Key, slot: str) -> bool:
+    def is_mapped(self, key: Key, slot: str) -> bool:
         """Does a map say how it lies?"""
         name = key[4] or key[0]
         return any(
@@ -325,12 +355,16 @@ def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], 
     for level in layout:
         outer, inner = inner, inner // level.size
         lines = [base + off for base in range(0, n, outer) for off in range(inner)]
-        yield [(at, at + inner * i) for at in lines for i in range(1, level.size)], level
+        yield [(first, first + inner * i) for first in lines for i in range(1, level.size)], level
 
 
-def between(one: Layout, left: Sequence[Array], two: Layout, right: Sequence[Array]) -> float:
+def between(
+    layout: Layout, arrays: Sequence[Array], layout_across: Layout, arrays_across: Sequence[Array]
+) -> float:
     """How far the tensors of both sides are apart when each is joined so."""
-    return shards.apart(joined_array(one, left), joined_array(two, right))
+    return shards.distance_joined(
+        joined_array(layout, arrays), joined_array(layout_across, arrays_across)
+    )
 
 
 def joined_array(layout: Layout, arrays: Sequence[Array]) -> Array:
@@ -339,14 +373,14 @@ def joined_array(layout: Layout, arrays: Sequence[Array]) -> Array:
     return shards.node(layout, [a.shape for a in arrays]).apply(bound)
 
 
-def described(run: Run, record: int) -> tuple[Record, float]:
+def record_and_roundoff(run: Run, record: int) -> tuple[Record, float]:
     """(record, unit roundoff of its dtype, 0 for exact ones)."""
-    found = run.records[record]
-    kind = dtypes.DTYPES.get(found.dtype)
-    return found, (kind.unit_roundoff or 0.0) if kind is not None else 0.0
+    entry = run.records[record]
+    kind = dtypes.DTYPES.get(entry.dtype)
+    return entry, (kind.unit_roundoff or 0.0) if kind is not None else 0.0
 
 
-def _unlike(one: Record, two: Record) -> bool:
+def _unlike(first: Record, second: Record) -> bool:
     """Do the norms alone say that these are two tensors?"""
-    a, b = (r.statistics.norm if r.statistics is not None else None for r in (one, two))
+    a, b = (r.statistics.norm if r.statistics is not None else None for r in (first, second))
     return a is not None and b is not None and abs(a - b) > 0.2 * max(a, b)

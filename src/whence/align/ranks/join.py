@@ -38,19 +38,19 @@ def joined(
             raise UsageError(
                 f"{shard}: {shard.how!r} is not known; there are {', '.join(shards.HOW)}"
             )
-    left, right = ({c.rank for c in run.calls} for run in (reference, target))
-    if len(left) < 2 and len(right) < 2:
+    ranks, target_ranks = ({c.rank for c in run.calls} for run in (reference, target))
+    if len(ranks) < 2 and len(target_ranks) < 2:
         return (
             (reference, target, ())
-            if left == right or not left or not right
-            else (reference, *_renumbered(target, min(left)))
+            if ranks == target_ranks or not ranks or not target_ranks
+            else (reference, *_renumbered(target, min(ranks)))
         )
-    if left == right and not declared and _same_shapes(reference, target):
+    if ranks == target_ranks and not declared and _same_shapes(reference, target):
         return reference, target, ()
     sides = Side("reference", reference), Side("target", target)
-    joining = RankGroups(*sides, declared)
-    _decide(joining)
-    runs = [side.run if len(side.ranks) < 2 else joined_run(joining, side) for side in sides]
+    groups = RankGroups(*sides, declared)
+    _decide(groups)
+    runs = [side.run if len(side.ranks) < 2 else joined_run(groups, side) for side in sides]
     rank = min(
         sides[0].ranks
         if len(sides[0].ranks) == 1
@@ -60,28 +60,28 @@ def joined(
     )
     if len(sides[0].ranks) > 1 or len(sides[1].ranks) > 1:
         runs = [_renumbered(run, rank)[0] for run in runs]
-    return runs[0], runs[1], tuple(joining.notes)
+    return runs[0], runs[1], tuple(groups.notes)
 
 
 def _renumbered(run: Run, rank: int) -> tuple[Run, tuple[str, ...]]:
     """A run of one rank under another number: numbers say nothing where there is only one."""
-    own = next((c.rank for c in run.calls), rank)
-    if own == rank:
+    own_rank = next((c.rank for c in run.calls), rank)
+    if own_rank == rank:
         return run, ()
     calls = [msgspec.structs.replace(c, rank=rank) for c in run.calls]
-    return DerivedTensors(run).done(calls), (f"target: rank {own} faces rank {rank}",)
+    return DerivedTensors(run).done(calls), (f"target: rank {own_rank} faces rank {rank}",)
 
 
 def _same_shapes(reference: Run, target: Run) -> bool:
     """Does every call that both have by its key, rank included, hold tensors of the same shapes?"""
-    theirs = {c.key(): c for c in target.calls}
+    by_key = {c.key(): c for c in target.calls}
     met = False
     for call in reference.calls:
-        other = theirs.get(call.key())
-        if other is None:
+        partner = by_key.get(call.key())
+        if partner is None:
             continue
         met = True
-        slots = {r.slot: r.record for r in other.refs}
+        slots = {r.slot: r.record for r in partner.refs}
         for ref in call.refs:
             if (
                 ref.slot in slots
@@ -91,33 +91,34 @@ def _same_shapes(reference: Run, target: Run) -> bool:
     return met
 
 
-def _decide(at: RankGroups) -> None:
+def _decide(groups: RankGroups) -> None:
     """How every tensor lies on the ranks of both sides, and what is to be told of it."""
-    renumber(at)
-    find_stages(at)
-    place(at)
-    for side in at.sides:
-        unreduced(at, side)
-        choose(at, side)
-        _tell(at, side)
+    renumber(groups)
+    find_stages(groups)
+    place(groups)
+    for side in groups.sides:
+        unreduced(groups, side)
+        choose(groups, side)
+        _note_layouts(groups, side)
 
 
-def _tell(at: RankGroups, side: Side) -> None:
+def _note_layouts(groups: RankGroups, side: Side) -> None:
     if len(side.ranks) < 2:
         return
     counted = Counter(
         shards.words(layout)
-        for (name, records), layout in at.layouts.items()
+        for (name, records), layout in groups.layouts.items()
         if name == side.name and layout
     )
-    said = ", ".join(f"{count} {what}" for what, count in counted.most_common())
-    at.notes.insert(0, f"{side.name}: {len(side.ranks)} ranks joined{f': {said}' if said else ''}")
+    listed = ", ".join(f"{count} {words}" for words, count in counted.most_common())
+    groups.notes.insert(
+        0, f"{side.name}: {len(side.ranks)} ranks joined{f': {listed}' if listed else ''}"
+    )
     if unknown := list(
-        dict.fromkeys(name for place, name in at.unplaced.items() if place[0] == side.name)
+        dict.fromkeys(name for place, name in groups.unplaced.items() if place[0] == side.name)
     ):
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        at.notes.append(
-            f"{side.name}: how {', '.join(unknown[:3])}{more} lie on the ranks is not known: the "
-            "ranks differ and nothing faces them; "
-            "they are not compared"
+        further = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        groups.notes.append(
+            f"{side.name}: how {', '.join(unknown[:3])}{further} lie on the ranks is not known: "
+            "the ranks differ and nothing faces them; they are not compared"
         )

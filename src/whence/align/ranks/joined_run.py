@@ -12,7 +12,7 @@ from whence.align import derived_run
 from whence.align.derived_run import DerivedTensors
 from whence.align.dims import Unfit
 from whence.align.ranks import shards
-from whence.align.ranks.groups import Key, RankGroups, Side, described
+from whence.align.ranks.groups import Key, RankGroups, Side, record_and_roundoff
 from whence.align.ranks.shards import Layout
 from whence.records import Call, Ref, Run, marks
 from whence.records.slots import is_input
@@ -22,19 +22,19 @@ from whence.records.slots import is_input
 _MIXED = 8
 
 
-def joined_run(at: RankGroups, side: Side) -> Run:
+def joined_run(groups: RankGroups, side: Side) -> Run:
     """One run of one rank."""
-    making, shown = DerivedTensors(side.run), at.shown[side.name]
-    lead = {key: group.get(shown) or group[min(group)] for key, group in side.groups.items()}
+    derived, shown_rank = DerivedTensors(side.run), groups.shown_rank[side.name]
+    lead = {key: group.get(shown_rank) or group[min(group)] for key, group in side.groups.items()}
     keys = sorted(side.groups, key=_position(side, lead).__getitem__)
     place = {key: i for i, key in enumerate(keys)}
     calls = []
     for key in keys:
         call, parent = lead[key], side.parent(key)
-        refs, pieces, parted = _refs(at, side, making, key, call)
+        refs, pieces, parted = _refs(groups, side, derived, key, call)
         notes = (*call.notes, *([marks.of_pieces(len(side.groups[key]))] if pieces else []))
-        if parted and shown in side.groups[key]:
-            notes = (*notes, marks.shown(shown))
+        if parted and shown_rank in side.groups[key]:
+            notes = (*notes, marks.shown(shown_rank))
         calls.append(
             msgspec.structs.replace(
                 call,
@@ -49,60 +49,64 @@ def joined_run(at: RankGroups, side: Side) -> Run:
                 leaf=all(c.leaf for c in side.groups[key].values()),
             )
         )
-    return making.done(calls)
+    return derived.done(calls)
 
 
 def _refs(
-    at: RankGroups, side: Side, making: DerivedTensors, key: Key, lead: Call
+    groups: RankGroups, side: Side, derived: DerivedTensors, key: Key, lead: Call
 ) -> tuple[tuple[Ref, ...], bool, bool]:
     edges = {r.slot: r.edge for r in lead.refs}
     refs: list[tuple[Ref, Layout, float]] = []
     for slot in side.slots(key):
         ranks, records = side.holders(key, slot)
         place = (side.name, records)
-        layout = at.layouts.get(place, ())
-        if place in at.stands:
-            record = at.stands[place]
-        elif place in at.unplaced:
-            record = making.unknown(records, marks.unplaced(len(records)))
+        layout = groups.layouts.get(place, ())
+        if place in groups.sum_of:
+            record = groups.sum_of[place]
+        elif place in groups.unplaced:
+            record = derived.unknown(records, marks.unplaced(len(records)))
         else:
-            record = _joined(at, side, making, ranks, records, layout)
-        refs.append((Ref(slot, record, edges.get(slot, "")), layout, at.parted.get(place, 0.0)))
+            record = _joined(groups, side, derived, ranks, records, layout)
+        refs.append(
+            (Ref(slot, record, edges.get(slot, "")), layout, groups.differing.get(place, 0.0))
+        )
     # A call whose ranks worked on different inputs and left pieces is not one call on one input.
     pieces = any(level.how != "replicated" for _, layout, _ in refs for level in layout)
     limit = _MIXED * max(
         (
-            described(side.run, r.record)[1]
+            record_and_roundoff(side.run, r.record)[1]
             for _, call in side.groups[key].items()
             for r in call.refs
         ),
         default=0.0,
     )
-    kept = tuple(r for r, _, apart in refs if not (pieces and apart > limit and is_input(r.slot)))
-    return kept, pieces, any(apart > limit for _, _, apart in refs)
+    joined_refs = tuple(
+        r for r, _, difference in refs if not (pieces and difference > limit and is_input(r.slot))
+    )
+    return joined_refs, pieces, any(difference > limit for _, _, difference in refs)
 
 
 def _joined(
-    at: RankGroups,
+    groups: RankGroups,
     side: Side,
-    making: DerivedTensors,
+    derived: DerivedTensors,
     ranks: Sequence[int],
     records: Sequence[int],
     layout: Layout,
 ) -> int:
     if len(records) == 1 or not layout:
         return records[0]
-    shown = at.shown[side.name]
+    shown_rank = groups.shown_rank[side.name]
     node = shards.node(
         layout,
         [side.run.records[r].shape for r in records],
-        ranks.index(shown) if shown in ranks else 0,
+        ranks.index(shown_rank) if shown_rank in ranks else 0,
     )
     expression, bound = shards.bound_to(node, records)
     try:
-        return making.add(expression, bound, derived_run.on_ranks(shards.words(layout)))
+        return derived.add(expression, bound, derived_run.on_ranks(shards.words(layout)))
     except Unfit as error:  # ranks of different dtypes
-        at.notes.append(f"{side.name}: {error}; rank {ranks[0]}'s is shown")
+        groups.notes.append(f"{side.name}: {error}; rank {ranks[0]}'s is shown")
         return records[0]
 
 
@@ -110,7 +114,7 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
     """Where each joined call stands: as on the rank that is shown; what only others have, behind
     the last call they share with it.
     """
-    found: dict[Key, tuple[Any, ...]] = {}
+    positions: dict[Key, tuple[Any, ...]] = {}
     by_rank: dict[int, list[Call]] = defaultdict(list)
     for call in sorted(side.calls, key=lambda c: c.order):
         by_rank[call.rank].append(call)
@@ -125,10 +129,10 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
                     key,
                     call.order if rank == main else max([*roots.values(), root], default=-1) + 1,
                 )
-            if key in found:
-                last = found[key][3]
+            if key in positions:
+                last = positions[key][3]
             else:
-                found[key] = (
+                positions[key] = (
                     root,
                     call.parent >= 0,
                     side.stage[rank],
@@ -136,4 +140,4 @@ def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
                     rank if rank != main else -1,
                     k,
                 )
-    return found
+    return positions

@@ -15,53 +15,61 @@ from whence.records import Record
 _STAGES = 0.02  # ranks of two pipeline stages share at most this share of their leaf modules
 
 
-def renumber(at: RankGroups) -> None:
+def renumber(groups: RankGroups) -> None:
     """Layers and experts that a rank counts from 0 again get the numbers that the other side gives
     to the same parameters.
     """
-    for mine, theirs in ((at.sides[0], at.sides[1]), (at.sides[1], at.sides[0])):
-        if len(mine.ranks) < 2:
+    for side, other_side in (
+        (groups.sides[0], groups.sides[1]),
+        (groups.sides[1], groups.sides[0]),
+    ):
+        if len(side.ranks) < 2:
             continue
-        known: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
-        for call in theirs.calls:
+        numbers_of: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
+        for call in other_side.calls:
             for ref in call.slots("param"):
-                if print_ := _fingerprint(theirs.run.records[ref.record]):
-                    known[starred(call.scope), print_].add(_numbers(call.scope))
-        for rank in mine.ranks:
+                if print_ := _fingerprint(other_side.run.records[ref.record]):
+                    numbers_of[starred(call.scope), print_].add(_numbers(call.scope))
+        for rank in side.ranks:
             votes: dict[tuple[str, int], Counter[int]] = defaultdict(Counter)
-            for call in mine.calls:
+            for call in side.calls:
                 numbers = _numbers(call.scope)
                 for ref in call.slots("param") if call.rank == rank and numbers else ():
-                    print_ = _fingerprint(mine.run.records[ref.record])
-                    places = known.get((starred(call.scope), print_), set()) if print_ else set()
+                    print_ = _fingerprint(side.run.records[ref.record])
+                    places = (
+                        numbers_of.get((starred(call.scope), print_), set()) if print_ else set()
+                    )
                     if len(places) == 1:
                         for i, (a, b) in enumerate(zip(next(iter(places)), numbers, strict=True)):
                             votes[_prefix(starred(call.scope), i), i][a - b] += 1
             for (prefix, i), counted in votes.items():
                 offset, count = counted.most_common(1)[0]
                 if offset and count > 0.6 * counted.total():
-                    _shift(at, mine, rank, prefix, i, offset)
-        mine.group()
+                    _shift(groups, side, rank, prefix, i, offset)
+        side.group()
 
 
-def _shift(at: RankGroups, side: Side, rank: int, prefix: str, place: int, offset: int) -> None:
+def _shift(groups: RankGroups, side: Side, rank: int, prefix: str, place: int, offset: int) -> None:
     for call in side.calls:
         if call.rank == rank and _prefix(starred(call.scope), place) == prefix:
             side.scope[call.id] = _with_number(side.scope[call.id], place, offset)
-    at.notes.append(f"{side.name}: rank {rank} counts {prefix} from 0 again: {offset:+d}")
+    groups.notes.append(f"{side.name}: rank {rank} counts {prefix} from 0 again: {offset:+d}")
 
 
-def find_stages(at: RankGroups) -> None:
+def find_stages(groups: RankGroups) -> None:
     """Ranks that share no leaf module are stages of a pipeline, in the order in which the other
     side calls these modules.
     """
-    for mine, theirs in ((at.sides[0], at.sides[1]), (at.sides[1], at.sides[0])):
+    for side, other_side in (
+        (groups.sides[0], groups.sides[1]),
+        (groups.sides[1], groups.sides[0]),
+    ):
         leaves = {
-            rank: {mine.scope[c.id] for c in mine.calls if c.leaf and c.rank == rank}
-            for rank in mine.ranks
+            rank: {side.scope[c.id] for c in side.calls if c.leaf and c.rank == rank}
+            for rank in side.ranks
         }
         clusters: list[list[int]] = []
-        for rank in mine.ranks:
+        for rank in side.ranks:
             for cluster in clusters:
                 shared = leaves[rank] & leaves[cluster[0]]
                 fewest = min(len(leaves[rank]), len(leaves[cluster[0]]))
@@ -71,18 +79,18 @@ def find_stages(at: RankGroups) -> None:
                     break
             else:
                 clusters.append([rank])
-        if len(clusters) < 2 or not any(len(g) > 1 for g in mine.groups.values()):
+        if len(clusters) < 2 or not any(len(g) > 1 for g in side.groups.values()):
             continue  # ranks without a common root are no pipeline
-        order = {theirs.scope[c.id]: c.order for c in reversed(theirs.calls)}
+        order = {other_side.scope[c.id]: c.order for c in reversed(other_side.calls)}
         firsts = [
             min((order[s] for s in leaves[cluster[0]] if s in order), default=math.inf)
             for cluster in clusters
         ]
         ranked = sorted(range(len(clusters)), key=lambda i: (firsts[i], clusters[i][0]))
         for stage, i in enumerate(ranked):
-            mine.stage.update(dict.fromkeys(clusters[i], stage))
-        said = ", then ".join(_ranks(clusters[i]) for i in ranked)
-        at.notes.append(f"{mine.name}: stages of a pipeline: {said}")
+            side.stage.update(dict.fromkeys(clusters[i], stage))
+        listed = ", then ".join(_ranks(clusters[i]) for i in ranked)
+        groups.notes.append(f"{side.name}: stages of a pipeline: {listed}")
 
 
 def _fingerprint(record: Record) -> str:
@@ -113,8 +121,8 @@ def _prefix(scope: str, place: int) -> str:
 
 def _with_number(scope: str, place: int, offset: int) -> str:
     parts = scope.split(".")
-    at = [i for i, part in enumerate(parts) if part.isdigit()][place]
-    parts[at] = str(int(parts[at]) + offset)
+    index = [i for i, part in enumerate(parts) if part.isdigit()][place]
+    parts[index] = str(int(parts[index]) + offset)
     return ".".join(parts)
 
 

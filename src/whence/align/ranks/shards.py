@@ -64,18 +64,18 @@ Layout = tuple[Level, ...]  # outermost first; neighbouring ranks differ in the 
 
 def words(layout: Layout) -> str:
     """ "replicated", "cat along axis 2", "cat along axis 0 of sums"."""
-    said = []
+    parts = []
     for level in layout:
         order = f", {len(level.blocks) // level.size} parts cut one by one" if level.blocks else ""
-        said.append(
+        parts.append(
             level.how
             if level.how in ("replicated", "sum")
             else f"{level.how} along axis {level.axis}{order}"
         )
-    return " of ".join(said) or "on one rank"
+    return " of ".join(parts) or "on one rank"
 
 
-def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
+def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
     """The expression that joins the tensors of all ranks, named r0, r1, ... by place. shown: the
     place of the one taken of replicas.
     """
@@ -87,7 +87,7 @@ def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
         level, step = levels[0], len(places) // levels[0].size
         groups = [places[i * step : (i + 1) * step] for i in range(level.size)]
         if level.how == "replicated":
-            return build(levels[1:], next((g for g in groups if shown in g), groups[0]))
+            return build(levels[1:], next((g for g in groups if replica in g), groups[0]))
         parts = tuple(build(levels[1:], g) for g in groups)
         if level.how == "sum":
             return Sum(parts)
@@ -102,32 +102,34 @@ def node(layout: Layout, shapes: Sequence[Shape], shown: int = 0) -> Node:
             return Cat((*first, *reversed(second)), axis)
         if level.how == "striped":
             names = [f"a{i}" for i in range(dims)]
-            left, right = list(names), list(names)
-            left[level.axis], right[level.axis] = (
+            names_before, names_after = list(names), list(names)
+            names_before[level.axis], names_after[level.axis] = (
                 f"(r {names[level.axis]})",
                 f"({names[level.axis]} r)",
             )
             return Rearrange(
-                Cat(parts, axis), f"{' '.join(left)} -> {' '.join(right)}", (("r", level.size),)
+                Cat(parts, axis),
+                f"{' '.join(names_before)} -> {' '.join(names_after)}",
+                (("r", level.size),),
             )
         return Cat(parts, axis)
 
     return build(layout, range(len(shapes)))
 
 
-def bound_to(made: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
+def bound_to(node: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
     """The expression over the records of the ranks: with *ranks for all of them in order, else by
     name, as far as they are used.
     """
-    if isinstance(made, Cat | Sum) and made.parts == tuple(
+    if isinstance(node, Cat | Sum) and node.parts == tuple(
         Name(f"r{i}") for i in range(len(records))
     ):
         star = (Star("ranks"),)
-        return (Cat(star, made.axis) if isinstance(made, Cat) else Sum(star)), {
+        return (Cat(star, node.axis) if isinstance(node, Cat) else Sum(star)), {
             "ranks": tuple(records)
         }
-    used = sorted(set(names(made)), key=lambda name: int(name[1:]))
-    return made, {name: (records[int(name[1:])],) for name in used}
+    used = sorted(set(names(node)), key=lambda name: int(name[1:]))
+    return node, {name: (records[int(name[1:])],) for name in used}
 
 
 def _cut(of: Node, axis: int, start: int, stop: int) -> Node:
@@ -152,7 +154,7 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
         k = odd[0]
         return [((Level("cat", n, k),), (*first[:k], sum(s[k] for s in shapes), *first[k + 1 :]))]
     hows = [("replicated", -1), ("sum", -1), *(("cat", k) for k in range(len(first)))]
-    found: list[tuple[Layout, Shape]] = []
+    out: list[tuple[Layout, Shape]] = []
     for sizes in [(n,), *((n // b, b) for b in range(2, n) if n % b == 0)]:
         for picked in product(hows, repeat=len(sizes)):
             if len(picked) == 2 and picked[0] == picked[1]:
@@ -161,53 +163,53 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
             for (how, axis), size in zip(picked, sizes, strict=True):
                 if how == "cat":
                     whole[axis] *= size
-            found.append(
+            out.append(
                 (
                     tuple(Level(h, s, max(k, 0)) for (h, k), s in zip(picked, sizes, strict=True)),
                     tuple(whole),
                 )
             )
-    return found
+    return out
 
 
-def fits(shape: Shape, other: Shape) -> int:
+def fits(shape: Shape, partner: Shape) -> int:
     """2: one shape. 1: one but for axes of extent one, their order reversed, or axes merged. 0:
     not.
     """
-    if shape == other:
+    if shape == partner:
         return 2
-    bare, wanted = ([n for n in s if n != 1] for s in (shape, other))
+    bare, bare_partner = ([n for n in s if n != 1] for s in (shape, partner))
     return int(
-        bare == wanted
-        or bare == wanted[::-1]
-        or (math.prod(shape) == math.prod(other) and shape[-1:] == other[-1:])
+        bare == bare_partner
+        or bare == bare_partner[::-1]
+        or (math.prod(shape) == math.prod(partner) and shape[-1:] == partner[-1:])
     )
 
 
 def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
     """The layout, and the same with pieces in other orders along its axes but the last one."""
-    found = [layout]
+    out = [layout]
     for i, level in enumerate(layout):
         extent = shapes[0][level.axis] if shapes[0] else 0
         if level.how == "cat" and len(set(shapes)) == 1 and level.axis < len(shapes[0]) - 1:
             others = ["striped"] * (extent > 1) + ["zigzag"] * (extent % 2 == 0 and extent > 0)
-            found += [
+            out += [
                 (*layout[:i], Level(how, level.size, level.axis), *layout[i + 1 :])
                 for how in others
             ]
-    return found
+    return out
 
 
-def apart(made: Array, wanted: Array) -> float:
+def distance_joined(tensor: Array, reference: Array) -> float:
     """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged
     or reversed do not count.
     """
-    if made.shape == wanted.shape or made.size != wanted.size:
-        return distance(wanted, made)
-    bare = [n for n in made.shape if n != 1]
-    turned = bare == [n for n in wanted.shape if n != 1][::-1] and bare != bare[::-1]
+    if tensor.shape == reference.shape or tensor.size != reference.size:
+        return distance(reference, tensor)
+    bare = [n for n in tensor.shape if n != 1]
+    turned = bare == [n for n in reference.shape if n != 1][::-1] and bare != bare[::-1]
     return distance(
-        wanted.reshape(-1), np.ascontiguousarray(made.T if turned else made).reshape(-1)
+        reference.reshape(-1), np.ascontiguousarray(tensor.T if turned else tensor).reshape(-1)
     )
 
 
@@ -234,12 +236,12 @@ def part_order(
     if len(places) != total or sum(p is not None for p in places) < 0.9 * total:
         return ()
     blocks: list[list[int]] = []
-    for at, place in enumerate(places):
+    for index, place in enumerate(places):
         if blocks and (place is None or (place[0] == blocks[-1][0] and place[1] == blocks[-1][2])):
             blocks[-1][2] += 1  # a row that was not recognised lies behind the one before it
         elif place is not None:
             blocks.append([place[0], place[1], place[1] + 1])
-        elif at == 0:
+        elif index == 0:
             return ()
     n = len(shards)
     ranks = [b[0] for b in blocks]

@@ -46,7 +46,7 @@ class TensorCandidates:
     def __init__(self, elements: Elements, taps: Sequence[Tap], places: Sequence[Place]) -> None:
         self.elements, self.taps, self.places = elements, taps, list(places)
         self.matched: dict[int, Match] = {}
-        self.behind: set[int] = set()  # taps whose place another tap has: its views and copies
+        self.repeated: set[int] = set()  # taps whose place another tap has: its views and copies
         self._fits: dict[tuple[int, int], axes.Fit | None] = {}
         self._by_count: dict[int, list[Place]] = defaultdict(list)
         for place in places:
@@ -69,24 +69,25 @@ class TensorCandidates:
             rivals = [item for item in fits if item[1].distance <= limit]
             if len(rivals) == 1 or self._one_tensor([place for place, _ in rivals]):
                 place, fit = min(rivals, key=lambda item: self._fitness(tap, *item))
-                rest = [f.distance for p, f in fits if f.distance > limit]
+                further = [f.distance for p, f in fits if f.distance > limit]
                 self._take(
                     tap,
                     place,
                     fit,
-                    f"elements {best:.2g} apart" + (f", the next {rest[0]:.2g}" if rest else ""),
+                    f"elements {best:.2g} apart"
+                    + (f", the next {further[0]:.2g}" if further else ""),
                 )
             else:
                 doubtful[tap.call] = rivals
         self._one_each()
         self._by_order(doubtful)
 
-    def as_before(self, known: dict[tuple[str, Family], list[tuple[Family, Numbers]]]) -> None:
+    def as_before(self, earlier: dict[tuple[str, Family], list[tuple[Family, Numbers]]]) -> None:
         """What was paired in an earlier step is paired again."""
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
             place = next(
-                (roles[r] for r in known.get((tap.name, tap.family), ()) if r in roles), None
+                (roles[r] for r in earlier.get((tap.name, tap.family), ()) if r in roles), None
             )
             old = self.matched.get(tap.call)
             if place is None or (
@@ -139,51 +140,54 @@ class TensorCandidates:
         """A tensor that alone has its size on either side has one partner, whatever its elements;
         and one that is called the same.
         """
-        left = [t for t in self.taps if t.call not in self.matched]
-        taken = {m.place.record for m in self.matched.values()}
+        unpaired = [t for t in self.taps if t.call not in self.matched]
+        used = {m.place.record for m in self.matched.values()}
         count = Counter(self.elements.record(False, t.record).count for t in self.taps)
-        for tap in left:
+        for tap in unpaired:
             size = self.elements.record(False, tap.record).count
-            open_ = [p for p in self._by_count.get(size, ()) if p.record not in taken and p.made]
+            open_ = [
+                p for p in self._by_count.get(size, ()) if p.record not in used and p.is_written
+            ]
             exact = [
                 p
                 for p in open_
                 if any((f[0], n) == split(tap.name) and is_output(f[1]) for f, n in p.roles)
             ]
-            same = exact or [
+            namesakes = exact or [
                 p
                 for p in open_
                 if any(_last(tap.name) in (f[1].partition(".")[2], _last(f[0])) for f, _ in p.roles)
             ]
-            alone = (
-                same
-                if len(same) == 1
+            chosen = (
+                namesakes
+                if len(namesakes) == 1
                 else open_
                 if len(open_) == 1 and count[size] == 1 and size > 1
                 else []
             )
-            if alone and (fit := self.fit(tap, alone[0])) is not None:
+            if chosen and (fit := self.fit(tap, chosen[0])) is not None:
                 why = (
                     "of the same name"
-                    if alone is same
+                    if chosen is namesakes
                     else "the only tensor of its size on either side"
                 )
                 self.matched[tap.call] = Match(
-                    tap, alone[0], fit, f"{why}; elements {fit.distance:.2g} apart", sure=fit.close
+                    tap, chosen[0], fit, f"{why}; elements {fit.distance:.2g} apart", sure=fit.close
                 )
-                taken.add(alone[0].record)
+                used.add(chosen[0].record)
 
     def repeats(self, tap: Tap) -> bool:
         """Are these the elements of a tensor that has a partner, seen once more?"""
-        if tap.call in self.behind:
+        if tap.call in self.repeated:
             return True
-        mine = self.elements.record(False, tap.record)
+        record = self.elements.record(False, tap.record)
         for match in self.matched.values():
-            other = self.elements.record(False, match.tap.record)
+            matched_record = self.elements.record(False, match.tap.record)
             if (
-                mine.sketch is not None
-                and other.sketch is not None
-                and (mine.count, mine.sketch.checksum) == (other.count, other.sketch.checksum)
+                record.sketch is not None
+                and matched_record.sketch is not None
+                and (record.count, record.sketch.checksum)
+                == (matched_record.count, matched_record.sketch.checksum)
             ):
                 return True
         return False
@@ -194,12 +198,12 @@ class TensorCandidates:
         record = self.elements.record(False, tap.record)
         near = []
         for place in self._by_count.get(record.count, ()):
-            apart = _figures(record, self.elements.record(True, place.record))
-            if apart <= _FIGURES:
-                near.append((apart, place.order, place))
+            difference = _figures(record, self.elements.record(True, place.record))
+            if difference <= _FIGURES:
+                near.append((difference, place.order, place))
         near.sort(key=lambda item: item[:2])
-        found = [place for _, _, place in near[:_LOOKED_AT]]
-        return found or self._shorter(tap, record)
+        places = [place for _, _, place in near[:_LOOKED_AT]]
+        return places or self._shorter(tap, record)
 
     def _shorter(self, tap: Tap, record: Record) -> list[Place]:
         """Places that the front of a padded axis may hold: of a size that divides out along one
@@ -226,24 +230,24 @@ class TensorCandidates:
         key = tap.record, place.record
         if key not in self._fits:
             a, b = self.elements.record(False, tap.record), self.elements.record(True, place.record)
-            found = None
+            fit = None
             if _exact(a.dtype) == _exact(b.dtype):
-                mine, theirs = (
+                array, reference_array = (
                     self.elements.array(False, tap.record),
                     self.elements.array(True, place.record),
                 )
-                if mine is not None and theirs is not None:
-                    found = axes.fit(mine, theirs)
+                if array is not None and reference_array is not None:
+                    fit = axes.fit(array, reference_array)
                 elif a.shape == b.shape and a.count:
-                    found = axes.Fit(dims.Name("x"), _figures(a, b))
-            self._fits[key] = found
+                    fit = axes.Fit(dims.Name("x"), _figures(a, b))
+            self._fits[key] = fit
         return self._fits[key]
 
     def _as_siblings(self, tap: Tap, place: Place, fit: axes.Fit) -> axes.Fit:
         """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do
         not tell.
         """
-        mine, theirs = (
+        array, reference_array = (
             self.elements.array(False, tap.record),
             self.elements.array(True, place.record),
         )
@@ -253,11 +257,13 @@ class TensorCandidates:
         for node in (dims.parse(order) for order, _ in orders.most_common()):
             try:
                 if (
-                    mine is not None
-                    and theirs is not None
-                    and node.shape({"x": [mine.shape]}) == theirs.shape
+                    array is not None
+                    and reference_array is not None
+                    and node.shape({"x": [array.shape]}) == reference_array.shape
                 ):
-                    return axes.Fit(node, typical_distance(theirs, node.apply({"x": [mine]})))
+                    return axes.Fit(
+                        node, typical_distance(reference_array, node.apply({"x": [array]}))
+                    )
             except dims.Unfit:
                 continue
         return fit
@@ -272,7 +278,7 @@ class TensorCandidates:
         change of axes, outputs first.
         """
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
-        return not named, len(str(fit.node)), not place.made, False, place.order
+        return not named, len(str(fit.node)), not place.is_written, False, place.order
 
     def _one_tensor(self, places: Sequence[Place]) -> bool:
         """Do these hold the same elements (a view, a copy)?"""
@@ -291,19 +297,19 @@ class TensorCandidates:
         by_place: dict[int, list[Match]] = defaultdict(list)
         for match in self.matched.values():
             by_place[match.place.record].append(match)
-        for found in by_place.values():
+        for matches in by_place.values():
             keep = min(
-                found,
+                matches,
                 key=lambda m: (
-                    m.fit.distance > 2 * min(f.fit.distance for f in found),
+                    m.fit.distance > 2 * min(f.fit.distance for f in matches),
                     len(str(m.fit.node)),
                     m.tap.order,
                 ),
             )
-            for match in found:
+            for match in matches:
                 if match is not keep:
                     del self.matched[match.tap.call]
-                    self.behind.add(match.tap.call)
+                    self.repeated.add(match.tap.call)
 
     def _by_order(self, doubtful: dict[int, list[tuple[Place, axes.Fit]]]) -> None:
         """Between neighbours that resemble each other, the one that keeps the order of execution;
@@ -321,11 +327,11 @@ class TensorCandidates:
                 continue
             low = max((b for a, b in sure if a < tap.order), default=-1)
             high = min((b for a, b in sure if a > tap.order and b >= low), default=1 << 60)
-            taken = {m.place.record for m in self.matched.values()}
+            used = {m.place.record for m in self.matched.values()}
             fits = [
                 (p, f)
                 for p, f in doubtful[tap.call]
-                if low <= p.order <= high and p.record not in taken
+                if low <= p.order <= high and p.record not in used
             ]
             if len(fits) == 1:
                 self._take(
@@ -349,10 +355,10 @@ class TensorCandidates:
         return {
             family: [
                 (role, offset, n)
-                for (role, offset), n in found.most_common()
-                if 2 * n >= found.most_common(1)[0][1]
+                for (role, offset), n in counts.most_common()
+                if 2 * n >= counts.most_common(1)[0][1]
             ]
-            for family, found in votes.items()
+            for family, counts in votes.items()
         }
 
 
@@ -396,6 +402,6 @@ def _longest_run(values: Sequence[int]) -> int:
     """The length of the longest non-decreasing subsequence."""
     ends: list[int] = []
     for value in values:
-        at = bisect_left(ends, value + 1)
-        ends[at : at + 1] = [value]
+        index = bisect_left(ends, value + 1)
+        ends[index : index + 1] = [value]
     return len(ends)

@@ -48,7 +48,7 @@ class Place:
     order: int
     roles: list[tuple[Family, Numbers]] = field(default_factory=list)
     words: str = ""
-    made: bool = False
+    is_written: bool = False
 
 
 @dataclass(slots=True)
@@ -69,13 +69,13 @@ class Recomputed(Derived):
     """
 
     def __init__(
-        self, base: Run, made: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]
+        self, base: Run, tensors: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]
     ) -> None:
-        super().__init__(base, made, records)
+        super().__init__(base, tensors, records)
         self._arrays = arrays
 
-    def _make(self, made: Made) -> Array:
-        view = self._arrays[made.record - self._first].view()
+    def _make(self, tensor: Made) -> Array:
+        view = self._arrays[tensor.record - self._first].view()
         view.flags.writeable = False
         return view
 
@@ -95,27 +95,27 @@ class Elements:
         self._inner_records: list[Record] = []
         self._arrays: dict[tuple[bool, int], Array | None] = {}
 
-    def record(self, rich: bool, at: int) -> Record:
+    def record(self, rich: bool, record: int) -> Record:
         if rich:
             return (
-                self._inner_records[at - self.first_inner]
-                if at >= self.first_inner
-                else self.rich.records[at]
+                self._inner_records[record - self.first_inner]
+                if record >= self.first_inner
+                else self.rich.records[record]
             )
-        return self.taps.records[at]
+        return self.taps.records[record]
 
-    def array(self, rich: bool, at: int) -> Array | None:
+    def array(self, rich: bool, record: int) -> Array | None:
         """Elements, None where they were not kept. Those read last are held."""
-        key = rich, at
+        key = rich, record
         if key not in self._arrays:
             if len(self._arrays) > _HELD:
                 self._arrays.pop(next(iter(self._arrays)))
             try:
-                inner = rich and at >= self.first_inner
+                inner = rich and record >= self.first_inner
                 self._arrays[key] = (
-                    self.inner[at - self.first_inner].array
+                    self.inner[record - self.first_inner].array
                     if inner
-                    else (self.rich if rich else self.taps).array(at)
+                    else (self.rich if rich else self.taps).array(record)
                 )
             except ElementsMissing:
                 self._arrays[key] = None
@@ -132,7 +132,7 @@ class Elements:
         """The run with calls, and those of the computed tensors that are used."""
         if not any(number >= self.first_inner for number in used):
             return self.rich
-        made = [
+        tensors = [
             Made(
                 self.first_inner + i,
                 f"operator {item.operation} of {self.rich.calls[item.call].scope}, computed again",
@@ -146,7 +146,7 @@ class Elements:
             item.array if self.first_inner + i in used else unused
             for i, item in enumerate(self.inner)
         ]
-        return Recomputed(self.rich, made, self._inner_records, arrays)
+        return Recomputed(self.rich, tensors, self._inner_records, arrays)
 
 
 def _described(number: int, array: Array) -> Record:

@@ -26,7 +26,7 @@ from whence.records.slots import is_input, is_param, is_written, slot_kind
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
 
-def face(
+def pair_tensors(
     reference: Run, target: Run, plan: Plan, inside: Callable[[Run], Inside] | None = None
 ) -> tuple[Run, Run, Plan]:
     """Pair the tensors of labels with those of calls, where one run has labels that the other run's
@@ -39,17 +39,17 @@ def face(
     labels = [[c for c in selected(run.calls) if c.kind != "module"] for run in (reference, target)]
     modules = [any(c.kind == "module" for c in run.calls) for run in (reference, target)]
     if labels[1] and modules[0] and not modules[1]:
-        return _Facing(
+        return _LabelPairing(
             reference, target, plan, labels[1], inside(reference) if inside is not None else None
         ).done()
     if labels[0] and modules[1] and not modules[0]:
-        turned = _Facing(target, reference, _turned(plan), labels[0], None)
+        turned = _LabelPairing(target, reference, _swapped(plan), labels[0], None)
         target, reference, plan = turned.done()
-        return reference, target, _one_each(_turned(plan))
+        return reference, target, _one_each(_swapped(plan))
     return reference, target, plan
 
 
-def _turned(plan: Plan) -> Plan:
+def _swapped(plan: Plan) -> Plan:
     """The plan with reference and target in each other's place."""
     pairs = tuple(
         CallPair(
@@ -81,23 +81,23 @@ def _one_each(plan: Plan) -> Plan:
     """With one call of the target for each label: the innermost that left its tensor, which comes
     last in order of execution.
     """
-    kept: dict[int, CallPair] = {}
+    by_label: dict[int, CallPair] = {}
     dropped: list[int] = []
     for pair in plan.pairs:
-        own = tuple(s for s in pair.slots if is_written(s.target_slot))[:1]
-        old = kept.get(pair.reference)
+        written = tuple(s for s in pair.slots if is_written(s.target_slot))[:1]
+        old = by_label.get(pair.reference)
         if old is not None:
             dropped.append(old.target)
-        kept[pair.reference] = msgspec.structs.replace(
-            pair, slots=own or pair.slots[:1], only_reference=(), only_target=()
+        by_label[pair.reference] = msgspec.structs.replace(
+            pair, slots=written or pair.slots[:1], only_reference=(), only_target=()
         )
-    taken = {p.target for p in kept.values()}
-    left = sorted({*plan.unmatched_target, *(d for d in dropped if d not in taken)})
-    pairs = tuple(sorted(kept.values(), key=lambda p: p.reference))
-    return msgspec.structs.replace(plan, pairs=pairs, unmatched_target=tuple(left))
+    used = {p.target for p in by_label.values()}
+    unmatched = sorted({*plan.unmatched_target, *(d for d in dropped if d not in used)})
+    pairs = tuple(sorted(by_label.values(), key=lambda p: p.reference))
+    return msgspec.structs.replace(plan, pairs=pairs, unmatched_target=tuple(unmatched))
 
 
-class _Facing:
+class _LabelPairing:
     """rich: the run with calls; taps: the run of labels, whose tensors are brought to the other's
     axes.
     """
@@ -107,26 +107,31 @@ class _Facing:
     ) -> None:
         self.rich, self.taps, self.plan, self._inside = rich, taps, plan, inside
         self.labels = labels
-        self.making = DerivedTensors(taps)
+        self.derived = DerivedTensors(taps)
         self.elements = Elements(rich, taps)
         self.notes: list[str] = []
         self._copies: set[int] = set()
-        self.said: dict[int, tuple[int, str, SlotPair]] = {}
-        self._known: dict[tuple[str, Family], list[tuple[Family, Numbers]]] = {}
+        self.from_map: dict[int, tuple[int, str, SlotPair]] = {}
+        self._earlier: dict[tuple[str, Family], list[tuple[Family, Numbers]]] = {}
 
     # ---- the answer
 
     def done(self) -> tuple[Run, Run, Plan]:
         """The runs with what was made, and the plan."""
-        self._as_said()
+        self._take_map()
         matches: list[Match] = []
         for step in sorted({c.step for c in self.labels}):
             matches += self._step(step)
         rich = self.elements.with_inner({m.place.record for m in matches})
         pairs = self._pairs(matches, rich)
-        faced = {*(m.tap.call for m in matches), *(label for label, _, _ in self.said.values())}
-        left = tuple(c.id for c in self.labels if c.id not in faced and c.id not in self._copies)
-        there = {p.reference for p in pairs}
+        paired = {
+            *(m.tap.call for m in matches),
+            *(label for label, _, _ in self.from_map.values()),
+        }
+        unpaired = tuple(
+            c.id for c in self.labels if c.id not in paired and c.id not in self._copies
+        )
+        calls = {p.reference for p in pairs}
         if self._copies:
             self.notes.append(
                 f"{len(self._copies)} tensors of the target repeat another one's elements "
@@ -139,25 +144,25 @@ class _Facing:
                 f"{len(guessed)} of {len(matches)} tensors are paired by name and place, since "
                 f"their elements differ: {named}" + (" ..." if len(guessed) > 3 else "")
             )
-        if left and not matches:
-            self.notes.append(self._nearest(left))
+        if unpaired and not matches:
+            self.notes.append(self._nearest(unpaired))
         plan = Plan(
             tuple(pairs),
             tuple(
-                c.id for c in selected(self.rich.calls) if c.kind == "module" and c.id not in there
+                c.id for c in selected(self.rich.calls) if c.kind == "module" and c.id not in calls
             ),
-            left,
+            unpaired,
             (),
             (*self.plan.notes, *self.notes),
         )
-        return rich, self.making.done(), plan
+        return rich, self.derived.done(), plan
 
-    def _as_said(self) -> None:
+    def _take_map(self) -> None:
         """What the user's map pairs: by record, (label, evidence, the pair of tensors)."""
         for pair in self.plan.pairs:
             if pair.rule == USER_MAP:
                 for slot in pair.slots:
-                    self.said.setdefault(
+                    self.from_map.setdefault(
                         slot.reference_record,
                         (pair.target, f"{USER_MAP}, {pair.evidence}", self._in_axes(slot)),
                     )
@@ -176,46 +181,46 @@ class _Facing:
         ]
         if slot.dims or shapes[0] == shapes[1] or arrays[0] is None or arrays[1] is None:
             return slot
-        found = axes.fit(arrays[1], arrays[0])
-        if found is None:
+        fit = axes.fit(arrays[1], arrays[0])
+        if fit is None:
             return slot
-        made = self.making.add(found.node, {"x": [slot.target_record]}, "its elements")
-        return msgspec.structs.replace(slot, target_record=made, dims=str(found.node))
+        new_record = self.derived.add(fit.node, {"x": [slot.target_record]}, "its elements")
+        return msgspec.structs.replace(slot, target_record=new_record, dims=str(fit.node))
 
     # ---- which calls are paired, within one step
 
     def _step(self, step: int) -> list[Match]:
-        taken = {label for label, _, _ in self.said.values()}
-        taps = [t for t in self._taps(step) if t.call not in taken]
-        places = [p for p in self._places(step) if p.record not in self.said]
+        mapped = {label for label, _, _ in self.from_map.values()}
+        taps = [t for t in self._taps(step) if t.call not in mapped]
+        places = [p for p in self._places(step) if p.record not in self.from_map]
         if not places:
             return []
-        found = TensorCandidates(self.elements, taps, places)
-        found.by_content()
-        found.as_before(self._known)
-        found.by_name()
-        left = [t for t in taps if t.call not in found.matched or found.strays(t)]
-        if left and self._inside is not None:
-            counts = frozenset(self.taps.records[t.record].count for t in left)
+        candidates = TensorCandidates(self.elements, taps, places)
+        candidates.by_content()
+        candidates.as_before(self._earlier)
+        candidates.by_name()
+        unpaired = [t for t in taps if t.call not in candidates.matched or candidates.strays(t)]
+        if unpaired and self._inside is not None:
+            counts = frozenset(self.taps.records[t.record].count for t in unpaired)
             inner = self._added(self._inside(step, counts))
             if inner:
-                deeper = TensorCandidates(self.elements, left, inner)
+                deeper = TensorCandidates(self.elements, unpaired, inner)
                 deeper.by_content()
                 for call, match in deeper.matched.items():
                     if (
-                        call not in found.matched
-                        or CLEARER * match.fit.distance < found.matched[call].fit.distance
+                        call not in candidates.matched
+                        or CLEARER * match.fit.distance < candidates.matched[call].fit.distance
                     ):
-                        found.matched[call] = match
-                found.places += inner
-                found.by_name()
-        found.only_one_of_its_size()
+                        candidates.matched[call] = match
+                candidates.places += inner
+                candidates.by_name()
+        candidates.only_one_of_its_size()
         self._copies.update(
-            t.call for t in taps if t.call not in found.matched and found.repeats(t)
+            t.call for t in taps if t.call not in candidates.matched and candidates.repeats(t)
         )
-        for match in found.matched.values():
-            self._known.setdefault((match.tap.name, match.tap.family), match.place.roles)
-        return list(found.matched.values())
+        for match in candidates.matched.values():
+            self._earlier.setdefault((match.tap.name, match.tap.family), match.place.roles)
+        return list(candidates.matched.values())
 
     def _taps(self, step: int) -> list[Tap]:
         out = []
@@ -249,8 +254,8 @@ class _Facing:
                     place = places[ref.record] = Place(
                         ref.record, call.order, words=f"{call.scope or call.root} {ref.slot}"
                     )
-                if kind != "input" and not place.made:
-                    place.made, place.words = True, f"{call.scope or call.root} {ref.slot}"
+                if kind != "input" and not place.is_written:
+                    place.is_written, place.words = True, f"{call.scope or call.root} {ref.slot}"
                 slot = re.sub(r"\.\d+(?=\.)", ".*", ref.slot)  # a cache names the layer once more
                 place.roles.append(((name, slot, str(call.occurrence)), numbers))
         return list(places.values())
@@ -263,7 +268,7 @@ class _Facing:
             name, numbers = split(call.scope)
             words = f"{call.scope or call.root} operator {item.operation} ({item.name})"
             role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
-            out.append(Place(number, call.order, [role], words, made=True))
+            out.append(Place(number, call.order, [role], words, is_written=True))
         return out
 
     # ---- calls
@@ -272,11 +277,11 @@ class _Facing:
         """Every call that left a tensor with a partner faces the label of that one; all its tensors
         with partners are its slots.
         """
-        faced = dict(self.said)
+        paired = dict(self.from_map)
         for match in matches:
-            record = self.making.add(match.fit.node, {"x": [match.tap.record]}, match.why)
-            dims = text(self.making.done(), record) if record >= len(self.taps.records) else ""
-            faced.setdefault(
+            record = self.derived.add(match.fit.node, {"x": [match.tap.record]}, match.why)
+            dims = text(self.derived.done(), record) if record >= len(self.taps.records) else ""
+            paired.setdefault(
                 match.place.record,
                 (
                     match.tap.call,
@@ -286,43 +291,45 @@ class _Facing:
             )
         slots: dict[int, list[SlotPair]] = defaultdict(list)
         chief: dict[int, tuple[int, str, SlotPair]] = {}
-        between = self._made_between(faced)
+        between = self._made_between(paired)
         for call in self.rich.calls:
             if call.kind != "module":
                 continue
-            left = [r for r in call.refs if r.record in faced and is_written(r.slot)]
-            own = between.get(call.id, [])
-            if not left and not own:
+            outputs = [r for r in call.refs if r.record in paired and is_written(r.slot)]
+            inner = between.get(call.id, [])
+            if not outputs and not inner:
                 continue
-            given = [r for r in call.refs if r.record in faced and is_input(r.slot)]
-            for ref in (*given, *left):
+            inputs = [r for r in call.refs if r.record in paired and is_input(r.slot)]
+            for ref in (*inputs, *outputs):
                 slots[call.id].append(
-                    msgspec.structs.replace(faced[ref.record][2], reference_slot=ref.slot)
+                    msgspec.structs.replace(paired[ref.record][2], reference_slot=ref.slot)
                 )
             slots[call.id] += [
-                msgspec.structs.replace(faced[record][2], reference_slot=slot)
-                for slot, record in own
+                msgspec.structs.replace(paired[record][2], reference_slot=slot)
+                for slot, record in inner
             ]
-            chief[call.id] = faced[left[0].record if left else own[0][1]]
+            chief[call.id] = paired[outputs[0].record if outputs else inner[0][1]]
         pairs = []
-        for call_id, found in slots.items():
+        for call_id, pairs_of in slots.items():
             call, (label, why, _) = self.rich.calls[call_id], chief[call_id]
-            there = {s.reference_slot for s in found}
-            only = tuple(r.slot for r in call.refs if r.slot not in there and not is_param(r.slot))
-            pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(found), only, ()))
+            slot_names = {s.reference_slot for s in pairs_of}
+            only = tuple(
+                r.slot for r in call.refs if r.slot not in slot_names and not is_param(r.slot)
+            )
+            pairs.append(CallPair(call_id, label, TENSOR_RULE, why, tuple(pairs_of), only, ()))
         return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
 
-    def _made_between(self, faced: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
+    def _made_between(self, paired: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
         """Tensors that a call's own operators made and no call returned, by that call: what a child
         is given, what lies inside.
         """
         out: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        wanted = set(faced)
-        for record in wanted:
+        records = set(paired)
+        for record in records:
             if record >= self.elements.first_inner:
                 item = self.elements.inner[record - self.elements.first_inner]
                 out[item.call].append((f"inside.{item.operation}", record))
-        seen: set[int] = set()
+        read: set[int] = set()
         below: Counter[int] = Counter()
         ended = {r.record for c in self.rich.calls for r in c.refs if is_written(r.slot)}
         for call in sorted(self.rich.calls, key=lambda c: c.order):
@@ -330,17 +337,17 @@ class _Facing:
             below[call.parent] += 1
             for ref in call.slots("input"):
                 if (
-                    ref.record in wanted
+                    ref.record in records
                     and ref.record not in ended
-                    and ref.record not in seen
+                    and ref.record not in read
                     and call.parent >= 0
                 ):
                     out[call.parent].append((f"{place}:{ref.slot}", ref.record))
-                seen.add(ref.record)
+                read.add(ref.record)
         return out
 
-    def _nearest(self, left: Sequence[int]) -> str:
-        first = self.taps.calls[left[0]]
+    def _nearest(self, unpaired: Sequence[int]) -> str:
+        first = self.taps.calls[unpaired[0]]
         record = self.taps.records[first.slots("output")[0].record]
         alike = [
             f"{c.scope or c.root} {r.slot} {self.rich.records[r.record].shape}"
@@ -348,8 +355,8 @@ class _Facing:
             for r in c.slots("output")
             if self.rich.records[r.record].count == record.count
         ]
-        what = f"of its size are {', '.join(alike[:3])}" if alike else "none has its size"
+        sizes = f"of its size are {', '.join(alike[:3])}" if alike else "none has its size"
         return (
             f"no tensor of the labels resembles one of the calls; of {first.scope} "
-            f"{record.shape}, {what}"
+            f"{record.shape}, {sizes}"
         )

@@ -259,7 +259,9 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
     ours, theirs, said = written_otherwise(reference, target, aligned.plan)
     if not ours:
         return aligned
-    again = align.align(folded(reference, ours), folded(target, theirs), match=match, chart=chart)
+    again = align.align(
+        folded(reference, ours), folded(target, theirs), match=match, user_map=chart
+    )
     notes = tuple(dict.fromkeys((*aligned.plan.notes, *said, *again.plan.notes)))
     return align.Aligned(
         again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes)
