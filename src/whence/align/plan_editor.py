@@ -147,9 +147,15 @@ class PlanEditor:
         if record is None:
             return None
         try:
-            return (self.reference if side == "reference" else self.target).array(record)
+            return self.run(side).array(record)
         except ElementsMissing:
             return None
+
+    def run(self, side: str) -> Run:
+        return self.reference if side == "reference" else self.target
+
+    def kids(self, side: str) -> dict[int, list[int]]:
+        return self.kids_reference if side == "reference" else self.kids_target
 
     def record(self, side: str, record: int) -> Record:
         """A record of one side, or one that is to be made of the target's."""
