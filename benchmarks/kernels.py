@@ -30,7 +30,8 @@ from _rounds import interleave, machine, median, ratio
 
 from whence import _kernels
 from whence.frameworks import host
-from whence.metrics import measure, measure_many
+from whence.metrics import measure_many, passes
+from whence.metrics.measure import _jobs
 
 MANY = 4 << 20
 ROWS: list[dict[str, Any]] = []
@@ -182,8 +183,8 @@ def against_numpy(rounds: int) -> None:
         made = [twin(np.float32, n, seed) for seed in range(count)]
         calls = {}
         for tier in ("core", "full"):
-            batch = list(measure._jobs(iter(made), [], tier))
-            calls[tier] = _prepared(batch, measure._Options(tier, 1e-3, 1e-5, True, ()))
+            batch = list(_jobs(iter(made), [], tier))
+            calls[tier] = _prepared(batch, passes.Options(tier, 1e-3, 1e-5, True, ()))
         times = interleave(
             {
                 "call full": calls["full"],
@@ -235,12 +236,10 @@ def small(rounds: int) -> None:
     base = [twin(np.float32, 1024, seed) for seed in range(500)]
     made = [(r.copy(), t.copy()) for _ in range(20) for r, t in base]
     jobs = {
-        tier: [
-            list(measure._jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)
-        ]
+        tier: [list(_jobs(iter(made[k : k + 1000]), [], tier)) for k in range(0, 10000, 1000)]
         for tier in ("core", "full")
     }
-    options = {tier: measure._Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
+    options = {tier: passes.Options(tier, 1e-3, 1e-5, True, ()) for tier in jobs}
     meta = {tier: [_prepared(batch, options[tier]) for batch in jobs[tier]] for tier in jobs}
     found: dict[str, Callable[[], Any]] = {
         f"call {tier}": lambda tier=tier: [call() for call in meta[tier]] for tier in jobs
@@ -296,7 +295,7 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
 
     _kernels.compare = spy
     try:
-        keep = measure._compiled(batch, options)
+        keep = passes.compiled_rows(batch, options)
     finally:
         _kernels.compare = original
     _, count, tier, rtol, atol, thresholds, *_ = held[0]

@@ -9,7 +9,8 @@ import pytest
 from handmade import bfloat16, record
 from whence.align.calls.compiled_graphs import cut_alike
 from whence.align.calls.graph_nodes import kernel
-from whence.align.tensors.graph_modules import as_graphs, by_module
+from whence.align.tensors.graph_modules import by_module
+from whence.align.tensors.modules_as_graphs import as_graphs
 from whence.records import Call, MemoryRun, Operation, Program, Ref
 
 OPERATIONS = {

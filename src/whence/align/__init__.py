@@ -17,7 +17,7 @@ from whence.align.module_names import normal_scope, starred
 from whence.align.pipeline import Aligned, align
 from whence.align.ranks.shards import Shard
 from whence.align.tensors.elements import Inner
-from whence.align.tensors.graph_modules import is_move
+from whence.align.tensors.module_outputs import is_move
 from whence.align.user_map import Map
 from whence.align.user_map import load as load_map
 from whence.records.marks import NOT_SELECTED

@@ -1,6 +1,4 @@
-"""A map carried out: names rewritten, calls left out, pairs that take the place of all others of
-the same calls.
-"""
+"""A map carried out: names rewritten, calls left out, and pairs that replace all others."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ def _table(calls: Iterable[Call]) -> Mapping[tuple[Any, ...], list[Call]]:
 
 
 def _namesake(call: Call, scope: str, by_name: Mapping[tuple[Any, ...], list[Call]]) -> Call | None:
-    """The call of that name in the same step: of the same rank and occurrence where there are
-    several.
-    """
+    """The call of that name in the same step; of several, that of the same rank and occurrence."""
     namesakes = by_name.get((scope, call.step, call.micro, call.phase), [])
     exact = [c for c in namesakes if (c.rank, c.occurrence) == (call.rank, call.occurrence)]
     return next(iter(exact or (namesakes if len(namesakes) == 1 else [])), None)

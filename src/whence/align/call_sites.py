@@ -1,6 +1,4 @@
-"""The calls of a run by site: calls that differ only by step and micro step are one site, so that
-pairing it once pairs them all.
-"""
+"""The calls of a run by site: calls that differ only by step and micro step are one site."""
 
 from __future__ import annotations
 

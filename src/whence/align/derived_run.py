@@ -49,9 +49,7 @@ class Derived(Over):
         self._cache_bytes = 0
 
     def array(self, record: int) -> Array:
-        """Elements of a record, its own or made. Read-only. Raises ElementsMissing with what it is
-        made of.
-        """
+        """Elements of a record, read-only. Raises ElementsMissing with what it is made of."""
         if record < self._first:
             return self.base.array(record)
         array = self._cache.get(record)
@@ -97,9 +95,7 @@ class DerivedTensors:
     def add(
         self, dims: expressions.Node | str, bound: Mapping[str, Sequence[int]], why: str = ""
     ) -> int:
-        """The record that this expression makes. bound: names -> records. Raises Unfit where it
-        does not fit their shapes or dtypes.
-        """
+        """The record that an expression makes. bound: names -> records. Raises Unfit."""
         node = expressions.parse(dims) if isinstance(dims, str) else dims
         operands = tuple((name, tuple(ids)) for name, ids in bound.items())
         if isinstance(node, expressions.Name) and len(bound[node.name]) == 1:
@@ -120,9 +116,7 @@ class DerivedTensors:
         return number
 
     def unknown(self, records: Sequence[int], why: str) -> int:
-        """A record without elements in the place of these, like the first of them, and the
-        reason.
-        """
+        """A record without elements in place of these, like the first of them, and why."""
         existing = self._existing.get((why, *records))
         if existing is None:
             of, existing = self.record(records[0]), len(self.run.records) + len(self.tensors)
@@ -143,9 +137,7 @@ class DerivedTensors:
 def _described(
     number: int, node: expressions.Node, sources: Sequence[Record], shape: tuple[int, ...]
 ) -> Record:
-    """What is known of a made tensor without its elements: figures survive a change of order, the
-    hash only a change of shape.
-    """
+    """The record of a derived tensor: a change of order keeps figures, one of shape the hash."""
     first = sources[0]
     out = Record(number, first.dtype, shape, device=first.device)
     moved = isinstance(node, expressions.Rearrange | expressions.Reverse) and isinstance(
@@ -162,9 +154,7 @@ def _described(
 
 
 def text(run: Run, record: int) -> str:
-    """How a record is made, with the expressions of what it is made of put in; "" for one of the
-    run's own.
-    """
+    """The expression that makes a record of the run's own; "" for one of these."""
     tensor = made_as(run, record)
     if tensor is None:
         return ""
@@ -249,9 +239,7 @@ def is_on_ranks(tensor: Made) -> bool:
 
 
 def renumbered(begun: Sequence[Call]) -> tuple[list[Call], dict[int, int]]:
-    """The calls of a tree with ids in the order of ending. begun: in the order of beginning.
-    Returns old id -> new as well.
-    """
+    """A tree's calls, given in order of beginning, with ids in order of ending; old id -> new."""
     below: dict[int, list[Call]] = defaultdict(list)
     for call in begun:
         below[call.parent].append(call)

@@ -1,6 +1,4 @@
-"""First things first: were both runs asked the same, under the same conditions? From metadata
-alone.
-"""
+"""Were both runs asked the same, under the same conditions? From metadata alone."""
 
 from __future__ import annotations
 
@@ -52,19 +50,11 @@ def differences(reference: Run, target: Run) -> list[str]:
     """Sentences, one per condition in which the two runs differ."""
     out: list[str] = []
     settings, target_settings = settings_of(reference), settings_of(target)
-    pairs = [
-        (name, settings[name], target_settings[name])
-        for name in settings
-        if name in target_settings
-    ]
+    shared = [name for name in settings if name in target_settings]
+    pairs = [(name, settings[name], target_settings[name]) for name in shared]
     if not pairs and len(settings) == 1 and len(target_settings) == 1:
-        pairs = [
-            (
-                next(iter(settings)),
-                next(iter(settings.values())),
-                next(iter(target_settings.values())),
-            )
-        ]
+        ((name, only),), (only_target,) = settings.items(), target_settings.values()
+        pairs = [(name, only, only_target)]
     for name, a, b in pairs:
         out += [
             f"{name}: {key} {_short(a.get(key))} against {_short(b.get(key))}"
@@ -74,27 +64,23 @@ def differences(reference: Run, target: Run) -> list[str]:
     if reference.info.seed != target.info.seed:
         out.append(f"seed {reference.info.seed} against {target.info.seed}")
     # a dump of another tool says nothing of them
-    has_versions = reference.info.versions and target.info.versions
-    for package in sorted(
-        {*reference.info.versions, *target.info.versions} if has_versions else ()
-    ):
-        old, new = reference.info.versions.get(package), target.info.versions.get(package)
+    versions, across = reference.info.versions, target.info.versions
+    for package in sorted({*versions, *across}) if versions and across else ():
+        old, new = versions.get(package), across.get(package)
         if old != new:
             out.append(f"{package} {old or 'absent'} against {new or 'absent'}")
     return out
 
 
 def changed(run: Run) -> list[str]:
-    """Sentences on what a capture changed in the program on purpose: outputs patched from another
-    run, a planted fault.
-    """
+    """Sentences on what a capture changed on purpose: patched outputs, a planted fault."""
     out: list[str] = []
     points = run.info.options.get("patch")
     if isinstance(points, list) and points:
-        listed = ", ".join(map(str, points[:4])) + (
-            f" and {len(points) - 4} more" if len(points) > 4 else ""
-        )
-        out.append(f"patched with outputs of {run.info.options.get('patch_from')} at {listed}")
+        listed = ", ".join(map(str, points[:4]))
+        further = f" and {len(points) - 4} more" if len(points) > 4 else ""
+        source = run.info.options.get("patch_from")
+        out.append(f"patched with outputs of {source} at {listed}{further}")
     if run.info.options.get("inject"):
         out.append(f"a fault was planted in it: {run.info.options['inject']}")
     kinds = ("patch-refused", "fault-refused", "forced", "force-refused")
@@ -108,9 +94,7 @@ def _short(value: Any) -> str:
 
 
 def observer_effects(run: Run) -> Iterator[str]:
-    """What a captured run says of how its own capture changed it: one sentence where nothing did,
-    one for each graph that differs.
-    """
+    """How a capture changed its run: a sentence for each graph that differs, or that none does."""
     none = 0
     for note in run.notes:
         if note.kind == "observer":

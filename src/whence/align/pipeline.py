@@ -12,8 +12,7 @@ import msgspec
 from whence.align import apply_map
 from whence.align.batches import align as batches
 from whence.align.batches import padding
-from whence.align.calls import fused_operators as apart
-from whence.align.calls import layout_operators
+from whence.align.calls import fused_operators, layout_operators
 from whence.align.calls.compiled_graphs import cut_alike
 from whence.align.calls.granularity import one_level, rebased
 from whence.align.calls.match import plan
@@ -23,7 +22,8 @@ from whence.align.layout.search import laid_out
 from whence.align.ranks import join
 from whence.align.tensors import match as tensors
 from whence.align.tensors.elements import Inside
-from whence.align.tensors.graph_modules import as_graphs, by_module, graphs_in_one
+from whence.align.tensors.graph_modules import by_module, graphs_in_one
+from whence.align.tensors.modules_as_graphs import as_graphs
 from whence.align.user_map import Map
 from whence.records import Run
 from whence.results import Made, Plan
@@ -31,9 +31,7 @@ from whence.results import Made, Plan
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Two runs face to face. The plan's ids are those of these runs, which may be made of the given
-    ones (`Derived`).
-    """
+    """Two aligned runs, possibly `Derived` from the given ones, and the plan with their ids."""
 
     reference: Run
     target: Run
@@ -52,68 +50,69 @@ def align(
     user_map: Map | None = None,
     inside: Callable[[Run], Inside] | None = None,
 ) -> Aligned:
-    """Bring two runs face to face. Elements are read only to confirm what shapes and names propose.
+    """Align two runs. Elements are read only to confirm what shapes and names propose.
 
-    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. chart: what
-    the user says of it. Raises UsageError where that does not fit. inside: computes tensors inside
-    calls of the reference that no record holds; asked for those of the target left without a
-    partner.
+    match: as `plan` takes it; with "exact" and "order" the runs are taken as they are. user_map:
+    raises UsageError where it does not fit. inside: computes tensors inside calls of the reference
+    that no record holds; asked for those of the target left without a partner.
     """
     reference, target, notes = one_level(reference, target)
     if user_map is not None:
         reference, target, named, map_notes = apply_map.prepared(reference, target, user_map)
-        notes = [*notes, *map_notes]
-    joined: tuple[str, ...] = ()
-    if match in ("auto", "names"):
+        notes += map_notes
+    is_free = match in ("auto", "names")  # may the runs be brought to another form?
+    if is_free:
         if graphs_in_one(target, reference):
             target = as_graphs(reference, target)
         reference, target, cut = cut_alike(reference, target)
-        notes = [*notes, *cut]
+        notes += cut
         if user_map is None and graphs_in_one(reference, target):
-            reference, target, matched = by_module(
-                reference, target, inside(reference) if inside is not None else None
-            )
-            matched = msgspec.structs.replace(
-                matched,
-                notes=(*notes, *matched.notes),
-                made_reference=made_of(reference),
-                made_target=made_of(target),
-            )
-            return Aligned(reference, target, worded(target, matched))
+            return _graphs_by_module(reference, target, inside, notes)
         target, moved = rebased(reference, target)
-        notes = [*notes, *moved]
-    if match in ("auto", "names"):
-        reference, target, joined = join.joined(
-            reference, target, user_map.ranks if user_map is not None else ()
-        )
+        shards = user_map.ranks if user_map is not None else ()
+        reference, target, joined = join.joined(reference, target, shards)
+        notes += [*moved, *joined]
     batched = batches.AlignedBatches(reference, target)
-    if match in ("auto", "names"):
-        batched = batches.align_batches(
-            padding.dense(reference, target), padding.dense(target, reference)
-        )
-    reference, target = batched.reference, batched.target
-    together = apart.Fused(reference, target)
-    if match in ("auto", "names"):
-        together = layout_operators.pair_moves(apart.joined(reference, target))
+    together = fused_operators.Fused(reference, target)
+    if is_free:
+        dense = padding.dense(reference, target), padding.dense(target, reference)
+        batched = batches.align_batches(*dense)
+        together = fused_operators.joined(batched.reference, batched.target)
+        together = layout_operators.pair_moves(together)
         reference, target = together.reference, together.target
     matched = plan(reference, target, match, together.pairs)
     if user_map is not None:
         target, matched = apply_map.applied(reference, target, matched, user_map, named)
-    if match in ("auto", "names"):
+    if is_free:
         target, matched = fused(reference, target, matched)
         target, matched = laid_out(reference, target, matched)
     if match == "auto":
         reference, target, matched = tensors.pair_tensors(reference, target, matched, inside)
     matched = msgspec.structs.replace(
         matched,
-        notes=(*notes, *joined, *batched.notes, *together.notes, *matched.notes),
+        notes=(*notes, *batched.notes, *together.notes, *matched.notes),
         joined=tuple(batched.joined),
         parted=tuple(batched.parted),
         made_reference=made_of(reference),
         made_target=made_of(target),
     )
-    if match in ("auto", "names"):
+    if is_free:
         target, matched = padding.fill_padding(reference, target, matched)
+    return Aligned(reference, target, worded(target, matched))
+
+
+def _graphs_by_module(
+    reference: Run, target: Run, inside: Callable[[Run], Inside] | None, notes: list[str]
+) -> Aligned:
+    """Modules of the reference against compiled graphs of the target."""
+    within = inside(reference) if inside is not None else None
+    reference, target, matched = by_module(reference, target, within)
+    matched = msgspec.structs.replace(
+        matched,
+        notes=(*notes, *matched.notes),
+        made_reference=made_of(reference),
+        made_target=made_of(target),
+    )
     return Aligned(reference, target, worded(target, matched))
 
 

@@ -1,6 +1,4 @@
-"""The pairs of a plan while stages of alignment change them: who is free, which calls are paired,
-what is made of the target's tensors.
-"""
+"""The pairs of a plan while stages of alignment change them, and the tensors derived for it."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ class PlanEditor:
     """A plan that is being changed. Every selected call stays in exactly one of pairs (as partner
     or `also`), free, ambiguous.
 
-    pairs: by call of the reference. facing: calls of the target -> calls of the reference they
-    face. kids_reference, kids_target: children of every call, in order.
+    pairs: by call of the reference. paired_with: calls of the target -> of the reference.
+    kids_reference, kids_target: children of every call, in order.
     """
 
     def __init__(self, reference: Run, target: Run, plan: Plan) -> None:
@@ -93,9 +91,7 @@ class PlanEditor:
         )
 
     def partners(self, but: Container[int] = ()) -> dict[int, tuple[int, str]]:
-        """What faces every record of the reference, and where: (record of the target, "call:slot").
-        but: calls not to look at.
-        """
+        """Partners of the reference's records: (record, "call:slot"). but: calls to leave out."""
         out: dict[int, tuple[int, str]] = {}
         for pair in self.pairs.values():
             if pair.reference not in but:

@@ -51,9 +51,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """How a slot of the reference is made. names: operand -> slot of the target; () for the slot of
-    the same name. None: left out.
-    """
+    """How a slot is made. names: operand -> slot of the target. dims: None to leave it out."""
 
     dims: Node | None
     names: tuple[tuple[str, str], ...]
@@ -62,9 +60,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Calls of the reference face these calls of the target. target: operand name -> pattern ("x"
-    when there is one).
-    """
+    """A pair of the map. target: operand name -> pattern ("x" when there is one)."""
 
     reference: str
     target: tuple[tuple[str, str], ...]
@@ -278,9 +274,7 @@ def _placeholders(pattern: str) -> list[str]:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern as a regular expression: {i} inside one component, * anything; a name twice must be
-    the same text.
-    """
+    """A pattern as a regular expression: {i} within a component, the same each time; * anything."""
     out, names, stars = [], set(), 0
     for part in re.split(r"(\*|\{\w+\})", pattern):
         if part == "*":

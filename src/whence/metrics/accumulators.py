@@ -76,9 +76,7 @@ class Accumulators:
     permuted: Floats
 
     def __getitem__(self, column: str) -> Floats:
-        """A column of the pass, as float64, one value a pair. Raises KeyError for a name that is
-        not one.
-        """
+        """A column of the pass as float64, one value a pair. Raises KeyError."""
         place = F.get(column)
         return (
             self.floats[:, place]
@@ -136,9 +134,7 @@ def join(whole: Accumulators, part: Accumulators, offset: int, rows_before: int)
 
 
 def worst_channel(whole: Accumulators, errors: Floats, references: Floats) -> None:
-    """Set the worst channel of row 0 from the 2-norms of error and reference of every channel, both
-    (channels,).
-    """
+    """Set row 0's worst channel from the 2-norms of error and reference, both (channels,)."""
     with np.errstate(all="ignore"):
         ratio = np.where(errors == 0.0, 0.0, errors / references)
     place = int(ratio.argmax())

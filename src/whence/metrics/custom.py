@@ -21,13 +21,15 @@ def installed() -> list[Custom]:
     has the entry's name. One that cannot be imported raises its own error: a metric that was
     installed on purpose must not be missing silently.
     """
-    found: list[Custom] = []
+    functions: list[Custom] = []
     for entry in sorted(
         importlib.metadata.entry_points(group="whence.metrics"), key=lambda e: e.name
     ):
-        thing = entry.load()
-        found.append((thing[0], thing[1]) if isinstance(thing, tuple) else (entry.name, thing))
-    return found
+        function = entry.load()
+        functions.append(
+            (function[0], function[1]) if isinstance(function, tuple) else (entry.name, function)
+        )
+    return functions
 
 
 def apply(
@@ -37,9 +39,7 @@ def apply(
     values: dict[str, float | None],
     whys: dict[str, str],
 ) -> None:
-    """Add the custom metrics of one pair. One that raises or returns NaN has no value, and the
-    reason says so.
-    """
+    """Add the custom metrics of a pair; one that raises or returns NaN gets a reason instead."""
     for name, function in custom:
         try:
             value = float(function(reference, target))

@@ -70,8 +70,8 @@ def closely(reference: Array, target: Array) -> Closely:
     fine = np.isfinite(ref) & np.isfinite(tgt)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(fine, np.abs(tgt - ref), np.nan)
-    known, sizes = error[fine], np.abs(ref[fine])
-    moved = known[known > 0]
+    finite, sizes = error[fine], np.abs(ref[fine])
+    moved = finite[finite > 0]
     edges, counts = _histogram(moved)
     rank = np.where(_odd(ref, tgt), np.inf, np.nan_to_num(error, nan=-1.0))
     worst = np.argpartition(rank, -WORST)[-WORST:] if rank.size > WORST else np.arange(rank.size)
@@ -79,11 +79,11 @@ def closely(reference: Array, target: Array) -> Closely:
     worst = worst[rank[worst] > 0]
     return Closely(
         int(ref.size),
-        int(known.size - moved.size),
+        int(finite.size - moved.size),
         edges,
         counts,
-        _scatter(sizes, known),
-        _quantiles(known),
+        _scatter(sizes, finite),
+        _quantiles(finite),
         _heat(error, len(shape), last),
         worst.astype(np.int64),
         (int((~np.isfinite(ref)).sum()), int((~np.isfinite(tgt)).sum())),
@@ -98,8 +98,8 @@ def _wide(flat: Array) -> npt.NDArray[np.float64] | npt.NDArray[np.complex128]:
 
 def _odd(ref: Array, tgt: Array) -> npt.NDArray[np.bool_]:
     """Places that are not finite and not the same on both sides."""
-    same = (ref == tgt) | (np.isnan(ref) & np.isnan(tgt))
-    out: npt.NDArray[np.bool_] = ~(np.isfinite(ref) & np.isfinite(tgt)) & ~same
+    equal = (ref == tgt) | (np.isnan(ref) & np.isnan(tgt))
+    out: npt.NDArray[np.bool_] = ~(np.isfinite(ref) & np.isfinite(tgt)) & ~equal
     return out
 
 
@@ -120,8 +120,8 @@ def _scatter(sizes: F64, error: F64) -> F64:
         return np.stack((sizes, error), 1)
     some = np.linspace(0, error.size - 1, POINTS * 4 // 5).astype(np.int64)
     top = np.argpartition(error, -POINTS // 5)[-POINTS // 5 :]
-    at = np.union1d(some, top)
-    return np.stack((sizes[at], error[at]), 1)
+    positions = np.union1d(some, top)
+    return np.stack((sizes[positions], error[positions]), 1)
 
 
 def _quantiles(error: F64) -> F64:
@@ -141,14 +141,17 @@ def _heat(error: F64, dims: int, last: int) -> Heat | None:
     if dims < 2 or last < 2 or error.size < 2 * last:
         return None
     grid = error.reshape(-1, last)
-    square, known = np.nan_to_num(grid * grid), np.isfinite(grid).astype(np.float64)
+    square, finite = np.nan_to_num(grid * grid), np.isfinite(grid).astype(np.float64)
     by_row, by_channel = square.sum(1), square.sum(0)
-    for axis, most in enumerate(_SIDE):
-        size = -(-grid.shape[axis] // most)
+    for axis, largest in enumerate(_SIDE):
+        size = -(-grid.shape[axis] // largest)
         starts = np.arange(0, grid.shape[axis], size)
-        square, known = np.add.reduceat(square, starts, axis), np.add.reduceat(known, starts, axis)
+        square, finite = (
+            np.add.reduceat(square, starts, axis),
+            np.add.reduceat(finite, starts, axis),
+        )
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Heat(np.sqrt(square / known), by_row, by_channel)
+        return Heat(np.sqrt(square / finite), by_row, by_channel)
 
 
 _HOLDS = 0.9

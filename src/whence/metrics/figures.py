@@ -11,13 +11,13 @@ _NONE = "no element of this side is finite"
 
 
 def _extreme(column: str) -> Metric:
-    side, which = {"r": "reference", "t": "target"}[column[0]], column[2:]
+    side, name = {"r": "reference", "t": "target"}[column[0]], column[2:]
 
     def formula(a: Accumulators) -> Floats:
         return np.where(a[column[0] + "_finite"] == 0, np.nan, a[column])
 
     return Metric(
-        f"{side}_{which}", "core", f"{which} of the {side}", "order statistic", formula, _NONE
+        f"{side}_{name}", "core", f"{name} of the {side}", "order statistic", formula, _NONE
     )
 
 
@@ -39,11 +39,11 @@ def _side(letter: str, side: str) -> tuple[Metric, ...]:
         return ((size >= top) & (a[letter + "_finite"] > 0)).astype(np.float64)
 
     def column(name: str) -> Metric:
-        what = {"nan": "NaN", "inf": "infinite elements"}[name]
+        figure = {"nan": "NaN", "inf": "infinite elements"}[name]
         return Metric(
             f"{side}_{name}",
             "core",
-            f"{what} in the {side}",
+            f"{figure} in the {side}",
             "count",
             lambda a: a[f"{letter}_{name}"],
         )

@@ -9,6 +9,7 @@ float64.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,7 @@ CHUNK = 1 << 16
 
 
 def flat(array: Array, start: int, stop: int) -> Array:
-    """Elements start..stop in C order: 1-D, contiguous, aligned, native byte order; a view where
-    the array allows.
-    """
+    """Elements start..stop in C order: 1-D, contiguous, aligned, native; a view where possible."""
     part = array.reshape(-1)[start:stop] if array.flags.c_contiguous else array.flat[start:stop]
     if not part.dtype.isnative:
         part = part.astype(part.dtype.newbyteorder("="))
@@ -42,9 +41,7 @@ def flat(array: Array, start: int, stop: int) -> Array:
 
 
 def same_bytes(reference: Array, target: Array) -> bool:
-    """Are two arrays of one dtype and shape equal to the bit? Looks at a chunk at a time and stops
-    at the first difference.
-    """
+    """Are two arrays of one dtype and shape equal to the bit? Stops at the first difference."""
     for start in range(0, reference.size, CHUNK * 4):
         stop = start + CHUNK * 4
         r, t = (
@@ -75,22 +72,13 @@ def accumulate(
         r, t = flat(reference, start, start + step), flat(target, start, start + step)
         part = empty(1)
         with np.errstate(all="ignore"):
-            _chunk(
-                r,
-                t,
-                r_type,
-                t_type,
-                part.floats[0],
-                part.ints[0],
-                part.histogram[0],
-                dd,
-                rr,
-                channels,
-                full,
-                rtol,
-                atol,
-                scales,
-            )
+            values = _chunk(r, t, (r_type, t_type), scales, part)
+            close = values.size <= atol + rtol * np.abs(values.reference)
+            part.ints[0, I["close"]] = (values.fine & close).sum()
+            if full:
+                _relative_and_ulp(values, r, t, r_type if r_type is t_type else None, part)
+            if full and channels:
+                _channels(values, scales == UNSCALED, dd, rr, part)
         join(whole, part, start, start // channels if channels else 0)
     whole.ints[0, I["bytes_differ"]] = int(r_type != t_type or not same_bytes(reference, target))
     if channels and full:
@@ -111,8 +99,8 @@ def _scales(reference: Array, target: Array, r_type: DType, t_type: DType) -> tu
     for start in range(0, reference.size, CHUNK):
         with np.errstate(all="ignore"):
             r, t = (_wide(flat(side, start, start + CHUNK)) for side in (reference, target))
-            both = np.isfinite(r) & np.isfinite(t)
-            pr, pt = r[both], t[both]
+            fine = np.isfinite(r) & np.isfinite(t)
+            pr, pt = r[fine], t[fine]
             for k, values in enumerate((r[np.isfinite(r)], t[np.isfinite(t)], pr, pt, pt - pr)):
                 size = (
                     np.maximum(np.abs(values.real), np.abs(values.imag))
@@ -138,9 +126,7 @@ def _is_int(d: DType) -> bool:
 
 
 def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
-    """target - reference where float64 values alone would lose it: 64-bit integers on either side.
-    None: nothing is lost.
-    """
+    """target - reference where float64 would lose it (64-bit integers), else None."""
     if not any(_is_int(d) and d.bits == 64 for d in (r_type, t_type)):
         return None
     if _is_int(r_type) and _is_int(t_type):
@@ -149,8 +135,8 @@ def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
         return None
     # integer against float: equal as float64 is not equal yet, so look at the float as an integer
     # there
-    whole, other, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
-    value = other.astype(np.float64)
+    whole, floating, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
+    value = floating.astype(np.float64)
     difference: Floats = value - whole.astype(np.float64)
     if whole.dtype == np.uint64:
         fits = (difference == 0.0) & (value >= 0.0) & (value < 2.0**64)
@@ -168,34 +154,36 @@ def _int_difference(r: Array, t: Array) -> Floats:
         wide: Any = side if side.dtype in (np.int64, np.uint64) else side.astype(np.int64)
         negative.append(wide < 0)
         low.append(wide.view(np.uint64))  # two's complement: differences modulo 2^64 are exact
-    more = (negative[0] & ~negative[1]) | ((negative[0] == negative[1]) & (low[1] > low[0]))
-    gap = np.where(more, low[1] - low[0], low[0] - low[1])
+    is_greater = (negative[0] & ~negative[1]) | ((negative[0] == negative[1]) & (low[1] > low[0]))
+    gap = np.where(is_greater, low[1] - low[0], low[0] - low[1])
     size = gap.astype(np.float64)
     # a negative int64 against a large uint64 is farther apart than 2^64: the one case that wraps
     r_value, t_value = r.astype(np.float64), t.astype(np.float64)
     rough = t_value - r_value
     far = np.abs(rough) >= 2.0**63
-    signed = np.where(more, size, -size)
+    signed = np.where(is_greater, size, -size)
     result: Floats = np.where(far & (np.abs(rough - signed) > 2.0**63), rough, signed)
     return result
 
 
+@dataclass(slots=True)
+class _Values:
+    """A chunk of both sides as float64 or complex128, 0 where one is not finite. fine: where both
+    are. size: of the difference. squares: of the scaled difference and reference.
+    """
+
+    fine: Any
+    reference: Any
+    target: Any
+    size: Any
+    squares: tuple[Any, Any]
+
+
 def _chunk(
-    r: Array,
-    t: Array,
-    r_type: DType,
-    t_type: DType,
-    f: Floats,
-    i: Any,
-    h: Any,
-    channel_dd: Floats,
-    channel_rr: Floats,
-    channels: int,
-    full: bool,
-    rtol: float,
-    atol: float,
-    scales: tuple[float, ...],
-) -> None:
+    r: Array, t: Array, kinds: tuple[DType, DType], scales: tuple[float, ...], part: Accumulators
+) -> _Values:
+    """Fill in the figures of tier "core" but `close`."""
+    f, i = part.floats[0], part.ints[0]
     r_own, t_own, r_scale, t_scale, d_scale = scales
     rv, tv = _wide(r), _wide(t)
     i[I["n"]] = rv.size
@@ -212,71 +200,75 @@ def _chunk(
         _not_finite(i, (r_nan, t_nan), (r_inf, t_inf), rv == tv)
     fine = ~odd
     i[I["pairs"]] = fine.sum()
-    exact = _exact(r, t, r_type, t_type)
+    exact = _exact(r, t, *kinds)
     rv, tv = np.where(fine, rv, 0.0), np.where(fine, tv, 0.0)
     difference = tv - rv if exact is None else np.where(fine, exact, 0.0)
     size = np.abs(difference)
-    r_size = np.abs(rv)
     rs, ts = rv * r_scale, tv * t_scale
     ds = difference if d_scale == 1.0 else tv * d_scale - rv * d_scale
     squares_d, squares_r = np.square(np.abs(ds)), np.square(np.abs(rs))
-    f[F["rr"]], f[F["tt"]], f[F["dd"]] = (
-        squares_r.sum(),
-        np.square(np.abs(ts)).sum(),
-        squares_d.sum(),
-    )
-    f[F["rt"]] = (
-        (rs.real * ts.real + rs.imag * ts.imag).sum()
-        if rs.dtype.kind == "c" or ts.dtype.kind == "c"
-        else (rs * ts).sum()
-    )
+    f[F["rr"]], f[F["dd"]] = squares_r.sum(), squares_d.sum()
+    f[F["tt"]] = np.square(np.abs(ts)).sum()
+    is_complex = rs.dtype.kind == "c" or ts.dtype.kind == "c"
+    f[F["rt"]] = ((rs.real * ts.real + rs.imag * ts.imag) if is_complex else rs * ts).sum()
     f[F["d_sum"]] = ds.sum() if ds.dtype.kind != "c" else math.nan
     f[F["ad_sum"]] = np.abs(ds).sum()
     if i[I["pairs"]]:
         f[F["ad_max"]] = size.max()
         if size.max() > 0.0:
             i[I["ad_index"]] = int(size.argmax())
-    if rv.dtype.kind != "c" and tv.dtype.kind != "c":
+    if not is_complex:
         i[I["sign"]] = (((rv < 0) & (tv > 0)) | ((rv > 0) & (tv < 0))).sum()
     i[I["values_differ"]] = np.count_nonzero(size)
-    i[I["close"]] = (fine & (size <= atol + rtol * r_size)).sum()
-    if not full:
-        return
+    return _Values(fine, rv, tv, size, (squares_d, squares_r))
+
+
+def _relative_and_ulp(
+    values: _Values, r: Array, t: Array, kind: DType | None, part: Accumulators
+) -> None:
+    """Fill in relative errors, histogram, ULP distances. kind: of both sides, None for two."""
+    f, i, fine, size = part.floats[0], part.ints[0], values.fine, values.size
+    r_size = np.abs(values.reference)
     zero = fine & (r_size == 0.0)
     i[I["rel_skipped"]] = zero.sum()
     nonzero = fine & ~zero
     relative = size[nonzero] / r_size[nonzero]
     if not np.isfinite(size).all():  # |t - r| is beyond float64: halve first
-        relative = np.abs(tv[nonzero] / 2 - rv[nonzero] / 2) / (r_size[nonzero] / 2)
+        half = values.target[nonzero] / 2 - values.reference[nonzero] / 2
+        relative = np.abs(half) / (r_size[nonzero] / 2)
     f[F["rel_sum"]], f[F["rel_max"]] = relative.sum(), relative.max(initial=0.0)
     for k, threshold in enumerate(THRESHOLDS):
         i[I[f"over_{k}"]] = (size > threshold).sum()
     bits = size.view(np.int64)
     places = np.where(bits == 0, 0, np.clip((bits >> 52) - (1023 - 48), 1, BINS - 1))
-    h[:] = np.bincount(places[fine], minlength=BINS)
-    if r_type is t_type and r_type.kind == "float":
-        distance = _ulp(r, t, r_type)[fine]
+    part.histogram[0][:] = np.bincount(places[fine], minlength=BINS)
+    if kind is not None and kind.kind == "float":
+        distance = _ulp(r, t, kind)[fine]
         f[F["ulp_sum"]], f[F["ulp_max"]] = distance.sum(), distance.max(initial=0.0)
-    if channels:
-        if scales == UNSCALED:
-            d2, r2 = squares_d.reshape(-1, channels), squares_r.reshape(-1, channels)
-            channel_dd += d2.sum(0)
-            channel_rr += r2.sum(0)
-            row_d, row_r = np.sqrt(d2.sum(1)), np.sqrt(r2.sum(1))
-        else:  # one scale does not fit every row and channel: norms instead of squares
-            d2, r2 = size.reshape(-1, channels), r_size.reshape(-1, channels)
-            channel_dd[:] = np.hypot(channel_dd, _norms(d2, 0))
-            channel_rr[:] = np.hypot(channel_rr, _norms(r2, 0))
-            row_d, row_r = _norms(d2, 1), _norms(r2, 1)
-        ratio = np.where(row_d == 0.0, 0.0, row_d / row_r)
-        i[I["row_index"]] = int(ratio.argmax())
-        f[F["row_worst"]] = np.square(ratio.max())
+
+
+def _channels(
+    values: _Values, is_unscaled: bool, dd: Floats, rr: Floats, part: Accumulators
+) -> None:
+    """Fill in the worst row, and add to the sums by channel of the difference and the reference."""
+    if is_unscaled:
+        d2, r2 = (squares.reshape(-1, len(dd)) for squares in values.squares)
+        dd += d2.sum(0)
+        rr += r2.sum(0)
+        row_d, row_r = np.sqrt(d2.sum(1)), np.sqrt(r2.sum(1))
+    else:  # one scale does not fit every row and channel: norms instead of squares
+        d2 = values.size.reshape(-1, len(dd))
+        r2 = np.abs(values.reference).reshape(-1, len(dd))
+        dd[:] = np.hypot(dd, _norms(d2, 0))
+        rr[:] = np.hypot(rr, _norms(r2, 0))
+        row_d, row_r = _norms(d2, 1), _norms(r2, 1)
+    ratio = np.where(row_d == 0.0, 0.0, row_d / row_r)
+    part.ints[0, I["row_index"]] = int(ratio.argmax())
+    part.floats[0, F["row_worst"]] = np.square(ratio.max())
 
 
 def _not_finite(i: Any, nans: tuple[Any, Any], infs: tuple[Any, Any], equal: Any) -> None:
-    """Counts of NaN and Inf that agree and that do not, and the first place that does not. nans,
-    infs: masks of the reference and the target.
-    """
+    """Fill in the NaN and Inf that agree or do not. nans, infs: masks of either side."""
     one_nan = nans[0] ^ nans[1]
     inf_only = (infs[0] | infs[1]) & ~(nans[0] | nans[1])
     matched, mismatched = inf_only & equal, inf_only & ~equal

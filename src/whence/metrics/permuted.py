@@ -16,9 +16,7 @@ _CODE_OF_WIDTH = {1: 6, 2: 11, 4: 13, 8: 9}
 
 
 def candidates(a: Accumulators) -> list[int]:
-    """Rows whose figures agree on both sides although the elements do not: only these are worth
-    another look at the data.
-    """
+    """Rows whose figures agree although the elements do not: worth another look."""
     f, i = a.floats, a.ints
     different = (
         (i[:, I["values_differ"]] > 0)
@@ -27,8 +25,8 @@ def candidates(a: Accumulators) -> list[int]:
     )
     if not different.any():
         return []
-    for left, right in (("r_finite", "t_finite"), ("r_nan", "t_nan"), ("r_inf", "t_inf")):
-        different &= i[:, I[left]] == i[:, I[right]]
+    for candidates, right in (("r_finite", "t_finite"), ("r_nan", "t_nan"), ("r_inf", "t_inf")):
+        different &= i[:, I[candidates]] == i[:, I[right]]
     extremes = (f[:, F["r_min"]] == f[:, F["t_min"]]) & (f[:, F["r_max"]] == f[:, F["t_max"]])
     different &= extremes | ~a.signed  # of a complex side they are magnitudes
     with np.errstate(invalid="ignore"):

@@ -1,6 +1,4 @@
-"""Brings two runs that batched, padded or cached the same sequences differently to one form: a
-stage of alignment.
-"""
+"""Brings runs that batched, padded or cached the same sequences differently to one form."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class _Side:
 
 @dataclass(slots=True)
 class AlignedBatches:
-    """Two runs in one form. notes: what was done; joined: what new calls are made of; parted:
-    sequences that part.
-    """
+    """Two runs in one form. joined: what new calls are made of; parted: sequences that part."""
 
     reference: Run
     target: Run
@@ -118,9 +114,7 @@ def _align_root(
 
 
 class _RootSide:
-    """The calls of one root in one run: their batches, the sequences in them, and the calls that
-    are gathered from them.
-    """
+    """The calls of one root in one run: batches, sequences, and the calls gathered from them."""
 
     def __init__(
         self, side: _Side, batches: Sequence[Batch], sequences: Sequence[TokenSequence]
@@ -191,9 +185,7 @@ class _RootAlignment:
         self._lasts = a.lasts | scored_across(a, b), b.lasts | scored_across(b, a)
 
     def units(self, matches: Sequence[Match]) -> list[Parted]:
-        """Gather whole batches where no row of the reference is padded and every one has a partner;
-        else row by row. Returns the sequences that part.
-        """
+        """Gather whole batches where every row has a partner, else row by row; what parts."""
         reference, target = self.reference, self.target
         by_sequence = {id(match.reference): match for match in matches}
         parted = []
@@ -294,9 +286,7 @@ def _token(sequence: TokenSequence, position: int) -> int | None:
 
 
 def _done(side: _Side) -> Run:
-    """The run with its new calls in the place of those they were made from; the run itself where
-    there are none.
-    """
+    """The run with its new calls in place of those they are made of; the run itself without any."""
     if not side.removed_calls:
         return side.run
     unchanged = [c for c in side.run.calls if c.id not in side.removed_calls]

@@ -28,9 +28,7 @@ _CACHES = ("past_key_values", "past_key_value", "cache", "kv_cache", "kv_caches"
 
 
 class Row(NamedTuple):
-    """The tokens of one row, where they start in the token axis, and the position of each; no
-    places where nothing tells them.
-    """
+    """A row's tokens, where they start in the token axis, and their positions, where known."""
 
     tokens: tuple[object, ...]
     start: int
@@ -103,9 +101,7 @@ def batches_of(run: Run, roots: Sequence[Call]) -> list[Batch] | None:
 
 
 def _position_slots(run: Run, roots: Sequence[Call]) -> list[str]:
-    """Names of inputs that hold positions: the usual ones, and an integer input that counts up
-    along the tokens of a call.
-    """
+    """Names of inputs of positions: the usual ones, and an integer that counts up along tokens."""
     for call in roots:
         inputs = {input_name(r.slot): r for r in call.slots("input")}
         tokens = _token_input(run, inputs)
@@ -184,9 +180,7 @@ def _placed(places: Array | None, row: int) -> tuple[Place, ...]:
 
 
 def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
-    """The rows of a flattened batch, told apart by their positions; one row where these are not
-    known.
-    """
+    """Rows of a flattened batch, told apart by positions; one row where these are not known."""
     spans = rows_of(places) if places else [(0, len(ids))]
     return [
         Row(tuple(map(int, ids[start:stop])), start, places[start:stop]) for start, stop in spans
@@ -194,9 +188,7 @@ def _flat_rows(ids: Array, places: tuple[Place, ...]) -> list[Row]:
 
 
 def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
-    """Inputs of encoder and decoder in one call: two axes of tokens, so that a row is one unit;
-    None where one of them is padded.
-    """
+    """Inputs of encoder and decoder, unpadded: a row is one unit; else None."""
     parts = []
     for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
         half_inputs = {
@@ -220,9 +212,7 @@ def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | No
 
 
 def _rows(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | None:
-    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask, every
-    position is one.
-    """
+    """Inputs that are no tokens: a row is one unit, known by its bytes; with a mask, a position."""
     several = {
         name: r
         for name, r in inputs.items()
@@ -276,9 +266,7 @@ def _mask(run: Run, inputs: dict[str, Ref], shape: tuple[int, ...]) -> Array | N
 
 
 def _cached(run: Run, inputs: dict[str, Ref]) -> int | None:
-    """Tokens that a growing cache among the inputs holds: the second last axis of keys and values
-    (batch, heads, tokens, features).
-    """
+    """Tokens that a cache among the inputs holds: the second last of four axes."""
     extents = {
         run.records[ref.record].shape[-2]
         for name, ref in inputs.items()

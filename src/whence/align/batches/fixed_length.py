@@ -42,10 +42,9 @@ class Padding(NamedTuple):
 def unpadded(
     run: Run, batches: Sequence[Batch], padding_ids: Collection[int] = ()
 ) -> tuple[list[Batch], str]:
-    """(what the calls of a root were given without padding, why the last real token is not known or
-    "").
+    """(a root's batches without padding, why the last real token is not known or "").
 
-    known: ids that the model's settings call padding. Calls with a mask, positions or flattened
+    padding_ids: what the model's settings call padding. Batches with a mask, positions or flattened
     rows stay as they are.
     """
     out = list(batches)
@@ -81,9 +80,7 @@ def unpadded(
 
 
 def _series(batches: Sequence[Batch]) -> list[tuple[list[int], Ids]]:
-    """(numbers of calls, their ids (calls, batch, length)) of calls in a row of one form, of which
-    nothing tells what is real.
-    """
+    """(indices, ids (calls, batch, length)) of successive calls whose padding is not known."""
     out: list[tuple[list[int], Ids]] = []
     for index, batch in enumerate(batches):
         whole = (
@@ -108,9 +105,7 @@ def _series(batches: Sequence[Batch]) -> list[tuple[list[int], Ids]]:
 
 
 def _longer(batches: Sequence[Batch], index: int) -> bool:
-    """Does a call belong to a text that is given whole and gets longer, or goes on with a cache?
-    Then its last column is real.
-    """
+    """Is this call's text given again, longer, or with a cache? Then its last column is real."""
     batch = batches[index]
     for earlier, later in ((index, index + 1), (index - 1, index)):
         if (
@@ -135,9 +130,7 @@ def _longer(batches: Sequence[Batch], index: int) -> bool:
 
 
 def _replaced_padding(series: Sequence[Ids]) -> Padding | None:
-    """The padding whose place new tokens take from call to call; None where nothing grows so, or
-    not by one id on one side.
-    """
+    """The padding whose place new tokens take from call to call, None where none or several do."""
     counts: Counter[Padding] = Counter()
     for ids in series:
         for now, then in itertools.pairwise(ids):
@@ -154,9 +147,7 @@ def _replaced_padding(series: Sequence[Ids]) -> Padding | None:
 
 
 def _replaced(now: Ids, then: Ids, *, at_end: bool) -> int | None:
-    """The id that gave way to new tokens in every row that changed, None where rows did otherwise
-    or too few ids stood there.
-    """
+    """The id that new tokens replaced in every changed row, None for several or too few."""
     tokens: set[int] = set()
     longest = 0
     for a, b in zip(now, then, strict=True):
@@ -176,9 +167,7 @@ def _first_apart(a: Ids, b: Ids) -> int:
 
 
 def _moved(a: Ids, b: Ids) -> int:
-    """By how many places a row moved to the front, so that new tokens stand behind it; 0 where it
-    did not.
-    """
+    """By how many places a row moved to the front, before new tokens; 0 where it did not."""
     return next((n for n in range(1, min(len(a) // 2, 9)) if np.array_equal(a[n:], b[:-n])), 0)
 
 
@@ -202,9 +191,7 @@ def _run(row: Ids, token: int, *, at_end: bool) -> int:
 
 
 def _doubtful(batch: Batch, ids: Ids) -> str:
-    """Why the last real token of a call's rows is not known, "" where nothing hints at padding:
-    rows that end in one repeated id.
-    """
+    """Why rows' last real token is not known: one ends in a repeated id; "" for none."""
     runs = [_run(row, int(row[-1]), at_end=True) for row in ids]
     if max(runs) < _REPEATED:
         return ""
@@ -247,9 +234,7 @@ def _real_lengths(ids: Ids, padding: Padding) -> list[list[int]]:
 
 
 def _grows(now: Ids, then: Ids, padding: Padding, but: int) -> bool:
-    """Did another row get a new token here? A row alone that did not change may have got one that
-    looks like padding.
-    """
+    """Did another row get a new token? A row alone may have got one that looks like padding."""
     others = [row for row in range(len(now)) if row != but]
     return not others or any(not np.array_equal(now[row], then[row]) for row in others)
 

@@ -1,6 +1,4 @@
-"""Calls gathered from pieces of several: the rows and tokens of one sequence, cut from the batches
-and steps it went through.
-"""
+"""Calls gathered from pieces of several calls: the rows and tokens of one sequence."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from whence.records.slots import is_output, is_param
 
 
 class SequenceGatherer:
-    """Gathers calls of one run from pieces. The new calls take the place of those they are made
-    from.
-    """
+    """Gathers calls of one run from pieces; they replace those they are made of."""
 
     def __init__(self, slots: SlotAxes, batches: Mapping[int, Batch]) -> None:
         self.slots, self._batches = slots, batches

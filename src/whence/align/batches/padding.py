@@ -1,6 +1,4 @@
-"""Padding: nested tensors written out with it, and what fused code leaves in it taken out of the
-comparison.
-"""
+"""Padding: nested tensors written out with it, and what fused code leaves in it left out."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Bits = npt.NDArray[np.bool_]
 
 
 def dense(run: Run, other_run: Run) -> Run:
-    """The run with its nested tensors (all rows behind each other, and their sizes) padded, where
-    the other run has none.
-    """
+    """The run with its nested tensors padded, where the other run has none."""
     derived = DerivedTensors(run)
     calls = [_dense(derived, call) for call in run.calls]
     if not derived.tensors or any(_nested(call) for call in other_run.calls):
@@ -198,18 +194,14 @@ def _real(batch: Batch) -> Bits | None:
 
 
 def _along(real: Bits, shape: tuple[int, ...]) -> Bits | None:
-    """The positions in the first two axes of a tensor, batch first or tokens first; None when these
-    are others.
-    """
+    """The mask along a tensor's first two axes, in either order; None where these are others."""
     if len(shape) < 2:
         return None
     return real if shape[:2] == real.shape else real.T if shape[:2] == real.shape[::-1] else None
 
 
 def _parts(reference: Run, target: Run, slots: Sequence[SlotPair], real: Bits) -> bool:
-    """Does padding part where the rest agrees, in some output of the root whose mask both runs were
-    given alike?
-    """
+    """Does padding part where the rest agrees, in an output of a root given equal masks?"""
     masks = [
         s
         for s in slots

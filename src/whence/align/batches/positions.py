@@ -80,9 +80,7 @@ class Course:
         return len(place) == len(self._last) and all(n == self._top + 1 for n in place)
 
     def _is_in_grid(self, place: Place) -> bool:
-        """Each axis stays, goes up by one or starts again; time may leap, or stay from one frame to
-        the next.
-        """
+        """Each axis stays, goes up by one or starts again; time may leap or stay."""
         if place == self._last or len(place) != len(self._last):
             return False
         time, *other_axes = zip(place, self._last, self._origin, strict=True)

@@ -23,9 +23,7 @@ from whence.records.marks import Mark, has_mark
 
 
 class TokenLogits(NamedTuple):
-    """Logits after one token: call of the root, row of its batch, their record, and the index of
-    its first axes.
-    """
+    """Logits after one token. row: of the batch. key: index of the record's first axes."""
 
     call: int
     row: int
@@ -174,9 +172,7 @@ def _followed(
 def _where(
     record: Record, batch: Batch, row: int, token: int, last: bool, logits_only: bool
 ) -> tuple[int, ...] | None:
-    """Where the logits behind a token of a row lie in a call's logits; None where they were not
-    made or kept.
-    """
+    """The index of the logits after a row's token; None where they were not made or kept."""
     shape = record.shape
     if batch.flat:
         if shape[0] == batch.width:
@@ -196,9 +192,7 @@ def _where(
 
 
 def _vocabulary(run: Run, root: Call) -> int:
-    """Rows of the largest embedding that a call of the root holds: as many tokens as logits tell
-    apart, at least. 0 for none.
-    """
+    """Rows of a root's largest embedding, the least width of its logits; 0 for none."""
     calls = (
         c
         for c in run.calls

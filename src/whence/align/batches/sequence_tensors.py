@@ -126,9 +126,7 @@ class SequenceTensors:
         return self.derived.add(node, bound)
 
     def _shared(self, axes: Axes, lines: Sequence[Line], records: Mapping[int, int]) -> bool:
-        """Rows that went through calls of their own and have one and the same tensor there, as
-        positions are: no batch at all.
-        """
+        """Have rows in calls of their own one tensor there, as positions are? It has no batch."""
         tensors = [self.derived.record(records[line[0].call]) for line in lines]
         own_calls = len({line[0].call for line in lines}) == len(lines)
         single_rows = all(r.shape[axes.batch or 0] == 1 for r in tensors)

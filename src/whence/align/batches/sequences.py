@@ -96,9 +96,7 @@ def sequences_of(batches: Sequence[Batch], hints: Sequence[Tokens] = ()) -> list
 
 
 def _continues(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) -> str:
-    """How a call continues the rows of the one before: "cache" (only new tokens), "again" (all
-    tokens and new ones) or "".
-    """
+    """How a call continues rows: "cache" (new tokens only), "again" (all and new ones) or ""."""
     if batch.size != previous.size or len(open_) != len(batch.rows):
         return ""
     if _has_grown(previous, batch, open_):
@@ -111,9 +109,7 @@ def _continues(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) ->
 
 
 def _has_grown(previous: Batch, batch: Batch, open_: Sequence[TokenSequence]) -> bool:
-    """Does every row begin with its tokens so far and add to them? In rows of a fixed length some
-    may have ended.
-    """
+    """Does every row add to its tokens so far? Some rows of a fixed length may have ended."""
     rows = [(s.tokens, row.tokens) for s, row in zip(open_, batch.rows, strict=True)]
     if any(tokens[: len(start)] != start for start, tokens in rows):
         return False
@@ -208,9 +204,7 @@ def _elsewhere(
 
 
 class Match(NamedTuple):
-    """A sequence of the reference is paired with one of the target: their first `shared` tokens,
-    after `ahead` more in the target.
-    """
+    """A pair of sequences: their first `shared` tokens, after `ahead` more in the target."""
 
     reference: TokenSequence
     target: TokenSequence

@@ -196,9 +196,7 @@ def _behind_front(sights: Sequence[SeenTokens]) -> Axes | None:
 
 
 class SlotAxes:
-    """Where the rows and tokens lie in the tensors of one run, by slot, and the tree of calls below
-    each root that was given tokens.
-    """
+    """Axes of rows and tokens of one run's tensors, by slot, and the calls below each root."""
 
     def __init__(
         self,
@@ -296,9 +294,7 @@ class SlotAxes:
         return out
 
     def _fronts(self, root: int) -> frozenset[int]:
-        """How many numbers a token's position has in the calls of a root, as extents of an axis in
-        front of batch and tokens.
-        """
+        """Numbers in a token's position, as extents of an axis in front of batch and tokens."""
         batch = self._batches[root]
         extents = [(batch.width,)] if batch.flat else [(n, batch.width) for n in {1, batch.size}]
         slots = (r for c in self.tree(root) for r in c.slots("input") if is_position(r.slot))
@@ -353,9 +349,7 @@ def _trees(calls: Sequence[Call], batches: Mapping[int, Batch]) -> dict[int, lis
 
 
 def _says_positions(call: Call, slot: str, dtype: str) -> bool:
-    """Are these positions or what is made of them, by dtype and names? Where there are as many rows
-    as axes the extents do not tell.
-    """
+    """Are these positions or made of them, by dtype and names? Extents may not tell."""
     name = f"{call.scope.rpartition('.')[2]}:{slot}"
     return dtype in ("int64", "int32") or any(
         word in name for word in ("position", "rotary", "rope")

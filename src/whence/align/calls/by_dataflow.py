@@ -1,6 +1,4 @@
-"""The rule of data flow: which site a site's tensors come from and go to, by the records they
-share.
-"""
+"""The rule of data flow: the sites that a site's tensors come from and go to, by records."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ class Flow:
                     self._read.setdefault(ref.record, []).append(site)
 
     def producers(self, site: int) -> tuple[int | None, ...]:
-        """By input in order: the site it comes from; None for what nobody made (an input of the
-        model, code between modules).
-        """
+        """The site each input comes from; None for the model's inputs and code between modules."""
         sites = (self._producer.get(r.record) for r in self._sites.first[site].slots("input"))
         return tuple(None if p == site else p for p in sites)
 
@@ -60,9 +56,7 @@ class Flow:
 
 
 def between_partners(pairing: SitePairing) -> None:
-    """A site between paired sites: what it reads comes from partners, what it makes goes to
-    partners.
-    """
+    """Pair sites that read what partners make and make what partners read."""
     free, others = pairing.free()
     if not free or not others:
         return

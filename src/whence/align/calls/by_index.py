@@ -39,45 +39,47 @@ def shifted(pairing: SitePairing) -> None:
             continue
         if len(members) * len(others) > 1 << 20:
             continue
-        a, b = pairing.features.many(members), pairing.target_features.many(others)
-        blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
-        table = call_sequences.scores(*blind, pairing.word)
-        aligned = align(table, call_sequences.LEAST)
-        row, column = ({s: i for i, s in enumerate(members)}, {o: j for j, o in enumerate(others)})
-        numbered = {s: o for s, o in keyed if o in column}
-        moved = [
-            (members[i], others[j])
-            for i, j, _ in aligned.pairs
-            if numbered.get(members[i], -1) != others[j]
-        ]
-        if not moved:
-            continue
-        # Pairs that cannot be count against the numbers, but no more than this.
-        worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in numbered.items())
-        gain = sum(s for _, _, s in aligned.pairs) - worth
-        telling = sum(pairing.tells(s, o) for s, o in moved) - sum(
-            pairing.tells(s, numbered[s]) for s, _ in moved if s in numbered
-        )
-        if gain < _MARGIN * max(len(moved) ** 0.5, 1.0) or (not clash and telling < len(moved) / 2):
-            continue
-        stay = {
-            s: o
-            for s, o in numbered.items()
-            if (s, o) in {(members[i], others[j]) for i, j, _ in aligned.pairs}
-        }
-        for site in members:
-            if site not in stay:
-                for inner in (site, *pairing.reference.below(site)):
-                    pairing.part(inner)
-                    pairing.renumbered.add(inner)
-        for site, partner in moved:
-            pairing.pair(
-                site,
-                partner,
-                ORDER,
-                f"the numbers contradict the content: {pairing.why(site, partner)}",
-            )
-            _below(pairing, site, partner)
+        _realign(pairing, members, others, dict(keyed), is_clash=bool(clash))
+
+
+def _realign(
+    pairing: SitePairing,
+    members: list[int],
+    others: list[int],
+    keyed: dict[int, int],
+    *,
+    is_clash: bool,
+) -> None:
+    """Pair two lists in order, whatever their numbers, where that fits far better. keyed: the pairs
+    by number; is_clash: do some of them contradict each other?
+    """
+    a, b = pairing.features.many(members), pairing.target_features.many(others)
+    blind = [f._replace(word=0) for f in a], [f._replace(word=0) for f in b]
+    table = call_sequences.scores(*blind, pairing.word)
+    aligned = align(table, call_sequences.LEAST)
+    row, column = {s: i for i, s in enumerate(members)}, {o: j for j, o in enumerate(others)}
+    numbered = {s: o for s, o in keyed.items() if o in column}
+    in_order = [(members[i], others[j]) for i, j, _ in aligned.pairs]
+    moved = [(s, o) for s, o in in_order if numbered.get(s, -1) != o]
+    if not moved:
+        return
+    # Pairs that cannot be count against the numbers, but no more than this.
+    worth = sum(max(float(table[row[s], column[o]]), -4.0) for s, o in numbered.items())
+    gain = sum(s for _, _, s in aligned.pairs) - worth
+    telling = sum(pairing.tells(s, o) for s, o in moved)
+    telling -= sum(pairing.tells(s, numbered[s]) for s, _ in moved if s in numbered)
+    if gain < _MARGIN * max(len(moved) ** 0.5, 1.0) or (not is_clash and telling < len(moved) / 2):
+        return
+    stay = numbered.items() & set(in_order)
+    for site in members:
+        if (site, numbered.get(site)) not in stay:
+            for inner in (site, *pairing.reference.below(site)):
+                pairing.part(inner)
+                pairing.renumbered.add(inner)
+    for site, partner in moved:
+        evidence = f"the numbers contradict the content: {pairing.why(site, partner)}"
+        pairing.pair(site, partner, ORDER, evidence)
+        _below(pairing, site, partner)
 
 
 def _operators(sites: Sites, among: list[int]) -> set[str]:
@@ -122,9 +124,7 @@ def _inside(pairing: SitePairing, sites: Sites, site: int, parent: int) -> Hasha
 
 
 def _numbered(pairing: SitePairing) -> list[tuple[list[int], list[int]]]:
-    """Lists of siblings that differ by a number only, below paired parents: layers.0, layers.1,
-    ...
-    """
+    """Lists of siblings that differ by a number, below paired parents: layers.0, layers.1, ..."""
     out = []
     for site, partner in pairing.parents():
         kids, others = pairing.reference.kids.get(site, ()), pairing.target.kids.get(partner, ())

@@ -1,6 +1,4 @@
-"""Rules of names: equal keys, names in another spelling, names that are alike at one place of the
-tree.
-"""
+"""Rules of names: equal keys, other spellings, names that are alike at one place of the tree."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def exact(pairing: SitePairing) -> None:
 
 
 def normalised(pairing: SitePairing) -> None:
-    """The names are equal without wrappers and index styles; roots are matched by class or as the
-    only ones left.
-    """
+    """Names equal without wrappers and index styles; roots by class or as the only ones."""
     free, others = pairing.free()
     if not free or not others:
         return
@@ -179,9 +175,7 @@ def _similar(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str
 
 
 def _prefixes(tree: _Node, target_tree: _Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Leading components that only one side has (`model.`): cut where more names below agree
-    then.
-    """
+    """Leading components of one side (`model.`): cut where more names below agree then."""
     ways = {
         (x, y): _agreeing(_under(tree, x), _under(target_tree, y))
         for x in _leading(tree)

@@ -106,9 +106,7 @@ def _table(
     around: tuple[_Neighbours, _Neighbours],
     pairs: Pairs,
 ) -> Scores:
-    """How well each call fits each: outputs, and neighbours that are paired; -inf below
-    parents that do not.
-    """
+    """How well calls fit: outputs, paired neighbours; -inf below parents that are not paired."""
     a = [pairing.features.of_call(pairing.reference.calls[c]) for c in calls]
     b = [pairing.target_features.of_call(pairing.target.calls[c]) for c in others]
     table = call_sequences.scores(a, b, lambda _: "")
@@ -125,9 +123,7 @@ def _table(
 
 
 def line_by_line(reference: Run, target: Run) -> list[tuple[Call, Call]]:
-    """Pairs in execution order. Raises UsageError naming the first line that disagrees in kind or
-    output shapes, or the counts.
-    """
+    """Pairs in execution order. Raises UsageError at the first line, or count, that disagrees."""
     calls, others = (
         sorted(selected(run.calls), key=lambda c: (c.rank, c.order)) for run in (reference, target)
     )

@@ -44,9 +44,7 @@ def _children(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) 
 
 
 def _parallel(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Siblings that read the same tensors run in any order: parameters say which is which, equal
-    ones or the nearest by far.
-    """
+    """Pair siblings that read the same tensors, and so run in any order, by their parameters."""
     free = [k for k in kids if k not in pairing.partners]
     free_across = [o for o in others if o not in pairing.back]
     if len(free) > _CROSSINGS or len(free_across) > _CROSSINGS:
@@ -79,9 +77,7 @@ def _parallel(pairing: SitePairing, kids: Sequence[int], others: Sequence[int]) 
 def _nearest(
     features: Sequence[Feature], across: Sequence[Feature], equal: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Positions whose parameters are by far the nearest either way: in another dtype no two are
-    equal.
-    """
+    """Positions of parameters that are nearest by far: in another dtype no two are equal."""
     rows = [i for i in range(len(features)) if i not in {p for p, _ in equal}]
     columns = [j for j in range(len(across)) if j not in {p for _, p in equal}]
     if not rows or not columns:
@@ -133,9 +129,7 @@ def _between(
 
 
 def _elsewhere(pairing: SitePairing, site: int, partner: int) -> bool:
-    """Do other layers pair the name of one of the two with the same name? Then this one was left
-    out, not renamed.
-    """
+    """Do other layers pair one of these names with itself? Then the site was left out."""
     reference, target = pairing.reference, pairing.target
     names = {starred(reference.keys[site].scope), starred(target.keys[partner].scope)}
     alike = likeness(reference.word(site), target.word(partner)) >= 0.5
@@ -179,9 +173,7 @@ def learn(pairing: SitePairing) -> None:
 
 
 def leaves(pairing: SitePairing) -> None:
-    """Where the modules are nested differently: the calls that call no other, in the order in which
-    they ran.
-    """
+    """Where modules are nested differently: calls that call no other, in the order they ran."""
     free, others = pairing.free()
     if not free or not others:
         return
@@ -190,9 +182,7 @@ def leaves(pairing: SitePairing) -> None:
 
 
 def containers(pairing: SitePairing) -> None:
-    """Pair a module with the one that holds most of the partners of the leaves in it, and little
-    else.
-    """
+    """Pair modules with those that hold most of the partners of their leaves, and little else."""
     weights, across = _weights(pairing.reference), _weights(pairing.target)
     common: dict[int, Counter[int]] = defaultdict(Counter)
     for site, partner in pairing.partners.items():

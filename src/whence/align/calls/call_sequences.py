@@ -127,9 +127,7 @@ def _likenesses(reference: Sequence[Feature], target: Sequence[Feature], words: 
 def sequence(
     reference: Sequence[Feature], target: Sequence[Feature], words: Words, *, named: bool = False
 ) -> Aligned:
-    """Align two sequences of any length. Long ones are cut where a segment occurs once on either
-    side.
-    """
+    """Align two sequences; long ones are cut where a segment occurs once on either side."""
     pairs: list[tuple[int, int, float]] = []
     doubtful: list[tuple[int, list[int]]] = []
     todo = [(0, len(reference), 0, len(target))]
@@ -182,9 +180,7 @@ def _tokens(features: Sequence[Feature], strong: bool) -> list[tuple[Any, ...]]:
 def _anchors(
     reference: list[tuple[Any, ...]], target: list[tuple[Any, ...]]
 ) -> list[tuple[int, int]]:
-    """Positions inside segments that occur once on both sides, in increasing order. Tried with
-    longer and longer segments.
-    """
+    """Positions in segments that occur once on either side, in order; short segments first."""
     ids: dict[tuple[Any, ...], int] = {}
     a = np.array([ids.setdefault(t, len(ids)) for t in reference], dtype=np.uint64)
     b = np.array([ids.setdefault(t, len(ids)) for t in target], dtype=np.uint64)

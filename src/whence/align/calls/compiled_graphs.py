@@ -40,9 +40,7 @@ class Cut(NamedTuple):
 
 
 def cut_alike(reference: Run, target: Run) -> Cut:
-    """Cut graphs that both runs executed at the nodes that both show. Runs without such graphs come
-    back as they are.
-    """
+    """Cut graphs that both runs executed at the nodes that both show."""
     graphs, others = ([c for c in run.calls if c.kind == "graph"] for run in (reference, target))
     if not graphs or not others:
         return Cut(reference, target)
@@ -62,9 +60,7 @@ def cut_alike(reference: Run, target: Run) -> Cut:
 def _executions(
     graphs: Sequence[Call], target_graphs: Sequence[Call]
 ) -> Iterable[tuple[Call, Call]]:
-    """Executions of one graph: same step, compile and count; else, of as many in a step, the same
-    place.
-    """
+    """Executions of one graph: same step, compile and count; else by place among as many."""
     roots = match_roots(graphs, target_graphs)
     one_rank = len({c.rank for c in graphs}) == len({c.rank for c in target_graphs}) == 1
 
@@ -91,9 +87,7 @@ def _executions(
 
 
 class _Cutting:
-    """One run while its graphs are cut. named: parts of the names of programs that were made, which
-    count the cuts.
-    """
+    """One run while its graphs are cut. programs: those of the pieces."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -118,9 +112,7 @@ class _Cutting:
 
 
 class _Side:
-    """One execution of a graph in one run: its program, where its nodes are in it, and the calls of
-    those that it shows.
-    """
+    """One execution of a graph in one run: its program, and the calls of the nodes it shows."""
 
     def __init__(self, cutting: _Cutting, call: Call) -> None:
         self.cutting, self.call = cutting, call
@@ -139,9 +131,7 @@ class _Side:
 
 
 class _Execution:
-    """One execution of a graph in both runs. shown: name in the reference -> the calls of both that
-    show this node, in order.
-    """
+    """One execution of a graph in both runs. shared: name in the reference -> calls of a node."""
 
     def __init__(
         self, cutting: _Cutting, call: Call, target_cutting: _Cutting, target_call: Call
@@ -208,9 +198,7 @@ class _Execution:
         ) == len(self.target.places)
 
     def cut(self) -> None:
-        """Put the calls of what both show, and pieces of the graph as their programs, into both
-        runs.
-        """
+        """Put the nodes that both show, with pieces of the graph as programs, into both runs."""
         together = self._together()
         cuts = [
             _pieces(self.reference, {name: name for name in self.shared}, together),
@@ -248,9 +236,7 @@ class _Execution:
         return {name: [s for s in inputs if s != f"input.{name}"] for name, inputs in read.items()}
 
     def _together(self) -> dict[str, frozenset[str]]:
-        """By node, those that one kernel computes with it, on either side: it has their values in
-        its registers, not as it stored them.
-        """
+        """By node, those in one kernel with it, on either side, which has them unrounded."""
         out: dict[str, frozenset[str]] = dict.fromkeys(self.shared, frozenset())
         for k in (0, 1):
             kernels: dict[Hashable, set[str]] = defaultdict(set)
@@ -291,9 +277,7 @@ class _Execution:
         )
 
     def _above(self, side: _Side) -> None:
-        """The module that ran the graph: what it lists as its parameters are those of the graph,
-        which the nodes read.
-        """
+        """Drop those parameters of the module that ran the graph which its nodes read."""
         cutting, parent = side.cutting, side.call.parent
         above = cutting.replaced.get(parent) or cutting.run.calls[parent] if parent >= 0 else None
         if above is None:
@@ -307,9 +291,7 @@ class _Execution:
         cutting.replaced[parent] = msgspec.structs.replace(above, refs=refs)
 
     def _tail(self, side: _Side, program: Program | None, needed: set[str]) -> None:
-        """The graph's own call: what it returns is made of what the calls below left. Parameters
-        are with those that read them.
-        """
+        """Let the graph's own call read the calls below it, and only parameters that are left."""
         refs = tuple(r for r in side.call.refs if not is_param(r.slot) or r.slot in needed)
         if program is not None:
             numbered = {f"input.{name}": f"{k}:output.0" for k, name in enumerate(self.shared)}

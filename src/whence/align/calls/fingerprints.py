@@ -28,9 +28,9 @@ class Feature(NamedTuple):
 
     kind: op_type; family: what that is; shapes: its parameters', dims sorted; content: its
     parameters' elements in any order; layout: shapes, families and layouts of everything below.
-    out: shapes of its outputs; out_hash: their elements, bit by bit. held: parameter elements of it
-    and all below. moments: (count, norm, abs_sum) of these, out_moments of its largest output with
-    the mean in units of the root mean square appended.
+    out: shapes of its outputs; out_hash: their elements, bit by bit. elements: contents of its
+    parameters and those below. moments: (count, norm, abs_sum) of these, out_moments of its largest
+    output with the mean in units of the root mean square appended.
     """
 
     kind: int

@@ -33,9 +33,7 @@ _Table = dict[str, list[Call]]
 
 
 class Fused(NamedTuple):
-    """The two runs with members joined. pairs: (reference call, target call, evidence) that
-    carry out the same operators. notes: what was joined.
-    """
+    """The two runs with members joined. pairs: (reference call, target call, evidence)."""
 
     reference: Run
     target: Run
@@ -51,9 +49,7 @@ class _Group(NamedTuple):
 
 
 def joined(reference: Run, target: Run) -> Fused:
-    """Join calls that the other run has fused. Runs whose calls name no origins, and share their
-    names, come back as they are.
-    """
+    """Join calls that the other run has fused, by origins or by names put together."""
     if not any(c.origins for run in (reference, target) for c in run.calls) and not _concatenated(
         reference, target
     ):
@@ -92,9 +88,7 @@ def joined(reference: Run, target: Run) -> Fused:
 
 
 class _Lane(NamedTuple):
-    """The calls of one step that may be paired. What was called again is another lane: a
-    repetition is no fusion.
-    """
+    """Calls of one step that may be paired; a repeated call is in a lane of its own."""
 
     reference: list[Call]
     target: list[Call]
@@ -189,9 +183,7 @@ def _same_names(calls: Sequence[Call], others: Sequence[Call]) -> bool:
 
 
 def _concatenated(reference: Run, target: Run) -> bool:
-    """May a name of one run be names of the other put together? Cheap: is it unknown there, and
-    does it begin with one of them?
-    """
+    """May a name of one run, unknown in the other, be names of the other put together?"""
     names = {c.scope for c in reference.calls if c.leaf}, {c.scope for c in target.calls if c.leaf}
     for scopes, across in (names, names[::-1]):
         unshared = sorted(scopes - across)
@@ -249,9 +241,7 @@ def _content(run: Run, record: int) -> Hashable:
 
 
 def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]]:
-    """(the run with every group of several calls as one, the call that stands for each group; -1
-    where it cannot be joined).
-    """
+    """(the run with every group as one call, that call of each group; -1 where none can be)."""
     heads: dict[int, int] = {}  # last member -> group
     member_of: set[int] = set()
     for number, group in enumerate(groups):
@@ -286,9 +276,7 @@ def _joined(run: Run, groups: Sequence[tuple[int, ...]]) -> tuple[Run, list[int]
 
 
 def _whole(run: Run, members: Sequence[Call], number: int) -> Call:
-    """One call in the place of its members: it reads what they read and do not make, and makes what
-    they make and do not read.
-    """
+    """One call for its members, without the tensors that only pass between them."""
     written: set[Hashable] = set()
     inputs: dict[int, None] = {}
     params: dict[int, None] = {}

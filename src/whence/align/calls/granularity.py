@@ -79,9 +79,7 @@ _OPERATORS = ("operator", "region")
 
 
 def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
-    """Both runs without operator calls where only one capture took them, and a sentence that says
-    so.
-    """
+    """Both runs without operators where only one captured them, and a sentence that says so."""
     notes = []
     if _has_operators(reference) and not _any_operator(target):
         reference = _modules_of(reference)
@@ -93,9 +91,7 @@ def one_level(reference: Run, target: Run) -> tuple[Run, Run, list[str]]:
 
 
 def _has_operators(run: Run) -> bool:
-    """Is this a capture of operators? Dumps of others that hold operators have nothing else to be
-    compared by.
-    """
+    """Is this a capture of operators? Other tools' dumps of operators have nothing else."""
     return run.info.options.get("level") == "op"
 
 

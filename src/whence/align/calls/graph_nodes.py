@@ -1,6 +1,4 @@
-"""Nodes of a compiled graph: which calls are nodes, where they are in its program, and the piece of
-the program that leads to some of them.
-"""
+"""Nodes of compiled graphs: their calls, their places in a program, the pieces between them."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ NodePlace = tuple[int, int]  # operation, result
 
 
 def kernel(call: Call) -> str:
-    """The node of a graph that a call is and the kernel that computed it, in words; "" of other
-    calls.
-    """
+    """The node of a graph that a call is and its kernel, in words; "" for other calls."""
     if is_piece(call):
         return ", ".join(n for n in call.notes if n.startswith((Mark.NODE, Mark.KERNEL)))
     if call.kind == "operator" and "kernel" in call.arguments:
@@ -56,13 +52,7 @@ def program_piece(
     id_: str,
 ) -> Program:
     """What leads to `outputs` from the inputs of the graph and the places where it is cut."""
-    needed: set[int] = set()
-    todo = list(operands(list(outputs.values())))
-    while todo:
-        kind, key = todo.pop()
-        if kind == "op" and tuple(key) not in cut and key[0] not in needed:
-            needed.add(key[0])
-            todo += program.operations[key[0]].operands()
+    needed = _needed(program, outputs, cut)
     order = {old: new for new, old in enumerate(sorted(needed))}
     inputs: list[str] = []
     params: list[str] = []
@@ -109,6 +99,18 @@ def program_piece(
         scopes=tuple(program.scopes[old] for old in order) if program.scopes else (),
         picks=tuple((n, order[i], k) for n, i, k in program.picks if i in order),
     )
+
+
+def _needed(program: Program, outputs: Mapping[str, Any], cut: Mapping[NodePlace, str]) -> set[int]:
+    """The operations that lead to `outputs`, up to where the graph is cut."""
+    needed: set[int] = set()
+    todo = list(operands(list(outputs.values())))
+    while todo:
+        kind, key = todo.pop()
+        if kind == "op" and tuple(key) not in cut and key[0] not in needed:
+            needed.add(key[0])
+            todo += program.operations[key[0]].operands()
+    return needed
 
 
 def places_of(program: Program) -> dict[str, NodePlace]:

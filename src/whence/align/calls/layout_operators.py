@@ -30,9 +30,7 @@ def is_handed_on(call: Call) -> bool:
 
 
 def pair_moves(fused: Fused) -> Fused:
-    """Give every such operator without a partner one, in both directions, where calls are paired by
-    the operators they carry out.
-    """
+    """Give operators of either run that only move elements a partner in the other."""
     if not fused.pairs:
         return fused
     fused = _across(fused, True)
@@ -41,20 +39,10 @@ def pair_moves(fused: Fused) -> Fused:
 
 def _across(fused: Fused, in_target: bool) -> Fused:
     """in_target: the operators are the target's, and the reference gets calls that pass through."""
-    owner, receiver = (
-        (fused.target, fused.reference) if in_target else (fused.reference, fused.target)
-    )
-    paired = {(b if in_target else a) for a, b, _ in fused.pairs}
-    names = {c.scope for c in receiver.calls if c.leaf}
-    moves = [
-        c
-        for c in selected(owner.calls)
-        if c.leaf
-        and c.op_type in _MOVES
-        and c.id not in paired
-        and c.scope not in names
-        and len(c.slots("input")) == len(c.slots("output")) == 1
-    ]
+    owner, receiver = fused.reference, fused.target
+    if in_target:
+        owner, receiver = receiver, owner
+    moves = _moves(fused, owner, receiver, in_target)
     if not moves:
         return fused
     partners = _partners(fused, in_target)
@@ -70,32 +58,21 @@ def _across(fused: Fused, in_target: bool) -> Fused:
     following: dict[int, list[Call]] = defaultdict(list)
     preceding: dict[int, list[Call]] = defaultdict(list)
     pairs: list[tuple[int, int]] = []
-    for move in sorted(moves, key=lambda c: c.order):
-        (input_ref,), (output_ref,) = move.slots("input"), move.slots("output")
-        record = owner.records[input_ref.record]
-        like = partners.get(input_ref.record)
+    for move in moves:
+        (source,), (output,) = move.slots("input"), move.slots("output")
+        record = owner.records[source.record]
+        like = partners.get(source.record)
         if like is None and record.hash:
             like = contents.get((record.hash, record.dtype, record.shape))
-        if like is None or receiver.records[like].count != owner.records[output_ref.record].count:
+        if like is None or receiver.records[like].count != owner.records[output.record].count:
             continue
-        partners.setdefault(output_ref.record, like)
+        partners.setdefault(output.record, like)
         anchor = makers.get(like) or readers.get(like)
         if anchor is None or (anchor.step, anchor.micro) != (move.step, move.micro):
             continue
         number = len(receiver.calls) + len(pairs)
-        handing = msgspec.structs.replace(
-            move,
-            id=number,
-            root=roots.get(move.root, anchor.root),
-            rank=anchor.rank,
-            parent=anchor.parent,
-            number=anchor.number,
-            origins=(),
-            refs=(Ref(input_ref.slot, like), Ref(output_ref.slot, like)),
-            notes=(mark(Mark.MOVES),),
-            files={},
-        )
-        (following if like in makers else preceding)[anchor.id].append(handing)
+        partner = _passing(move, anchor, number, roots.get(move.root, anchor.root), like)
+        (following if like in makers else preceding)[anchor.id].append(partner)
         pairs.append((move.id, number))
     if not pairs:
         return fused
@@ -104,6 +81,39 @@ def _across(fused: Fused, in_target: bool) -> Fused:
         ordered += [*preceding[call.id], call, *following[call.id]]
     calls, new = renumbered(ordered)
     return _with_moves(fused, in_target, Derived(receiver, (), (), calls), new, pairs)
+
+
+def _moves(fused: Fused, owner: Run, receiver: Run, in_target: bool) -> list[Call]:
+    """The owner's operators without a partner that only move elements, in order."""
+    paired = {(b if in_target else a) for a, b, _ in fused.pairs}
+    names = {c.scope for c in receiver.calls if c.leaf}
+    moves = (
+        c
+        for c in selected(owner.calls)
+        if c.leaf
+        and c.op_type in _MOVES
+        and c.id not in paired
+        and c.scope not in names
+        and len(c.slots("input")) == len(c.slots("output")) == 1
+    )
+    return sorted(moves, key=lambda c: c.order)
+
+
+def _passing(move: Call, anchor: Call, number: int, root: str, record: int) -> Call:
+    """The partner of a move, beside a call of the other run: it passes on a record."""
+    slots = (move.slots("input")[0].slot, move.slots("output")[0].slot)
+    return msgspec.structs.replace(
+        move,
+        id=number,
+        root=root,
+        rank=anchor.rank,
+        parent=anchor.parent,
+        number=anchor.number,
+        origins=(),
+        refs=tuple(Ref(slot, record) for slot in slots),
+        notes=(mark(Mark.MOVES),),
+        files={},
+    )
 
 
 def _with_moves(

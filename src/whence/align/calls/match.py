@@ -36,7 +36,7 @@ def plan(
     """Pair two runs. Every selected call of either side ends up in exactly one of pairs, unmatched,
     ambiguous.
 
-    faced: calls that carry out the same operators (`fused`), with evidence; their sites are paired
+    fused: calls that carry out the same operators, with evidence; their sites are paired
     before any rule is asked. match: "auto" all rules; "exact" equal keys only; "names" these, and
     names that differ in spelling; "order" the k-th call is paired with the k-th, which is refused
     unless both have as many and every line agrees in kind and output shapes. Raises UsageError:
@@ -135,9 +135,7 @@ def _plan(
 def pair_of(
     call: Call, partner: Call, rule: str, reference: Run, target: Run, evidence: str | None = None
 ) -> CallPair:
-    """Two calls face to face, tensor by tensor. evidence: in words; None for the classes where
-    these differ.
-    """
+    """A pair of calls and their tensors. evidence: None for the classes where these differ."""
     slots, only, only_target = (pair_in_order if rule == RULE else pair_slots)(
         call, partner, reference, target
     )

@@ -20,9 +20,7 @@ Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Aligned(NamedTuple):
-    """Positions that correspond, with the score of each pair, and positions that several fit
-    equally.
-    """
+    """Pairs of positions with their scores, and positions that several fit equally."""
 
     pairs: list[tuple[int, int, float]]
     doubtful: list[tuple[int, list[int]]]
@@ -66,9 +64,7 @@ def _best(scores: Scores) -> Scores:
 def best_in_order(
     count: int, count_across: int, score: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
-    """The pairs, in order on both sides, with the largest sum of scores; of equal sums, those that
-    begin earliest. Positions whose score is 0 never pair.
-    """
+    """The pairs in order, none of score 0, with the largest sum; the earliest of equal ones."""
     best = [[0.0] * (count_across + 1) for _ in range(count + 1)]
     for i in range(count - 1, -1, -1):
         for j in range(count_across - 1, -1, -1):
@@ -92,9 +88,7 @@ def best_in_order(
 def common_subsequence(
     a: Sequence[Any], b: Sequence[Any], max_work: int
 ) -> list[tuple[int, int]] | None:
-    """Positions (in a, in b) of a longest common subsequence; None where the two have too little in
-    common to be searched within `max_work` steps.
-    """
+    """Positions of a longest common subsequence; None where `max_work` steps do not find it."""
     furthest = {1: 0}
     trail: list[dict[int, int]] = []
     work = 0
@@ -131,9 +125,7 @@ def _walked_back(trail: Sequence[Mapping[int, int]], x: int, y: int) -> list[tup
 
 
 def longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest part of pairs (sorted by their first number) whose second numbers increase
-    too.
-    """
+    """The longest part of pairs, sorted by first number, whose second numbers increase too."""
     ends: list[int] = []
     end_pairs: list[int] = []
     previous = [-1] * len(pairs)

@@ -33,12 +33,10 @@ class Partner(NamedTuple):
 
 
 class SitePairing:
-    """The sites of two runs, paired. face: site of the reference -> Face; back: site of the target
-    -> site of the reference.
+    """The sites of two runs. partners: by site of the reference; back: site of the target -> of the
+    reference. doubtful: site of the reference -> sites of the target that fit it equally.
 
-    doubtful: site of the reference -> sites of the target that fit it equally. renumbered: sites of
-    the reference whose numbers mean something else across. classes_across: classes that, wherever a
-    class was paired so far, stood across.
+    classes_across: class of the reference -> the only class it has been paired with so far.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -74,9 +72,7 @@ class SitePairing:
 
     @cached_property
     def shared_names(self) -> frozenset[str] | None:
-        """Names, with stars for numbers, that partners share, None unless most calls share theirs.
-        As when first asked: before structure adds its pairs.
-        """
+        """Starred names that partners share, before structure adds pairs; None unless most do."""
         if (
             2 * len(self.partners) < min(len(self.reference), len(self.target))
             or len(self.partners) < 2

@@ -46,12 +46,9 @@ def pair_slots(
     slots = _of_one_kind(slots, across, reference, target)
     if call.op_type != partner.op_type:
         slots = _elsewhere(_swapped(slots, reference, target), across, reference, target)
-    # A module may face the last of the operators in it, which reads something else than the module
-    # does.
-    is_part = call.op_type != partner.op_type and {call.kind, partner.kind} == {
-        "module",
-        "operator",
-    }
+    # A module may be paired with the last of its operators, which reads something else.
+    kinds = {call.kind, partner.kind}
+    is_part = call.op_type != partner.op_type and kinds == {"module", "operator"}
     is_fused = _is_fused(call, partner)
     for slot in [s for s in slots if (is_part or is_fused) and is_input(s.reference_slot)]:
         a, b = reference.records[slot.reference_record], target.records[slot.target_record]
@@ -78,9 +75,7 @@ def pair_slots(
 
 
 def _is_fused(call: Call, partner: Call) -> bool:
-    """Two operators of one name, of which one was fused with those before it and reads what they
-    read: other types, other operands.
-    """
+    """Are these operators of one name, one of which was fused with those before it?"""
     if (
         call.op_type == partner.op_type
         or not call.kind == partner.kind == "operator"
@@ -294,12 +289,10 @@ _MOST = 250_000  # ways to look at
 def pair_in_order(
     call: Call, partner: Call, reference: Run, target: Run
 ) -> tuple[list[SlotPair], list[str], list[str]]:
-    """(pairs, slots only the reference's call has, slots only the target's has), as `face` gives
-    them.
+    """(pairs, slots only the reference's call has, slots only the target's has).
 
-    Inputs and outputs are paired in order; one that has no like across is passed over. Inputs
-    without axes (numbers) are passed over first. Where the order leaves a tensor out that content
-    or shape would place, `face` decides.
+    Inputs and outputs are paired in order; one that has no like across is passed over, inputs
+    without axes (numbers) first. `pair_slots` decides for tensors that the order leaves out.
     """
     pairs: list[SlotPair] = []
     for kind in ("input", "output"):
@@ -338,9 +331,7 @@ def _clash(pair: SlotPair, reference: Run, target: Run) -> bool:
 
 
 def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple[int, int]]:
-    """The pairs, in order on both sides, that agree best in all; the k-th with the k-th where that
-    is too much to search.
-    """
+    """The pairs in order that agree best; the k-th with the k-th of very many."""
     if len(records) * len(others) > _MOST:
         return [
             (k, k) for k in range(min(len(records), len(others))) if _worth(records[k], others[k])
@@ -349,9 +340,7 @@ def _in_order(records: Sequence[Record], others: Sequence[Record]) -> list[tuple
 
 
 def _worth(a: Record, b: Record) -> float:
-    """How well two tensors fit: 0 not at all; the same number of elements at least, and numbers of
-    one kind before others.
-    """
+    """How well two tensors fit: 0 for other counts or kinds of numbers."""
     if a.count != b.count or _may_be_float(a) != _may_be_float(b):
         return 0.0
     same_shape = a.shape == b.shape

@@ -1,6 +1,4 @@
-"""How the activations of the target lie: what shapes allow and elements confirm, as the weights
-beside them, as they are used.
-"""
+"""How the activations of the target lie, by shapes, elements, weights beside them and readers."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def activations(state: LayoutState) -> None:
 
 
 def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Family) -> bool:
-    """Decide for tensors that on one side stand as a kernel library lays them out, where their
-    elements say how.
-    """
+    """Decide for tensors that one side has in a kernel library's order, by their elements."""
     in_reference, in_target = (
         has_mark(call, Mark.MEMORY_ORDER) for call in state.calls(state.pairs[family[pairs[0]][0]])
     )
@@ -99,9 +95,7 @@ def _as_in_memory(state: LayoutState, pairs: Sequence[TensorPair], family: Famil
 def _as_channels(
     state: LayoutState, pairs: Sequence[TensorPair], family: Family
 ) -> list[TensorPair]:
-    """Decide for tensors whose channels lie as those of a weight beside them, all or head by head.
-    Returns the others.
-    """
+    """Decide for tensors whose channels lie as a weight's beside them. Returns the others."""
     orders = {
         tensors: nodes
         for tensors in pairs
@@ -131,9 +125,7 @@ def _as_channels(
 
 
 def _weight_orders(state: LayoutState, tensors: TensorPair, call: int) -> list[ex.Node]:
-    """The orders of channels that weights in the same module, or in this one, have, as far as they
-    fit this tensor.
-    """
+    """Orders of channels of weights in the same module, or in this one, that fit this tensor."""
     scope, shape = state.reference.calls[call].scope, state.records(tensors)[1].shape
     nodes: list[ex.Node] = []
     for places in (
@@ -162,9 +154,7 @@ def _may_be_turned(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _may_be_left_out(state: LayoutState, tensors: TensorPair, call: int) -> bool:
-    """May a part of the target's tensor be left out: is it made of what the reference's weight has
-    not, or filled with one value?
-    """
+    """May a part of the target's tensor be left out: filler, or made of what only it has?"""
     for slot in state.pairs[call].slots:
         if is_param(slot.reference_slot):
             a, b = state.records((slot.reference_record, slot.target_record))

@@ -28,25 +28,19 @@ _WIDTHS = (32, 64, 80, 96, 128, 256)  # of heads, where no extent says it
 
 
 def ways(have: Shape, want: Shape) -> list[ex.Node]:
-    """Expressions over x that make a tensor of shape `want` from one of shape `have`, the plainest
-    first. No way: [].
-    """
+    """Expressions over x that bring shape `have` to `want`, the plainest first; [] for none."""
     if have == want:
         return [X]
     return [node for part, shape in _resized(have, want) for node in orders(shape, want, part)]
 
 
 def turned(shape: Shape) -> list[ex.Node]:
-    """Expressions over x that keep this shape and change the order of elements: equal axes
-    exchanged.
-    """
+    """Expressions over x that keep this shape and exchange equal axes."""
     return list(orders(shape, shape))[1:]
 
 
 def candidates(have: Shape, want: Shape) -> list[ex.Node]:
-    """All ways between two shapes; of equal ones the tensor itself and those that change its
-    order.
-    """
+    """All ways between two shapes; for equal ones also those that change the order."""
     return [*ways(have, want), *(turned(have) if have == want else ())]
 
 
@@ -74,9 +68,7 @@ def orders(have: Shape, want: Shape, of: ex.Node = X) -> Iterator[ex.Node]:
 
 
 def _regrouped(sizes: list[int], wanted_sizes: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """(atoms that the axes on the left are merged from, which of them come one after another on the
-    right).
-    """
+    """(atoms that axes of the first shape are merged from, their order in the second)."""
     atoms = _atoms(sizes, wanted_sizes)
     if atoms is not None:
         yield atoms, list(range(len(atoms)))
@@ -132,9 +124,7 @@ def _groups(atoms: Sequence[int], shape: Sequence[int]) -> list[list[int]] | Non
 def _pattern(
     of: ex.Node, have: Shape, want: Shape, atoms: Sequence[int], order: list[int]
 ) -> ex.Node:
-    """atoms: axes as `have` is merged from them; order: which of them come one after another in
-    `want`.
-    """
+    """atoms: what the axes of `have` are merged from; order: theirs in `want`."""
     if len(have) == 2 and want == have[::-1] and order == [1, 0]:
         return ex.Reverse(of)
     names = [chr(ord("a") + i) for i in range(len(atoms))]
@@ -156,9 +146,7 @@ def _pattern(
 
 
 def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with as many elements as `want`: the tensor, the front of one axis, or one
-    axis filled up behind.
-    """
+    """(part, its shape) with the count of `want`: the tensor, or the front of one axis."""
     count, target_count = math.prod(have), math.prod(want)
     if count == target_count:
         yield X, have
@@ -186,9 +174,7 @@ def _resized(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """An expression over `x` that brings a tensor to a shape, and how far its elements then are
-    (`typical_distance`).
-    """
+    """An expression that brings a tensor to a shape. distance: `typical_distance` after it."""
 
     node: ex.Node
     distance: float
@@ -200,9 +186,7 @@ class Fit:
 
 
 def cuts(have: Shape, want: Shape) -> Iterator[tuple[ex.Node, Shape]]:
-    """(part, its shape) with as many elements as `want`: the tensor itself, or the front of one
-    axis (a padded cache).
-    """
+    """(part, its shape) with the count of `want`: the tensor, or the front of one axis."""
     return ((part, shape) for part, shape in _resized(have, want) if not isinstance(part, ex.Pad))
 
 
@@ -254,9 +238,7 @@ def _same_elements(array: Array, reference: Array) -> bool:
 
 
 def _halves(have: Shape, want: Shape, of: ex.Node) -> Iterator[ex.Node]:
-    """Orders in which the halves of heads are interleaved on the last axis or set apart: RoPE pairs
-    (i, i + d/2) or (2i, 2i + 1).
-    """
+    """Orders with the halves of heads interleaved or apart, as conventions of RoPE have them."""
     last = want[-1] if want else 1
     heads = dict.fromkeys(n for n in (*have, *want) if 2 < n < last and last % n == 0)
     widths = dict.fromkeys(

@@ -1,6 +1,4 @@
-"""Does what is computed from a tensor agree? A tensor in a wrong order is a fault, in another order
-it is not.
-"""
+"""Does what is computed from a tensor agree? In a wrong order of elements it would not."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def _constant(state: LayoutState, record: int) -> bool:
 def used_so(
     state: LayoutState, pairs: Sequence[TensorPair], node: ex.Node, family: Family, same_shape: bool
 ) -> bool:
-    """Does what reads this tensor agree? A tensor in a wrong order is a fault, in another order it
-    is not.
-    """
+    """Do the readers of this tensor agree? In a wrong order they would not."""
     is_read = False
     for tensors in spread(pairs):
         readers = state.readers.get(tensors[0], [])
@@ -112,9 +108,7 @@ def _inputs_laid_so(state: LayoutState, call: int, node: ex.Node) -> bool:
 
 
 def _output_distance(state: LayoutState, call: int) -> float:
-    """The largest distance of an output of this call from what it faces, in whatever order of axes
-    is nearest.
-    """
+    """The largest distance of an output from its partner, in the best order of axes."""
     out = 0.0
     for slot in state.pairs[call].slots:
         arrays = (

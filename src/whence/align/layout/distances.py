@@ -1,6 +1,4 @@
-"""How far two tensors are apart, to tell whether they may be one: 0 for equal ones, 1.4 for
-unrelated ones. No verdict rests on it.
-"""
+"""How far apart two tensors are: 0 if equal, 1.4 if unrelated. No verdict rests on it."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ def resembles(reference: Array, target: Array) -> bool:
 
 
 def clear_best(distances: Sequence[float]) -> int | None:
-    """The candidate that agrees and is much nearer than every other one that makes another tensor;
-    None when there is none.
-    """
+    """The candidate that agrees and is much nearer than others that differ from it; or None."""
     best = min(range(len(distances)), key=lambda i: distances[i])
     nearest = distances[best]
     others = [d for d in distances if not math.isclose(d, nearest, rel_tol=1e-6, abs_tol=1e-12)]

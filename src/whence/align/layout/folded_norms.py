@@ -88,28 +88,9 @@ def _fold(editor: PlanEditor, pair: CallPair, norm: Call) -> int:
 
 
 def absorbed(editor: PlanEditor) -> None:
-    """An activation of the target that multiplies too: its output is what the reference makes of
-    the activation's.
-    """
-    in_calls = {r.record for c in editor.target.calls for r in c.refs}
-
-    def unaligned(record: int) -> int:
-        """The record that a call holds and a map brought to other axes."""
-        while record not in in_calls and record < len(editor.target.records):
-            tensor = made_as(editor.target, record)
-            if tensor is None or len(tensor.operands) != 1:
-                break
-            record = tensor.operands[0][1][0]
-        return record
-
+    """Activations of the target that do more: their output is a later one of the reference."""
     fuller: list[CallPair] = []
-    partners_of: defaultdict[int, dict[int, None]] = defaultdict(dict)
-    for pair in sorted(
-        editor.pairs.values(), key=lambda p: editor.reference.calls[p.reference].order
-    ):
-        for slot in pair.slots:
-            if not is_param(slot.reference_slot):
-                partners_of[unaligned(slot.target_record)][slot.reference_record] = None
+    partners_of = _partners_of(editor)
     families: defaultdict[tuple[str, str], list[tuple[CallPair, int, int, int]]] = defaultdict(list)
     for pair in editor.pairs.values():
         call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
@@ -126,7 +107,7 @@ def absorbed(editor: PlanEditor) -> None:
         if call.op_type != target_call.op_type and _takes_more(editor, pair, "reference"):
             fuller.append(pair)
             continue
-        later = [r for r in partners_of[target_output] if r != output]
+        later = [r for r in partners_of.get(target_output, ()) if r != output]
         if call.op_type != target_call.op_type and len(later) == 1:
             families[starred(call.scope), starred(target_call.scope)].append(
                 (pair, output, later[0], target_output)
@@ -150,10 +131,29 @@ def absorbed(editor: PlanEditor) -> None:
     _as_elsewhere(editor, fuller)
 
 
+def _partners_of(editor: PlanEditor) -> dict[int, dict[int, None]]:
+    """Records of the target, before a change of axes, -> their partners in order."""
+    in_calls = {r.record for c in editor.target.calls for r in c.refs}
+
+    def held(record: int) -> int:
+        while record not in in_calls and record < len(editor.target.records):
+            tensor = made_as(editor.target, record)
+            if tensor is None or len(tensor.operands) != 1:
+                break
+            record = tensor.operands[0][1][0]
+        return record
+
+    out: defaultdict[int, dict[int, None]] = defaultdict(dict)
+    calls = editor.reference.calls
+    for pair in sorted(editor.pairs.values(), key=lambda p: calls[p.reference].order):
+        for slot in pair.slots:
+            if not is_param(slot.reference_slot):
+                out[held(slot.target_record)][slot.reference_record] = None
+    return out
+
+
 def _takes_more(editor: PlanEditor, pair: CallPair, side: str) -> bool:
-    """Does this side's call read more elements than the other's and make as many? Then it does
-    something else as well.
-    """
+    """Does this side's call read a multiple of the other's elements, and so do more?"""
     inputs = [s for s in pair.slots if is_input(s.reference_slot)]
     inputs += [] if inputs else _unmatched_inputs(editor, pair)
     counts = [
@@ -180,9 +180,7 @@ def _unmatched_inputs(editor: PlanEditor, pair: CallPair) -> list[SlotPair]:
 
 
 def _as_elsewhere(editor: PlanEditor, pairs: Sequence[CallPair]) -> None:
-    """A call of the reference that does more than its namesake faces what its tensors face in other
-    calls.
-    """
+    """Pair the tensors of calls that do more than their partners with partners elsewhere."""
     partners = editor.partners({p.reference for p in pairs})
     for pair in pairs:
         call = editor.reference.calls[pair.reference]

@@ -31,9 +31,7 @@ RULE = "fused calls"
 
 
 def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Pair what is one call in one run and several in the other. Elements are read of few of every
-    family of siblings.
-    """
+    """Pair calls that are one in one run and several in the other. Reads a few of each family."""
     editor = PlanEditor(reference, target, plan)
     _join_projections(editor)
     own_parameters(editor)
@@ -46,9 +44,7 @@ def fused(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
 
 
 def _packed(editor: PlanEditor) -> None:
-    """Tell what cannot be compared: weights that an engine has laid out anew for its kernels and
-    left empty.
-    """
+    """Note weights that cannot be compared: packed for kernels and left empty by an engine."""
 
     def is_empty(slot: SlotPair) -> bool:
         of = editor.reference.records[slot.reference_record]
@@ -72,9 +68,7 @@ def _packed(editor: PlanEditor) -> None:
 
 @dataclass(slots=True)
 class _Family:
-    """Groups of siblings. turned: do whole and parts keep their outputs along different axes? why:
-    what told the places.
-    """
+    """Groups of siblings. turned: have whole and parts other axes of outputs? why: the proof."""
 
     groups: list[Group] = field(default_factory=list)
     places: Places = ()

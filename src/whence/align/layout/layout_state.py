@@ -1,6 +1,4 @@
-"""Facing tensors while it is decided how those of the target lie: what is known of them, and what
-has been decided.
-"""
+"""Paired tensors while it is decided how those of the target lie."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class LayoutState(PlanEditor):
         return call.root, call.scope, target_call.root, target_call.scope
 
     def families(self, kinds: tuple[str, ...]) -> Iterator[Family]:
-        """Facing tensors of siblings with the same names and shapes: each face once, with where it
-        was first met.
-        """
+        """Paired tensors of siblings of one name and shape, with where each was first met."""
         out: defaultdict[tuple[object, ...], Family] = defaultdict(dict)
         for call_id, pair in self.pairs.items():
             names: tuple[str, str] | None = None

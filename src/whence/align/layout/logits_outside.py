@@ -21,9 +21,7 @@ _WORDS = "makes what the root of the other run returns"
 
 
 def heads(editor: PlanEditor) -> None:
-    """Pair the call that makes what one root returns with the one beside the other root that makes
-    as much; then what roots return.
-    """
+    """Pair what one root returns with a call beside the other root, then what roots return."""
     roots = [
         editor.pairs[c.id]
         for c in editor.reference.calls
@@ -90,9 +88,7 @@ def _maker(calls: Iterable[Call], root: Call, record: int) -> Call | None:
 def _only_scorer(
     calls: Iterable[Call], root: Call, run: Run, across: Run, record: int
 ) -> Call | None:
-    """The only call without a partner, outside its parents or at the end of the root, that makes as
-    many rows of as many channels.
-    """
+    """The only free call beside or below the root that makes as many rows and channels."""
     scores = across.records[record]
 
     def fits(call: Call) -> bool:

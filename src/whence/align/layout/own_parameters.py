@@ -1,6 +1,4 @@
-"""Parameters that one call of the reference owns and several calls of the target: in_proj_weight of
-an attention module whose partner has q, k and v below it.
-"""
+"""Parameters of one call of the reference that belong to several calls of the target (q, k, v)."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def own_parameters(editor: PlanEditor) -> None:
 
 
 def _run_of_kids(editor: PlanEditor, record: int, kids: Sequence[int]) -> tuple[int, int] | None:
-    """(first, behind the last) of the calls whose weights one after another are this one, told by
-    most of its rows.
-    """
+    """(first, behind the last) of the calls whose joined weights are this one, by most rows."""
     whole = editor.array("reference", record)
     if whole is None:
         return None

@@ -24,9 +24,7 @@ _MOST_GRIDS = 4000  # ways to cut an axis in three that are tried before an orde
 
 
 def common(reference: Array, target: Array) -> tuple[Array, Array]:
-    """Both in the coarser of their two floating dtypes: what a target in another precision was
-    rounded to.
-    """
+    """Both in the coarser of their floating dtypes, to which the other was rounded."""
     a, b = dtypes.of(reference), dtypes.of(target)
     if a.name == b.name or not (a.is_floating and b.is_floating):
         return reference, target
@@ -85,9 +83,7 @@ def completed(order: Order, extent: int) -> Order | None:
 
 
 def _simple(extent: int, n: int, start: int) -> Iterator[Order]:
-    """Orders of n places of an axis that layouts are made of: a stretch, blocks at a distance, an
-    axis cut in three and turned.
-    """
+    """Simple orders of n places: a stretch, blocks at a distance, an axis cut and turned."""
     if 0 <= start <= extent - n:
         yield np.arange(start, start + n)
     if extent > n:
@@ -108,9 +104,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int], Order]]:
-    """(axis cut in three, order of the three, places) of every way to turn an axis of n, those with
-    few parts first.
-    """
+    """(axis cut in three, their order, places) of every way to turn an axis, few parts first."""
     grids = [(a, b, n // a // b) for a in _divisors(n) for b in _divisors(n // a)]
     grids = sorted((g for g in grids if sum(x > 1 for x in g) >= 2), key=lambda g: sorted(g)[1])
     for grid in itertools.islice(grids, _MOST_GRIDS):
@@ -122,9 +116,7 @@ def _turned(n: int) -> Iterator[tuple[tuple[int, int, int], tuple[int, int, int]
 
 
 def taken(of: ex.Node, shape: tuple[int, ...], axis: int, order: Order) -> ex.Node:
-    """The tensor with these places of one axis, in this order, written as plainly as they allow.
-    shape: of `of`.
-    """
+    """The tensor with these places of one axis, written plainly. shape: of `of`."""
     axis %= len(shape)
     extent, n = shape[axis], len(order)
     if n == extent and np.array_equal(order, np.arange(n)):

@@ -14,9 +14,7 @@ from whence.results import CallPair
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Calls that together may be one call of the other run. parts: of the run that keeps them
-    apart, in order of execution.
-    """
+    """Calls that may be one call of the other run. parts: in order of execution."""
 
     parts: tuple[Call, ...]
     whole: Call
@@ -47,9 +45,7 @@ def weight(editor: PlanEditor, side: str, call: Call) -> int | None:
 
 
 def groups(editor: PlanEditor) -> Iterator[Group]:
-    """The groups among leaves without a partner, or with one of another extent, below parents that
-    are paired.
-    """
+    """Groups of leaves without a partner of their extent, below paired parents."""
     loose = [p for p in editor.pairs.values() if _is_loose(editor, p)]
     leaves = {i for i in editor.free_reference if _is_leaf(editor, "reference", i)}
     free = leaves | {p.reference for p in loose}
@@ -107,9 +103,7 @@ def _is_loose(editor: PlanEditor, pair: CallPair) -> bool:
 def _sums_of(
     editor: PlanEditor, side: str, parts: Sequence[Call], wholes: Sequence[Call]
 ) -> Iterator[Group]:
-    """Neighbours that read one tensor, whose outputs are together as wide as one call's of the
-    other run.
-    """
+    """Neighbours that read one tensor and make as many channels as one call across."""
     by_input: defaultdict[object, list[Call]] = defaultdict(list)
     for call in sorted(parts, key=lambda c: c.order):
         inputs = call.slots("input")

@@ -1,6 +1,4 @@
-"""Where the channels of the parts of a fused call lie in the whole: told by rows of the weights,
-or by the outputs where there are no weights to compare.
-"""
+"""Where channels of the parts of a fused call lie in the whole, told by weights or by outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Places = tuple[tuple[int, ...], ...]  # of each part: where its channels lie in 
 
 
 def by_weights(editor: PlanEditor, group: Group) -> tuple[Places, bool, int] | None:
-    """(places of the parts' rows in the whole's weight, does the whole keep its outputs along
-    another axis?, rows found).
-    """
+    """(places of the parts' rows in the whole's weight, is it turned, rows found)."""
     side = group.parts_side
     whole = editor.array(group.whole_side, weight(editor, group.whole_side, group.whole))
     parts = [editor.array(side, weight(editor, side, c)) for c in group.parts]
@@ -81,9 +77,7 @@ def _filled(located: Sequence[permutations.Order | None], extents: Sequence[int]
 
 
 def by_outputs(editor: PlanEditor, group: Group) -> Places | None:
-    """Places of the parts' channels told by the outputs: one after another in any order, or in
-    blocks of heads.
-    """
+    """Places of the parts' channels by outputs: one part after another, or in blocks of heads."""
     side = group.parts_side
     whole = editor.array(group.whole_side, group.whole.slots("output")[0].record)
     parts = [editor.array(side, c.slots("output")[0].record) for c in group.parts]
@@ -101,9 +95,7 @@ def by_outputs(editor: PlanEditor, group: Group) -> Places | None:
 
 
 def _arrangements(extents: Sequence[int]) -> Iterator[Places]:
-    """Where parts of these extents may lie in the whole: in any order, group by group for every
-    number of groups.
-    """
+    """Places of parts of these extents: in any order, for any number of groups."""
     for groups in range(1, math.gcd(*extents) + 1):
         if any(n % groups for n in extents):
             continue

@@ -1,6 +1,4 @@
-"""Which of the tensors that another was joined from holds an element: a fault in a part of a fused
-weight is a fault of that part.
-"""
+"""Which of the tensors that another was joined from holds an element, and so a fault."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def named(
     different: npt.NDArray[np.bool_],
 ) -> tuple[str, ...]:
     """Names of the tensors that the different elements of a joined one come from; () where that is
-    all of them, or it is not joined.
-
-    made: by record, how tensors were made. different: of the shape of the record.
+    all of them, or it is not joined. tensors: by record. different: of the shape of the record.
     """
     names: list[str] = []
     labels = _labels(tensors, records, record, "", names)
@@ -38,9 +34,7 @@ def named(
 def _labels(
     tensors: Mapping[int, Made], records: Sequence[Record], record: int, name: str, names: list[str]
 ) -> Labels | None:
-    """For every element the place in `names` of the tensor it comes from, None where elements are
-    computed and not only moved.
-    """
+    """For every element the index in `names` of its tensor; None where elements are computed."""
     how = tensors.get(record)
     if how is None:
         names.append(name)

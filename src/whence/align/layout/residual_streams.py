@@ -39,9 +39,7 @@ class _Place(NamedTuple):
 
 
 def streams(editor: PlanEditor) -> None:
-    """Where one call has more tensors of one size than its partner: which of them, or which sum, is
-    the partner's.
-    """
+    """Where a call has more tensors of one size than its partner: which of them, or which sum."""
     decided = _decided(editor, "target")
     _set_sums(editor, decided)
     sums = sum(len(picked) > 1 for _, picked in decided)
@@ -148,9 +146,7 @@ def _kind(editor: PlanEditor, place: _Place) -> tuple[object, ...]:
 
 
 def _chosen(editor: PlanEditor, places: Sequence[_Place], many: str) -> Chosen | None:
-    """Which of the tensors of the side that has more, or of their sums, is the other's, by the data
-    of a few siblings.
-    """
+    """Which tensor or sum of two is the other side's, by the data of a few siblings."""
     count = len(places[0].fits)
     candidates: list[Chosen] = [
         *((i,) for i in range(count)),
@@ -199,9 +195,7 @@ def _set_sums(editor: PlanEditor, chosen: Iterable[tuple[_Place, Chosen]]) -> No
 
 
 def _split_reference(editor: PlanEditor) -> None:
-    """Where the reference's call has more: its tensors face what they face elsewhere, or what is
-    equal to them in the target's call.
-    """
+    """Where the reference has more: pair its tensors as elsewhere, or with equal ones."""
     split: defaultdict[int, set[str]] = defaultdict(set)
     for place, picked in _decided(editor, "reference"):
         if len(picked) > 1:
@@ -249,9 +243,7 @@ def _split_reference(editor: PlanEditor) -> None:
 def _alike(
     editor: PlanEditor, split: Mapping[int, set[str]]
 ) -> dict[tuple[int, str], tuple[int, str]]:
-    """Which tensor of the target's call, given or made, is what a slot of the reference holds: by
-    data, for siblings together.
-    """
+    """Which tensor of the target's call each slot holds, by data, for siblings together."""
     families: defaultdict[tuple[object, ...], list[tuple[int, str, int, list[tuple[str, int]]]]] = (
         defaultdict(list)
     )

@@ -1,6 +1,4 @@
-"""Tensors of paired calls that hold the same in other axes: flattened, transposed, padded, heads or
-channels in another order.
-"""
+"""Tensors of paired calls in other axes: flattened, transposed, padded, channels reordered."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from whence.results import Plan, SlotPair
 
 
 def laid_out(reference: Run, target: Run, plan: Plan) -> tuple[Run, Plan]:
-    """Give the target's tensors the axes of those they face. Elements are read of few of every
-    family of siblings.
-    """
+    """Give the target's tensors their partners' axes. Reads a few of each family of siblings."""
     state = LayoutState(reference, target, plan)
     _pair_leftovers(state)
     parameters(state)
@@ -93,9 +89,7 @@ def _fit(state: LayoutState, tensors: TensorPair) -> bool:
 
 
 def _sentences(state: LayoutState) -> list[str]:
-    """How many tensors were laid otherwise, and what of the target's parameters is left out, in
-    sentences.
-    """
+    """Sentences: how many tensors got other axes, and what of parameters is left out."""
     counts = Counter(_brief(str(node)) for node, _ in state.decided.values())
     listed = ", ".join(f"{how} ({count})" for how, count in counts.most_common(3)) + (
         ", ..." if len(counts) > 3 else ""

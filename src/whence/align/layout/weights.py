@@ -43,9 +43,7 @@ class Order:
 
 
 def layout_of(reference: Array, target: Array) -> Order | None:
-    """How a parameter of the target must be laid to be the reference's, None where nothing is
-    found. Raises nothing.
-    """
+    """How a parameter of the target becomes the reference's, None where nothing is found."""
     if reference.shape == target.shape and resembles(reference, target):
         return Order("axes", X)
     for node in candidates(target.shape, reference.shape):
@@ -69,9 +67,7 @@ def layout_of(reference: Array, target: Array) -> Order | None:
 
 
 def parameters(state: LayoutState) -> None:
-    """Decide for all parameters that lie otherwise, and for the tensors whose channels are
-    theirs.
-    """
+    """Decide for parameters in another order, and for the tensors with their channels."""
     decisions = [
         (layouts, family)
         for family in state.families(("param",))
@@ -86,9 +82,7 @@ def parameters(state: LayoutState) -> None:
 
 
 def _orders_of(state: LayoutState, family: Family) -> dict[TensorPair, Order]:
-    """How the parameters of one family lie, {} where they lie as the reference's or it cannot be
-    told.
-    """
+    """Orders of the parameters of a family, {} where they have the reference's or none is known."""
     pairs = list(family)
     suspects = [tensors for tensors in pairs if _suspect(state, tensors)]
     # Weights under one name that differ in nothing but a few are a fault in these few.
@@ -148,9 +142,7 @@ def _by_shape(state: LayoutState, pairs: Iterable[TensorPair]) -> None:
 
 
 def _legitimate(state: LayoutState, layouts: dict[TensorPair, Order], family: Family) -> bool:
-    """Does what is computed with these parameters agree, so that the order is a choice and not a
-    fault?
-    """
+    """Does what is computed with these parameters agree? Then the order is no fault."""
     for n, (tensors, order) in enumerate(layouts.items()):
         a, b = state.records(tensors)
         where, _ = family[tensors]

@@ -31,9 +31,7 @@ Option = tuple[Shape, Record]  # a shape that a whole tensor may have, with its 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of a side. family: siblings that lie alike. options: what it may be, the likeliest
-    first.
-    """
+    """A tensor of a side. family: siblings that lie alike. options: the likeliest first."""
 
     slot: tuple[Key, str]
     family: tuple[object, ...]
@@ -104,9 +102,7 @@ def _distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def _summed(pieces: Sequence[Record]) -> Record | None:
-    """Figures of pieces taken together; the shape is not known. None for pieces of several
-    dtypes.
-    """
+    """Figures of pieces together, with no shape of the whole; None for several dtypes."""
     first = pieces[0]
     if any(p.dtype != first.dtype for p in pieces):
         return None
@@ -144,9 +140,7 @@ def _total(parts: Sequence[float | None]) -> float | None:
 
 
 def _constants(side: Side, combined: dict[tuple[Key, str], Record]) -> None:
-    """Pieces that are alike because they are constant (a bias of zeros) are cut as the other
-    parameters of their call are.
-    """
+    """Cut constant parameters (a bias of zeros) as the other parameters of their call."""
     for key, slot in list(combined):
         if not is_param(slot):
             continue
@@ -184,9 +178,7 @@ class _OtherSide:
             entries.sort(key=lambda item: item[:2])
 
     def has(self, slot: str, shape: Shape, figures: Record) -> int:
-        """Has the other side a tensor with these figures? 2: of this shape; 1: with its axes in
-        another order; 0: not.
-        """
+        """Has the other side these figures? 2: in this shape; 1: axes in another order; 0: no."""
         norm, best = _norm(figures), 0
         among = self._figures.get((_kind(slot), math.prod(shape)), []) if norm else []
         for size, _, (other_shape, other_figures) in among[
@@ -219,8 +211,6 @@ def _norm(figures: Record) -> float:
 
 
 def _alike(first: Record, second: Record) -> bool:
-    """Of two tensors whose norms are near: do their sums of magnitudes say so too, where these are
-    known?
-    """
+    """Are sums of magnitudes near too, where they are known?"""
     a, b = (r.sketch.abs_sum if r.sketch is not None else None for r in (first, second))
     return a is None or b is None or abs(a - b) <= _NEAR * max(a, b)

@@ -1,6 +1,4 @@
-"""How tensors lie on the ranks where the program itself said it (DTensors): layouts that nothing
-needs to be guessed for.
-"""
+"""How tensors lie on the ranks where the program itself said it (DTensors)."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ _KNOWN = ("replicate", "sum", "shard")
 
 
 def is_known(placement: Placement) -> bool:
-    """Is every one of its places a copy, a piece or a summand? Other kinds (a mean, a maximum)
-    cannot be put together here.
-    """
+    """Is each place a copy, a piece or a summand? Others (a mean) cannot be joined here."""
     return all(place.split()[0] in _KNOWN for place in placement.places)
 
 
@@ -56,9 +52,7 @@ def layouts(
 
 
 def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
-    """Levels over the ranks of one mesh in ascending order; None where their numbers are no grid,
-    or pieces do not lie one in another.
-    """
+    """Levels over a mesh's ranks in ascending order; None where these are no nested grid."""
     grid = _ascending(placement)
     if grid is None:
         return None
@@ -88,9 +82,7 @@ def _of_mesh(placement: Placement, shapes: Sequence[Shape]) -> Layout | None:
 
 
 def _ascending(placement: Placement) -> list[int] | None:
-    """The dimensions of the mesh with the one first in which ranks are furthest apart; None where
-    the ranks are no regular grid.
-    """
+    """The mesh's dimensions, the widest steps first; None where the ranks are no regular grid."""
     mesh, ranks = placement.mesh, placement.ranks
     step = math.prod(mesh)
     strides: dict[int, int] = {}
@@ -115,9 +107,7 @@ def _reordered(
     outer: Sequence[Level],
     shapes: Sequence[Shape],
 ) -> Level:
-    """One level for neighbouring dimensions that cut one axis, of which the finer cut comes first
-    in the order of the ranks.
-    """
+    """One level for neighbouring dimensions that cut one axis, the finer cut first."""
     n = math.prod(size[d] for d in along)
     inner = len(shapes) // n // math.prod(level.size for level in outer)
     number = {
@@ -134,9 +124,7 @@ def _reordered(
 def _of_meshes(
     layout: Layout, shape: Shape, meshes: Sequence[Sequence[int]], ranks: Sequence[int]
 ) -> list[tuple[Layout, Shape]]:
-    """Several meshes of one form beside each other: each of their layouts, with every layout that
-    their wholes may have to each other.
-    """
+    """Several meshes of one form: their layout with every layout of the wholes."""
     groups = sorted({tuple(m) for m in meshes})
     if sorted(r for g in groups for r in g) != list(ranks) or len({len(g) for g in groups}) > 1:
         return []

@@ -1,6 +1,4 @@
-"""The calls of several ranks while it is decided how their tensors lie: groups of calls of one
-name, and what is known of them.
-"""
+"""Groups of calls of one name on several ranks, and what is known of how their tensors lie."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Place = tuple[str, tuple[int, ...]]  # a side, and the records of its ranks that
 
 
 class Side:
-    """The calls of a run by key without the rank. groups: key -> rank -> call. stage: of each rank
-    in a pipeline, 0 without one.
-    """
+    """A run's calls. groups: key without rank -> rank -> call. stage: of a rank in a pipeline."""
 
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run
@@ -62,9 +58,7 @@ class Side:
             self.key_of[call.id] = key
 
     def view(self, rank: int, whole: Mapping[tuple[Key, str], Record]) -> Run:
-        """The calls of one rank as a run of its own, without elements. whole: what is known of
-        slots whose tensors lie in pieces.
-        """
+        """One rank's calls as a run without elements. whole: records of tensors in pieces."""
         calls = [c for c in self.calls if c.rank == rank]
         place = {c.id: i for i, c in enumerate(calls)}
         first = len(self.run.records)
@@ -110,14 +104,9 @@ class Side:
         }
         kind = slot_kind(slot)
         if holding and kind != "param" and len({self.stage[r] for r in group}) > 1:
-            stage = (
-                min(map(self.stage.__getitem__, holding))
-                if kind == "input"
-                else max(map(self.stage.__getitem__, holding))
-            )
-            holding = {
-                rank: record for rank, record in holding.items() if self.stage[rank] == stage
-            }
+            end = min if kind == "input" else max
+            stage = end(self.stage[rank] for rank in holding)
+            holding = {rank: r for rank, r in holding.items() if self.stage[rank] == stage}
         return tuple(holding), tuple(holding.values())
 
     def slots(self, key: Key) -> list[str]:
@@ -126,9 +115,7 @@ class Side:
         )
 
     def weights_first(self, key: Key, slot: str) -> tuple[bool, int]:
-        """Sorts slots: parameters before what is made with them, weights before biases, which lie
-        as they do.
-        """
+        """Sorts slots: parameters first, and weights before their biases."""
         _, records = self.holders(key, slot)
         return not is_param(slot), -len(self.run.records[records[0]].shape) if records else 0
 
@@ -137,12 +124,9 @@ class Side:
         return self.key_of[call.parent] if call.parent >= 0 else None
 
     def placements(self, key: Key, slot: str) -> list[Placement]:
-        """What the program said of how a tensor lies on the ranks, by rank; [] where one of them
-        does not say it.
-        """
-        placements = [
-            self.groups[key][rank].placements.get(slot) for rank in self.holders(key, slot)[0]
-        ]
+        """The program's placements of a tensor, by rank; [] where a rank has none."""
+        group, ranks = self.groups[key], self.holders(key, slot)[0]
+        placements = [group[rank].placements.get(slot) for rank in ranks]
         return [p for p in placements if p is not None] if all(placements) else []
 
     def name_of(self, key: Key, slot: str) -> str:
@@ -152,11 +136,10 @@ class Side:
 class RankGroups:
     """Two sides whose ranks are joined.
 
-    layouts: how tensors lie on the ranks. first: where each was met first; other: its partner.
-    stands: records that hold the sum of such summands. parted: tensors that every rank should hold
-    alike, and by how much they differ. unplaced: tensors of which nothing tells how they lie, by
-    name. families: layouts that elements confirmed, of tensors of siblings. shown: the rank that
-    stands for all where they differ.
+    layouts: how tensors lie on the ranks. first: where each was met first; partner: of the other
+    side. sum_of: records that hold the sum of summands. differing: by how much copies differ.
+    unplaced: names of tensors whose layout nothing tells. families: layouts that elements
+    confirmed, by siblings. shown_rank: the one that stands for all where they differ.
     """
 
     def __init__(self, reference: Side, target: Side, declared: Sequence[Shard]) -> None:
@@ -170,9 +153,7 @@ class RankGroups:
         self.families: dict[tuple[Any, ...], Counter[tuple[Layout, Layout]]] = defaultdict(Counter)
         self.sum_of: dict[Place, int] = {}
         self._distances: dict[tuple[str, int, int], float] = {}
-        self.shown_rank = {
-            side.name: side.ranks[0] if side.ranks else 0 for side in (reference, target)
-        }
+        self.shown_rank = {s.name: s.ranks[0] if s.ranks else 0 for s in (reference, target)}
 
     def copies(self, place: Place, layout: Layout) -> bool:
         """Do ranks that would hold the same tensor hold it, up to rounding?"""
@@ -184,9 +165,7 @@ class RankGroups:
         )
 
     def summable(self, place: Place, layout: Layout) -> bool:
-        """Do ranks that would hold summands hold different tensors? Copies are never to be
-        summed.
-        """
+        """Do ranks that would hold summands hold different tensors? Copies are not summed."""
         return not any(
             self.distance_between(place[0], place[1][i], place[1][j]) <= self.rounding(place)
             for near, level in neighbours(layout, len(place[1]))
@@ -201,21 +180,15 @@ class RankGroups:
         return self.sides[0].run if side == self.sides[0].name else self.sides[1].run
 
     def distance_between(self, side: str, a: int, b: int) -> float:
-        """Relative distance of two records of a run; inf where their figures already say that they
-        have nothing in common.
-        """
+        """Relative distance of two records of a run; inf where their figures rule it out."""
         distance = self._distances.get((side, a, b))
         if distance is None:
             run = self.run(side)
-            record_a, record_b = run.records[a], run.records[b]
-            if a == b or (
-                record_a.hash
-                and record_a.hash == record_b.hash
-                and record_a.shape == record_b.shape
-                and record_a.dtype == record_b.dtype
-            ):
+            x, y = run.records[a], run.records[b]
+            content, content_b = (x.hash, x.shape, x.dtype), (y.hash, y.shape, y.dtype)
+            if a == b or (x.hash and content == content_b):
                 distance = 0.0
-            elif record_a.shape != record_b.shape or _unlike(record_a, record_b):
+            elif x.shape != y.shape or _unlike(x, y):
                 distance = math.inf
             else:
                 try:
@@ -229,15 +202,8 @@ class RankGroups:
         distance = 0.0
         for near, level in neighbours(layout, len(place[1])):
             if level.how == "replicated":
-                distance = max(
-                    [
-                        distance,
-                        *(
-                            self.distance_between(place[0], place[1][i], place[1][j])
-                            for i, j in near
-                        ),
-                    ]
-                )
+                ids = ((place[1][i], place[1][j]) for i, j in near)
+                distance = max([distance, *(self.distance_between(place[0], *k) for k in ids)])
         if distance:
             self.differing[place] = distance
 
@@ -249,9 +215,7 @@ class RankGroups:
         records: Sequence[int],
         shapes: Sequence[shards.Shape],
     ) -> list[tuple[Layout, Any]]:
-        """Layouts that the shapes of one side allow; those that are declared, or that the program
-        said, where there are such ones.
-        """
+        """Layouts that shapes allow; those that are declared or the program said, where given."""
         name = key[4] or key[0]
         matching = [
             d
@@ -306,23 +270,15 @@ class RankGroups:
 
     def is_declared(self, side: Side, key: Key, slot: str) -> bool:
         """Is there one layout only, by a declaration or by what the program said?"""
-        records = side.holders(key, slot)[1]
         if self.is_mapped(key, slot):
             return True
-        return (
-            len(
-                self._placed(side, key, slot, records, [side.run.records[r].shape for r in records])
-            )
-            == 1
-        )
+        records = side.holders(key, slot)[1]
+        shapes = [side.run.records[r].shape for r in records]
+        return len(self._placed(side, key, slot, records, shapes)) == 1
 
     def cannot_join(self, side: Side, key: Key, slot: str) -> bool:
-        """Did the program say that the ranks hold something that cannot be put together here, a
-        mean or a maximum?
-        """
-        return not self.is_mapped(key, slot) and any(
-            not is_known(p) for p in side.placements(key, slot)
-        )
+        """Did the program say that ranks hold what cannot be joined here, like a mean?"""
+        return not self.is_mapped(key, slot) and not all(map(is_known, side.placements(key, slot)))
 
     def is_mapped(self, key: Key, slot: str) -> bool:
         """Does a map say how it lies?"""
@@ -348,9 +304,7 @@ def is_sum(layout: Layout) -> bool:
 
 
 def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], Level]]:
-    """For each level, places of ranks that differ in that level only: the first of each line with
-    every other of it.
-    """
+    """For each level, ranks that differ in it only: the first of each line with every other."""
     inner = n
     for level in layout:
         outer, inner = inner, inner // level.size
@@ -359,12 +313,10 @@ def neighbours(layout: Layout, n: int) -> Iterator[tuple[list[tuple[int, int]], 
 
 
 def between(
-    layout: Layout, arrays: Sequence[Array], layout_across: Layout, arrays_across: Sequence[Array]
+    layout: Layout, arrays: Sequence[Array], second: Layout, across: Sequence[Array]
 ) -> float:
-    """How far the tensors of both sides are apart when each is joined so."""
-    return shards.distance_joined(
-        joined_array(layout, arrays), joined_array(layout_across, arrays_across)
-    )
+    """How far the tensors of both sides are apart when each is joined by its layout."""
+    return shards.distance_joined(joined_array(layout, arrays), joined_array(second, across))
 
 
 def joined_array(layout: Layout, arrays: Sequence[Array]) -> Array:

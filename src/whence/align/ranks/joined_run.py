@@ -111,9 +111,7 @@ def _joined(
 
 
 def _position(side: Side, lead: dict[Key, Call]) -> dict[Key, tuple[Any, ...]]:
-    """Where each joined call stands: as on the rank that is shown; what only others have, behind
-    the last call they share with it.
-    """
+    """Where joined calls stand: as on the shown rank; others behind the last call they share."""
     positions: dict[Key, tuple[Any, ...]] = {}
     by_rank: dict[int, list[Call]] = defaultdict(list)
     for call in sorted(side.calls, key=lambda c: c.order):

@@ -23,9 +23,7 @@ from whence.records.slots import is_input, is_output
 
 
 def unreduced(groups: RankGroups, side: Side) -> None:
-    """Partial sums that nobody adds up: each rank goes on with its own, so the tensor is what one
-    rank has.
-    """
+    """Partial sums that nobody adds up: the tensor is what one rank has."""
     sums = [
         p
         for p, layout in groups.layouts.items()
@@ -59,9 +57,7 @@ def unreduced(groups: RankGroups, side: Side) -> None:
 def _added_up(
     groups: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> bool:
-    """Does what is made of these summands come out whole on all ranks: of the modules that read
-    them, else of the calls around?
-    """
+    """Do the readers of these summands, else the calls around, return whole tensors?"""
     for reader in readers.get(place, ()):
         for output in _outputs(groups, side, reader, place):
             if not (
@@ -84,9 +80,7 @@ def _added_up(
 def _stand_in(
     groups: RankGroups, side: Side, key: Key, place: Place, readers: dict[Place, list[Key]]
 ) -> None:
-    """The sum as the ranks made it, where that is the sum of these summands but for the rounding of
-    adding them up.
-    """
+    """Take the sum that the ranks made, where it is the sum of these but for rounding."""
     if len(groups.layouts[place]) != 1:
         return
     around: list[Place] = []
@@ -145,9 +139,7 @@ def _is_whole(groups: RankGroups, place: Place) -> bool:
 
 
 def choose(groups: RankGroups, side: Side) -> None:
-    """Which rank stands for all where they should be alike: the first, or the one that is furthest
-    off where only some are.
-    """
+    """Choose the rank that stands for all: the first, or the one furthest off."""
     beyond = [
         p
         for p, difference in groups.differing.items()

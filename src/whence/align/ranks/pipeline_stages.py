@@ -1,6 +1,4 @@
-"""Ranks that hold other layers or experts than their neighbours: stages of a pipeline, and numbers
-that each rank counts from 0.
-"""
+"""Ranks with other layers or experts than their neighbours: pipeline stages, local numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _STAGES = 0.02  # ranks of two pipeline stages share at most this share of their
 
 
 def renumber(groups: RankGroups) -> None:
-    """Layers and experts that a rank counts from 0 again get the numbers that the other side gives
-    to the same parameters.
-    """
+    """Number layers and experts of each rank as the other side numbers the same parameters."""
     for side, other_side in (
         (groups.sides[0], groups.sides[1]),
         (groups.sides[1], groups.sides[0]),
@@ -57,9 +53,7 @@ def _shift(groups: RankGroups, side: Side, rank: int, prefix: str, place: int, o
 
 
 def find_stages(groups: RankGroups) -> None:
-    """Ranks that share no leaf module are stages of a pipeline, in the order in which the other
-    side calls these modules.
-    """
+    """Ranks that share no leaf module are stages of a pipeline, ordered as on the other side."""
     for side, other_side in (
         (groups.sides[0], groups.sides[1]),
         (groups.sides[1], groups.sides[0]),
@@ -102,9 +96,7 @@ def _fingerprint(record: Record) -> str:
 
 
 def _constant(record: Record) -> bool:
-    """Parameters that are one value throughout (norms that were never trained) tell no layer from
-    another.
-    """
+    """Parameters of one value throughout (untrained norms) tell no layer from another."""
     return record.statistics is not None and record.statistics.min == record.statistics.max
 
 

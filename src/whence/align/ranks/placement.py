@@ -1,6 +1,4 @@
-"""How tensors that are paired lie on the ranks: shapes propose, what siblings have and
-elements decide.
-"""
+"""How paired tensors lie on the ranks: shapes propose, siblings and elements decide."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ GroupPair = tuple[Key, Key, tuple[tuple[str, str], ...]]
 
 
 def place(groups: RankGroups) -> None:
-    """Decide how every tensor of both sides lies: what is paired first, parameters before
-    what is made with them.
-    """
+    """Decide the layout of every tensor: paired ones first, parameters before what they make."""
     reference, target = groups.sides
     paired = _paired_groups(groups)
     partners = {a: b for a, b, _ in paired}, {b: a for a, b, _ in paired}
@@ -46,9 +42,7 @@ def place(groups: RankGroups) -> None:
 
 
 def _paired_groups(groups: RankGroups) -> list[GroupPair]:
-    """Groups of calls that are paired, with their pairs of slots, in the order of the
-    reference.
-    """
+    """Paired groups of calls with their pairs of slots, in the order of the reference."""
     reference, target = groups.sides
     whole = combined_figures(reference, target), combined_figures(target, reference)
     pairs: dict[Key, GroupPair] = {}
@@ -73,9 +67,7 @@ def _paired_groups(groups: RankGroups) -> list[GroupPair]:
 def _is_part(
     groups: RankGroups, pair: GroupPair, partners: tuple[dict[Key, Key], dict[Key, Key]]
 ) -> bool:
-    """Is one of two calls only a part of what the other fuses, of equal extents because that one
-    lies on several ranks?
-    """
+    """Is one of two calls only a part of the other, which is fused and lies on several ranks?"""
     for i, side in enumerate(groups.sides):
         other = groups.sides[1 - i]
         for slots in pair[2]:
@@ -138,9 +130,7 @@ def _place(groups: RankGroups, pair: TensorPair) -> None:
 
 
 def _pick(groups: RankGroups, layouts: list[LayoutPair], pair: TensorPair) -> LayoutPair:
-    """The layouts whose joined elements are closest; what siblings were confirmed to have where
-    that does not decide.
-    """
+    """The layouts whose joined elements are closest; else what siblings are known to have."""
     if all(groups.is_declared(*tensor.where) or len(tensor.records) == 1 for tensor in pair):
         return layouts[0]
     levels = [level.how for p in layouts for part in p for level in part]

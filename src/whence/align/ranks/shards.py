@@ -1,6 +1,4 @@
-"""How one tensor lies on several ranks: whole on each, in pieces, or as partial sums. From shapes
-alone, and what tells them apart.
-"""
+"""How one tensor lies on several ranks, from shapes: whole, in pieces, or as partial sums."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def words(layout: Layout) -> str:
 
 
 def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
-    """The expression that joins the tensors of all ranks, named r0, r1, ... by place. shown: the
-    place of the one taken of replicas.
-    """
+    """The expression that joins the ranks' tensors r0, r1, ... replica: index of the one shown."""
     bound = {f"r{i}": [shape] for i, shape in enumerate(shapes)}
 
     def build(levels: Layout, places: Sequence[int]) -> Node:
@@ -118,9 +114,7 @@ def node(layout: Layout, shapes: Sequence[Shape], replica: int = 0) -> Node:
 
 
 def bound_to(node: Node, records: Sequence[int]) -> tuple[Node, dict[str, tuple[int, ...]]]:
-    """The expression over the records of the ranks: with *ranks for all of them in order, else by
-    name, as far as they are used.
-    """
+    """The expression over records: *ranks for all in order, else the names that are used."""
     if isinstance(node, Cat | Sum) and node.parts == tuple(
         Name(f"r{i}") for i in range(len(records))
     ):
@@ -137,9 +131,7 @@ def _cut(of: Node, axis: int, start: int, stop: int) -> Node:
 
 
 def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
-    """Every layout that these shapes allow, with the shape of the whole: one level, or two where
-    ranks form a grid. Simplest first.
-    """
+    """Layouts that these shapes allow, with the whole's shape: one level or two, simplest first."""
     n, first = len(shapes), shapes[0]
     if n == 1:
         return [((), first)]
@@ -173,9 +165,7 @@ def candidates(shapes: Sequence[Shape]) -> list[tuple[Layout, Shape]]:
 
 
 def fits(shape: Shape, partner: Shape) -> int:
-    """2: one shape. 1: one but for axes of extent one, their order reversed, or axes merged. 0:
-    not.
-    """
+    """2: equal. 1: equal but for axes of extent one, merged axes or their reverse. 0: not."""
     if shape == partner:
         return 2
     bare, bare_partner = ([n for n in s if n != 1] for s in (shape, partner))
@@ -201,9 +191,7 @@ def orders(layout: Layout, shapes: Sequence[Shape]) -> list[Layout]:
 
 
 def distance_joined(tensor: Array, reference: Array) -> float:
-    """How far a joined tensor is from the one it should be (`distance`). Axes of extent one, merged
-    or reversed do not count.
-    """
+    """The `distance` of a joined tensor; axes of extent one, merged or reversed do not count."""
     if tensor.shape == reference.shape or tensor.size != reference.size:
         return distance(reference, tensor)
     bare = [n for n in tensor.shape if n != 1]

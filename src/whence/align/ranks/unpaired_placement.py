@@ -1,6 +1,4 @@
-"""How tensors without a partner lie on the ranks: as their call's weight, or as a fused parameter
-whose parts the other run keeps one by one.
-"""
+"""How tensors without a partner lie on the ranks: as their call's weight, or as fused parts."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def _siblings(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> I
 
 
 def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) -> bool:
-    """Are the rows of the ranks' pieces, one rank after the other, in one parameter of the other
-    side that fuses more?
-    """
+    """Are the pieces' rows, rank by rank, in one parameter of the other side that fuses more?"""
     keys = list(_siblings(tensor, other, partners))
     if not keys:
         return False
@@ -109,9 +105,7 @@ def _is_part_of(tensor: RankTensor, other: Side, partners: Mapping[Key, Key]) ->
 def fused_parts(
     tensor: RankTensor, other: Side, partners: Mapping[Key, Key]
 ) -> tuple[tuple[int, int, int], ...]:
-    """The blocks of a fused parameter (q, k, v in one), told by the parameters of the other side's
-    calls under the same parent; () where they do not tell.
-    """
+    """The blocks of a fused parameter, told by free parameters under the same parent; or ()."""
     keys = list(_siblings(tensor, other, partners))
     if not keys or not tensor.shapes[0]:
         return ()

@@ -1,10 +1,7 @@
-"""Which tensor of the calls each tensor of the labels is: by its elements, by names learnt from
-certain pairs, by order.
-"""
+"""Pairs tensors of labels with those of calls: by elements, by learnt names, by order."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,12 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whence import dtypes
-from whence.align import dims
 from whence.align.layout import axes
-from whence.align.layout.distances import typical_distance
-from whence.align.tensors.elements import Elements, Family, Numbers, Place, Tap
-from whence.records import Record
+from whence.align.tensors.elements import Elements, Family, Numbers, Place, Tap, split
+from whence.align.tensors.fits import TensorFits
 from whence.records.slots import is_output
 
 _FIGURES = 0.1  # how far norm and moments may be apart between tensors whose elements are looked at
@@ -47,10 +41,7 @@ class TensorCandidates:
         self.elements, self.taps, self.places = elements, taps, list(places)
         self.matched: dict[int, Match] = {}
         self.repeated: set[int] = set()  # taps whose place another tap has: its views and copies
-        self._fits: dict[tuple[int, int], axes.Fit | None] = {}
-        self._by_count: dict[int, list[Place]] = defaultdict(list)
-        for place in places:
-            self._by_count[elements.record(True, place.record).count].append(place)
+        self.fits = TensorFits(elements, places)
 
     def by_content(self) -> None:
         """Tensors whose elements are by far closer than those of any other candidate."""
@@ -58,8 +49,8 @@ class TensorCandidates:
         for tap in self.taps:
             fits = [
                 (place, fit)
-                for place in self._candidates(tap)
-                if (fit := self.fit(tap, place)) is not None and fit.close
+                for place in self.fits.candidates(tap)
+                if (fit := self.fits.fit(tap, place)) is not None and fit.close
             ]
             if not fits:
                 continue
@@ -67,7 +58,7 @@ class TensorCandidates:
             best = fits[0][1].distance
             limit = max(CLEARER * best, 1e-6)
             rivals = [item for item in fits if item[1].distance <= limit]
-            if len(rivals) == 1 or self._one_tensor([place for place, _ in rivals]):
+            if len(rivals) == 1 or self.fits.hold_same_elements([place for place, _ in rivals]):
                 place, fit = min(rivals, key=lambda item: self._fitness(tap, *item))
                 further = [f.distance for p, f in fits if f.distance > limit]
                 self._take(
@@ -91,10 +82,11 @@ class TensorCandidates:
             )
             old = self.matched.get(tap.call)
             if place is None or (
-                old is not None and (old.place is place or self._one_tensor([old.place, place]))
+                old is not None
+                and (old.place is place or self.fits.hold_same_elements([old.place, place]))
             ):
                 continue
-            fit = self.fit(tap, place)
+            fit = self.fits.fit(tap, place)
             if fit is not None:
                 self.matched[tap.call] = Match(
                     tap,
@@ -105,9 +97,7 @@ class TensorCandidates:
                 )
 
     def by_name(self) -> None:
-        """What the names of certain pairs have in common says which tensor the others of the same
-        names face.
-        """
+        """Pair by the rule that the names of certain pairs have in common."""
         rules = self._rules()
         roles = {role: place for place in reversed(self.places) for role in place.roles}
         for tap in self.taps:
@@ -118,12 +108,13 @@ class TensorCandidates:
                 old = self.matched.get(tap.call)
                 if old is not None and (old.place is place or (old.sure and votes < _VOTES)):
                     break
-                fit = self.fit(tap, place)
+                fit = self.fits.fit(tap, place)
                 if fit is None or any(
                     m.place is place and m.sure and m.tap is not tap for m in self.matched.values()
                 ):
                     continue
-                fit = self._as_siblings(tap, place, fit)
+                sure = (m for m in self.matched.values() if m.sure and m.tap.family == tap.family)
+                fit = self.fits.in_axes_of(tap, place, [m.fit.node for m in sure]) or fit
                 why = (
                     f"named as {votes} other{'s' if votes > 1 else ''} that certainly face "
                     f"each other; elements {fit.distance:.2g} apart"
@@ -137,17 +128,13 @@ class TensorCandidates:
         return self.matched[tap.call].fit.distance > max(_UNLIKE * usual, 1e-6)
 
     def only_one_of_its_size(self) -> None:
-        """A tensor that alone has its size on either side has one partner, whatever its elements;
-        and one that is called the same.
-        """
+        """Pair tensors that alone have their size on either side, or that share a name."""
         unpaired = [t for t in self.taps if t.call not in self.matched]
         used = {m.place.record for m in self.matched.values()}
         count = Counter(self.elements.record(False, t.record).count for t in self.taps)
         for tap in unpaired:
             size = self.elements.record(False, tap.record).count
-            open_ = [
-                p for p in self._by_count.get(size, ()) if p.record not in used and p.is_written
-            ]
+            open_ = [p for p in self.fits.of_size(size) if p.record not in used and p.is_written]
             exact = [
                 p
                 for p in open_
@@ -165,7 +152,7 @@ class TensorCandidates:
                 if len(open_) == 1 and count[size] == 1 and size > 1
                 else []
             )
-            if chosen and (fit := self.fit(tap, chosen[0])) is not None:
+            if chosen and (fit := self.fits.fit(tap, chosen[0])) is not None:
                 why = (
                     "of the same name"
                     if chosen is namesakes
@@ -192,108 +179,16 @@ class TensorCandidates:
                 return True
         return False
 
-    # ---- candidates
-
-    def _candidates(self, tap: Tap) -> list[Place]:
-        record = self.elements.record(False, tap.record)
-        near = []
-        for place in self._by_count.get(record.count, ()):
-            difference = _figures(record, self.elements.record(True, place.record))
-            if difference <= _FIGURES:
-                near.append((difference, place.order, place))
-        near.sort(key=lambda item: item[:2])
-        places = [place for _, _, place in near[:_LOOKED_AT]]
-        return places or self._shorter(tap, record)
-
-    def _shorter(self, tap: Tap, record: Record) -> list[Place]:
-        """Places that the front of a padded axis may hold: of a size that divides out along one
-        axis.
-        """
-        out = []
-        for count, places in self._by_count.items():
-            if 0 < count < record.count and any(
-                count % (record.count // n) == 0 for n in record.shape if n > 1
-            ):
-                out += [
-                    p
-                    for p in places
-                    if next(
-                        axes.cuts(record.shape, self.elements.record(True, p.record).shape), None
-                    )
-                ]
-        return out[: 4 * _LOOKED_AT]
-
-    def fit(self, tap: Tap, place: Place) -> axes.Fit | None:
-        """How the tap comes to the place's axes, and how far its elements are then; None where it
-        cannot.
-        """
-        key = tap.record, place.record
-        if key not in self._fits:
-            a, b = self.elements.record(False, tap.record), self.elements.record(True, place.record)
-            fit = None
-            if _exact(a.dtype) == _exact(b.dtype):
-                array, reference_array = (
-                    self.elements.array(False, tap.record),
-                    self.elements.array(True, place.record),
-                )
-                if array is not None and reference_array is not None:
-                    fit = axes.fit(array, reference_array)
-                elif a.shape == b.shape and a.count:
-                    fit = axes.Fit(dims.Name("x"), _figures(a, b))
-            self._fits[key] = fit
-        return self._fits[key]
-
-    def _as_siblings(self, tap: Tap, place: Place, fit: axes.Fit) -> axes.Fit:
-        """In the axes of the certain pairs of the same names: of a wrong tensor its own elements do
-        not tell.
-        """
-        array, reference_array = (
-            self.elements.array(False, tap.record),
-            self.elements.array(True, place.record),
-        )
-        orders = Counter(
-            str(m.fit.node) for m in self.matched.values() if m.sure and m.tap.family == tap.family
-        )
-        for node in (dims.parse(order) for order, _ in orders.most_common()):
-            try:
-                if (
-                    array is not None
-                    and reference_array is not None
-                    and node.shape({"x": [array.shape]}) == reference_array.shape
-                ):
-                    return axes.Fit(
-                        node, typical_distance(reference_array, node.apply({"x": [array]}))
-                    )
-            except dims.Unfit:
-                continue
-        return fit
-
-    # ---- choosing
-
     def _take(self, tap: Tap, place: Place, fit: axes.Fit, why: str) -> None:
         self.matched[tap.call] = Match(tap, place, fit, why)
 
     def _fitness(self, tap: Tap, place: Place, fit: axes.Fit) -> tuple[bool, int, bool, bool, int]:
-        """What decides between places that hold one content: numbers in the names, the simplest
-        change of axes, outputs first.
-        """
+        """Sorts places of one content: numbers in names, simplest change of axes, outputs first."""
         named = bool(tap.numbers) and any(numbers == tap.numbers for _, numbers in place.roles)
         return not named, len(str(fit.node)), not place.is_written, False, place.order
 
-    def _one_tensor(self, places: Sequence[Place]) -> bool:
-        """Do these hold the same elements (a view, a copy)?"""
-        prints = set()
-        for place in places:
-            sketch = self.elements.record(True, place.record).sketch
-            if sketch is None:
-                return False
-            prints.add(sketch.checksum)
-        return len(prints) == 1
-
     def _one_each(self) -> None:
-        """Of several taps with one place, the closest and the one with the simplest change of axes
-        keeps it.
-        """
+        """Of several taps with one place, keep the closest, with the simplest change of axes."""
         by_place: dict[int, list[Match]] = defaultdict(list)
         for match in self.matched.values():
             by_place[match.place.record].append(match)
@@ -312,9 +207,7 @@ class TensorCandidates:
                     self.repeated.add(match.tap.call)
 
     def _by_order(self, doubtful: dict[int, list[tuple[Place, axes.Fit]]]) -> None:
-        """Between neighbours that resemble each other, the one that keeps the order of execution;
-        if the certain ones are in order.
-        """
+        """Of neighbours that are alike take the one in order, if the certain ones are in order."""
         sure = sorted((m.tap.order, m.place.order) for m in self.matched.values())
         if (
             not doubtful
@@ -342,9 +235,7 @@ class TensorCandidates:
                 )
 
     def _rules(self) -> dict[Family, list[tuple[Family, Numbers, int]]]:
-        """For the taps of one name: the roles that certain pairs share, with the offset of their
-        numbers, those with most votes first.
-        """
+        """For taps of one name: roles of certain pairs, offsets of their numbers, votes."""
         votes: dict[Family, Counter[tuple[Family, Numbers]]] = defaultdict(Counter)
         for match in self.matched.values():
             for family, numbers in dict.fromkeys(match.place.roles):
@@ -362,40 +253,8 @@ class TensorCandidates:
         }
 
 
-def split(name: str) -> tuple[str, Numbers]:
-    """A name with its numbers starred, and the numbers."""
-    return re.sub(r"\d+", "*", name), tuple(int(n) for n in re.findall(r"\d{1,9}", name))
-
-
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _exact(dtype: str) -> bool:
-    return not dtypes.is_floating(dtype)
-
-
-def _figures(a: Record, b: Record) -> float:
-    """How far apart two tensors of one count are by what no order of elements changes: norm, |x|,
-    x^4, extremes. inf when unlike.
-    """
-    s, t, p, q = a.statistics, b.statistics, a.sketch, b.sketch
-    if _exact(a.dtype) != _exact(b.dtype):
-        return float("inf")
-    if s is None or t is None or p is None or q is None or s.norm is None or t.norm is None:
-        return 0.0  # not known: the elements decide
-    if p.checksum == q.checksum and a.dtype == b.dtype:
-        return 0.0
-
-    def apart(x: float | None, y: float | None, power: float = 1.0) -> float:
-        if x is None or y is None:
-            return 0.0
-        top = max(abs(x), abs(y))
-        return abs(abs(x) ** power - abs(y) ** power) / top**power if top else 0.0
-
-    return max(
-        apart(s.norm, t.norm), apart(p.abs_sum, q.abs_sum), apart(p.fourth_sum, q.fourth_sum, 0.25)
-    )
 
 
 def _longest_run(values: Sequence[int]) -> int:

@@ -1,9 +1,8 @@
-"""The tensors of a run with calls and of one of labels, with those inside calls that its programs
-gave when run again.
-"""
+"""Tensors of a run with calls and a run of labels, and those inside calls, computed again."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,9 +23,7 @@ Family = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A tensor inside a call of a captured program that is no record of it: what one operator of
-    its program gave.
-    """
+    """A tensor that one operator of a call's program gave, and no record holds."""
 
     call: int
     operation: int
@@ -40,9 +37,7 @@ Inside = Callable[[int, frozenset[int]], Iterable[Inner]]
 
 @dataclass(slots=True)
 class Place:
-    """A tensor of the run with calls. roles: what calls know it as, (name with stars, numbers), in
-    order of execution.
-    """
+    """A tensor of the run with calls. roles: its names, starred, and numbers, in order."""
 
     record: int
     order: int
@@ -63,10 +58,13 @@ class Tap:
     name: str
 
 
+def split(name: str) -> tuple[str, Numbers]:
+    """A name with its numbers starred, and the numbers."""
+    return re.sub(r"\d+", "*", name), tuple(int(n) for n in re.findall(r"\d{1,9}", name))
+
+
 class Recomputed(Derived):
-    """A run with tensors behind its own that were computed again from its programs, since it does
-    not hold them.
-    """
+    """A run with tensors that were computed again from its programs."""
 
     def __init__(
         self, base: Run, tensors: Sequence[Made], records: Sequence[Record], arrays: Sequence[Array]
@@ -127,6 +125,14 @@ class Elements:
         self.inner.append(item)
         self._inner_records.append(_described(number, item.array))
         return number
+
+    def place(self, item: Inner) -> Place:
+        """Add a tensor that was computed again, as a place."""
+        call = self.rich.calls[item.call]
+        name, numbers = split(call.scope)
+        words = f"{call.scope or call.root} operator {item.operation} ({item.name})"
+        role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
+        return Place(self.add(item), call.order, [role], words, is_written=True)
 
     def with_inner(self, used: Collection[int]) -> Run:
         """The run with calls, and those of the computed tensors that are used."""

@@ -4,49 +4,34 @@ what that module returned.
 A compiler leaves of a module what the next kernel reads: the value of a node whose module path is
 the module's and that is used outside it is the module's output. Modules of which nothing was left
 are judged through: between tensors that both runs show, the reference's programs run on what the
-target had (`api.tapped`).
+target had.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from whence.align import dims as ex
 from whence.align.call_sites import match_roots, selected
-from whence.align.derived_run import Derived, DerivedTensors, renumbered
+from whence.align.derived_run import DerivedTensors
 from whence.align.layout import axes
-from whence.align.tensors.candidates import TensorCandidates, split
-from whence.align.tensors.elements import Elements, Inner, Inside, Place, Tap
+from whence.align.tensors.candidates import TensorCandidates
+from whence.align.tensors.elements import Elements, Inner, Inside, Tap, split
+from whence.align.tensors.module_outputs import (
+    ModuleOutput,
+    is_move,
+    module_outputs,
+    same_operators,
+)
 from whence.errors import ElementsMissing
-from whence.records import Call, Program, Ref, Run, children
-from whence.records.program import operands
+from whence.records import Call, Ref, Run, children
 from whence.records.region import hands_on
 from whence.records.slots import is_input, is_param, is_written, param_name
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
 
-_MOVES = frozenset((
-    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "slice", "select",
-    "unsqueeze", "squeeze", "alias", "detach", "split", "split_with_sizes", "chunk", "unbind",
-    "as_strided", "unflatten", "narrow",
-))  # fmt: skip
 _STEPS = 4  # of which nodes inside containers are looked for
-_TURNS = frozenset(("transpose", "permute", "t"))
-
-_Place = tuple[int, int]  # operation, result
-
-
-class ModuleOutput(NamedTuple):
-    """A tensor of a graph that is the output of a module. slot: of the module. plain: nothing has
-    changed the order of its elements.
-    """
-
-    scope: str
-    call: Call
-    plain: bool
 
 
 def graphs_in_one(reference: Run, target: Run) -> bool:
@@ -63,7 +48,7 @@ def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tupl
     inside: computes what programs of the reference hold; nodes of a container's own code find their
     operator in it by their elements.
     """
-    graph_modules = _GraphModules(reference, target)
+    graph_modules = GraphModules(reference, target)
     graph_modules.graphs()
     graph_modules.modules()
     if inside is not None:
@@ -76,93 +61,7 @@ def by_module(reference: Run, target: Run, inside: Inside | None = None) -> tupl
     return rich, graph_modules.derived.done(), graph_modules.plan()
 
 
-def as_graphs(reference: Run, target: Run) -> Run:
-    """A target of modules in the form of the reference's graphs: one call for each node that is
-    what a module returned.
-
-    Its graphs have the inputs and parameters that the reference's have, as far as modules show
-    them; what lies inside is left out.
-    """
-    graph_modules = _GraphModules(target, reference)
-    graph_modules.graphs()
-    # node's call in the reference -> (graph, record of the target)
-    nodes_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for record, (node, _, _) in graph_modules.paired.items():
-        nodes_of[reference.calls[node].parent].append((node, record))
-    derived = DerivedTensors(target)
-    replaced: dict[int, Call | None] = {}
-    added: list[Call] = []
-    for graph in (c for c in reference.calls if c.id in nodes_of):
-        above = reference.calls[graph.parent] if graph.parent >= 0 else graph
-        outer = graph_modules.by_key.get(
-            graph_modules._key(above, above.root, above.scope, above.occurrence)
-        )
-        if outer is None:
-            continue
-        nodes = sorted(nodes_of[graph.id], key=lambda item: reference.calls[item[0]].order)
-        number, refs = len(target.calls) + len(added), graph_modules.graph_refs(graph, above, outer)
-        replaced.update((k, None) for k in _descendants(target, outer.id))
-        added.append(
-            msgspec.structs.replace(
-                graph,
-                id=number,
-                parent=outer.id,
-                order=outer.order,
-                root=outer.root,
-                rank=outer.rank,
-                refs=refs,
-                program="",
-                no_program="captured as modules",
-                arguments={"mode": "fx"},
-                notes=(),
-            )
-        )
-        for node, record in nodes:
-            kid = reference.calls[node]
-            want = reference.records[_output(kid)].shape
-            way = next(iter(axes.ways(target.records[record].shape, want)), None)
-            if way is None or graph_modules.turned(record):
-                continue
-            new_record = derived.add(
-                way, {"x": [record]}, f"what {kid.scope} returns is node {kid.op}"
-            )
-            added.append(
-                msgspec.structs.replace(
-                    kid,
-                    id=len(target.calls) + len(added),
-                    parent=number,
-                    order=outer.order,
-                    root=outer.root,
-                    rank=outer.rank,
-                    refs=(Ref("output.0", new_record),),
-                    arguments={},
-                    program="",
-                    no_program="captured as modules",
-                    origins=(),
-                    notes=(),
-                )
-            )
-    if not added:
-        return target
-    begun = [(c.order, 0, c) for c in target.calls if c.id not in replaced] + [
-        (c.order, c.id, c) for c in added
-    ]
-    made_run = derived.done()
-    return Derived(
-        made_run, (), (), renumbered([c for *_, c in sorted(begun, key=lambda item: item[:2])])[0]
-    )
-
-
-def _descendants(run: Run, call: int) -> list[int]:
-    below, out, todo = children(run.calls), list[int](), [call]
-    while todo:
-        kids = below.get(todo.pop(), [])
-        out += kids
-        todo += kids
-    return out
-
-
-class _GraphModules:
+class GraphModules:
     def __init__(self, reference: Run, target: Run) -> None:
         self.reference, self.target = reference, target
         self.derived = DerivedTensors(target)
@@ -181,12 +80,11 @@ class _GraphModules:
         for call in selected(reference.calls):
             if call.kind == "module" and call.phase == "forward":
                 self.by_key[
-                    self._key(call, roots.get(call.root, call.root), call.scope, call.occurrence)
+                    self.key(call, roots.get(call.root, call.root), call.scope, call.occurrence)
                 ] = call
         self.below = children(target.calls)
-        self._cache: dict[Any, dict[str, list[_Place]]] = {}
 
-    def _key(self, call: Call, root: str, scope: str, occurrence: int) -> tuple[Any, ...]:
+    def key(self, call: Call, root: str, scope: str, occurrence: int) -> tuple[Any, ...]:
         return (0 if self.one_rank else call.rank), root, call.step, call.micro, scope, occurrence
 
     def modules(self) -> None:
@@ -194,7 +92,7 @@ class _GraphModules:
         for target_call in selected(self.target.calls):
             call = (
                 self.by_key.get(
-                    self._key(
+                    self.key(
                         target_call, target_call.root, target_call.scope, target_call.occurrence
                     )
                 )
@@ -232,13 +130,13 @@ class _GraphModules:
                 for i in self.below.get(graph.id, ())
                 if (k := self.target.calls[i]).kind == "operator"
             }
-            for (scope, base), alike in _alike(program).items():
+            for (scope, base), alike in same_operators(program).items():
                 for place, name in enumerate(alike):
                     if name in kids:
                         self._place[kids[name].id] = scope, base, place, len(alike)
             for scope, outputs in module_outputs(program, kids).items():
-                call = self.by_key.get(self._key(graph, graph.root, scope, 0))
-                if call is None or self._key(graph, graph.root, scope, 1) in self.by_key:
+                call = self.by_key.get(self.key(graph, graph.root, scope, 0))
+                if call is None or self.key(graph, graph.root, scope, 1) in self.by_key:
                     # of a module that was called again the graph does not tell which call it was
                     continue
                 outs = list(dict.fromkeys(r.record for r in call.slots("output")))
@@ -278,7 +176,7 @@ class _GraphModules:
                 kid.scope,
             )
             counts[key] += 1
-            owner = self.by_key.get(self._key(kid, kid.root, kid.scope, 0))
+            owner = self.by_key.get(self.key(kid, kid.root, kid.scope, 0))
             if owner is not None and not owner.leaf:
                 by_step[kid.step].append(tap)
         for step in sorted(by_step)[:_STEPS]:
@@ -294,19 +192,8 @@ class _GraphModules:
         for item in tensors:
             call = self.reference.calls[item.call]
             if call.scope in scopes and call.phase == "forward" and not is_move(item.name):
-                number = self.elements.add(item)
-                items[number] = item
-                name, numbers = split(call.scope)
-                role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
-                places.append(
-                    Place(
-                        number,
-                        call.order,
-                        [role],
-                        f"{call.scope or call.root} operator {item.operation} ({item.name})",
-                        is_written=True,
-                    )
-                )
+                places.append(self.elements.place(item))
+                items[places[-1].record] = item
         partners = TensorCandidates(self.elements, taps, places)
         partners.by_content()
         partners.by_name()
@@ -359,16 +246,14 @@ class _GraphModules:
         return self.reference.records[record].shape, self.target.records[_output(node)].shape
 
     def graph_refs(self, graph: Call, above: Call, outer: Call) -> tuple[Ref, ...]:
-        """The tensors of a graph, as modules of the other run show them. above: the module that ran
-        it; outer: that in the other run.
-        """
+        """The tensors of a graph as modules across show them. above: its module; outer: across."""
         slots = {r.record: r.slot for r in reversed(above.refs)}
         records = {r.slot: r.record for r in outer.refs}
         refs = []
         for ref in graph.refs:
             if is_param(ref.slot):
                 path, _, name = param_name(ref.slot).rpartition(".")
-                call = self.by_key.get(self._key(graph, graph.root, path, 0))
+                call = self.by_key.get(self.key(graph, graph.root, path, 0))
                 record = (
                     {r.slot: r.record for r in call.refs}.get(f"param.{name}")
                     if call is not None
@@ -456,17 +341,6 @@ class _GraphModules:
             sum(c.kind == "operator" and (c.phase == "forward") is ahead for c in inside)
             for ahead in (True, False)
         )
-        notes = []
-        if forward:
-            notes.append(
-                f"{forward} tensors of the target's graphs are no module's output; they are "
-                "judged with the next that is"
-            )
-        if backward:
-            notes.append(
-                f"{backward} tensors of the target's backward graphs are not compared: modules "
-                "show none; capture the fx run"
-            )
         free = (c for c in selected(self.reference.calls) if c.id not in facing)
         return Plan(
             tuple(pairs),
@@ -475,84 +349,24 @@ class _GraphModules:
                 c.id for c in selected(self.target.calls) if c.id not in used and c not in inside
             ),
             (),
-            tuple(notes),
+            _notes(forward, backward),
         )
 
 
-def module_outputs(
-    program: Program, kids: Mapping[str, Call]
-) -> dict[str, list[ModuleOutput | None]]:
-    """By module path, what leaves the module, in order; None for what the run does not show. kids:
-    calls of the run, by node.
-    """
-    names = {(i, 0): name for i, name in enumerate(program.names)} | {
-        (i, k): name for name, i, k in program.picks
-    }
-    users, turns = _users(program)
-    out: dict[str, list[ModuleOutput | None]] = defaultdict(list)
-    for place in sorted(users):
-        scope, kid = program.scopes[place[0]], kids.get(names.get(place, ""))
-        while scope:
-            if not all(_within(user, scope) for user in users[place]):
-                plain = not any(_within(turn, scope) for turn in turns[place])
-                out[scope].append(ModuleOutput(scope, kid, plain) if kid is not None else None)
-            scope = scope.rpartition(".")[0]
-    return out
-
-
-def _alike(program: Program) -> dict[tuple[str, str], list[str]]:
-    """Names of the nodes of one module and operator, in order."""
-    out: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, scope, op in zip(program.names, program.scopes, program.operations):
-        out[scope, op.name.split(".")[1]].append(name)
-    return out
-
-
-def is_move(name: str) -> bool:
-    """Does this operator only change how a tensor's elements are addressed?"""
-    return name.split(".")[1] in _MOVES
-
-
-def _within(scope: str, above: str) -> bool:
-    return scope == above or scope.startswith(above + ".")
-
-
-def _users(program: Program) -> tuple[dict[_Place, set[str]], dict[_Place, set[str]]]:
-    """By value: the modules that use it ("" for what the graph returns), and those that turn its
-    axes. Views are looked through.
-    """
-    sources: dict[_Place, tuple[_Place | None, frozenset[str]]] = {}
-    users: dict[_Place, set[str]] = defaultdict(set)
-    turns: dict[_Place, set[str]] = defaultdict(set)
-
-    def source(place: _Place) -> tuple[_Place | None, frozenset[str]]:
-        if not is_move(program.operations[place[0]].name):
-            return place, frozenset()
-        return sources.get((place[0], 0), (None, frozenset()))
-
-    def use(value: Any, user: str) -> None:
-        for place in _places(value):
-            origin, turned = source(place)
-            if origin is not None:
-                users[origin].add(user)
-                turns[origin] |= turned
-
-    for i, op in enumerate(program.operations):
-        if is_move(op.name):
-            origin, turned = next((source(p) for p in _places(op.args)), (None, frozenset()))
-            sources[i, 0] = (
-                origin,
-                turned | {program.scopes[i]} if op.name.split(".")[1] in _TURNS else turned,
-            )
-        else:
-            use([*op.args, *op.kwargs.values()], program.scopes[i])
-    for _, operand in program.outputs:
-        use(operand, "")
-    return users, turns
-
-
-def _places(value: Any) -> Iterable[_Place]:
-    return (tuple(key) for kind, key in operands(value) if kind == "op")
+def _notes(forward: int, backward: int) -> tuple[str, ...]:
+    """What of the graphs' tensors is not compared. forward, backward: their counts."""
+    notes = []
+    if forward:
+        notes.append(
+            f"{forward} tensors of the target's graphs are no module's output; they are "
+            "judged with the next that is"
+        )
+    if backward:
+        notes.append(
+            f"{backward} tensors of the target's backward graphs are not compared: modules "
+            "show none; capture the fx run"
+        )
+    return tuple(notes)
 
 
 def _named(slot: SlotPair, name: str) -> SlotPair:

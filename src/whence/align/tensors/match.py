@@ -19,8 +19,8 @@ from whence.align.call_sites import selected
 from whence.align.derived_run import DerivedTensors, text
 from whence.align.layout import axes
 from whence.align.plan_editor import USER_MAP
-from whence.align.tensors.candidates import CLEARER, Match, TensorCandidates, split
-from whence.align.tensors.elements import Elements, Family, Inner, Inside, Numbers, Place, Tap
+from whence.align.tensors.candidates import CLEARER, Match, TensorCandidates
+from whence.align.tensors.elements import Elements, Family, Inside, Numbers, Place, Tap, split
 from whence.records import Call, Run
 from whence.records.slots import is_input, is_param, is_written, slot_kind
 from whence.results import TENSOR_RULE, CallPair, Plan, SlotPair
@@ -78,9 +78,7 @@ def _swapped(plan: Plan) -> Plan:
 
 
 def _one_each(plan: Plan) -> Plan:
-    """With one call of the target for each label: the innermost that left its tensor, which comes
-    last in order of execution.
-    """
+    """The plan with one call of the target for each label: the innermost, which ran last."""
     by_label: dict[int, CallPair] = {}
     dropped: list[int] = []
     for pair in plan.pairs:
@@ -98,9 +96,7 @@ def _one_each(plan: Plan) -> Plan:
 
 
 class _LabelPairing:
-    """rich: the run with calls; taps: the run of labels, whose tensors are brought to the other's
-    axes.
-    """
+    """rich: the run with calls; taps: the run of labels, brought to the other's axes."""
 
     def __init__(
         self, rich: Run, taps: Run, plan: Plan, labels: Sequence[Call], inside: Inside | None
@@ -168,9 +164,7 @@ class _LabelPairing:
                     )
 
     def _in_axes(self, slot: SlotPair) -> SlotPair:
-        """A pair of the user's, in the order of axes in which it is closest where the map says
-        none.
-        """
+        """A user's pair, in the closest order of axes where the map says none."""
         shapes = [
             self.rich.records[slot.reference_record].shape,
             self.taps.records[slot.target_record].shape,
@@ -202,7 +196,7 @@ class _LabelPairing:
         unpaired = [t for t in taps if t.call not in candidates.matched or candidates.strays(t)]
         if unpaired and self._inside is not None:
             counts = frozenset(self.taps.records[t.record].count for t in unpaired)
-            inner = self._added(self._inside(step, counts))
+            inner = [self.elements.place(item) for item in self._inside(step, counts)]
             if inner:
                 deeper = TensorCandidates(self.elements, unpaired, inner)
                 deeper.by_content()
@@ -260,23 +254,10 @@ class _LabelPairing:
                 place.roles.append(((name, slot, str(call.occurrence)), numbers))
         return list(places.values())
 
-    def _added(self, inner: Iterable[Inner]) -> list[Place]:
-        out = []
-        for item in inner:
-            number = self.elements.add(item)
-            call = self.rich.calls[item.call]
-            name, numbers = split(call.scope)
-            words = f"{call.scope or call.root} operator {item.operation} ({item.name})"
-            role = ((name, f"inside.{item.operation}", str(call.occurrence)), numbers)
-            out.append(Place(number, call.order, [role], words, is_written=True))
-        return out
-
     # ---- calls
 
     def _pairs(self, matches: Sequence[Match], rich: Run) -> list[CallPair]:
-        """Every call that left a tensor with a partner faces the label of that one; all its tensors
-        with partners are its slots.
-        """
+        """Pair every call that wrote a paired tensor with its label, and all its paired tensors."""
         paired = dict(self.from_map)
         for match in matches:
             record = self.derived.add(match.fit.node, {"x": [match.tap.record]}, match.why)
@@ -320,9 +301,7 @@ class _LabelPairing:
         return sorted(pairs, key=lambda p: self.rich.calls[p.reference].order)
 
     def _made_between(self, paired: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
-        """Tensors that a call's own operators made and no call returned, by that call: what a child
-        is given, what lies inside.
-        """
+        """By call, the tensors inside it: inputs of its children that no call returned."""
         out: dict[int, list[tuple[str, int]]] = defaultdict(list)
         records = set(paired)
         for record in records:

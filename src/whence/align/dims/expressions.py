@@ -1,23 +1,7 @@
-"""Dims expressions: how a tensor of one run is made from tensors of the other. Read, shown, carried
-out; never evaluated as code.
-
-    x                                  the tensor itself
-    x[..., 0:192]                      a part of it (integers, slices, ...)
-    x.T                                all axes reversed
-    t d -> 1 t d                       axes moved, merged, split, added, dropped, as in einops; "rearrange(x, 'b (h d) -> h b d', h=9)"
-    take(x, [0, 2, 1], axis=0)         indices along an axis
-    cat(q, k, v, axis=-1)              concatenated; "*ranks" stands for all tensors bound to that name
-    a + b                              summed in float64 and rounded once; "sum(*ranks)" for many
-    pad(x, axis=-1, to=12, value=0)    filled up behind
-
-They nest. An expression knows the shape it makes from shapes alone, so that a plan is made without
-data.
-"""  # noqa: E501
+"""What an expression is: the shape it makes from shapes, and the tensor it makes from tensors."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,9 +101,7 @@ class Reverse:
 
 @dataclass(frozen=True, slots=True)
 class Rearrange:
-    """Axes moved, merged and split by names ("b (h d) t -> h (b t) d"). lengths: of axes that the
-    shape does not tell.
-    """
+    """Axes moved, merged and split by names ("b (h d) -> h b d"). lengths: not told by shapes."""
 
     of: Node
     pattern: str
@@ -139,7 +121,7 @@ class Rearrange:
 
     def _steps(self, shape: Shape) -> tuple[Shape, Shape, Shape]:
         """(shape with every named axis apart, their new order, shape they are merged to)."""
-        groups, new_groups = (_groups(side, self.pattern) for side in self.pattern.split("->"))
+        groups, new_groups = (axis_groups(side, self.pattern) for side in self.pattern.split("->"))
         if len(groups) != len(shape):
             raise Unfit(f"{self.pattern!r} is for {len(groups)} axes, the tensor has shape {shape}")
         lengths = dict(self.lengths)
@@ -256,9 +238,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Filled up behind to `to` along an axis. value: a number, "lowest" for the most negative
-    finite one of the dtype.
-    """
+    """Filled up to `to` along an axis. value: a number or "lowest", the least finite one."""
 
     of: Node
     axis: int
@@ -342,7 +322,7 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-def _groups(side: str, pattern: str) -> list[list[str]]:
+def axis_groups(side: str, pattern: str) -> list[list[str]]:
     """Axes of one side of a pattern, each a list of names; "1" and "()" are axes of extent one."""
     groups: list[list[str]] = []
     inside: list[str] | None = None
@@ -390,159 +370,3 @@ def keeps_order(node: Node, shape: Shape) -> bool:
     split, order, _ = node._steps(shape)
     axes = [axis for axis in order if split[axis] != 1]
     return axes == sorted(axes)
-
-
-def substituted(text: str, inner: Mapping[str, str]) -> str:
-    """The expression with others in the place of names."""
-    if not inner:
-        return text
-    return str(
-        _within(parse(text), {name: parse(expression) for name, expression in inner.items()})
-    )
-
-
-def _within(node: Node, inner: Mapping[str, Node]) -> Node:
-    if isinstance(node, Name):
-        return inner.get(node.name, node)
-    if isinstance(node, Cat | Sum):
-        return dataclasses.replace(node, parts=tuple(_within(p, inner) for p in node.parts))
-    return node if isinstance(node, Star) else dataclasses.replace(node, of=_within(node.of, inner))
-
-
-# ---- reading
-
-
-def parse(text: str, default: str = "x") -> Node:
-    """An expression from text. default: the tensor that a bare pattern ("t d -> 1 t d") is about.
-    Raises Unfit with the place.
-    """
-    if "->" in text and "rearrange" not in text and "'" not in text and '"' not in text:
-        pattern, *lengths = (part.strip() for part in text.split(","))
-        sizes = []
-        for part in lengths:
-            match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\d+)", part)
-            if match is None:
-                raise Unfit(f"{text!r}: {part!r} is not a length like h=9")
-            sizes.append((match[1], int(match[2])))
-        return Rearrange(Name(default), _checked(pattern), tuple(sizes))
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        column = getattr(error, "offset", None)
-        raise Unfit(
-            f"{text!r} is not an expression{f' (column {column})' if column else ''}: x[..., 0:8], "
-            "cat(a, b, axis=-1), a + b, t d -> 1 t d"
-        ) from None
-    return _read(tree, text)
-
-
-def _checked(pattern: str) -> str:
-    sides = pattern.split("->")
-    if len(sides) != 2:
-        raise Unfit(f"{pattern!r}: one -> is needed")
-    names, new_names = (
-        sorted(n for group in _groups(side, pattern) for n in group) for side in sides
-    )
-    if names != new_names or len(set(names)) != len(names):
-        raise Unfit(
-            f"{pattern!r}: every axis stands once on either side; "
-            f"{', '.join(sorted(set(names) ^ set(new_names))) or 'one is there twice'}"
-        )
-    return pattern
-
-
-def _read(tree: ast.expr, text: str) -> Node:
-    if isinstance(tree, ast.Name):
-        return Name(tree.id)
-    if isinstance(tree, ast.Starred) and isinstance(tree.value, ast.Name):
-        return Star(tree.value.id)
-    if isinstance(tree, ast.Attribute) and tree.attr == "T":
-        return Reverse(_read(tree.value, text))
-    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
-        parts = [_read(tree.left, text), _read(tree.right, text)]
-        first = parts[0].parts if isinstance(parts[0], Sum) else (parts[0],)
-        return Sum((*first, parts[1]))
-    if isinstance(tree, ast.Subscript):
-        keys = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
-        return Cut(_read(tree.value, text), tuple(_index(k, text) for k in keys))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-        return _call(tree.func.id, tree, text)
-    raise _wrong(
-        tree,
-        text,
-        "not understood; there are names, x[...], x.T, a + b, cat, sum, rearrange, take, pad",
-    )
-
-
-def _wrong(tree: ast.expr, text: str, message: str) -> Unfit:
-    return Unfit(f"{text!r}: {message} (column {tree.col_offset + 1})")
-
-
-def _call(function: str, tree: ast.Call, text: str) -> Node:
-    named = {k.arg: _constant(k.value, text) for k in tree.keywords if k.arg}
-    match function, tree.args:
-        case "cat", [_, *_]:
-            axis = _whole(named.pop("axis", -1), "axis", text)
-            return (
-                Cat(tuple(_read(p, text) for p in tree.args), axis)
-                if not named
-                else _no(named, text)
-            )
-        case "sum", [_, *_]:
-            return Sum(tuple(_read(p, text) for p in tree.args)) if not named else _no(named, text)
-        case "rearrange", [of, pattern]:
-            lengths = tuple((name, _whole(n, name, text)) for name, n in named.items())
-            return Rearrange(_read(of, text), _checked(str(_constant(pattern, text))), lengths)
-        case "take", [of, listed]:
-            indices = _constant(listed, text)
-            if not isinstance(indices, list) or not all(isinstance(i, int) for i in indices):
-                raise _wrong(tree, text, "take wants a list of indices")
-            return Take(_read(of, text), tuple(indices), _whole(named.get("axis", 0), "axis", text))
-        case "pad", [of]:
-            if "to" not in named:
-                raise _wrong(tree, text, "pad wants to=, the extent to fill up to")
-            value = named.get("value", 0)
-            if not (isinstance(value, (int, float)) or value == "lowest"):
-                raise _wrong(tree, text, f"value={value!r}: a number or 'lowest'")
-            return Pad(
-                _read(of, text),
-                _whole(named.get("axis", -1), "axis", text),
-                _whole(named["to"], "to", text),
-                value,
-            )
-    raise _wrong(
-        tree,
-        text,
-        f"{function} is not known, or not with these arguments; there are cat, sum, rearrange, "
-        "take, pad",
-    )
-
-
-def _no(arguments: Mapping[str, Any], text: str) -> Any:
-    raise Unfit(f"{text!r}: {', '.join(arguments)} is not an argument there")
-
-
-def _whole(value: Any, name: str, text: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Unfit(f"{text!r}: {name}={value!r} is not a whole number")
-    return value
-
-
-def _constant(tree: ast.expr, text: str) -> Any:
-    try:
-        return ast.literal_eval(tree)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise Unfit(
-            f"{text!r}: a number or a list of numbers is wanted (column {tree.col_offset + 1})"
-        ) from None
-
-
-def _index(tree: ast.expr, text: str) -> Any:
-    if isinstance(tree, ast.Slice):
-        ends = [
-            None if end is None else _whole(_constant(end, text), "slice", text)
-            for end in (tree.lower, tree.upper, tree.step)
-        ]
-        return slice(*ends)
-    value = _constant(tree, text)
-    return value if value is Ellipsis else _whole(value, "index", text)
