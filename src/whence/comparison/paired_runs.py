@@ -10,6 +10,15 @@ from whence.comparison.prepare.masks import unify_masks
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Record, children, marks, region
+from whence.records.marks import Mark
+from whence.records.slots import (
+    is_input,
+    is_of_child,
+    is_param,
+    is_written,
+    param_name,
+    split_child,
+)
 from whence.records.views import CachedRun
 from whence.results import CallPair, Measured, Plan, SlotPair
 
@@ -37,9 +46,7 @@ class PairedRuns:
         self._options, self.progress = options, progress
         self.stated = options.stated
         self.calls = reference.calls
-        self.made = {
-            r.record for c in self.calls for r in c.refs if r.slot.startswith(("output", "mutated"))
-        }
+        self.made = {r.record for c in self.calls for r in c.refs if is_written(r.slot)}
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = plan
         self.shown, self.target = target, unify_masks(reference, target, self.plan)
@@ -128,13 +135,13 @@ class PairedRuns:
         """What is paired in a slot of a call's program: of the call itself, or of its k-th
         child ("3:output.0").
         """
-        if slot.startswith("param"):
+        if is_param(slot):
             return self.slots[index].get(slot) or self._deeper_parameter(index, slot)
-        if not slot[0].isdigit():
+        if not is_of_child(slot):
             return self.slots[index].get(slot)
-        k, _, slot = slot.partition(":")
+        k, slot = split_child(slot)
         kids = self.kids.get(self.plan.pairs[index].reference, [])
-        child = self.pair_of.get(kids[int(k)]) if int(k) < len(kids) else None
+        child = self.pair_of.get(kids[k]) if k < len(kids) else None
         return self.slots[child].get(slot) if child is not None else None
 
     def _deeper_parameter(self, index: int, slot: str) -> SlotPair | None:
@@ -147,7 +154,7 @@ class PairedRuns:
         if wrapped is not None:
             return wrapped
         record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
-        name = f"{other.scope}.{slot[6:]}" if other.scope else slot[6:]
+        name = f"{other.scope}.{param_name(slot)}" if other.scope else param_name(slot)
         below = list(self.target_kids.get(other.id, ()))
         while below and record is not None:
             call = self.target.calls[below.pop()]
@@ -165,9 +172,11 @@ class PairedRuns:
         """
         held = self._held.get(other.id)
         if held is None:
-            held = {align.normal_scope(r.slot[6:]): r.record for r in other.slots("param")}
+            held = {align.normal_scope(param_name(r.slot)): r.record for r in other.slots("param")}
             self._held[other.id] = held
-        name = align.normal_scope(f"{inner.scope}.{slot[6:]}" if inner.scope else slot[6:])
+        name = align.normal_scope(
+            f"{inner.scope}.{param_name(slot)}" if inner.scope else param_name(slot)
+        )
         scope = align.normal_scope(other.scope)
         record = held.get(name.removeprefix(f"{scope}.") if scope else name)
         mine = next((r.record for r in inner.refs if r.slot == slot), None)
@@ -194,7 +203,7 @@ class PairedRuns:
         todo = [call]
         while todo:
             below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
-            found += [k for k in below if align.NOT_SELECTED not in self.calls[k].notes]
+            found += [k for k in below if not marks.has_mark(self.calls[k], Mark.NOT_SELECTED)]
             todo += below
         return found
 
@@ -222,7 +231,7 @@ class PairedRuns:
         slots = [
             s
             for s in self.slots[index].values()
-            if s.reference_slot.startswith(("input", "output", "mutated"))
+            if is_input(s.reference_slot) or is_written(s.reference_slot)
         ]
         return bool(slots) and all(
             self.measured[s.reference_record, s.target_record].identical for s in slots

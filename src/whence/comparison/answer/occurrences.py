@@ -10,8 +10,9 @@ import msgspec
 
 from whence import align
 from whence.comparison.paired_runs import PairedRuns
-from whence.readers import GATHERED
 from whence.records import Call
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_written
 from whence.results import Counted, Occurrence, Occurrences
 
 _OPERATORS = 0.5  # share of calls that are operators, from which on a run is one of operators
@@ -34,7 +35,7 @@ def counted(
     """
     rows: dict[tuple[str, str], list[tuple[Occurrence | None, bool, bool]]] = {}
     for call in sorted(align.selected(paired.calls), key=lambda c: (c.step, c.micro, c.order)):
-        if not call.leaf or GATHERED in call.notes:
+        if not call.leaf or has_mark(call, Mark.PUT_TOGETHER):
             continue
         found, differs = _occurrence(paired, call, per_call)
         for key in (("type", call.op_type or call.scope), ("name", call.scope or call.root)):
@@ -70,11 +71,7 @@ def _occurrence(
     index = paired.pair_of.get(call.id)
     if index is None:
         return None, False
-    slots = [
-        s
-        for s in paired.slots[index].values()
-        if s.reference_slot.startswith(("output", "mutated"))
-    ]
+    slots = [s for s in paired.slots[index].values() if is_written(s.reference_slot)]
     measured = [
         m
         for s in slots

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from whence.readers import GATHERED, UNTOLD
 from whence.records import Call, Ref, Run
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, split_slot
 from whence.results import (
     GUILTY,
     CallPair,
@@ -75,7 +76,7 @@ class OriginTracer:
     def __init__(self, flow: DataFlow) -> None:
         self.flow = flow
         self.calls = sorted(
-            (c for c in flow.reference.calls if c.leaf and GATHERED not in c.notes),
+            (c for c in flow.reference.calls if c.leaf and not has_mark(c, Mark.PUT_TOGETHER)),
             key=lambda c: (c.step, c.micro, c.order),
         )
         self.place = {c.id: i for i, c in enumerate(self.calls)}
@@ -92,7 +93,9 @@ class OriginTracer:
             makers = {
                 m.id for ref in call.slots("input") if (m := self.maker(call, ref)) is not None
             }
-            hit = bool(makers & (self.significant | handing)) or (UNTOLD in call.notes and faulty)
+            hit = bool(makers & (self.significant | handing)) or (
+                has_mark(call, Mark.INPUTS_UNKNOWN) and faulty
+            )
             found = flow.verdicts.get(call.id)
             verdict = found.verdict if found is not None else ""
             faulty |= verdict in GUILTY
@@ -197,8 +200,8 @@ class OriginTracer:
         index = self.pair_of.get(call.id)
         out = []
         for ref in (*call.slots("input"), *call.slots("param")):
-            maker = self.maker(call, ref) if ref.slot.startswith("input") else None
-            name = maker.scope or maker.root if maker is not None else ref.slot.partition(".")[2]
+            maker = self.maker(call, ref) if is_input(ref.slot) else None
+            name = maker.scope or maker.root if maker is not None else split_slot(ref.slot)[1]
             found = self.flow.measured.get((index, ref.slot)) if index is not None else None
             out.append(
                 TracedInput(
@@ -281,11 +284,9 @@ class OriginTracer:
             out.append("it has no partner in the target: whence compare --map says who faces whom")
         else:
             out += [
-                f"the target has no {slot} of it"
-                for slot in pair.only_reference
-                if slot.startswith("input")
+                f"the target has no {slot} of it" for slot in pair.only_reference if is_input(slot)
             ]
-        if UNTOLD in end.notes:
+        if has_mark(end, Mark.INPUTS_UNKNOWN):
             out.append(
                 "what it read is not known: give the program that ran (--program), or capture "
                 "with whence run"

@@ -18,8 +18,16 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.dtypes import Array
-from whence.readers import GATHERED
 from whence.records import Call, Program, Run, children, marks
+from whence.records.marks import Mark
+from whence.records.slots import (
+    is_input,
+    is_mutated,
+    is_of_child,
+    is_output,
+    is_written,
+    split_child,
+)
 from whence.results import (
     Coverage,
     Evidence,
@@ -53,9 +61,7 @@ class Summary:
             if old is None or severity(verdict.verdict) > severity(old):
                 worst[call] = verdict.verdict
         for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
-            outputs = [
-                s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))
-            ]
+            outputs = [s for s in slots.values() if is_written(s.reference_slot)]
             if pair.reference not in worst and not outputs:
                 if self.paired.calls[pair.reference].slots("output"):
                     worst[pair.reference] = VerdictKind.INCOMPARABLE
@@ -93,7 +99,7 @@ class Summary:
             Counter(
                 verdict
                 for call, verdict in per_call.items()
-                if GATHERED not in self.paired.calls[call].notes
+                if not marks.has_mark(self.paired.calls[call], Mark.PUT_TOGETHER)
             )
         )
 
@@ -102,13 +108,14 @@ class Summary:
         selected = [
             c
             for c in align.selected(self.paired.calls)
-            if GATHERED not in c.notes and (c.id in pair_of or not self.paired.hands_on(c))
+            if not marks.has_mark(c, Mark.PUT_TOGETHER)
+            and (c.id in pair_of or not self.paired.hands_on(c))
         ]
         handing_on = (
             c for c in self.paired.calls if c.id not in pair_of and self.paired.hands_on(c)
         )
         handed_on = {r.record for c in handing_on for r in c.slots("output")}
-        put_together = [c for c in self.paired.calls if GATHERED in c.notes]
+        put_together = [c for c in self.paired.calls if marks.has_mark(c, Mark.PUT_TOGETHER)]
         for number, pair in enumerate(self.paired.plan.pairs):
             if self.paired.shows_no_inside(number, pair):
                 self.judging.inside[pair.reference] = len(self.paired.alone(pair.reference))
@@ -159,8 +166,7 @@ class Summary:
             for s in table.values()
         }
         return sum(
-            s.reference_slot.startswith(("output", "mutated")) and bool(self.paired.partly(s))
-            for s in slots.values()
+            is_written(s.reference_slot) and bool(self.paired.partly(s)) for s in slots.values()
         )
 
     def _outputs_known(self, call: Call, index: int) -> bool:
@@ -207,7 +213,7 @@ class Summary:
         unknown = [
             s.reference_slot
             for s in slots
-            if s.reference_slot.startswith("input") and self.judging.errors.of(s).value is None
+            if is_input(s.reference_slot) and self.judging.errors.of(s).value is None
         ]
         place = self.paired.kids[call.parent].index(call.id)
         judged = self.judging.locals.get(call.parent, {})
@@ -229,7 +235,7 @@ class Summary:
         """
         index = self.paired.pair_of[call.id]
         other = self.paired.target.calls[self.paired.plan.pairs[index].target]
-        cache = align.is_cache(slot) or slot.startswith("mutated")
+        cache = align.is_cache(slot) or is_mutated(slot)
         return cache and any(marks.is_gathered(c) for c in (call, other))
 
     def evidence(self, verdicts: Iterable[Verdict], found: Iterable[Finding]) -> str:
@@ -319,9 +325,7 @@ class Summary:
             return finding
         slots = self.paired.slots[finding.pair]
         slot = self.paired.slot(finding.pair, finding.slot) if finding.slot else None
-        slot = slot or next(
-            (s for s in slots.values() if s.reference_slot.startswith("output")), None
-        )
+        slot = slot or next((s for s in slots.values() if is_output(s.reference_slot)), None)
         if slot is None:
             return finding
         measured = self.paired.measured[slot.reference_record, slot.target_record]
@@ -418,11 +422,13 @@ class Summary:
 
     def _slot_name(self, finding: Finding, slot: SlotPair) -> str:
         """The slot in words: what a child is given is named by the child ("o_proj:input.0")."""
-        k, colon, name = finding.slot.partition(":")
-        kids = self.paired.kids.get(self.paired.plan.pairs[finding.pair].reference, [])
-        if not colon or not k.isdigit() or int(k) >= len(kids):
+        if not is_of_child(finding.slot):
             return slot.reference_slot
-        child = self.paired.calls[kids[int(k)]]
+        kids = self.paired.kids.get(self.paired.plan.pairs[finding.pair].reference, [])
+        k, name = split_child(finding.slot)
+        if k >= len(kids):
+            return slot.reference_slot
+        child = self.paired.calls[kids[k]]
         return f"{child.scope.rpartition('.')[2] or child.op_type}:{name}"
 
     def without_partner(self) -> dict[str, tuple[str, ...]]:
@@ -466,10 +472,8 @@ class Summary:
                 if n.kind in ("budget", "error", "inside-not-seen")
             ]
             out += [f"{side}: {sentence}" for sentence in observer_effects(run)]
-            hidden = {
-                c.notes[0] for c in run.calls if c.notes and c.notes[0].endswith("inside not seen")
-            }
-            out += [f"{side}: {h}" for h in sorted(hidden)]
+            hidden = {note for c in run.calls if (note := marks.hidden_inside(c))}
+            out += [f"{side}: {note}" for note in sorted(hidden)]
         return out
 
     def versions(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Run
+from whence.records.slots import is_param, param_name
 from whence.results import GUILTY, Evidence, Verdict, VerdictKind
 
 _NAMED = 3  # of the weights without a partner
@@ -31,9 +32,9 @@ def complete(
         ]
         scope = paired.calls[pair.reference].scope
         lacking = [
-            (side, ".".join(filter(None, (scope, slot.removeprefix("param.")))))
+            (side, ".".join(filter(None, (scope, param_name(slot)))))
             for side, slot in lone
-            if slot.startswith("param")
+            if is_param(slot)
         ]
         if pair.reference in roots:
             lacking += [
@@ -63,5 +64,5 @@ def complete(
 def _is_checkpoint(run: Run) -> bool:
     """Are there parameters and nothing else?"""
     return any(call.refs for call in run.calls) and all(
-        ref.slot.startswith("param") for call in run.calls for ref in call.refs
+        is_param(ref.slot) for call in run.calls for ref in call.refs
     )

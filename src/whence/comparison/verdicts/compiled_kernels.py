@@ -23,6 +23,7 @@ from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
 from whence.records.program import map_operands, operands
+from whence.records.slots import is_output
 from whence.records.views import CachedRun
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Verdict, VerdictKind
 
@@ -233,9 +234,7 @@ def _both_ways(
     """
     side = replayer.reference
     given = {
-        s.reference_slot: s.target_record
-        for s in pair.slots
-        if not s.reference_slot.startswith("output")
+        s.reference_slot: s.target_record for s in pair.slots if not is_output(s.reference_slot)
     }
     arrays, strides = replayer.target.arrays(
         {s: given[s] for s in (*program.inputs, *program.params)}

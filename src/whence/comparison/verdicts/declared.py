@@ -25,6 +25,7 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import quantised_weights, stored_codes
 from whence.judge.policy import Entry, Policy, Scheme
 from whence.records import Call, Program, Run
+from whence.records.slots import is_input, is_output
 from whence.replay import declared_semantics as semantics_of
 from whence.results import CauseKind, Confidence, Declared, Plan, SlotPair, Verdict, VerdictKind
 
@@ -602,9 +603,9 @@ class DeclaredDifferences:
             keep = self._keeper(call, other, entry)
             for slot in pair.slots:
                 record = self.reference.records[slot.reference_record]
-                if slot.reference_slot.startswith(("input", "output")) and entry.covers_slot(
-                    slot.reference_slot
-                ):
+                if (
+                    is_input(slot.reference_slot) or is_output(slot.reference_slot)
+                ) and entry.covers_slot(slot.reference_slot):
                     found = keep(slot.reference_slot, record.shape)
                     if (
                         found is not None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from whence import judge
 from whence.errors import UsageError
 from whence.records import Run
+from whence.records.slots import is_written, split_slot
 from whence.results import Plan, SlotPair
 
 
@@ -28,12 +29,7 @@ def asked_the_same(
             f"{option} {run.path}: no call of it faces a call of {reference.path}; give a run of "
             "the same program"
         )
-    made = {
-        r.record
-        for c in reference.calls
-        for r in c.refs
-        if r.slot.startswith(("output", "mutated"))
-    }
+    made = {r.record for c in reference.calls for r in c.refs if is_written(r.slot)}
     started: dict[str, int] = {}
     until: dict[str, int] = {}
     notes: list[str] = []
@@ -42,7 +38,7 @@ def asked_the_same(
         call = reference.calls[pair.reference]
         begun = started.setdefault(call.root, call.step)
         for slot in pair.slots:
-            kind, _, short = slot.reference_slot.partition(".")
+            kind, short = split_slot(slot.reference_slot)
             given = (kind == "input" and call.parent == -1) or (
                 kind == "param" and call.step == begun
             )
@@ -71,9 +67,7 @@ def asked_the_same(
                     f"{option} {run.path} goes another way from step {call.step} on ({where}): "
                     "not used from there"
                 )
-        parted = parted or not all(
-            equal(s) for s in pair.slots if s.reference_slot.startswith(("output", "mutated"))
-        )
+        parted = parted or not all(equal(s) for s in pair.slots if is_written(s.reference_slot))
     missing = [reference.calls[i] for i in plan.unmatched_reference] + [
         run.calls[i] for i in plan.unmatched_target
     ]

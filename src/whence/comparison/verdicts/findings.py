@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from whence.records import Call, Region
+from whence.records.slots import param_name
 from whence.results import GUILTY, Confidence, Evidence, Finding, Plan, Remark, Verdict, VerdictKind
 
 
@@ -170,9 +171,7 @@ def _parameter(item: Judged, calls: Sequence[Call]) -> int:
     itself.
     """
     refs = calls[item.region.call].slots("param")
-    return next(
-        (r.record for r in refs if item.verdict.slot in (r.slot, r.slot.removeprefix("param."))), -1
-    )
+    return next((r.record for r in refs if item.verdict.slot in (r.slot, param_name(r.slot))), -1)
 
 
 def _said_above(item: Judged, calls: Sequence[Call], wrong: Collection[tuple[int, int]]) -> bool:

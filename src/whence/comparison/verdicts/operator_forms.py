@@ -11,6 +11,7 @@ from whence import judge
 from whence.align import is_cache
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call
+from whence.records.slots import input_name, is_input, is_output
 from whence.results import GUILTY, CallPair, CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 _SHOWN = 40  # characters of an argument
@@ -51,9 +52,7 @@ def not_passed(pair: CallPair, call: Call) -> str:
     """Which input of the reference's call the target's was not given, in words; "" when it was
     given all.
     """
-    missing = [
-        slot.removeprefix("input.") for slot in pair.only_reference if slot.startswith("input.")
-    ]
+    missing = [input_name(slot) for slot in pair.only_reference if is_input(slot)]
     here = {r.slot for r in call.slots("input")}
     missing = [
         name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")
@@ -67,8 +66,8 @@ def not_passed(pair: CallPair, call: Call) -> str:
 def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
     paired = errors.paired
     slots = paired.slots[verdict.pair].values()
-    inputs = [s for s in slots if s.reference_slot.startswith("input")]
-    outputs = [s for s in slots if s.reference_slot.startswith("output")]
+    inputs = [s for s in slots if is_input(s.reference_slot)]
+    outputs = [s for s in slots if is_output(s.reference_slot)]
     if len(inputs) != 1 or len(outputs) != 1 or not judge.forms_of(call.op_type):
         return verdict
     given, made = (paired.arrays(slot) for slot in (inputs[0], outputs[0]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
+from whence.records.slots import is_param, param_name
 from whence.results import SlotPair
 
 
@@ -36,7 +37,7 @@ class Parameters:
         return {
             s.reference_slot: self.is_given(call, s)
             for s in slots.values()
-            if s.reference_slot.startswith("param")
+            if is_param(s.reference_slot)
         }
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
@@ -97,7 +98,9 @@ class Parameters:
         several: set[str] = set()
         for other in self.paired.target.calls:
             for ref in other.slots("param"):
-                path = align.normal_scope(".".join(filter(None, (other.scope, ref.slot[6:]))))
+                path = align.normal_scope(
+                    ".".join(filter(None, (other.scope, param_name(ref.slot))))
+                )
                 if held.setdefault(path, ref.record) != ref.record and roots[path] != other.root:
                     several.add(path)
                 roots.setdefault(path, other.root)
@@ -105,7 +108,9 @@ class Parameters:
         for call in self.paired.calls:
             found = []
             for ref in call.slots("param"):
-                path = align.normal_scope(".".join(filter(None, (call.scope, ref.slot[6:]))))
+                path = align.normal_scope(
+                    ".".join(filter(None, (call.scope, param_name(ref.slot))))
+                )
                 if path in held and path not in several and (call.root, path) not in seen:
                     seen.add((call.root, path))
                     found.append(
@@ -133,5 +138,5 @@ class Parameters:
                 ):
                     continue
                 seen.add((pair.reference_record, pair.target_record))
-                found.append((inner.scope, ref.slot[6:], self.difference(pair)))
+                found.append((inner.scope, param_name(ref.slot), self.difference(pair)))
         return found

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from whence.records import PATCHED, Call
+from whence.records import Call
+from whence.records.marks import Mark, has_mark
 from whence.results import CallPair, CauseKind, Confidence, Verdict, VerdictKind
 
 
@@ -45,6 +46,6 @@ def _patched(calls: Sequence[Call]) -> set[int]:
     """Ids of the calls that carry the note, and of those below them."""
     found: set[int] = set()
     for call in sorted(calls, key=lambda c: c.order):  # parents before children
-        if call.parent in found or any(PATCHED in note for note in call.notes):
+        if call.parent in found or has_mark(call, Mark.PATCHED):
             found.add(call.id)
     return found

@@ -19,6 +19,7 @@ from whence.comparison.verdicts.regions import RegionJudge
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
+from whence.records.slots import is_param, is_read
 from whence.results import CauseKind, Made, SlotPair, Verdict, VerdictKind
 
 F64 = npt.NDArray[np.float64]
@@ -188,7 +189,7 @@ class RankFaults:
         """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters
         when no input is.
         """
-        slots = [r.slot for r in call.refs if r.slot.startswith(("input", "param"))]
+        slots = [r.slot for r in call.refs if is_read(r.slot)]
         if call.program:
             program = self.paired.reference.programs.get(call.program)
             slots += (
@@ -201,7 +202,7 @@ class RankFaults:
             for s in slots
             if (p := self.paired.slot(index, s)) is not None and self._ranks(p.target_record)
         }
-        inputs = {s: p for s, p in pairs.items() if not s.startswith("param")}
+        inputs = {s: p for s, p in pairs.items() if not is_param(s)}
         return inputs or pairs
 
     def _sums(

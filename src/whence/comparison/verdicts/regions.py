@@ -28,6 +28,15 @@ from whence.comparison.verdicts.sparse_target import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.readers import GATHERED
 from whence.records import Call, Region, marks
+from whence.records.slots import (
+    is_input,
+    is_of_child,
+    is_param,
+    is_written,
+    param_name,
+    slot_kind,
+    split_child,
+)
 from whence.results import (
     GUILTY,
     CallPair,
@@ -160,7 +169,7 @@ class RegionJudge:
             step = self.paired.calls[pair.reference].step
             for slot in slots.values():
                 if (
-                    slot.reference_slot.startswith(("output", "mutated"))
+                    is_written(slot.reference_slot)
                     and not self.paired.measured[
                         slot.reference_record, slot.target_record
                     ].identical
@@ -236,8 +245,8 @@ class RegionJudge:
         stretch = (
             -1
             if self.paired.calls[call].leaf
-            else int(slot.partition(":")[0])
-            if slot[0].isdigit()
+            else split_child(slot)[0]
+            if is_of_child(slot)
             else len(self.paired.kids.get(call, ()))
         )
         return (
@@ -382,7 +391,7 @@ class RegionJudge:
         """
         found: Counter[Hashable] = Counter()
         for pair, slots in zip(self.paired.plan.pairs, self.paired.slots, strict=True):
-            made = [s for s in slots.values() if s.reference_slot.startswith(("output", "mutated"))]
+            made = [s for s in slots.values() if is_written(s.reference_slot)]
             call = self.paired.calls[pair.reference]
             if (
                 call.leaf
@@ -400,9 +409,7 @@ class RegionJudge:
         """What calls have in common that one kernel computes: operators, and forms of all that they
         read and leave.
         """
-        records = [
-            (r.slot.partition(".")[0], self.paired.reference.records[r.record]) for r in call.refs
-        ]
+        records = [(slot_kind(r.slot), self.paired.reference.records[r.record]) for r in call.refs]
         return call.op_type, other.op_type, tuple((kind, r.dtype, r.shape) for kind, r in records)
 
     def _postponed(self, call: Call, index: int, growth: judge.ErrorGrowth) -> str:
@@ -555,7 +562,7 @@ class RegionJudge:
                 judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread
             )
             if error.value is not None and error.value > limit:
-                name = slot.removeprefix("param.")
+                name = param_name(slot)
                 return verdict.replace(
                     verdict=VerdictKind.UNDETERMINED,
                     confidence=Confidence.NONE,
@@ -612,7 +619,7 @@ class RegionJudge:
             (
                 said
                 for s in slots
-                if not s.reference_slot.startswith("param") and (said := self.paired.partly(s))
+                if not is_param(s.reference_slot) and (said := self.paired.partly(s))
             ),
             "",
         )
@@ -667,18 +674,16 @@ class RegionJudge:
             outputs = [
                 (f"{region.stretch}:{s.reference_slot}", s)
                 for s in candidates
-                if s.reference_slot.startswith("input")
+                if is_input(s.reference_slot)
             ]
         else:
             outputs = [
                 (s.reference_slot, s)
                 for s in self.paired.slots[index].values()
-                if s.reference_slot.startswith(("output", "mutated"))
+                if is_written(s.reference_slot)
             ]
         if region.stretch == 0:
-            given = (
-                s for s in self.paired.slots[index].values() if s.reference_slot.startswith("input")
-            )
+            given = (s for s in self.paired.slots[index].values() if is_input(s.reference_slot))
             for slot in given:
                 self.first.setdefault(slot.reference_record, slot.target_record)
         made = set(region.outputs)
@@ -824,7 +829,7 @@ class RegionJudge:
         """Was an output of this call, or of one inside it, measured?"""
         index = self.paired.pair_of.get(call)
         slots = self.paired.slots[index].values() if index is not None else ()
-        made = (s for s in slots if s.reference_slot.startswith(("output", "mutated")))
+        made = (s for s in slots if is_written(s.reference_slot))
         if any(self.errors.of(s).value is not None for s in made):
             return True
         return any(map(self._shows_something, self.paired.kids.get(call, ())))
@@ -872,7 +877,7 @@ class RegionJudge:
         outputs: list[SlotPair] = []
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         for slot in slots.values():
-            kind = slot.reference_slot.partition(".")[0]
+            kind = slot_kind(slot.reference_slot)
             if kind == "input":
                 inputs.append(slot)
             elif kind in ("output", "mutated"):

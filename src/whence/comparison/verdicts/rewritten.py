@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from whence.comparison.prepare.rewritten_modules import REWRITTEN
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge import LIMITS
+from whence.records.slots import is_written
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 
@@ -33,11 +34,7 @@ def doubted(
         e_out = verdict.numbers.get("e_out")
         if REWRITTEN not in call.notes or e_out is None:
             continue
-        made = [
-            s
-            for s in paired.slots[verdict.pair].values()
-            if s.reference_slot.startswith(("output", "mutated"))
-        ]
+        made = [s for s in paired.slots[verdict.pair].values() if is_written(s.reference_slot)]
         u = max((errors.of(slot).u for slot in made), default=0.0)
         if e_out <= LIMITS.within(u):
             sentence = (

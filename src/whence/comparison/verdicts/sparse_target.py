@@ -32,9 +32,10 @@ from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import block_quantisation
 from whence.judge.limits import CODES_EXPLAINED, CODES_MOSTLY
 from whence.judge.policy import Entry
-from whence.readers import LOGGED, UNORDERED
 from whence.records import Call, Program, Region, Run
+from whence.records.marks import Mark, has_mark
 from whence.records.program import Operand
+from whence.records.slots import is_inside, is_param, is_written, split_slot
 from whence.results import (
     TENSOR_RULE,
     CauseKind,
@@ -182,11 +183,7 @@ class _Around:
         calls, errors = self._calls[key], list(self._worst[key])
         while self._looked[key] < len(calls) and calls[self._looked[key]].order < label.order:
             slots = self._paired.slots[self._paired.pair_of[calls[self._looked[key]].id]].values()
-            made = (
-                self.errors.of(s)
-                for s in slots
-                if s.reference_slot.startswith(("output", "mutated"))
-            )
+            made = (self.errors.of(s) for s in slots if is_written(s.reference_slot))
             errors += [dataclasses.replace(error, drift=None, lone=0.0) for error in made]
             self._looked[key] += 1
         self._worst[key] = _worst(errors)
@@ -196,7 +193,7 @@ class _Around:
         """The operator whose kernel logged a label, in words; "" for a label that no kernel logged,
         or where no operator is seen.
         """
-        if LOGGED not in label.notes:
+        if not has_mark(label, Mark.LOGGED):
             return ""
         calls = self._calls[label.rank, label.root, label.step]
         behind = next((c for c in calls if c.order > label.order), None)
@@ -248,11 +245,13 @@ class SparseTargetJudge:
         for call, index in self.pairs.items():
             for slot in paired.plan.pairs[index].slots:
                 old = self._slots.get(slot.reference_record)
-                inner = slot.reference_slot.startswith("inside.")
+                inner = is_inside(slot.reference_slot)
                 if inner:
-                    self._inner[call].append((slot.reference_record, int(slot.reference_slot[7:])))
+                    self._inner[call].append(
+                        (slot.reference_record, int(split_slot(slot.reference_slot)[1]))
+                    )
                     self._maker[slot.reference_record] = self._inner_tile(
-                        call, int(slot.reference_slot[7:])
+                        call, int(split_slot(slot.reference_slot)[1])
                     )
                 if old is None or self._maker.get(slot.reference_record, (-1, 0))[0] == call:
                     self._slots[slot.reference_record] = index, slot
@@ -419,7 +418,7 @@ class SparseTargetJudge:
             # and what they were rounded from was computed as what is seen before it
             if any(e.codes for e in errors):
                 u = max([u, *(e.u for e in before[step])])
-            has_order = UNORDERED not in self.paired.calls[call].notes
+            has_order = not has_mark(self.paired.calls[call], Mark.UNORDERED)
             came = [*before[step], *around.before(self.paired.calls[call])]
             growth = judge.grow(came if has_order else [judge.PairError(None)], errors, u)
             verdict = judge.judge_region(index, -1, growth, note=note)
@@ -452,7 +451,7 @@ class SparseTargetJudge:
                 )
             if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
                 verdict = verdict.replace(
-                    sentence=f"differs by rel_l2 {_said(growth.e_out)}; {UNORDERED}, so what it "
+                    sentence=f"differs by rel_l2 {_said(growth.e_out)}; {Mark.UNORDERED}, so what it "
                     "inherits is not known",
                 )
             for slot in (
@@ -547,12 +546,16 @@ class SparseTargetJudge:
 
     def _operator(self, index: int, slot: SlotPair) -> str:
         """The operator that gave a tensor inside a call, "" for one at its boundary."""
-        if not slot.reference_slot.startswith("inside."):
+        if not is_inside(slot.reference_slot):
             return ""
         program = self.paired.reference.programs.get(
             self.paired.calls[self.paired.plan.pairs[index].reference].program
         )
-        return program.operations[int(slot.reference_slot[7:])].name if program is not None else ""
+        return (
+            program.operations[int(split_slot(slot.reference_slot)[1])].name
+            if program is not None
+            else ""
+        )
 
     def _consequence(self, verdict: Verdict, first: int) -> Verdict:
         return _follows(verdict, self.paired.target.calls[self._label(self._slots[first][1])].scope)
@@ -708,7 +711,7 @@ class SparseTargetJudge:
 
     def _note(self, figures: Mapping[int, judge.ReplayError]) -> None:
         target = self.paired.target
-        if figures and not any(r.slot.startswith("param") for c in target.calls for r in c.refs):
+        if figures and not any(is_param(r.slot) for c in target.calls for r in c.refs):
             self.notes.append("the target shows no parameters: the reference's were used")
         roots = [
             c

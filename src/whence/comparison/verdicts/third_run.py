@@ -12,6 +12,7 @@ from whence import align, judge, metrics
 from whence.comparison.verdicts.extra_runs import asked_the_same, facing
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Region, Run
+from whence.records.slots import is_output, is_param
 from whence.results import CallPair, Measured, SlotPair, ThirdRun, Verdict, VerdictKind
 
 Key = tuple[int, int]
@@ -53,7 +54,7 @@ class ThirdRunJudge:
             left, right = self.reference.array(a.id), self.run.array(b.id)
         except ElementsMissing:
             return True
-        if slot.reference_slot.startswith("param"):
+        if is_param(slot.reference_slot):
             found = judge.parameters(left, right)
             return found.equal or not found.comparable
         u = max(judge.unit_roundoff(a.dtype), judge.unit_roundoff(b.dtype))
@@ -178,7 +179,7 @@ class ThirdRunJudge:
             for p in pairs
             if self.reference.calls[p.reference].parent == -1
             for s in p.slots
-            if s.reference_slot.startswith("output")
+            if is_output(s.reference_slot)
         ]
         ends = [r for r in roots if r is not None]
         size = math.hypot(*(r.third for r in ends))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from whence import judge
 from whence.comparison.verdicts.pair_errors import PairErrors
-from whence.readers import LOGGED, UNTOLD
 from whence.records import Run
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_written
 from whence.results import SlotPair
 
 _NOTHING = judge.PairError(0.0, exact=True)
@@ -52,17 +53,19 @@ class UnseenInputs:
             # A backward pass starts from a loss that was computed outside any module, of what the
             # forward pass returned.
             untold_region = call.kind == "region" and call.phase == "backward"
-            if index is None or not (call.leaf or UNTOLD in call.notes or untold_region):
+            if index is None or not (
+                call.leaf or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
+            ):
                 continue
             whole, name = (call.rank, call.root), (call.rank, call.root, call.scope)
             if step.get(whole) != call.step:
                 step[whole], worst[whole], logged[whole] = call.step, _NOTHING, _NOTHING
             untold = (call.kind == "label" or outputs_only) and not call.slots("input")
-            untold = untold or UNTOLD in call.notes or untold_region
+            untold = untold or has_mark(call, Mark.INPUTS_UNKNOWN) or untold_region
             if untold:
                 self.calls.add(call.id)
             slots = paired.slots[index].values()
-            read = [s for s in slots if s.reference_slot.startswith("input")]
+            read = [s for s in slots if is_input(s.reference_slot)]
             ahead = self.ahead[call.id] = _worse(
                 came, _worse(worst[whole], earlier.get(name, _NOTHING))
             )
@@ -71,12 +74,12 @@ class UnseenInputs:
             if untold or any(map(paired.partly, read)):
                 self.before[call.id] = came
             for slot in slots if call.leaf else ():
-                if slot.reference_slot.startswith(("output", "mutated")):
+                if is_written(slot.reference_slot):
                     error = errors.of(slot)
-                    held = logged if LOGGED in call.notes else worst
+                    held = logged if has_mark(call, Mark.LOGGED) else worst
                     held[whole] = _worse(held[whole], error)
                     upto[slot.reference_record] = _worse(came, error)
-            if LOGGED not in call.notes:
+            if not has_mark(call, Mark.LOGGED):
                 worst[whole] = _worse(worst[whole], logged[whole])
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
         self._paired, self.errors = paired, errors
@@ -111,7 +114,7 @@ class UnseenInputs:
             if call in self._paired.pair_of
             else ()
         )
-        return [slot for slot in slots if slot.reference_slot.startswith(("output", "mutated"))]
+        return [slot for slot in slots if is_written(slot.reference_slot)]
 
 
 def _worse(one: judge.PairError, other: judge.PairError) -> judge.PairError:
