@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from whence import align, judge, metrics
 from whence.comparison.options import CompareOptions
@@ -23,6 +24,15 @@ from whence.records.views import CachedRun
 from whence.results import CallPair, Measured, Plan, SlotPair
 
 _SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+
+
+@dataclass(frozen=True, slots=True)
+class PairedCall:
+    """A call of the reference and its partner. index: of their pair in the plan."""
+
+    index: int
+    call: Call
+    partner: Call
 
 
 class PairedRuns:
@@ -58,6 +68,22 @@ class PairedRuns:
         self._held: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
         self._made_of: dict[int, int] = {}
+
+    def pair(self, index: int) -> PairedCall:
+        """The calls of one pair of the plan."""
+        pair = self.plan.pairs[index]
+        return PairedCall(index, self.calls[pair.reference], self.target.calls[pair.target])
+
+    def records(self, slot: SlotPair) -> tuple[Record, Record]:
+        """What both runs say of a pair of tensors."""
+        return (
+            self.reference.records[slot.reference_record],
+            self.target.records[slot.target_record],
+        )
+
+    def is_equal(self, slot: SlotPair) -> bool:
+        """Is a measured pair of tensors bitwise equal?"""
+        return self.measured[slot.reference_record, slot.target_record].identical
 
     def maker(self, slot: SlotPair) -> Call | None:
         """The call of the target that left what a tensor was made of; None where none did."""

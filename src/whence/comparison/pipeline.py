@@ -25,8 +25,8 @@ Stage = Callable[[Verdicts, Context], Verdicts]
 def _excuse_what_does_not_repeat(verdicts: Verdicts, context: Context) -> Verdicts:
     figures = (
         (call, local)
-        for call, locals_ in context.judge.locals.items()
-        for local in locals_.values()
+        for call, by_slot in context.judge.replays.figures.items()
+        for local in by_slot.values()
     )
     return context.repeated.explained(verdicts, figures)
 
@@ -45,7 +45,7 @@ def _declare_patched(verdicts: Verdicts, context: Context) -> Verdicts:
 # The order is the method.
 STAGES: tuple[Stage, ...] = (
     # In words of ranks, before anything is excused.
-    lambda verdicts, c: RankFaults(c.judge).explained(verdicts),
+    lambda verdicts, c: RankFaults(c.judge.replays).explained(verdicts),
     _excuse_what_does_not_repeat,
     # Only where nothing was replayed.
     _judge_three_ways,

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from whence import align
+from whence.comparison.answer import summary
+from whence.comparison.answer.coverage import CallCoverage
+from whence.comparison.answer.finding_details import with_worst
 from whence.comparison.answer.occurrences import counted, of_operators
 from whence.comparison.answer.origin import OriginTracer, flow_of
-from whence.comparison.answer.summary import Summary
 from whence.comparison.context import Context, timed
 from whence.comparison.verdicts import compiled_kernels, indices
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
@@ -23,20 +25,19 @@ def comparison(
 ) -> Comparison:
     """The answer. not_replayed: notes that say why nothing was replayed."""
     paired, options, plan = context.paired, context.options, context.paired.plan
-    summary = Summary(paired, context.judge, context.third)
+    regions, judge = context.regions, context.judge
     with timed(context.timing, "locate"):
-        judged = order_and_taint(
-            paired.calls, list(context.regions), verdicts, context.judge.blind.calls
-        )
+        judged = order_and_taint(paired.calls, list(regions), verdicts, judge.unseen.calls)
         guilty = [
-            summary.with_worst(finding)
+            with_worst(finding, paired)
             for finding in findings(judged, paired.calls, plan, align.starred)
         ]
         remarked = remarks(judged, paired.calls, guilty, align.starred)
-    per_call = summary.per_call(verdicts)
-    coverage = summary.coverage(per_call)
+    covered = CallCoverage(judge.replays, judge.sparse.covered)
+    per_call, coverage = covered.per_call(verdicts), covered.coverage()
     if not paired.measured:  # a dump without tensors
         coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
+    inside = {inner for call in covered.inside for inner in paired.alone(call)}
     every = tuple(verdicts.values())
     inputs_differ = (*context.differing_inputs, *context.positions.padded(matters=True))
     status, why = decide(
@@ -46,36 +47,36 @@ def comparison(
         inputs_differ=bool(inputs_differ),
         strict=options.strict,
         min_coverage=options.min_coverage,
-        partly=summary.partly(),
+        partly=covered.partly(),
     )
     views = viewed(paired, options.views, per_call, paired.progress) if options.views else {}
     result = Comparison(
         status=status,
-        evidence=summary.evidence(every, guilty),
+        evidence=summary.evidence(paired, every, guilty),
         reference=context.prepared.reference.path,
         target=context.prepared.target.path,
         findings=tuple(guilty),
-        first_difference=summary.first_difference(per_call),
-        counts=summary.counts(per_call),
+        first_difference=summary.first_difference(paired, per_call),
+        counts=summary.counts(paired, per_call),
         coverage=coverage,
         unmatched=len(plan.unmatched_reference)
         - coverage.inside
         + len(plan.unmatched_target)
         + len(plan.ambiguous),
-        incomparable=summary.incomparable(),
+        incomparable=summary.incomparable(context.errors),
         inputs_differ=inputs_differ,
-        versions=summary.versions(),
+        versions=summary.versions(paired),
         plan=plan,
-        rows=tuple(summary.rows(per_call)),
+        rows=tuple(summary.rows(paired, context.third, per_call)),
         verdicts=every,
         headline=why,
-        notes=(*not_replayed, *_notes(context, summary, every)),
+        notes=(*not_replayed, *_notes(context, every)),
         remarks=tuple(remarked),
         declared=context.errors.declaring.summary(),
         repetition=context.repeated.summary(),
         third=context.third.summary(verdicts, plan.pairs),
-        without_partner=summary.without_partner(),
-        nearest=summary.nearest(),
+        without_partner=summary.without_partner(paired, inside),
+        nearest=summary.nearest(paired, inside),
         environment=tuple(align.differences(context.prepared.reference, context.prepared.target)),
         timing=context.timing,
         views=views,
@@ -85,26 +86,26 @@ def comparison(
     return result
 
 
-def _notes(context: Context, summary: Summary, verdicts: Sequence[Verdict]) -> list[str]:
+def _notes(context: Context, verdicts: Sequence[Verdict]) -> list[str]:
     """What else a reader has to know, in the order in which it arose."""
     paired, judge = context.paired, context.judge
     calls = [paired.calls[p.reference] for p in paired.plan.pairs]
-    model, replayer = context.options.model, judge.replayer
+    model, replays = context.options.model, judge.replays
     return [
         *context.labels_notes,
         *context.repeated.notes,
         *context.third.notes,
-        *judge.sampling.notes(len(judge.not_replayed)),
-        *judge.tapped.notes,
+        *replays.sampling.notes(len(replays.not_replayed)),
+        *judge.sparse.notes,
         *context.root_inputs.notes,
         *context.positions.notes(),
         *indices.notes(verdicts, [call.scope or call.root for call in calls]),
         *context.prepared.notes(),
         *context.errors.declaring.notes(),
-        *compiled_kernels.notes(paired, judge),
+        *compiled_kernels.notes(paired, replays),
         *(model.notes() if model is not None else ()),
-        *summary.run_notes(),
-        *(replayer.reference.notes() if replayer is not None else ()),
+        *summary.run_notes(paired),
+        *(replays.replayer.reference.notes() if replays.replayer is not None else ()),
     ]
 
 

@@ -18,7 +18,7 @@ from whence.comparison.replays.fault_cause import own_score
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.regions import RegionJudge
+from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
@@ -146,11 +146,11 @@ def _computed(call: Call, paired: PairedRuns) -> set[str]:
     )
 
 
-def notes(paired: PairedRuns, judging: RegionJudge) -> list[str]:
+def notes(paired: PairedRuns, replays: CallReplays) -> list[str]:
     """Roundings that kernels left out, and which side is closer to exact arithmetic, each where it
     is so.
     """
-    if judging.replayer is None:
+    if replays.replayer is None:
         return []
     pairs = [
         p
@@ -158,10 +158,10 @@ def notes(paired: PairedRuns, judging: RegionJudge) -> list[str]:
         if align.is_piece(paired.calls[p.reference])
         and align.is_piece(paired.target.calls[p.target])
     ]
-    return [*_left_out(pairs, paired, judging.replayer), *_closer(pairs, paired, judging)]
+    return [*_left_out(pairs, paired, replays.replayer), *_closer(pairs, paired, replays)]
 
 
-def _closer(pairs: list[CallPair], paired: PairedRuns, judging: RegionJudge) -> Iterator[str]:
+def _closer(pairs: list[CallPair], paired: PairedRuns, replays: CallReplays) -> Iterator[str]:
     """Of kernels that both sides round in: the ratio of the target's error to the reference's, both
     against exact arithmetic.
     """
@@ -170,7 +170,7 @@ def _closer(pairs: list[CallPair], paired: PairedRuns, judging: RegionJudge) -> 
         for pair in pairs
         if align.is_compiled(paired.calls[pair.reference])
         != align.is_compiled(paired.target.calls[pair.target])
-        for local in judging.locals.get(pair.reference, {}).values()
+        for local in replays.figures.get(pair.reference, {}).values()
         if local.score <= 1
         and local.reference_rel
         and local.error_rel

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
-from whence.records.slots import is_param, param_name
+from whence.records.slots import SlotKind, is_param, is_written, param_name, slot_kind
 from whence.results import SlotPair
 
 
@@ -39,6 +39,27 @@ class Parameters:
             for s in slots.values()
             if is_param(s.reference_slot)
         }
+
+    def by_role(
+        self, call: Call, slots: Mapping[str, SlotPair]
+    ) -> tuple[list[SlotPair], list[SlotPair], list[tuple[str, judge.ParameterDifference]]]:
+        """(inputs, outputs, exactly comparable parameters) of a paired call.
+
+        A parameter that changed during the run (an optimiser, running statistics) is state: an
+        input that carries noise.
+        """
+        inputs: list[SlotPair] = []
+        outputs: list[SlotPair] = []
+        parameters: list[tuple[str, judge.ParameterDifference]] = []
+        for slot in slots.values():
+            name = slot.reference_slot
+            if slot_kind(name) == SlotKind.PARAM and self.is_given(call, slot):
+                parameters.append((name, self.difference(slot)))
+            elif slot_kind(name) in (SlotKind.INPUT, SlotKind.PARAM):
+                inputs.append(slot)
+            elif is_written(name):
+                outputs.append(slot)
+        return inputs, outputs, parameters
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)

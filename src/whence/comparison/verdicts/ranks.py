@@ -15,7 +15,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.align import derived_run, dims
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.regions import RegionJudge
+from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, marks
@@ -30,8 +30,8 @@ _NICE = 0.02
 class RankFaults:
     """Explains findings of joined calls."""
 
-    def __init__(self, judging: RegionJudge) -> None:
-        self.judging, self.paired = judging, judging.paired
+    def __init__(self, replays: CallReplays) -> None:
+        self._replayer, self.paired = replays.replayer, replays.paired
         self.made = {m.record: m for m in self.paired.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
@@ -270,7 +270,7 @@ class RankFaults:
         """The reference's program on the target's inputs, some of them or of its parameters
         replaced; a linear layer without one too.
         """
-        replayer = self.judging.replayer
+        replayer = self._replayer
         if replayer is not None and call.program:
             loaded = replayer.reference.load(call)
             program = loaded.program

@@ -451,8 +451,8 @@ class SparseTargetJudge:
                 )
             if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
                 verdict = verdict.replace(
-                    sentence=f"differs by rel_l2 {_said(growth.e_out)}; {Mark.UNORDERED}, so what it "
-                    "inherits is not known",
+                    sentence=f"differs by rel_l2 {_said(growth.e_out)}; {Mark.UNORDERED}, "
+                    "so what it inherits is not known",
                 )
             for slot in (
                 slots

@@ -1,0 +1,240 @@
+"""How much of the reference was compared, and one verdict for each of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import msgspec
+
+from whence import align
+from whence.comparison.verdicts.call_replays import CallReplays
+from whence.records import Call, Program, Run, children, marks
+from whence.records.marks import Mark
+from whence.records.slots import is_input, is_mutated, is_written
+from whence.results import Coverage, SlotPair, Verdict, VerdictKind, severity
+
+
+class CallCoverage:
+    """Which calls of the reference were compared.
+
+    inside: by call, how many calls without a partner were compared as part of it. covered: records
+    between tensors that were compared.
+    """
+
+    def __init__(self, replays: CallReplays, covered: Set[int]) -> None:
+        self.paired, self.errors = replays.paired, replays.errors
+        self._replays, self._covered = replays, covered
+        self._unread = unread(self.paired.reference)
+        self.inside = dict(replays.inside)
+        for index, pair in enumerate(self.paired.plan.pairs):
+            if self.paired.shows_no_inside(index, pair):
+                self.inside[pair.reference] = len(self.paired.alone(pair.reference))
+
+    def per_call(self, verdicts: Mapping[tuple[int, int], Verdict]) -> dict[int, str]:
+        """One verdict per paired call: of a leaf its own, of a container the worst of its
+        segments.
+        """
+        worst: dict[int, str] = {}
+        for (number, _), verdict in verdicts.items():
+            old = worst.get(number)
+            if old is None or severity(verdict.verdict) > severity(old):
+                worst[number] = verdict.verdict
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots, strict=True):
+            call = self.paired.calls[pair.reference]
+            outputs = [s for s in slots.values() if is_written(s.reference_slot)]
+            if call.id not in worst and (kind := self._by_tensors(call, slots, outputs)):
+                worst[call.id] = kind
+            if (
+                outputs
+                and all(
+                    self.errors.of(s).value is None
+                    and not self._is_replayed_otherwise(call, s.reference_slot)
+                    for s in outputs
+                )
+                and worst[call.id] not in (VerdictKind.STRUCTURAL, VerdictKind.PARAM_DIFF)
+            ):
+                worst[call.id] = VerdictKind.INCOMPARABLE
+        return worst
+
+    def _by_tensors(
+        self, call: Call, slots: Mapping[str, SlotPair], outputs: Sequence[SlotPair]
+    ) -> VerdictKind | None:
+        """What the tensors of a call without a verdict say of it; None without any."""
+        if outputs:
+            if not all(map(self.paired.is_equal, outputs)):
+                return VerdictKind.INHERITED
+            partly = any(map(self.paired.partly, outputs))
+            return VerdictKind.UNDETERMINED if partly else VerdictKind.IDENTICAL
+        if call.slots("output"):
+            return VerdictKind.INCOMPARABLE
+        is_equal = slots and all(map(self.paired.is_equal, slots.values()))
+        return VerdictKind.IDENTICAL if is_equal else None
+
+    def coverage(self) -> Coverage:
+        """How many calls were compared, measured and replayed."""
+        paired = self.paired
+        passthrough = [c for c in paired.calls if c.id not in paired.pair_of and paired.hands_on(c)]
+        whole = [c for c in paired.calls if marks.has_mark(c, Mark.PUT_TOGETHER)]
+        left_out = {c.id for c in (*passthrough, *whole)}
+        selected = [c for c in align.selected(paired.calls) if c.id not in left_out]
+        measured = 0
+        root_ok = bool(paired.plan.pairs)
+        for call in selected:
+            is_measured = call.id in paired.pair_of and self._outputs_known(call)
+            measured += is_measured
+            if (
+                call.parent == -1
+                and not is_measured
+                and (call.kind != "region" or call.slots("output"))
+            ):
+                root_ok = False
+        handed_on = {r.record for c in passthrough for r in c.slots("output")}
+        root_ok &= all(self._whole_known(call, handed_on) for call in whole)
+        number = len(paired.plan.pairs) - sum(call.id in paired.pair_of for call in whole)
+        inside, replayed, replayer = sum(self.inside.values()), 0, self._replays.replayer
+        if replayer is not None:
+            replayed = number - len(self._replays.not_replayed - {c.id for c in whole}) + inside
+        programs = sum(
+            bool(c.program or (replayer is not None and replayer.reference.borrows(c)))
+            for c in selected
+        )
+        return Coverage(len(selected), number, measured, replayed, programs, root_ok, inside)
+
+    def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:
+        """Were the outputs of a root that stands for a whole dump measured?
+
+        A dump may end with an operator that only hands on, and that the other run has not.
+        """
+        rest = msgspec.structs.replace(
+            call, refs=tuple(r for r in call.refs if r.record not in handed_on)
+        )
+        has_ends = bool(rest.slots("output")) or not call.slots("output")
+        return call.id in self.paired.pair_of and (not has_ends or self._outputs_known(rest))
+
+    def partly(self) -> int:
+        """How many pairs of outputs were printed in part only."""
+        slots = {
+            (s.reference_record, s.target_record): s
+            for table in self.paired.slots
+            for s in table.values()
+        }
+        return sum(
+            is_written(s.reference_slot) and bool(self.paired.partly(s)) for s in slots.values()
+        )
+
+    def _outputs_known(self, call: Call) -> bool:
+        """Was every output that matters of a paired call measured?"""
+        slots = self.paired.slots[self.paired.pair_of[call.id]]
+        refs = [
+            r
+            for r in (*call.slots("output"), *call.slots("mutated"))
+            if r.slot in slots or r.record not in self._covered
+        ]
+        used = [
+            r
+            for r in refs
+            if r.slot in slots
+            or (r.record not in self._unread and not self._was_joined(call, r.slot))
+        ]
+        for ref in used or refs:
+            slot = slots.get(ref.slot)
+            if (
+                slot is not None
+                and self.errors.of(slot).value is not None
+                and not self.paired.partly(slot)
+            ):
+                continue
+            # Empty tensors and lone reasons hold nothing that could differ.
+            has_nothing = slot is not None and (
+                self.paired.reference.records[ref.record].count == 0 or self._has_other_form(slot)
+            )
+            if not has_nothing and not self._is_replayed_otherwise(call, ref.slot):
+                return False
+        return True
+
+    def _is_replayed_otherwise(self, call: Call, slot: str) -> bool:
+        """Was this output judged by replay on inputs of another extent, which replay of the code
+        before the call judged too?
+
+        So it is of an expert that was given other tokens, where the scores that sent them there
+        tie.
+        """
+        if slot not in self._replays.figures.get(call.id, {}) or call.parent < 0:
+            return False
+        slots = self.paired.slots[self.paired.pair_of[call.id]].values()
+        unknown = [
+            s.reference_slot
+            for s in slots
+            if is_input(s.reference_slot) and self.errors.of(s).value is None
+        ]
+        place = self.paired.kids[call.parent].index(call.id)
+        judged = self._replays.figures.get(call.parent, {})
+        return bool(unknown) and all(f"{place}:{name}" in judged for name in unknown)
+
+    def _has_other_form(self, slot: SlotPair) -> bool:
+        """A cache of another length than the other run's (static against growing, a window): what
+        is read of it is compared where it is.
+        """
+        reference, target = self.paired.records(slot)
+        return align.is_cache(slot.reference_slot) and reference.shape != target.shape
+
+    def _was_joined(self, call: Call, slot: str) -> bool:
+        """A cache that only one run has: what it held went on into later calls, which are joined
+        with this one.
+        """
+        partner = self.paired.pair(self.paired.pair_of[call.id]).partner
+        is_cache = align.is_cache(slot) or is_mutated(slot)
+        return is_cache and any(map(marks.is_gathered, (call, partner)))
+
+
+def unread(run: Run) -> set[int]:
+    """Records that a call returned or changed in place and that no call was given, no container's
+    own operators read, and no root left.
+
+    What a container without a program did with a tensor is not known: that one counts as read.
+    """
+    made: set[int] = set()
+    read: set[int] = set()
+    below = children(run.calls)
+    for call in run.calls:
+        left = _left(call)
+        made.update(left.values())
+        read.update(r.record for r in call.slots("input"))
+        if call.parent == -1:
+            read.update(left.values())
+        kids = [run.calls[k] for k in below.get(call.id, ())]
+        inside = {
+            f"{k}:{slot}": record
+            for k, kid in enumerate(kids)
+            for slot, record in _left(kid).items()
+        }
+        program = run.programs.get(call.program)
+        if program is None:
+            read.update(inside.values())
+            continue
+        used = _used(program)
+        # Handed on as it is, a tensor has its fate decided further up; unless it goes there as
+        # another record.
+        own = left | {
+            f"{k}:{r.slot}": r.record for k, kid in enumerate(kids) for r in kid.slots("input")
+        }
+        for slot, operand in program.outputs:
+            source = program.inputs[operand["in"]] if "in" in operand else ""
+            if source in inside and own.get(slot) != inside[source]:
+                used.add(source)
+        read.update(record for slot, record in inside.items() if slot in used)
+    return made - read
+
+
+def _left(call: Call) -> dict[str, int]:
+    return {r.slot: r.record for kind in ("output", "mutated") for r in call.slots(kind)}
+
+
+def _used(program: Program) -> set[str]:
+    """The inputs that operations of a program take."""
+    return {
+        program.inputs[at]
+        for operation in program.operations
+        for kind, at in operation.operands()
+        if kind == "in"
+    }

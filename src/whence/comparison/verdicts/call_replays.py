@@ -1,0 +1,199 @@
+"""Replays of paired calls: which calls are replayed, each container once for all its segments, and
+the figures that came of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from whence import align, judge
+from whence.comparison.options import CompareOptions
+from whence.comparison.paired_runs import PairedCall
+from whence.comparison.replays.fault_cause import fault_cause
+from whence.comparison.replays.replayer import Replayer, ReplayRequest
+from whence.comparison.replays.sampling import Sampling
+from whence.comparison.replays.semantics import ReplayResult, Semantics
+from whence.comparison.verdicts.declared import CallReplay
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameters import Parameters
+from whence.comparison.verdicts.region_evidence import RegionEvidence
+from whence.comparison.verdicts.repeated_runs import RepeatedRuns
+from whence.results import CauseKind, Verdict, VerdictKind
+
+
+class CallReplays:
+    """Replays calls on the target's inputs, and keeps what a summary asks of it.
+
+    replayer: None where replay is switched off. figures: of every replay, by call and output slot.
+    quick: calls whose working replay was spared. inside: by call, how many calls without a partner
+    ran as part of it. not_replayed: calls of which something was not. widened: (root, scope) of
+    modules that are replayed in every step.
+    """
+
+    def __init__(
+        self,
+        errors: PairErrors,
+        parameters: Parameters,
+        options: CompareOptions,
+        repeated: RepeatedRuns,
+    ) -> None:
+        self.errors, self.paired, self._parameters = errors, errors.paired, parameters
+        paired = self.paired
+        self.replayer = None
+        if options.replay:
+            self.replayer = Replayer(
+                paired.reference,
+                paired.target,
+                paired=paired.pair_of,
+                inner=paired.inner_parameter,
+                shown=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
+                allow=options.allow,
+                spread=repeated.elementwise,
+                model=options.model,
+            )
+        self.sampling = Sampling(
+            align.selected(paired.calls), everything=options.sample == "all", budget=options.budget
+        )
+        self.figures: dict[int, dict[str, judge.ReplayError]] = {}
+        self.quick: set[int] = set()
+        self.inside: dict[int, int] = {}
+        self.not_replayed: set[int] = set()
+        self.widened: set[tuple[str, str]] = set()
+        self._postponed: dict[int, int] = {}
+        self._containers: dict[int, ReplayResult] = {}
+
+    def reason_to_postpone(self, evidence: RegionEvidence) -> str:
+        """Why this region's call is not replayed now, "" when it is."""
+        call = evidence.pair.call
+        if call.id in self._containers:
+            return ""
+        growth = evidence.growth
+        stands_out = (
+            growth.growth > judge.LIMITS.amplified
+            or growth.by > 1
+            or not np.isfinite(growth.e_out)
+            or growth.verdict == VerdictKind.UNDETERMINED
+            or (call.root, call.scope) in self.widened
+        )
+        reason = self.sampling.reason(call, stands_out=stands_out)
+        if reason:
+            self.not_replayed.add(call.id)
+            self._postponed[call.id] = evidence.pair.index
+        elif call.leaf:  # of a container another segment may have been postponed
+            self.not_replayed.discard(call.id)
+        return reason
+
+    def widen(self, guilty: Collection[int]) -> list[int]:
+        """Replay modules that are at fault in one step in all. Returns pairs to judge again."""
+        calls = self.paired.calls
+        self.widened = {(calls[call].root, calls[call].scope) for call in guilty}
+        return [
+            index
+            for call, index in self._postponed.items()
+            if (calls[call].root, calls[call].scope) in self.widened
+        ]
+
+    def replay(self, pair: PairedCall, *, thorough: bool = False) -> ReplayResult:
+        """Figures of all outputs of a call that its program gives."""
+        assert self.replayer is not None
+        call, declaring = pair.call, self.errors.declaring
+        replaying = self.of(pair, thorough=thorough)
+        result = replaying.figures(declaring.masking(call, pair.partner))
+        if not call.leaf:
+            result = declaring.container(result, call, pair.partner, replaying)
+        if self._is_surprising(pair.index, result):
+            result = self.replayer.examined(call, result)
+            if not result.local and self.replayer.instead(call, result.why):
+                return self.replay(pair, thorough=thorough)
+        if not result.local:
+            return result
+        self.figures[call.id] = {
+            slot: figures for slot, figures in result.local.items() if not figures.whole
+        }
+        (self.quick.add if result.quick else self.quick.discard)(call.id)
+        if result.inside:
+            self.inside[call.id] = len(self.paired.alone(call.id))
+        return result
+
+    def own_operators(self, pair: PairedCall) -> ReplayResult:
+        """The replay of a container's own operators, once for all its segments."""
+        call = pair.call.id
+        if call not in self._containers:
+            self._containers[call] = self.replay(pair)
+        return self._containers[call]
+
+    def of(self, pair: PairedCall, *, thorough: bool = False) -> CallReplay:
+        """The replays of one call, under whatever semantics, and what is asked beside them."""
+        replayer = self.replayer
+        assert replayer is not None
+        slot_of = functools.partial(self.paired.slot, pair.index)
+        given = self._parameters.given(pair.call, self.paired.slots[pair.index])
+
+        def figures(semantics: Semantics) -> ReplayResult:
+            result = replayer.figures(
+                ReplayRequest(
+                    pair.call,
+                    pair.partner,
+                    slot_of,
+                    given,
+                    lambda slot, needs: self.paired.all_same(pair.index, (slot, *needs)),
+                    semantics,
+                    thorough,
+                )
+            )
+            if result.refused and pair.call.leaf and not semantics.name:
+                self.not_replayed.add(pair.call.id)
+            return result
+
+        return CallReplay(
+            figures,
+            lambda flagged: (
+                fault_cause(replayer.sides, pair.call, pair.partner, slot_of, flagged).cause
+            ),
+            lambda program: replayer.wide(program, slot_of),
+        )
+
+    def verdict(
+        self,
+        evidence: RegionEvidence,
+        figures: Sequence[tuple[str, judge.ReplayError]],
+        broken: float,
+    ) -> Verdict:
+        """The verdict that rests on the figures of a region's outputs, with the cause of an error
+        that came in.
+        """
+        known = dataclasses.replace(evidence.known, local=figures, broken=broken)
+        verdict = judge.judge_leaf(known)
+        if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
+            return verdict
+        assert self.replayer is not None
+        pair = evidence.pair
+        fault = fault_cause(
+            self.replayer.sides,
+            pair.call,
+            pair.partner,
+            functools.partial(self.paired.slot, pair.index),
+            [slot for slot, error in figures if error.score > 1],
+        )
+        known = dataclasses.replace(known, cause=CauseKind(fault.cause), cause_words=fault.words)
+        return judge.judge_leaf(known).replace(operator=fault.operator, source=fault.source)
+
+    def _is_surprising(self, index: int, result: ReplayResult) -> bool:
+        """Is there anything that a program must be right about the reference for, before it is
+        believed?
+        """
+        for name, local in result.local.items():
+            if local.score > 1 or (local.reference_rel or 0.0) > judge.LIMITS.growth * max(
+                local.floor_rel, local.u
+            ):
+                return True
+            slot = self.paired.slot(index, name)
+            if slot is not None and (self.errors.of(slot).value or 0.0) > judge.LIMITS.growth * (
+                (local.inherited_rel or 0.0) + local.floor_rel + 2 * local.u
+            ):
+                return True
+        return False

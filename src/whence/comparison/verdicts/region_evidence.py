@@ -1,0 +1,366 @@
+"""What both runs show of a region, collected once before anything is replayed or judged."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from whence import judge
+from whence.comparison.inputs.positions_masks import PositionsAndMasks
+from whence.comparison.paired_runs import PairedCall
+from whence.comparison.programs.programs import PLACED
+from whence.comparison.verdicts.pair_errors import PairErrors
+from whence.comparison.verdicts.parameters import Parameters
+from whence.comparison.verdicts.unseen_inputs import UnseenInputs
+from whence.records import Call, Region, marks
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_input, is_written, param_name, slot_kind
+from whence.results import SlotPair, VerdictKind
+
+_FEW_OPERATORS = 12  # of a program that is one layer and no network
+_FEW_HIDDEN = 2  # calls that show nothing and are judged as one operator with what they lead to
+
+
+class RegionOutput(NamedTuple):
+    """A tensor that a region made. name: its slot; what a child is given is "3:input.0"."""
+
+    name: str
+    slot: SlotPair
+    error: judge.PairError
+    is_equal: bool
+
+
+class ParameterDrift(NamedTuple):
+    """A parameter that parted between steps (its relative 2-norm) by more than the largest error
+    of any output before explains.
+    """
+
+    name: str
+    error: float
+    before: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionEvidence:
+    """What both runs show of a region.
+
+    segment: -1 for a leaf. known: errors of the inputs and outputs, and the parameters, as they are
+    judged. is_deep: nothing tells how many operators the region is. ahead: the largest error of all
+    that was made before a leaf whose place among the calls is a guess. scopes: of parameters of
+    calls inside, by slot.
+    """
+
+    pair: PairedCall
+    segment: int
+    inputs: Sequence[SlotPair]
+    outputs: Sequence[RegionOutput]
+    known: judge.LeafEvidence
+    is_deep: bool
+    ahead: judge.PairError | None = None
+    drift: ParameterDrift | None = None
+    scopes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def growth(self) -> judge.ErrorGrowth:
+        """Of the error from inputs to outputs."""
+        return judge.grow(self.known.inputs, self.known.outputs, self.known.u)
+
+
+class LeafEvidenceCollector:
+    """Collects the evidence of leaf calls."""
+
+    def __init__(self, errors: PairErrors, parameters: Parameters, unseen: UnseenInputs) -> None:
+        self.errors, self.paired = errors, errors.paired
+        self._parameters, self._unseen = parameters, unseen
+        self._largest_errors = self._largest_by_step()
+
+    def collect(self, index: int) -> RegionEvidence | None:
+        """The evidence of one pair of calls; None where all their tensors are bitwise equal."""
+        pair, slots = self.paired.pair(index), self.paired.slots[index]
+        call = pair.call
+        given = self._parameters.given(call, slots)
+        if slots and all(map(self.paired.is_equal, slots.values())):
+            return None
+        inputs, outputs, parameters = self._parameters.by_role(call, slots)
+        in_errors = [self.errors.of(s) for s in inputs]
+        if call.id in self._unseen.before:
+            in_errors.append(self._unseen.before[call.id])
+        out_errors = self._errors_of_outputs(inputs, outputs, in_errors)
+        u = max((e.u for e in out_errors), default=0.0)
+        if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
+            u = max([u, *(e.u for e in in_errors)])
+            out_errors = [
+                self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)
+            ]
+        if judge.grow(in_errors, out_errors, u).verdict == VerdictKind.INTRODUCED:
+            in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
+        known = judge.LeafEvidence(
+            index,
+            in_errors,
+            out_errors,
+            u,
+            parameters,
+            structural=self._shape_clash(inputs, outputs),
+            repeats=self._repeats[self._form(pair)] if u else 0,
+        )
+        return RegionEvidence(
+            pair,
+            -1,
+            inputs,
+            [
+                RegionOutput(s.reference_slot, s, e, self.paired.is_equal(s))
+                for s, e in zip(outputs, out_errors, strict=True)
+            ],
+            known,
+            is_deep=self._may_be_a_network(call),
+            ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
+            drift=self._drift(call, slots, given),
+        )
+
+    def _errors_of_outputs(
+        self,
+        inputs: Sequence[SlotPair],
+        outputs: Sequence[SlotPair],
+        in_errors: Sequence[judge.PairError],
+    ) -> list[judge.PairError]:
+        errors = [self.errors.of(s) for s in outputs]
+        if any(e.codes for e in in_errors):
+            return [self.errors.accumulated(s, e) for s, e in zip(outputs, errors, strict=True)]
+        return errors
+
+    def _largest_by_step(self) -> dict[int, float]:
+        """The largest error of any output, by step."""
+        largest: dict[int, float] = {}
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots, strict=True):
+            step = self.paired.calls[pair.reference].step
+            for slot in slots.values():
+                if is_written(slot.reference_slot) and not self.paired.is_equal(slot):
+                    largest[step] = max(largest.get(step, 0.0), self.errors.of(slot).value or 0.0)
+        return largest
+
+    def _drift(
+        self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+    ) -> ParameterDrift | None:
+        for name, was_given in given.items():
+            slot = slots[name]
+            if was_given or slot.reference_record in self.paired.made:
+                continue
+            error = self.errors.of(slot)
+            before = max((e for s, e in self._largest_errors.items() if s < call.step), default=0.0)
+            limit = max(
+                judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread
+            )
+            if error.value is not None and error.value > limit:
+                return ParameterDrift(param_name(name), error.value, before)
+        return None
+
+    def _may_be_a_network(self, call: Call) -> bool:
+        """Does nothing tell how many operators this leaf is?"""
+        if call.kind == "label" or marks.hidden_inside(call):
+            return True
+        if call.kind != "module" or call.parent != -1 or has_mark(call, Mark.PUT_TOGETHER):
+            return False
+        program = self.paired.reference.programs.get(call.program)
+        return program is None or len(program.operations) > _FEW_OPERATORS
+
+    @functools.cached_property
+    def _repeats(self) -> Counter[Hashable]:
+        """How many leaves of each form gave bitwise equal results, of those that were printed or
+        captured whole.
+        """
+        counts: Counter[Hashable] = Counter()
+        for index, slots in enumerate(self.paired.slots):
+            outputs = [s for s in slots.values() if is_written(s.reference_slot)]
+            pair = self.paired.pair(index)
+            if (
+                pair.call.leaf
+                and outputs
+                and all(
+                    self.errors.of(s).exact
+                    and self.paired.reference.records[s.reference_record].count
+                    for s in outputs
+                )
+            ):
+                counts[self._form(pair)] += 1
+        return counts
+
+    def _form(self, pair: PairedCall) -> Hashable:
+        """What calls that one kernel computes have in common: operators, and kinds of all that
+        they read and leave.
+        """
+        records = [
+            (slot_kind(r.slot), self.paired.reference.records[r.record]) for r in pair.call.refs
+        ]
+        return (
+            pair.call.op_type,
+            pair.partner.op_type,
+            tuple((kind, r.dtype, r.shape) for kind, r in records),
+        )
+
+    def _shape_clash(self, inputs: Sequence[SlotPair], outputs: Iterable[SlotPair]) -> str:
+        """Which output has another shape although all inputs agree in theirs, in words."""
+
+        def clashes(slot: SlotPair) -> bool:
+            reference, target = self.paired.records(slot)
+            # its own shape is not known, or not what is shown
+            partly = any(marks.is_unplaced(r) or r.whole for r in (reference, target))
+            return reference.shape != target.shape and not partly
+
+        slot = next(filter(clashes, outputs), None)
+        # Calls that have no input in common were asked nothing in common.
+        if slot is None or not inputs or any(map(clashes, inputs)):
+            return ""
+        why = self.paired.measured[slot.reference_record, slot.target_record].why
+        return f"{slot.reference_slot} has {why}, its inputs agree in shape"
+
+
+class SegmentEvidenceCollector:
+    """Collects the evidence of a container's own operators between two children, in the order of
+    execution: what the next child reads, or the container returns, against all it could see.
+
+    first: by record of the reference, the target's that it was first seen with.
+    """
+
+    def __init__(
+        self,
+        errors: PairErrors,
+        parameters: Parameters,
+        unseen: UnseenInputs,
+        positions: PositionsAndMasks,
+    ) -> None:
+        self.errors, self.paired = errors, errors.paired
+        self._parameters, self._unseen, self._positions = parameters, unseen, positions
+        self.first: dict[int, int] = {}
+        self._visible_errors: dict[int, list[judge.PairError]] = {}
+
+    def note(self, slots: Iterable[SlotPair]) -> None:
+        """Take note of tensors that were seen now."""
+        for slot in slots:
+            self.first.setdefault(slot.reference_record, slot.target_record)
+
+    def collect(self, region: Region, index: int) -> RegionEvidence | None:
+        """The evidence of a segment; None where nothing is its own."""
+        pair, slots = self.paired.pair(index), self.paired.slots[index]
+        call = pair.call
+        candidates = list(self._candidates(region, index))
+        if region.stretch == 0:
+            self.note(s for s in slots.values() if is_input(s.reference_slot))
+        outputs, fresh = self._own(region, pair, candidates)
+        errors_in = self._visible_errors.setdefault(
+            call.id, [self._unseen.before[call.id]] if call.id in self._unseen.before else []
+        )
+        errors_in += map(self.errors.of, self._read(region, fresh))
+        errors_in += self._unseen.within(call.id, region.stretch)
+        parameters, scopes = self._parameters_of(region, pair)
+        if not outputs and not any(p.comparable and not p.equal for _, p in parameters):
+            return None
+        # Who hands on from here what this segment spoilt has nothing to do with it.
+        self.first.update((o.slot.reference_record, o.slot.target_record) for o in outputs)
+        errors_out = [o.error for o in outputs]
+        u = max((e.u for e in errors_out), default=0.0)
+        return RegionEvidence(
+            pair,
+            region.stretch,
+            self._read(region, fresh),
+            outputs,
+            judge.LeafEvidence(index, tuple(errors_in), errors_out, u, parameters),
+            is_deep=self._is_behind_hidden_calls(region),
+            scopes=scopes,
+        )
+
+    def _read(self, region: Region, fresh: Set[int]) -> list[SlotPair]:
+        """What became visible at the boundary of a segment and was compared before."""
+        return [
+            SlotPair("", "", record, self.first[record])
+            for record in region.inputs
+            if record not in fresh and (record, self.first.get(record, -1)) in self.paired.measured
+        ]
+
+    def _candidates(self, region: Region, index: int) -> Iterator[tuple[str, SlotPair]]:
+        """What the next child reads, or the container returns, by name."""
+        children = self.paired.kids.get(region.call, [])
+        if region.stretch < len(children):
+            child = self.paired.pair_of.get(children[region.stretch])
+            for slot in self.paired.slots[child].values() if child is not None else ():
+                if is_input(slot.reference_slot):
+                    yield f"{region.stretch}:{slot.reference_slot}", slot
+            return
+        for slot in self.paired.slots[index].values():
+            if is_written(slot.reference_slot):
+                yield slot.reference_slot, slot
+
+    def _own(
+        self, region: Region, pair: PairedCall, candidates: Iterable[tuple[str, SlotPair]]
+    ) -> tuple[list[RegionOutput], set[int]]:
+        """What this segment made, and which records of the reference are seen here first."""
+        written = set(region.outputs)
+        outputs: list[RegionOutput] = []
+        fresh: set[int] = set()
+        for name, slot in candidates:
+            # What calls without a partner made was never compared before.
+            is_handed_on = (
+                slot.reference_record not in written and slot.reference_record in self.first
+            )
+            first = self.first.setdefault(slot.reference_record, slot.target_record)
+            # The reference handed this tensor on untouched; the target may have done something to
+            # it.
+            is_changed = first != slot.target_record and not self._have_one_content(
+                first, slot.target_record
+            )
+            if (
+                (is_changed or not is_handed_on)
+                and not self._positions.given(slot)
+                and not self._positions.counts_padding(pair.call, pair.partner, slot)
+            ):
+                outputs.append(
+                    RegionOutput(name, slot, self.errors.of(slot), self.paired.is_equal(slot))
+                )
+                fresh |= set() if is_handed_on else {slot.reference_record}
+        return outputs, fresh
+
+    def _parameters_of(
+        self, region: Region, pair: PairedCall
+    ) -> tuple[list[tuple[str, judge.ParameterDifference]], dict[str, str]]:
+        """Differences of the container's parameters and of those of calls inside without a
+        partner, told with its first segment; of the latter the scopes, by slot.
+        """
+        if region.stretch != 0:
+            return [], {}
+        _, _, parameters = self._parameters.by_role(pair.call, self.paired.slots[pair.index])
+        scopes: dict[str, str] = {}
+        for scope, name, difference in self._parameters.inside(pair.call, pair.partner):
+            scopes[f"{scope}.{name}"] = scope
+            parameters.append((f"{scope}.{name}", difference))
+        return parameters, scopes
+
+    def _have_one_content(self, *records: int) -> bool:
+        """Do two records of the target hold the same bytes, as far as that is known?"""
+        hashes = {self.paired.target.records[record].hash for record in records}
+        return len(hashes) == 1 and all(hashes)
+
+    def _is_behind_hidden_calls(self, region: Region) -> bool:
+        """Do more than a few innermost calls right before a segment show nothing that could be
+        measured?
+        """
+        hidden = 0
+        for child in reversed(self.paired.kids.get(region.call, [])[: region.stretch]):
+            if hidden > _FEW_HIDDEN or self._shows_something(child):
+                break
+            todo = [child]
+            while todo:
+                below = self.paired.kids.get(todo.pop(), [])
+                hidden += not below
+                todo += below
+        return hidden > _FEW_HIDDEN
+
+    def _shows_something(self, call: int) -> bool:
+        """Was an output of this call, or of one inside it, measured?"""
+        index = self.paired.pair_of.get(call)
+        slots = self.paired.slots[index].values() if index is not None else ()
+        written = (s for s in slots if is_written(s.reference_slot))
+        if any(self.errors.of(s).value is not None for s in written):
+            return True
+        return any(map(self._shows_something, self.paired.kids.get(call, ())))
