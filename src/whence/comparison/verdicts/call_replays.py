@@ -17,7 +17,7 @@ from whence.comparison.replays.fault_cause import fault_cause
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.replays.semantics import ReplayResult, Semantics
-from whence.comparison.verdicts.declared import CallReplay
+from whence.comparison.verdicts.declared.candidates import CallReplay
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.region_evidence import RegionEvidence
@@ -100,11 +100,11 @@ class CallReplays:
     def replay(self, pair: PairedCall, *, thorough: bool = False) -> ReplayResult:
         """Figures of all outputs of a call that its program gives."""
         assert self.replayer is not None
-        call, declaring = pair.call, self.errors.declaring
+        call, declared = pair.call, self.errors.declared
         replaying = self.of(pair, thorough=thorough)
-        result = replaying.figures(declaring.masking(call, pair.partner))
+        result = replaying.figures(declared.masked.semantics(call, pair.partner))
         if not call.leaf:
-            result = declaring.container(result, call, pair.partner, replaying)
+            result = declared.containers.replayed(result, pair, replaying)
         if self._is_surprising(pair.index, result):
             result = self.replayer.examined(call, result)
             if not result.local and self.replayer.instead(call, result.why):

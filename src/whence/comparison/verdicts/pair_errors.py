@@ -12,7 +12,7 @@ import numpy as np
 
 from whence import judge, metrics
 from whence.comparison.paired_runs import PairedRuns
-from whence.comparison.verdicts.declared import DeclaredDifferences
+from whence.comparison.verdicts.declared.differences import DeclaredDifferences
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.judge.policy import Policy
 from whence.records import Call
@@ -20,13 +20,13 @@ from whence.results import Measured, SlotPair
 
 
 class PairErrors:
-    """The errors of the pairs of two runs. declaring: the declared differences, which say what of a
+    """The errors of the pairs of two runs. declared: the declared differences, which say what of a
     pair is compared.
     """
 
     def __init__(self, paired: PairedRuns, policy: Policy | None, again: RepeatedRuns) -> None:
         self.paired, self._again = paired, again
-        self.declaring = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
+        self.declared = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
         self._lone_errors: dict[tuple[int, int], float] = {}
         self._masks: dict[tuple[int, int], judge.PairError] = {}
 
@@ -37,7 +37,7 @@ class PairErrors:
             self.paired.target.records[slot.target_record],
         )
         u = judge.roundoff(a, b)
-        unmasked = self.declaring.error(slot, metrics.measure, u)
+        unmasked = self.declared.masked.error(slot, metrics.measure, u)
         if unmasked is not None:
             return unmasked
         measured = self.paired.measured[slot.reference_record, slot.target_record]

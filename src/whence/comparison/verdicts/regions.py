@@ -117,7 +117,7 @@ class RegionJudge:
                 self._segment_judge.verdict(region, evidence) if evidence is not None else None
             )
             pair = self.paired.pair(index)
-            verdict = self.errors.declaring.stretch(verdict, pair.call, pair.partner, list(slots))
+            verdict = self.errors.declared.containers.segment(verdict, pair, list(slots))
             if verdict is not None:
                 verdict = self._segment_judge.located(verdict, region)
                 verdicts[region.call, region.stretch] = self._unless_partial(verdict, index)
@@ -130,8 +130,8 @@ class RegionJudge:
             )
         pair, known = evidence.pair, evidence.known
         replaying = self.replays.of(pair) if self.replays.replayer is not None else None
-        verdict, figures = self.errors.declaring.leaf(
-            known, pair.call, pair.partner, self.paired.slots[index], replaying
+        verdict, figures = self.errors.declared.leaves.judged(
+            known, pair, self.paired.slots[index], replaying
         )
         if verdict is not None:
             self.replays.figures[pair.call.id] = {str(i): e for i, e in enumerate(figures)}

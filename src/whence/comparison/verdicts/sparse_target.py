@@ -24,7 +24,7 @@ from whence.comparison.replays.call_tree import TreeWalk
 from whence.comparison.replays.replayer import Replayer
 from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.threads import Threads
-from whence.comparison.verdicts.declared import TensorTolerances, allows
+from whence.comparison.verdicts.declared.tolerances import allows
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.dtypes import Array
@@ -227,7 +227,7 @@ class SparseTargetJudge:
         self.calls = frozenset((*self.pairs, *self.labels))
         self.covered: set[int] = set()
         self.ran: set[int] = set()
-        self._tolerated = TensorTolerances(errors.declaring)
+        self._tolerated = errors.declared.tolerances
         self.not_replayed: set[int] = set()
         self.notes: list[str] = []
         self._slots: dict[int, tuple[int, SlotPair]] = {}

@@ -1,0 +1,1 @@
+"""Declared differences: what a policy allows, and quantised weights that nobody declared."""
