@@ -22,7 +22,7 @@ from whence.comparison.prepare.whole_model import put_together
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.regions import RegionJudge
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
-from whence.comparison.verdicts.sparse_target import inside
+from whence.comparison.verdicts.sparse_target.inner_tensors import inside
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.readers.figures import with_figures
 from whence.records import Region, Run, regions

@@ -179,7 +179,7 @@ def face(
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
     from whence import align
-    from whence.comparison.verdicts.sparse_target import inside
+    from whence.comparison.verdicts.sparse_target.inner_tensors import inside
     from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
 

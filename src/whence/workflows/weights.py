@@ -28,7 +28,7 @@ def map_weights(
     faces another).
     """
     from whence import align
-    from whence.comparison.verdicts.sparse_target import inside
+    from whence.comparison.verdicts.sparse_target.inner_tensors import inside
     from whence.readers.figures import with_figures
     from whence.readers.opening import open_run
     from whence.results import FacedWeight, WeightMap

@@ -22,7 +22,7 @@ from whence.comparison.verdicts.region_evidence import (
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.comparison.verdicts.second_look import look_again
 from whence.comparison.verdicts.segments import SegmentJudge
-from whence.comparison.verdicts.sparse_target import SparseTargetJudge
+from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Region
 from whence.records.slots import is_input, is_param, is_written
