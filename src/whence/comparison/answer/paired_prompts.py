@@ -1,0 +1,166 @@
+"""The prompts of two runs in pairs, and the tokens behind them that are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from whence import align
+from whence.align import prompts as sequences
+from whence.align.batches.prompts import Prompt
+from whence.dtypes import unit_roundoff
+from whence.errors import ElementsMissing
+from whence.judge.limits import U32
+from whence.metrics.logits import LogitFigures, of_token
+from whence.records import Call, Run
+
+_TF32, _BFLOAT16 = 2.0**-11, 2.0**-8
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlace:
+    """A token that is compared: number of its pair of prompts, index of the token before it, and
+    the figures of its logits (None: why not).
+    """
+
+    pair: int
+    index: int
+    figures: LogitFigures | None
+    is_equal: bool
+    why: str = ""
+
+
+class PairedPrompts:
+    """The prompts of two runs, and which of the reference's are the target's too (`pairs`).
+
+    reasons: why tokens of a run are not known.
+    """
+
+    def __init__(self, reference: Run, target: Run) -> None:
+        self.runs = reference, target
+        self.reasons: list[str] = []
+        self.reference = sequences.prompts(reference, whys=self.reasons)
+        self.target = sequences.prompts(target, [p.tokens for p in self.reference], self.reasons)
+        self.reference = sequences.prompts(reference, [p.tokens for p in self.target])
+        self.pairs = sequences.together(self.reference, self.target)
+        self._eos = [
+            {
+                name: _token_ids(settings.get("eos"))
+                for name, settings in align.settings_of(run).items()
+            }
+            for run in self.runs
+        ]
+
+    def pair(self, number: int) -> tuple[Prompt, Prompt]:
+        """The prompts of one pair."""
+        pair = self.pairs[number]
+        return self.reference[pair.reference], self.target[pair.target]
+
+    def call(self, place: TokenPlace) -> Call:
+        """The call of the reference that made the logits of a token."""
+        return self.runs[0].calls[self.pair(place.pair)[0].scores[place.index].call]
+
+    def moment(self, place: TokenPlace) -> tuple[int, int, int]:
+        """When the reference made the logits of a token."""
+        return self.call(place).order, self.pair(place.pair)[0].scores[place.index].row, place.index
+
+    @property
+    def is_forced(self) -> bool:
+        """Was the target given the reference's tokens?"""
+        return bool(self.runs[1].info.options.get("force_tokens"))
+
+    def errors(self) -> list[float]:
+        """Relative errors of the logits, wherever both runs had the same tokens before them."""
+        places = (p for number in range(len(self.pairs)) for p in self.places(number)[0])
+        return [p.figures.rel_logit_err for p in places if p.figures is not None]
+
+    def unpaired_length(self) -> int:
+        """How many tokens the reference chose behind prompts that the target does not have."""
+        paired = {pair.reference for pair in self.pairs}
+        return sum(self._length(0, p) for n, p in enumerate(self.reference) if n not in paired)
+
+    def _length(self, side: int, prompt: Prompt) -> int:
+        """How many choices behind a prompt have logits, with the one after its last token."""
+        return sum(prompt.prompt - 1 <= i < self._end(side, prompt) for i in prompt.scores)
+
+    def _end(self, side: int, prompt: Prompt) -> int:
+        """The token behind which nothing was chosen any more: the row was done, and only filled up
+        beside others.
+        """
+        start, tokens = max(prompt.prompt, 1), prompt.tokens
+        if len(tokens) == prompt.prompt:
+            return len(tokens)
+        filled = len(tokens) - 1
+        while filled > start and tokens[filled - 1] == tokens[-1]:
+            filled -= 1
+        ends = self._eos[side].get(prompt.call.root, ())
+        for index in range(start, len(tokens)):
+            has_ended = index > start and tokens[index - 1] in ends
+            if (has_ended or filled <= index < len(tokens) - 1) and self._best(
+                side, prompt, index - 1
+            ) not in (tokens[index], None):
+                return index - 1
+        return len(tokens) - (tokens[-1] in ends)
+
+    def _best(self, side: int, prompt: Prompt, index: int) -> int | None:
+        """The token that the logits behind a token choose, None where they were not kept."""
+        try:
+            return int(sequences.logits(self.runs[side], prompt.scores[index]).argmax())
+        except (KeyError, ElementsMissing):
+            return None
+
+    def places(self, number: int) -> tuple[list[TokenPlace], tuple[int, int]]:
+        """What of a pair of prompts is compared, and how many tokens each run chose."""
+        reference, target = self.pair(number)
+        lengths = self._length(0, reference), self._length(1, target)
+        start, stop = max(min(reference.prompt, target.prompt), 1), self.pairs[number].shared
+        if len(reference.calls) > 1 and len(target.calls) > 1:
+            stop = min(stop, self._end(0, reference), self._end(1, target))
+        places = []
+        for index in range(start - 1, stop):
+            if index not in reference.scores or index not in target.scores:
+                continue
+            try:
+                a, b = (
+                    sequences.logits(self.runs[0], reference.scores[index]),
+                    sequences.logits(self.runs[1], target.scores[index]),
+                )
+            except ElementsMissing as error:
+                places.append(TokenPlace(number, index, None, False, str(error)))
+                continue
+            is_equal = a.dtype == b.dtype and a.tobytes() == b.tobytes()
+            places.append(TokenPlace(number, index, of_token(a, b), is_equal))
+        return places, lengths
+
+    def roundoff(self, places: Iterable[TokenPlace], *, weights: bool = True) -> float:
+        """Unit roundoff of the coarser dtype that either model works in; 0 where a model is
+        quantised, which rounds otherwise, and where its precision is not known.
+
+        weights: False leaves quantised parameters out, where both runs have the same.
+        """
+        widths = [U32]
+        assumed = {run.info.options.get("precision") for run in self.runs}
+        if "unknown" in assumed:
+            return 0.0
+        if "16 bits" in assumed:
+            widths.append(_BFLOAT16)
+        for place in places:
+            for run, prompt in zip(self.runs, self.pair(place.pair), strict=True):
+                widths.append(unit_roundoff(run.records[prompt.scores[place.index].record].dtype))
+        for run in self.runs:
+            for settings in align.settings_of(run).values():
+                kinds = settings.get("parameter_dtypes") or {}
+                packed = [kind for kind in kinds if re.match(r"u?int\d|float[48]", str(kind))]
+                if packed and weights:
+                    return 0.0
+                widths += [unit_roundoff(str(kind)) for kind in kinds if kind not in packed]
+                if settings.get("matmul_precision", "highest") != "highest":
+                    widths.append(_TF32)
+        return max(widths)
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    if isinstance(ids, int):
+        return (ids,)
+    return tuple(i for i in ids if isinstance(i, int)) if isinstance(ids, list) else ()
