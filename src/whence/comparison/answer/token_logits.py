@@ -13,49 +13,32 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from whence import align, dtypes
+from whence import dtypes
+from whence.comparison.answer.logits_run import (
+    LogitsRun,
+    Rows,
+    Tensors,
+    TokenKey,
+    TokenLogits,
+    texts_of,
+)
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.records import Call, Note, Program, Record, Ref, Run, Step
+from whence.records import Run
 from whence.results import Comparison, Status, TokenKind, ViewRow
 
 if TYPE_CHECKING:
     from whence.comparison.options import CompareOptions
 
-# of their own spread: logits of one text are nearer to each other than this in two right runs,
-# those of two texts are not
-_ALIKE = 0.1
-_NARROW_BITS = 16
 _ASSUMED = (
     "no token ids are in the dumps: each next token is taken to be the largest logit of "
     "the one before"
 )
-
-
-class Found(NamedTuple):
-    """The logits of one token of one rank: the call, its slot, the record."""
-
-    call: Call
-    ref: Ref
-
-
-_Place = tuple[int, int]  # rank, token
-Tensors = dict[_Place, Found]
-
-
-class Rows(NamedTuple):
-    """One token in both dumps: logits as (rows of the batch, vocabulary), or why they cannot be
-    compared.
-    """
-
-    reference: Array | None
-    target: Array | None
-    why: str = ""
 
 
 def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
@@ -72,12 +55,12 @@ def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
     return one, other, any(alone)
 
 
-def _candidates(run: Run) -> dict[_Place, list[Found]]:
+def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
     """What calls returned at each token: fields called logits where there are any, else every
     tensor that may be logits.
     """
-    named: dict[_Place, list[Found]] = defaultdict(list)
-    every: dict[_Place, list[Found]] = defaultdict(list)
+    named: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
+    every: dict[TokenKey, list[TokenLogits]] = defaultdict(list)
     for call in sorted(run.calls, key=lambda c: c.order):
         for ref in (
             call.slots("output")
@@ -87,13 +70,13 @@ def _candidates(run: Run) -> dict[_Place, list[Found]]:
             record = run.records[ref.record]
             if record.shape and record.count and dtypes.is_floating(record.dtype):
                 place = call.rank, call.step
-                every[place].append(Found(call, ref))
+                every[place].append(TokenLogits(call, ref))
                 if ref.slot == "output.logits":
-                    named[place].append(Found(call, ref))
+                    named[place].append(TokenLogits(call, ref))
     return dict(named or every)
 
 
-def _width(run: Run, side: Mapping[_Place, Sequence[Found]]) -> int:
+def _width(run: Run, side: Mapping[TokenKey, Sequence[TokenLogits]]) -> int:
     """Entries of the logits, where it is clear which tensor they are; 0 where not."""
     extents = {
         run.records[several[0].ref.record].shape[-1]
@@ -103,7 +86,7 @@ def _width(run: Run, side: Mapping[_Place, Sequence[Found]]) -> int:
     return extents.pop() if len(extents) == 1 else 0
 
 
-def _chosen(run: Run, several: Sequence[Found], width: int) -> Found:
+def _chosen(run: Run, several: Sequence[TokenLogits], width: int) -> TokenLogits:
     """The logits among what a token's calls returned: as wide as the other dump's, of the model
     itself before the last call in it.
     """
@@ -124,10 +107,10 @@ def compared(
     pairs = {
         place: _rows(reference, target, left, right, place) for place in sorted({*left, *right})
     }
-    texts = _texts(pairs)
+    texts = texts_of(pairs)
     one, other = (
-        _Logits(reference, left, pairs, texts[0], 0),
-        _Logits(target, right, pairs, texts[1], 1),
+        LogitsRun(reference, left, pairs, texts[0], 0),
+        LogitsRun(target, right, pairs, texts[1], 1),
     )
     if one.is_narrow or other.is_narrow or (one.says_precision and other.says_precision):
         result = compare_logits(one, other, options)
@@ -143,7 +126,7 @@ def compared(
                 one.info, options={**one.info.options, "precision": "16 bits"}
             )
             result = _within_float32(compare_logits(one, other, options))
-    verdicts: dict[_Place, list[str]] = defaultdict(list)
+    verdicts: dict[TokenKey, list[str]] = defaultdict(list)
     if result.generation is not None:
         rank_of = {prompt.number: prompt.rank for prompt in result.generation.prompts}
         for token in result.generation.tokens:
@@ -222,7 +205,7 @@ def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, li
     return left, right, notes
 
 
-def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: _Place) -> Rows:
+def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: TokenKey) -> Rows:
     """The rows of a token in both dumps, one for each row of the batch."""
     arrays: list[Array | None] = [None, None]
     for n, (run, side, words) in enumerate(
@@ -279,142 +262,6 @@ def _last(array: Array, batch: int) -> Array | None:
     return rows.reshape(batch, -1, shape[-1])[:, -1] if len(rows) % batch == 0 else None
 
 
-def _texts(pairs: Mapping[_Place, Rows]) -> tuple[dict[_Place, Array], dict[_Place, Array]]:
-    """For each token the text that each run is taken to have been given, (rows, tokens so far): a
-    number for the row, then the tokens.
-    """
-    out: tuple[dict[_Place, Array], dict[_Place, Array]] = ({}, {})
-    for rank in sorted({rank for rank, _ in pairs}):
-        tokens = sorted(token for owner, token in pairs if owner == rank)
-        steps = [pairs[rank, token] for token in tokens]
-        rows = next((len(pair.reference) for pair in steps if pair.reference is not None), 1)
-        texts = [np.zeros((rows, len(steps) + 1), np.int64) for _ in out]
-        for text in texts:
-            text[:, 0] = np.arange(rows)
-        for place, (pair, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
-            if pair.reference is None or pair.target is None or len(pair.reference) != rows:
-                continue
-            best, other = pair.reference.argmax(-1), pair.target.argmax(-1)
-            for row in range(rows):
-                parted = best[row] != other[row] and not _goes_on_alike(following, row)
-                texts[0][row, place], texts[1][row, place] = (
-                    best[row],
-                    other[row] if parted else best[row],
-                )
-        for text, kept in zip(texts, out, strict=True):
-            kept.update({(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)})
-    return out
-
-
-def _goes_on_alike(following: Rows | None, row: int) -> bool:
-    """Are the logits behind the next token so near to each other that both runs were given the same
-    one?
-    """
-    from whence.metrics.logits import of_token
-
-    if (
-        following is None
-        or following.reference is None
-        or following.target is None
-        or row >= len(following.reference)
-    ):
-        return False
-    return of_token(following.reference[row], following.target[row]).rel_logit_err <= _ALIKE
-
-
-class _Logits:
-    """One side as a run of logits alone: for each token a call of the model, given the whole text
-    so far.
-
-    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model
-    computes.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        side: Tensors,
-        pairs: Mapping[_Place, Rows],
-        texts: Mapping[_Place, Array],
-        number: int,
-    ) -> None:
-        self.path, self.ended = run.path, run.ended
-        self.programs: Mapping[str, Program] = {}
-        self.notes: Sequence[Note] = [
-            note for note in run.notes if note.kind in ("error", "budget", "settings")
-        ]
-        self.calls: Sequence[Call] = []
-        self.records: Sequence[Record] = []
-        self.steps: Sequence[Step] = []
-        self._arrays: list[Array | None] = []
-        calls, records = list(self.calls), list(self.records)
-        narrow: list[bool] = []
-        made_by = next(iter(side.values())).call
-        root = made_by.scope or made_by.root
-        for rank, token in sorted(side):
-            pair = pairs[rank, token]
-            logits = pair.target if number else pair.reference
-            given = texts[rank, token]
-            dtype = run.records[side[rank, token].ref.record].dtype
-            if logits is not None and dtype == "float32":
-                logits, dtype = _as_rounded(logits)
-            narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
-            for array, kind in ((given, "int64"), (logits, dtype)):
-                shape = (
-                    (len(given), 1, 1)
-                    if array is None
-                    else array.shape
-                    if kind == "int64"
-                    else (len(array), 1, array.shape[-1])
-                )
-                records.append(
-                    Record(len(records), kind, tuple(shape), why=pair.why if array is None else "")
-                )
-                self._arrays.append(None if array is None else array.reshape(shape))
-            refs = (
-                Ref("input.input_ids", len(records) - 2),
-                Ref("output.logits", len(records) - 1),
-            )
-            n = len(calls)
-            calls.append(
-                Call(
-                    n,
-                    "",
-                    root,
-                    token,
-                    n,
-                    rank=rank,
-                    kind="module",
-                    op_type=root,
-                    number="0",
-                    leaf=True,
-                    refs=refs,
-                )
-            )
-        self.is_narrow, self.says_precision = any(narrow), bool(align.settings_of(run))
-        self.info = msgspec.structs.replace(
-            run.info, options={**run.info.options, "level": "logits"}
-        )
-        self.calls, self.records = calls, records
-        self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
-
-    def array(self, record: int) -> Array:
-        array = self._arrays[record]
-        if array is None:
-            raise ElementsMissing(self.records[record].why)
-        return array
-
-
-def _as_rounded(array: Array) -> tuple[Array, str]:
-    """float32 numbers that were rounded to 16 bits, as what they are; others as float32."""
-    for name in ("bfloat16", "float16"):
-        with np.errstate(over="ignore", invalid="ignore"):
-            narrow = array.astype(dtypes.named(name).numpy)
-            if np.array_equal(narrow.astype(np.float32), array, equal_nan=True) and np.any(array):
-                return narrow, name
-    return array, "float32"
-
-
 _WORST = (
     TokenKind.UNEXPLAINED,
     TokenKind.OFF,
@@ -429,8 +276,8 @@ _WORST = (
 def _view_row(
     reference: Run,
     target: Run,
-    one: Found | None,
-    other: Found | None,
+    one: TokenLogits | None,
+    other: TokenLogits | None,
     pair: Rows,
     verdicts: Sequence[str],
 ) -> ViewRow:

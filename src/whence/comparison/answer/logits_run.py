@@ -1,0 +1,179 @@
+"""One of two dumps that hold a tensor for each token as a run of logits alone, and the text that it
+is taken to have been given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from whence import align, dtypes
+from whence.dtypes import Array
+from whence.errors import ElementsMissing
+from whence.records import Call, Note, Program, Record, Ref, Run, Step
+
+# of their own spread: logits of one text are nearer to each other than this in two right runs,
+# those of two texts are not
+_ALIKE = 0.1
+_NARROW_BITS = 16
+
+
+class TokenLogits(NamedTuple):
+    """The logits of one token of one rank: the call, its slot, the record."""
+
+    call: Call
+    ref: Ref
+
+
+TokenKey = tuple[int, int]
+"""Rank, token."""
+Tensors = dict[TokenKey, TokenLogits]
+
+
+class Rows(NamedTuple):
+    """One token in both dumps: logits as (rows of the batch, vocabulary), or why they cannot be
+    compared.
+    """
+
+    reference: Array | None
+    target: Array | None
+    why: str = ""
+
+
+def texts_of(pairs: Mapping[TokenKey, Rows]) -> tuple[dict[TokenKey, Array], dict[TokenKey, Array]]:
+    """For each token the text that each run is taken to have been given, (rows, tokens so far): a
+    number for the row, then the tokens.
+    """
+    out: tuple[dict[TokenKey, Array], dict[TokenKey, Array]] = ({}, {})
+    for rank in sorted({rank for rank, _ in pairs}):
+        tokens = sorted(token for owner, token in pairs if owner == rank)
+        steps = [pairs[rank, token] for token in tokens]
+        rows = next((len(pair.reference) for pair in steps if pair.reference is not None), 1)
+        texts = [np.zeros((rows, len(steps) + 1), np.int64) for _ in out]
+        for text in texts:
+            text[:, 0] = np.arange(rows)
+        for place, (pair, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
+            if pair.reference is None or pair.target is None or len(pair.reference) != rows:
+                continue
+            best, other = pair.reference.argmax(-1), pair.target.argmax(-1)
+            for row in range(rows):
+                parted = best[row] != other[row] and not _goes_on_alike(following, row)
+                texts[0][row, place], texts[1][row, place] = (
+                    best[row],
+                    other[row] if parted else best[row],
+                )
+        for text, kept in zip(texts, out, strict=True):
+            kept.update({(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)})
+    return out
+
+
+def _goes_on_alike(following: Rows | None, row: int) -> bool:
+    """Are the logits behind the next token so near to each other that both runs were given the same
+    one?
+    """
+    from whence.metrics.logits import of_token
+
+    if (
+        following is None
+        or following.reference is None
+        or following.target is None
+        or row >= len(following.reference)
+    ):
+        return False
+    return of_token(following.reference[row], following.target[row]).rel_logit_err <= _ALIKE
+
+
+class LogitsRun:
+    """One side as a run of logits alone: for each token a call of the model, given the whole text
+    so far.
+
+    is_narrow: the logits have 16 bits. says_precision: the run says in which precision the model
+    computes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        side: Tensors,
+        pairs: Mapping[TokenKey, Rows],
+        texts: Mapping[TokenKey, Array],
+        number: int,
+    ) -> None:
+        self.path, self.ended = run.path, run.ended
+        self.programs: Mapping[str, Program] = {}
+        self.notes: Sequence[Note] = [
+            note for note in run.notes if note.kind in ("error", "budget", "settings")
+        ]
+        self.calls: Sequence[Call] = []
+        self.records: Sequence[Record] = []
+        self.steps: Sequence[Step] = []
+        self._arrays: list[Array | None] = []
+        calls, records = list(self.calls), list(self.records)
+        narrow: list[bool] = []
+        made_by = next(iter(side.values())).call
+        root = made_by.scope or made_by.root
+        for rank, token in sorted(side):
+            pair = pairs[rank, token]
+            logits = pair.target if number else pair.reference
+            given = texts[rank, token]
+            dtype = run.records[side[rank, token].ref.record].dtype
+            if logits is not None and dtype == "float32":
+                logits, dtype = _as_rounded(logits)
+            narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
+            for array, kind in ((given, "int64"), (logits, dtype)):
+                shape = (
+                    (len(given), 1, 1)
+                    if array is None
+                    else array.shape
+                    if kind == "int64"
+                    else (len(array), 1, array.shape[-1])
+                )
+                records.append(
+                    Record(len(records), kind, tuple(shape), why=pair.why if array is None else "")
+                )
+                self._arrays.append(None if array is None else array.reshape(shape))
+            refs = (
+                Ref("input.input_ids", len(records) - 2),
+                Ref("output.logits", len(records) - 1),
+            )
+            n = len(calls)
+            calls.append(
+                Call(
+                    n,
+                    "",
+                    root,
+                    token,
+                    n,
+                    rank=rank,
+                    kind="module",
+                    op_type=root,
+                    number="0",
+                    leaf=True,
+                    refs=refs,
+                )
+            )
+        self.is_narrow, self.says_precision = any(narrow), bool(align.settings_of(run))
+        self.info = msgspec.structs.replace(
+            run.info, options={**run.info.options, "level": "logits"}
+        )
+        self.calls, self.records = calls, records
+        self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
+
+    def array(self, record: int) -> Array:
+        array = self._arrays[record]
+        if array is None:
+            raise ElementsMissing(self.records[record].why)
+        return array
+
+
+def _as_rounded(array: Array) -> tuple[Array, str]:
+    """float32 numbers that were rounded to 16 bits, as what they are; others as float32."""
+    for name in ("bfloat16", "float16"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow = array.astype(dtypes.named(name).numpy)
+            if np.array_equal(narrow.astype(np.float32), array, equal_nan=True) and np.any(array):
+                return narrow, name
+    return array, "float32"
