@@ -101,7 +101,7 @@ def test_equal_logits_measure_nothing():
 def test_runs_of_the_reference_widen_what_is_noise():
     figures = _figures([0.005] * 10)
     assert all(j.off for j in token_flips.judged(figures, U32))
-    assert not any(j.off for j in token_flips.judged(figures, U32, again=[0.004] * 10))
+    assert not any(j.off for j in token_flips.judged(figures, U32, noise_errors=[0.004] * 10))
 
 
 def test_nan_is_off():

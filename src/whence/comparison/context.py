@@ -138,17 +138,17 @@ def context_of(
     """Align and measure two runs. again, third: as `compare_runs` takes them."""
     timing: dict[str, float] = {}
 
-    def progress(done: int, of: int, what: str) -> None:
+    def progress(number: int, of: int, words: str) -> None:
         if options.progress is not None:
-            options.progress(done, of, what)
+            options.progress(number, of, words)
 
     with timed(timing, "plan"):
         reference, target, labels_notes = plain(reference, target)
         prepared = prepare(reference, target, options)
-    left, right = prepared.reference, prepared.target
+    aligned_reference, aligned_target = prepared.reference, prepared.target
     with timed(timing, "again"):
         repeated = RepeatedRuns(
-            left,
+            aligned_reference,
             [prepared.like_reference(run, options) for run in again],
             allow=options.allow,
             model=options.model,
@@ -157,9 +157,9 @@ def context_of(
         )
     with timed(timing, "third"):
         finer = prepared.like_reference(third, options) if third is not None else None
-        third_run = ThirdRunJudge(left, right, finer, tell=progress)
-    plan = put_together(prepared.aligned.plan, left.calls, right.calls)
-    paired = PairedRuns(left, right, plan, options, progress)
+        third_run = ThirdRunJudge(aligned_reference, aligned_target, finer, tell=progress)
+    plan = put_together(prepared.aligned.plan, aligned_reference.calls, aligned_target.calls)
+    paired = PairedRuns(aligned_reference, aligned_target, plan, options, progress)
     errors = PairErrors(paired, options.policy, repeated)
     with timed(timing, "measure"):
         paired.measure()

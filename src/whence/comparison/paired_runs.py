@@ -40,8 +40,8 @@ class PairedRuns:
 
     calls: the reference's. pair_of: call of the reference -> index of its pair. slots: of each
     pair, by slot of the reference. target: with its masks in the reference's form (`unify_masks`);
-    shown: as it is. kids, target_kids: children of every call. made: records that some call of the
-    reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
+    shown: as it is. kids, target_kids: children of every call. written: records that some call of
+    the reference wrote. measured: by pair of records. stated: as `CompareOptions` has it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PairedRuns:
         self._options, self.progress = options, progress
         self.stated = options.stated
         self.calls = reference.calls
-        self.made = {r.record for c in self.calls for r in c.refs if is_written(r.slot)}
+        self.written = {r.record for c in self.calls for r in c.refs if is_written(r.slot)}
         self.kids, self.target_kids = children(self.calls), children(target.calls)
         self.plan = plan
         self.shown, self.target = target, unify_masks(reference, target, self.plan)
@@ -65,7 +65,7 @@ class PairedRuns:
             {s.reference_slot: s for s in p.slots} for p in self.plan.pairs
         ]
         self.measured: dict[tuple[int, int], Measured] = {}
-        self._held: dict[int, dict[str, int]] = {}
+        self._parameters: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
         self._made_of: dict[int, int] = {}
 
@@ -96,39 +96,39 @@ class PairedRuns:
         record = slot.target_record
         while record in self._made_of:
             record = self._made_of[record]
-        found = self._makers.get(record)
-        return self.target.calls[found] if found is not None else None
+        maker = self._makers.get(record)
+        return self.target.calls[maker] if maker is not None else None
 
     # ---- how far apart
 
     def measure(self) -> None:
         """Measure every pair of tensors, each once."""
-        wanted = dict.fromkeys(
+        pairs = dict.fromkeys(
             (s.reference_record, s.target_record) for p in self.plan.pairs for s in p.slots
         )
         out: dict[tuple[int, int], Measured] = {}
-        left: list[tuple[int, int]] = []
-        for key in wanted:
+        differing: list[tuple[int, int]] = []
+        for key in pairs:
             a, b = self.reference.records[key[0]], self.target.records[key[1]]
             if a.hash and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape:
                 out[key] = _SAME
-            elif said := next((r.why for r in (a, b) if marks.is_unplaced(r)), ""):
-                out[key] = Measured("none", False, why=said)
+            elif reason := next((r.why for r in (a, b) if marks.is_unplaced(r)), ""):
+                out[key] = Measured("none", False, why=reason)
             elif a.shape != b.shape:
                 out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
             else:
-                left.append(key)
+                differing.append(key)
         readable: list[tuple[int, int]] = []
 
         def arrays() -> Iterator[tuple[Array, Array]]:
-            for key in left:
+            for key in differing:
                 try:
                     pair = self.reference.array(key[0]), self.target.array(key[1])
                 except ElementsMissing as error:
                     out[key] = Measured("none", False, why=str(error))
                     continue
                 readable.append(key)
-                self.progress(len(readable), len(left), "measuring")
+                self.progress(len(readable), len(differing), "measuring")
                 yield pair
 
         results = metrics.measure_many(
@@ -175,13 +175,13 @@ class PairedRuns:
         has ("param.norm1.weight").
         """
         pair = self.plan.pairs[index]
-        other = self.target.calls[pair.target]
-        wrapped = self.inner_parameter(other, self.calls[pair.reference], slot)
+        partner = self.target.calls[pair.target]
+        wrapped = self.inner_parameter(partner, self.calls[pair.reference], slot)
         if wrapped is not None:
             return wrapped
         record = next((r.record for r in self.calls[pair.reference].refs if r.slot == slot), None)
-        name = f"{other.scope}.{param_name(slot)}" if other.scope else param_name(slot)
-        below = list(self.target_kids.get(other.id, ()))
+        name = f"{partner.scope}.{param_name(slot)}" if partner.scope else param_name(slot)
+        below = list(self.target_kids.get(partner.id, ()))
         while below and record is not None:
             call = self.target.calls[below.pop()]
             if name.startswith(f"{call.scope}."):
@@ -192,22 +192,26 @@ class PairedRuns:
                 below += self.target_kids.get(call.id, ())
         return None
 
-    def inner_parameter(self, other: Call, inner: Call, slot: str) -> SlotPair | None:
-        """What faces a parameter of a call without a partner: one that the target's call has
+    def inner_parameter(self, partner: Call, inner: Call, slot: str) -> SlotPair | None:
+        """The pair of a parameter of a call without a partner: one that the target's call has
         itself, under the same name.
         """
-        held = self._held.get(other.id)
-        if held is None:
-            held = {align.normal_scope(param_name(r.slot)): r.record for r in other.slots("param")}
-            self._held[other.id] = held
+        parameters = self._parameters.get(partner.id)
+        if parameters is None:
+            parameters = {
+                align.normal_scope(param_name(r.slot)): r.record for r in partner.slots("param")
+            }
+            self._parameters[partner.id] = parameters
         name = align.normal_scope(
             f"{inner.scope}.{param_name(slot)}" if inner.scope else param_name(slot)
         )
-        scope = align.normal_scope(other.scope)
-        record = held.get(name.removeprefix(f"{scope}.") if scope else name)
-        mine = next((r.record for r in inner.refs if r.slot == slot), None)
+        scope = align.normal_scope(partner.scope)
+        record = parameters.get(name.removeprefix(f"{scope}.") if scope else name)
+        own_record = next((r.record for r in inner.refs if r.slot == slot), None)
         return (
-            SlotPair(slot, slot, mine, record) if record is not None and mine is not None else None
+            SlotPair(slot, slot, own_record, record)
+            if record is not None and own_record is not None
+            else None
         )
 
     def all_same(self, index: int, slots: Iterable[str]) -> bool:
@@ -225,13 +229,13 @@ class PairedRuns:
         """Calls below this one without a partner, and without one between; of those that were asked
         for.
         """
-        found: list[int] = []
+        unpaired: list[int] = []
         todo = [call]
         while todo:
             below = [k for k in self.kids.get(todo.pop(), ()) if k not in self.pair_of]
-            found += [k for k in below if not marks.has_mark(self.calls[k], Mark.NOT_SELECTED)]
+            unpaired += [k for k in below if not marks.has_mark(self.calls[k], Mark.NOT_SELECTED)]
             todo += below
-        return found
+        return unpaired
 
     def shows_no_inside(self, index: int, pair: CallPair) -> bool:
         """Is this a call whose inside only the reference shows, with the same bits going in and

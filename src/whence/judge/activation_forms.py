@@ -71,24 +71,24 @@ def told_apart(
     forms = forms_of(op_type)
     if not forms:
         return None
-    ours, theirs = _form(forms, *reference), _form(forms, *target)
-    if ours is None or theirs is None or ours[0] == theirs[0]:
+    reference_fit, target_fit = _form(forms, *reference), _form(forms, *target)
+    if reference_fit is None or target_fit is None or reference_fit[0] == target_fit[0]:
         return None
-    name, x, values, found = theirs
-    other = _rounded(forms[ours[0]](x), found.dtype)
-    parts = values != other
-    y, mine, his = (a[parts].astype(np.float64) for a in (found, values, other))
-    agree = int(np.count_nonzero(np.abs(y - mine) * FORM_NEARER <= np.abs(y - his)))
+    name, x, values, output = target_fit
+    expected = _rounded(forms[reference_fit[0]](x), output.dtype)
+    parts = values != expected
+    y, near, far = (a[parts].astype(np.float64) for a in (output, values, expected))
+    agree = int(np.count_nonzero(np.abs(y - near) * FORM_NEARER <= np.abs(y - far)))
     many = int(np.count_nonzero(parts))
     return (
-        ActivationForms(ours[0], name, many, agree)
+        ActivationForms(reference_fit[0], name, many, agree)
         if many >= FORM_LEAST and agree >= FORM_AGREES * many
         else None
     )
 
 
 def _form(
-    forms: dict[str, Callable[[Floats], Floats]], given: Array, made: Array
+    forms: dict[str, Callable[[Floats], Floats]], x_recorded: Array, y_recorded: Array
 ) -> tuple[str, Floats, Any, Any] | None:
     """(form, input, its values rounded as the output, the output) of the one form that an output
     has; None when none or several fit.
@@ -96,28 +96,28 @@ def _form(
     Of finite elements.
     """
     if (
-        given.shape != made.shape
-        or not given.size
-        or any(dtypes.of(a).kind != "float" for a in (given, made))
+        x_recorded.shape != y_recorded.shape
+        or not x_recorded.size
+        or any(dtypes.of(a).kind != "float" for a in (x_recorded, y_recorded))
     ):
         return None
-    x, y = _flat(given), _flat(made)
+    x, y = _flat(x_recorded), _flat(y_recorded)
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
-    kind = made.dtype
-    found = y.astype(kind)
+    kind = y_recorded.dtype
+    recorded = y.astype(kind)
     fits = []
     for name, form in forms.items():
         with np.errstate(over="ignore", invalid="ignore"):
             wide = form(x)
         values = _rounded(wide, kind)
-        if dtypes.of(made).bits <= 16:
-            off = int(np.count_nonzero(values != found))
+        if dtypes.of(y_recorded).bits <= 16:
+            off = int(np.count_nonzero(values != recorded))
         else:
             # float32 kernels are some roundings off; forms part by thousands.
             room = (
                 FORM_CLOSE
-                * float(dtypes.of(made).unit_roundoff or 0.0)
+                * float(dtypes.of(y_recorded).unit_roundoff or 0.0)
                 * np.maximum(np.abs(x), np.abs(wide))
             )
             off = int(np.count_nonzero(np.abs(wide - y) > room))
@@ -126,7 +126,7 @@ def _form(
     best, second = fits[0][0], fits[1][0]
     if second - best < FORM_LEAST or best > (1 - FORM_AGREES) * second:
         return None
-    return fits[0][1], x, fits[0][2], found
+    return fits[0][1], x, fits[0][2], recorded
 
 
 def _flat(array: Array) -> Floats:

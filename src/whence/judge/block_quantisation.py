@@ -40,15 +40,17 @@ def in_blocks(array: Array, *, width: int) -> Array:
     # In float32, as the kernels do: which code a value near the middle of two gets hangs on the
     # last bit.
     blocks = array.astype(np.float32).reshape(-1, width)
-    most = np.abs(blocks).max(axis=1, keepdims=True)
-    coded = most / np.float32(_TOP) < (_FLOAT16 if width == 32 else np.inf)
-    most = np.where(coded, most, np.float32(0))
-    times = np.divide(np.float32(_TOP), most, out=np.zeros_like(most), where=most > _LEAST)
-    scale = most / np.float32(_TOP)
-    kept = scale.astype(np.float16) if width == 32 else scale
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    coded = largest / np.float32(_TOP) < (_FLOAT16 if width == 32 else np.inf)
+    largest = np.where(coded, largest, np.float32(0))
+    times = np.divide(np.float32(_TOP), largest, out=np.zeros_like(largest), where=largest > _LEAST)
+    scale = largest / np.float32(_TOP)
+    stored_scale = scale.astype(np.float16) if width == 32 else scale
     codes = np.rint(np.where(coded, blocks, np.float32(0)) * times)
-    made = np.where(coded, codes.astype(np.float64) * kept.astype(np.float64), np.nan)
-    out: Array = made.astype(array.dtype).reshape(array.shape)
+    dequantised = np.where(
+        coded, codes.astype(np.float64) * stored_scale.astype(np.float64), np.nan
+    )
+    out: Array = dequantised.astype(array.dtype).reshape(array.shape)
     return out
 
 
@@ -59,9 +61,9 @@ def by_row(output: Array, right: Array) -> F64:
     y, r = (x.astype(np.float64).reshape(-1, x.shape[-1] if x.ndim else 1) for x in (output, right))
     finite: npt.NDArray[np.bool_] = np.isfinite(np.concatenate([y, r], axis=1)).all(axis=1)
     y, r = y[finite], r[finite]
-    size, apart = np.linalg.norm(r, axis=1), np.linalg.norm(y - r, axis=1)
+    size, error = np.linalg.norm(r, axis=1), np.linalg.norm(y - r, axis=1)
     out = np.full(len(finite), np.inf)
-    out[finite] = np.divide(apart, size, out=np.where(apart > 0, np.inf, 0.0), where=size > 0)
+    out[finite] = np.divide(error, size, out=np.where(error > 0, np.inf, 0.0), where=size > 0)
     return out
 
 
@@ -70,17 +72,17 @@ def typical(errors: F64) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def gain(before: F64, after: F64) -> float:
+def gain(plain: F64, coded: F64) -> float:
     """By how much errors by row fall, root mean square; 0 where one row stays several times further
     off than rows were before.
 
     Rows count alike: one of giant activations does not stand for the others. A fault in one row is
     none that coarser codes explain.
     """
-    if not after.size or not np.isfinite(after).all():
+    if not coded.size or not np.isfinite(coded).all():
         return 0.0
-    usual, left = typical(before), typical(after)
-    if float(after.max()) > CODES_OUTLYING_ROW * usual:
+    usual, remaining = typical(plain), typical(coded)
+    if float(coded.max()) > CODES_OUTLYING_ROW * usual:
         return 0.0
-    found = usual / left if left else np.inf
-    return found if float(after.max()) <= usual else min(found, CODES_EXPLAINED / 2)
+    ratio = usual / remaining if remaining else np.inf
+    return ratio if float(coded.max()) <= usual else min(ratio, CODES_EXPLAINED / 2)

@@ -59,9 +59,9 @@ def measure(
     size, error = norm(r), norm(y - r)
     floor = max(math.sqrt(float(square.sum())), 0.3 * u * size)
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
-    z, at = worst(y - r, np.sqrt(square), r, u, size, last)
+    z, place = worst(y - r, np.sqrt(square), r, u, size, last)
     if mismatch:
-        at = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
+        place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None
     if reference is not None and reference.size == output.size:
         g = np.where(keep, flat(reference), 0.0)
@@ -71,7 +71,7 @@ def measure(
         0.0,
         ratio(error, floor),
         z,
-        index_of(at // (y.size // output.size), output) if output.ndim else (),
+        index_of(place // (y.size // output.size), output) if output.ndim else (),
         error_rel=ratio(error, size),
         floor_rel=floor / size if size else 0.0,
         inherited_rel=inherited,
@@ -98,8 +98,8 @@ def steadier(
     over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
     if over != {"z"} or local.mismatch or any(c.shape != output.shape for c in copies):
         return local
-    again = measure(output, wide, copies, limits=limits)
-    if again.z >= local.z:
+    steady = measure(output, wide, copies, limits=limits)
+    if steady.z >= local.z:
         return local
-    local = dataclasses.replace(local, z=again.z, z_index=again.z_index)
+    local = dataclasses.replace(local, z=steady.z, z_index=steady.z_index)
     return dataclasses.replace(local, score=max(local.parts(limits).values()))

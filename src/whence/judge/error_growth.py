@@ -109,13 +109,13 @@ def between(reference: Array, target: Array, u: float) -> PairError:
     every norm. Source: VERDICT.md.
     """
     a, b = reference.astype(np.float64), target.astype(np.float64)
-    same = is_mask_fill(reference) & is_mask_fill(target) & (np.signbit(a) == np.signbit(b))
-    x, y = a[~same], b[~same]
+    sentinel = is_mask_fill(reference) & is_mask_fill(target) & (np.signbit(a) == np.signbit(b))
+    x, y = a[~sentinel], b[~sentinel]
     if not np.array_equal(np.isfinite(x), np.isfinite(y)):
         return PairError(math.inf, u=u)
-    size, apart = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
+    size, error = float(np.linalg.norm(x)), float(np.linalg.norm(x - y))
     return PairError(
-        apart / size if size else (0.0 if apart == 0 else math.inf), exact=apart == 0, u=u
+        error / size if size else (0.0 if error == 0 else math.inf), exact=error == 0, u=u
     )
 
 
@@ -130,17 +130,17 @@ def below_masks(reference: Array, target: Array, error: PairError) -> PairError:
     a, b = reference.astype(np.float64), target.astype(np.float64)
     if not (a.size and np.isfinite(a).all() and np.isfinite(b).all()):
         return error
-    size, other = np.abs(a), np.abs(b)
+    size, size_target = np.abs(a), np.abs(b)
     big = size >= DWARFS * size.max()
-    same = np.array_equal(big, other >= DWARFS * other.max()) and np.array_equal(
+    agree = np.array_equal(big, size_target >= DWARFS * size_target.max()) and np.array_equal(
         np.signbit(a[big]), np.signbit(b[big])
     )
-    rest = max(size[~big].max(initial=0.0), other[~big].max(initial=0.0))
-    if not same or big.sum() < 2 or rest == 0.0 or rest > DWARFED * size[big].min():
+    below = max(size[~big].max(initial=0.0), size_target[~big].max(initial=0.0))
+    if not agree or big.sum() < 2 or below == 0.0 or below > DWARFED * size[big].min():
         return error
     x, y = a[~big], b[~big]
-    apart = float(np.linalg.norm(x - y)) / (float(np.linalg.norm(x)) or rest)
-    return dataclasses.replace(error, value=max(error.value or 0.0, apart), drift=None)
+    visible = float(np.linalg.norm(x - y)) / (float(np.linalg.norm(x)) or below)
+    return dataclasses.replace(error, value=max(error.value or 0.0, visible), drift=None)
 
 
 def may_be_masked(record: Record) -> bool:
@@ -241,12 +241,12 @@ def grow(
     known_in = [e.inherited for e in inputs if e.inherited is not None]
     if any(known_in):
         flipped = [e for e in outputs if e.u == 0 and e.value == 1.0]
-        rest = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
-        if flipped and not any(e.value for e in rest):
+        unflipped = [e for e in outputs if not (e.u == 0 and e.value == 1.0)]
+        if flipped and not any(e.value for e in unflipped):
             return ErrorGrowth(
                 VerdictKind.UNDETERMINED, 0.0, max(known_in), 1.0, Evidence.TWO_DUMPS
             )
-        outputs = rest
+        outputs = unflipped
     known_out = [e.value for e in outputs if e.value is not None]
     if not known_out:
         return ErrorGrowth(VerdictKind.UNDETERMINED, 0.0, 0.0, 0.0, Evidence.NONE)
@@ -278,16 +278,16 @@ def grow(
         )
     unlike = e_in >= UNLIKE_INPUTS and evidence == Evidence.TWO_DUMPS
     moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
-    found = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
+    result = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
         verdict = VerdictKind.UNDETERMINED
-    elif found.score(limits) > 1:
+    elif result.score(limits) > 1:
         verdict = VerdictKind.INTRODUCED
     elif growth > limits.amplified:
         verdict = VerdictKind.AMPLIFIED
     else:
         verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
-    return dataclasses.replace(found, verdict=verdict)
+    return dataclasses.replace(result, verdict=verdict)
 
 
 def _moved(
@@ -296,22 +296,22 @@ def _moved(
     """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs
     and rounding move.
     """
-    known = [
+    sizes = [
         max(e.drift[:3]) if e.drift is not None else e.inherited or 0.0
         for e in inputs
         if e.value is not None
     ]
-    band = max(known, default=0.0) + 4 * u
+    band = max(sizes, default=0.0) + 4 * u
     worst = ("", 0.0)
-    alone = all(e.lone == 0 for e in inputs)
+    no_lone = all(e.lone == 0 for e in inputs)
     for error in outputs:
-        if error.lone and alone and (u or band):
+        if error.lone and no_lone and (u or band):
             by = (
                 error.lone
                 / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread)
                 / limits.lone
             )
-            worst = max(worst, ("lone", by), key=lambda found: found[1])
+            worst = max(worst, ("lone", by), key=lambda item: item[1])
         if error.drift is None or error.exact or band == 0:
             continue
         room = max(band, error.spread)

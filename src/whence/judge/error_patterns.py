@@ -57,10 +57,10 @@ def sight(reference: Array, target: Array, u: float, room: float) -> Sight | Non
     ):
         return None
     g, t = reference.astype(np.float64), target.astype(np.float64)
-    both = np.isfinite(g) & np.isfinite(t)
-    g, t = np.where(both, g, 0.0), np.where(both, t, 0.0)
-    size, apart = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
-    if not size or not apart:
+    finite = np.isfinite(g) & np.isfinite(t)
+    g, t = np.where(finite, g, 0.0), np.where(finite, t, 0.0)
+    size, error = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
+    if not size or not error:
         return None
     typical = _typical(g, t)
     pattern = _one_number(g, t, room) if g.size >= PATTERN_ELEMENTS_ONE_NUMBER else ""
@@ -83,12 +83,12 @@ def _one_number(g: F64, t: F64, room: float) -> str:
     if spread <= PATTERN_VARIED * abs(mean):
         return ""
     e, size = t - g, float(np.linalg.norm(g))
-    apart = float(np.linalg.norm(e))
+    error = float(np.linalg.norm(e))
 
-    def explains(rest: F64, effect: float) -> bool:
-        left = float(np.linalg.norm(rest))
-        return left <= PATTERN_REST * apart and (
-            left <= room * size or abs(effect) >= PATTERN_EFFECT
+    def explains(remainder: F64, effect: float) -> bool:
+        remaining = float(np.linalg.norm(remainder))
+        return remaining <= PATTERN_REST * error and (
+            remaining <= room * size or abs(effect) >= PATTERN_EFFECT
         )
 
     large = np.abs(g) >= max(float(np.median(np.abs(g))), 1e-300)
@@ -115,12 +115,12 @@ def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
         power, error = (g * g).sum(around), ((t - g) ** 2).sum(around)
         relative = np.sqrt(error / np.maximum(power, power.mean()))
         bad = relative > PATTERN_FAR * room
-        rest = (
+        background = (
             math.sqrt(float(error[~bad].sum()) / max(float(power[~bad].sum()), 1e-300))
             if not bad.all()
             else math.inf
         )
-        if bad.any() and bad.sum() <= PATTERN_FAR_SLICES * count and rest <= room:
+        if bad.any() and bad.sum() <= PATTERN_FAR_SLICES * count and background <= room:
             return (
                 f"{_named('channel' if channel else 'row', np.flatnonzero(bad))} of {count} "
                 f"{'is' if bad.sum() == 1 else 'are'} far off"
@@ -130,7 +130,7 @@ def _slices(g: F64, t: F64, room: float, fine: bool) -> str:
 
 def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
     """Channels or rows that stand in another place."""
-    size, apart = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
+    size, error = float(np.linalg.norm(g)), float(np.linalg.norm(t - g))
     for axis in reversed(range(g.ndim)):
         count = g.shape[axis]
         each = g.size // count
@@ -138,25 +138,28 @@ def _moved(g: F64, t: F64, room: float, fine: bool) -> str:
             continue
         a, b = (np.moveaxis(x, axis, 0).reshape(count, -1) for x in (g, t))
         distance = np.maximum((b * b).sum(1)[:, None] + (a * a).sum(1) - 2 * b @ a.T, 0.0)
-        own, nearest = np.diagonal(distance), distance.argmin(1)
-        moved = distance[np.arange(count), nearest] < PATTERN_CLOSER**2 * own
+        in_place, nearest = np.diagonal(distance), distance.argmin(1)
+        moved = distance[np.arange(count), nearest] < PATTERN_CLOSER**2 * in_place
         channel = axis == g.ndim - 1
         if not moved.any() or (not channel and not fine and 2 * moved.sum() < count):
             continue
-        left = float(np.linalg.norm(b - a[np.where(moved, nearest, np.arange(count))]))
-        if left <= PATTERN_REST * apart and left <= max(room, PATTERN_STRAY * apart / size) * size:
-            what = _named("channel" if channel else "row", np.flatnonzero(moved))
+        remaining = float(np.linalg.norm(b - a[np.where(moved, nearest, np.arange(count))]))
+        if (
+            remaining <= PATTERN_REST * error
+            and remaining <= max(room, PATTERN_STRAY * error / size) * size
+        ):
+            words = _named("channel" if channel else "row", np.flatnonzero(moved))
             return (
-                f"{what} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place "
+                f"{words} of {count} {'stands' if moved.sum() == 1 else 'stand'} in the place "
                 "of others"
             )
     return ""
 
 
-def _named(what: str, which: npt.NDArray[np.int64]) -> str:
-    if len(which) == 1:
-        return f"{what} {which[0]}"
+def _named(noun: str, places: npt.NDArray[np.int64]) -> str:
+    if len(places) == 1:
+        return f"{noun} {places[0]}"
     return (
-        f"{len(which)} {what}s "
-        f"({', '.join(map(str, which[:4]))}{', ...' if len(which) > 4 else ''})"
+        f"{len(places)} {noun}s "
+        f"({', '.join(map(str, places[:4]))}{', ...' if len(places) > 4 else ''})"
     )

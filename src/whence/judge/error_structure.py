@@ -21,7 +21,7 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What was found in d = output - working replay.
+    """What shows in d = output - working replay.
 
     slope, slope_z: one scale on everything, and its significance clustered by row and by channel
     (the lower). row, channel: root mean square of the per-row and per-channel scale z, 1 for noise,
@@ -60,7 +60,7 @@ def structure(d: F64, r: F64, last: int) -> Structure:
     row, row_effect = _coherence(product, squares, power, 1)
     channel, channel_effect = _coherence(product, squares, power, 0)
     size = math.sqrt(float(np.einsum("i,i->", d, d)) / d.size)
-    shift, shift_effect, at = _shift(rows, size, rms)
+    shift, shift_effect, place = _shift(rows, size, rms)
     value, value_effect = _by_value(d, r, size, rms)
     return Structure(
         slope,
@@ -71,7 +71,7 @@ def structure(d: F64, r: F64, last: int) -> Structure:
         channel_effect,
         shift,
         shift_effect,
-        at,
+        place,
         value,
         value_effect,
         changed,
@@ -103,19 +103,19 @@ def weaker(a: Structure, b: Structure) -> Structure:
     )
 
 
-def without_memory(found: Structure, own: F64, r: F64, last: int) -> Structure:
-    """The same, where the operator's own rounding `own` (1-D, working - wide replay) is alike from
-    row to row.
+def without_memory(structure: Structure, own_error: F64, r: F64, last: int) -> Structure:
+    """The same, where the operator's own rounding `own_error` (1-D, working - wide replay) is alike
+    from row to row.
 
     A recurrence hands its rounding on from step to step, and rows that are nearly equal round
     alike: n rows are then worth fewer, and what is summed over rows looks more significant than it
-    is. By how much shows in `own`: the root mean square over the channels of the z of their scale,
-    and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in float16:
-    5.9.)
+    is. By how much shows in `own_error`: the root mean square over the channels of the z of their
+    scale, and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in
+    float16: 5.9.)
     """
-    if own.size < STRUCTURE_ELEMENTS or last < 2 or own.size == last:
-        return found
-    rows = own.reshape(-1, last)
+    if own_error.size < STRUCTURE_ELEMENTS or last < 2 or own_error.size == last:
+        return structure
+    rows = own_error.reshape(-1, last)
     product = rows * r.reshape(-1, last)
     scales = max(1.0, _coherence(product, product * product, (r * r).reshape(-1, last), 0)[0])
     spread = rows.std(0, ddof=1) / math.sqrt(rows.shape[0])
@@ -123,26 +123,29 @@ def without_memory(found: Structure, own: F64, r: F64, last: int) -> Structure:
     z = rows.mean(0)[moved] / spread[moved]
     means = max(1.0, math.sqrt(float((z * z).mean()))) if z.size else 1.0
     return replace(
-        found, channel=found.channel / scales, shift=found.shift / means, value=found.value / means
+        structure,
+        channel=structure.channel / scales,
+        shift=structure.shift / means,
+        value=structure.value / means,
     )
 
 
-def without_own_rows(found: Structure, own: F64, r: F64, last: int) -> Structure:
-    """The same, without scales of rows where the program's own rounding `own` (1-D) gives its n
-    rows scales as large.
+def without_own_rows(structure: Structure, own_error: F64, r: F64, last: int) -> Structure:
+    """The same, without scales of rows where the program's own rounding `own_error` (1-D) gives its
+    n rows scales as large.
 
     Attention weights rounded to 16 bits no longer sum to one, so every row gets a scale of its own.
     Code that rounds them elsewhere (before the division, not at all) gives other scales of the same
     size: their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
     F(n, n) has the variance 1 / n).
     """
-    product = own.reshape(-1, last) * r.reshape(-1, last)
+    product = own_error.reshape(-1, last) * r.reshape(-1, last)
     row, effect = _coherence(product, product * product, (r * r).reshape(-1, last), 1)
     factor = math.exp(3.1 / math.sqrt(product.shape[0]))
     return (
-        replace(found, row=0.0)
-        if found.row <= factor * row and found.row_effect <= factor * effect
-        else found
+        replace(structure, row=0.0)
+        if structure.row <= factor * row and structure.row_effect <= factor * effect
+        else structure
     )
 
 
@@ -182,8 +185,8 @@ def _shift(rows: F64, size: float, rms: float) -> tuple[float, float, int]:
     # its own.
     spread = rows.std(0, ddof=1) / math.sqrt(n) + 0.25 * size / math.sqrt(n)
     z = np.abs(mean) / np.maximum(spread, 1e-300)
-    at = int(z.argmax())
-    return float(z[at]), abs(float(mean[at])) / rms, at
+    place = int(z.argmax())
+    return float(z[place]), abs(float(mean[place])) / rms, place
 
 
 def _by_value(d: F64, r: F64, size: float, rms: float) -> tuple[float, float]:
@@ -195,5 +198,5 @@ def _by_value(d: F64, r: F64, size: float, rms: float) -> tuple[float, float]:
     mean = binned.mean(1)
     spread = binned.std(1, ddof=1) / math.sqrt(n) + 0.1 * size / math.sqrt(n)
     z = np.abs(mean) / np.maximum(spread, 1e-300)
-    at = int(z.argmax())
-    return float(z[at]), abs(float(mean[at])) / rms
+    place = int(z.argmax())
+    return float(z[place]), abs(float(mean[place])) / rms

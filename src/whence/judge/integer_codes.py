@@ -38,15 +38,15 @@ def error_of_codes(measured: Measured) -> PairError | None:
     several steps.
     """
     values = measured.values
-    apart, rms, largest, spread = (
+    mean, rms, largest, spread = (
         values.get(k) for k in ("mean_abs_err", "rmse", "max_abs_err", "reference_std")
     )
     count = values.get("compared")
-    if apart is None or rms is None or largest is None or not spread or not count:
+    if mean is None or rms is None or largest is None or not spread or not count:
         return None
     lone = (largest - 1) / spread if largest >= 2 else 0.0
     return PairError(
-        apart / (_MEAN * spread),
+        mean / (_MEAN * spread),
         u=CODES_BY_CHANCE / (_MEAN * spread * count),
         lone=lone,
         codes=True,
@@ -85,12 +85,12 @@ def at_boundaries(values: Array, reference: Array, target: Array, u: float) -> b
     if not values.shape == reference.shape == target.shape or not dtypes.of(values).is_floating:
         return False
     a, b = reference.astype(np.int64), target.astype(np.int64)
-    apart = a != b
+    differing = a != b
     if np.abs(a - b).max(initial=0) > 1:
         return False
-    x, lower = values[apart].astype(np.float64), np.minimum(a, b)[apart]
+    x, lower = values[differing].astype(np.float64), np.minimum(a, b)[differing]
     for code in np.unique(lower):
-        there = x[lower == code]
-        if not np.ptp(there) <= CODE_BOUNDARY * u * np.abs(there).max():
+        boundary = x[lower == code]
+        if not np.ptp(boundary) <= CODE_BOUNDARY * u * np.abs(boundary).max():
             return False
     return True

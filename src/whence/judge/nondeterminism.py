@@ -22,26 +22,26 @@ from whence.results import CauseKind, Confidence, Measured, Verdict, VerdictKind
 _PASS = (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 
 
-def elementwise(reference: Array, again: Iterable[Array]) -> Array:
-    """max over the further runs of |again - reference|, element by element.
+def elementwise(reference: Array, further: Iterable[Array]) -> Array:
+    """max over the further runs of |further - reference|, element by element.
 
-    reference, again: one shape, any dtype. Returns float64 of that shape, or for complex input
+    reference, further: of one shape, any dtype. Returns float64 of that shape, or for complex input
     complex128 whose real and imaginary parts are those maxima of theirs. Elements that are NaN or
     infinite on either side have spread 0: a run that is NaN now and then explains nothing.
     """
     wide = np.complex128 if np.iscomplexobj(reference) else np.float64
     base = reference.astype(wide)
-    most = np.zeros(base.shape, wide)
-    for other in again:
+    spread = np.zeros(base.shape, wide)
+    for run in further:
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = other.astype(wide) - base
+            change = run.astype(wide) - base
         if wide is np.complex128:
-            parts = apart.real, apart.imag
-            kept = [np.where(np.isfinite(p), np.abs(p), 0.0) for p in parts]
-            most = np.maximum(most.real, kept[0]) + 1j * np.maximum(most.imag, kept[1])
+            parts = change.real, change.imag
+            sizes = [np.where(np.isfinite(p), np.abs(p), 0.0) for p in parts]
+            spread = np.maximum(spread.real, sizes[0]) + 1j * np.maximum(spread.imag, sizes[1])
         else:
-            most = np.maximum(most, np.where(np.isfinite(apart), np.abs(apart), 0.0))
-    return most
+            spread = np.maximum(spread, np.where(np.isfinite(change), np.abs(change), 0.0))
+    return spread
 
 
 def flips(measured: Measured, count: int) -> int:
@@ -86,12 +86,12 @@ def repeated(
     allowed, statistic by statistic.
     """
     scores = []
-    for target, again in pairs:
+    for target, further in pairs:
         if target.mismatch or target.integer_mismatch:
             return verdict
-        own = again.parts(limits)
+        parts = further.parts(limits)
         scores += [
-            value / (limits.spread * own[name] if own[name] > 1 else 1.0)
+            value / (limits.spread * parts[name] if parts[name] > 1 else 1.0)
             for name, value in target.parts(limits).items()
         ]
     if not scores or not max(scores) <= 1:

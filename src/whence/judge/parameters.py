@@ -142,15 +142,15 @@ def _shape_of_difference(
     with np.errstate(all="ignore"):
         power = float((a * a).sum())
         scale = float((a * b).sum()) / power if power > 0 else float("nan")
-        left = (
+        scaled_rest = (
             float(np.linalg.norm((b - scale * a).ravel())) if np.isfinite(scale) else float("inf")
         )
-        gone = float(np.linalg.norm((b - a).ravel()))
+        size = float(np.linalg.norm((b - a).ravel()))
     if not b.any():
         return "all zero in the target"
     if np.array_equal(b, -a):
         return "sign flipped"
-    if gone > 0 and left < 0.02 * gone and a.size > 1:
+    if size > 0 and scaled_rest < 0.02 * size and a.size > 1:
         numbers["scale"] = scale
         return f"scaled by {scale:.6g}"
     rounded_to = next((name for name in _COARSER if _rounds_to(ref, tgt, name)), "")
@@ -205,7 +205,7 @@ def _moved(a: F64, b: F64) -> str:
     rows; "" when they do not.
     """
     for axis in range(min(a.ndim, 2)):
-        what = (
+        nouns = (
             ("row", "rows")
             if axis == 0 and a.ndim > 1
             else ("column", "columns")
@@ -223,32 +223,36 @@ def _moved(a: F64, b: F64) -> str:
             pairs = np.swapaxes(blocks, 1, 2).reshape(n, -1)
             if np.array_equal(pairs, y.reshape(n, -1)):
                 return (
-                    f"{what[1]} interleaved, halves as pairs, in {heads} "
+                    f"{nouns[1]} interleaved, halves as pairs, in {heads} "
                     f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
                 )
             back = np.swapaxes(x.reshape(heads, n // heads // 2, 2, -1), 1, 2).reshape(n, -1)
             if np.array_equal(back, y.reshape(n, -1)):
                 return (
-                    f"{what[1]} de-interleaved, pairs as halves, in {heads} "
+                    f"{nouns[1]} de-interleaved, pairs as halves, in {heads} "
                     f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
                 )
         for count in (k for k in range(2, min(n // 2, _MOST_BLOCKS) + 1) if n % k == 0):
-            left, right = x.reshape(count, -1), y.reshape(count, -1)
-            if np.array_equal(_sorted_rows(left), _sorted_rows(right)):
-                order = _order_of(left, right)
-                shown = f"{', '.join(map(str, order[:12]))}{' ...' if count > 12 else ''}"
-                return f"{count} blocks of {n // count} {what[1]} in another order: {shown}"
+            reference_blocks, target_blocks = x.reshape(count, -1), y.reshape(count, -1)
+            if np.array_equal(_sorted_rows(reference_blocks), _sorted_rows(target_blocks)):
+                order = _order_of(reference_blocks, target_blocks)
+                listed = f"{', '.join(map(str, order[:12]))}{' ...' if count > 12 else ''}"
+                return f"{count} blocks of {n // count} {nouns[1]} in another order: {listed}"
         moved = int(np.count_nonzero((x.reshape(n, -1) != y.reshape(n, -1)).any(1)))
-        return f"{what[1]} in another order ({moved} of {n} moved)"
+        return f"{nouns[1]} in another order ({moved} of {n} moved)"
     return ""
 
 
-def _order_of(left: F64, right: F64) -> list[int]:
+def _order_of(reference: F64, target: F64) -> list[int]:
     """Which block of `left` each block of `right` is."""
     order: list[int] = []
-    for block in right:
+    for block in target:
         order.append(
-            next(i for i in range(len(left)) if i not in order and np.array_equal(left[i], block))
+            next(
+                i
+                for i in range(len(reference))
+                if i not in order and np.array_equal(reference[i], block)
+            )
         )
     return order
 

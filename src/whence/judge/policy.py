@@ -139,9 +139,9 @@ class Entry:
     def selection(self) -> str:
         """Which calls, in words, for messages."""
         parts = [
-            f"{name} {', '.join(given)}"
-            for name, given in (("module", self.module), ("op", self.op))
-            if given
+            f"{name} {', '.join(pattern)}"
+            for name, pattern in (("module", self.module), ("op", self.op))
+            if pattern
         ]
         return "; ".join(parts) or "every call"
 
@@ -159,25 +159,25 @@ class Policy:
     def of(self, scope: str, op_types: Sequence[str]) -> dict[str, Entry]:
         """The entries that speak of a call, by kind; the last of each kind."""
         key = (scope, tuple(op_types))
-        found = self._seen.get(key)
-        if found is None:
-            found = self._seen[key] = {
+        entries = self._seen.get(key)
+        if entries is None:
+            entries = self._seen[key] = {
                 e.declare: e for e in self.entries if e.covers(scope, op_types)
             }
-        return found
+        return entries
 
     def check(self, calls: Sequence[tuple[str, Sequence[str]]]) -> None:
         """calls: (module path, operator types) of every paired call. Raises UsageError for an entry
         that selects none of them.
         """
-        known = dict.fromkeys((scope, tuple(ops)) for scope, ops in calls)
+        distinct = dict.fromkeys((scope, tuple(ops)) for scope, ops in calls)
         for entry in self.entries:
-            if any(entry.covers(scope, ops) for scope, ops in known):
+            if any(entry.covers(scope, ops) for scope, ops in distinct):
                 continue
             near = _nearest(
                 entry,
-                [scope for scope, _ in known if scope],
-                sorted({o for _, ops in known for o in ops}),
+                [scope for scope, _ in distinct if scope],
+                sorted({o for _, ops in distinct for o in ops}),
             )
             raise UsageError(
                 f"{self.path}: entry {entry.number} ({entry}) matches no call that both runs have\n"
@@ -231,9 +231,9 @@ def _entry(item: Any, number: int, path: str) -> Entry:
         raise UsageError(f"{where} is not a table")
     kind = item.get("declare")
     if kind not in KINDS:
-        given = "says nothing to declare" if kind is None else f"declares {kind!r}"
+        words = "says nothing to declare" if kind is None else f"declares {kind!r}"
         raise UsageError(
-            f"{where} {given}; what can be declared: {', '.join(KINDS)}{suggestion(kind, KINDS)}"
+            f"{where} {words}; what can be declared: {', '.join(KINDS)}{suggestion(kind, KINDS)}"
         )
     where = f"{where} ({kind})"
     check_keys(item, (*_COMMON, *_OWN[kind]), where)
@@ -279,31 +279,31 @@ def _entry(item: Any, number: int, path: str) -> Entry:
         why=read_text(item.get("why", ""), f"{where}: why"),
     )
     if kind == "tolerance":
-        said = [k for k in ("rel_l2", "ignore") if k in item] + (
+        limits = [k for k in ("rel_l2", "ignore") if k in item] + (
             ["rtol, atol"] if "rtol" in item or "atol" in item else []
         )
-        if len(said) != 1:
+        if len(limits) != 1:
             raise UsageError(
                 f"{where}: say one of rel_l2, rtol with atol, or ignore = true"
-                + (f"; it says {', '.join(said)}" if said else "")
+                + (f"; it says {', '.join(limits)}" if limits else "")
             )
-        if said == ["ignore"] and not entry.ignore:
+        if limits == ["ignore"] and not entry.ignore:
             raise UsageError(f"{where}: ignore = false declares nothing")
     return entry
 
 
-def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
-    if given == "none":
+def _scheme(value: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
+    if value == "none":
         return None
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise UsageError(
             f"{where} must be a table such as {{ bits = 8, per = "
             f'"{"channel" if keys is _WEIGHTS else "token"}" }}, or "none"'
         )
-    check_keys(given, keys, where)
-    ours = keys is _WEIGHTS
-    kind = read_word(given.get("format", "int"), FORMATS, f"{where}.format")
-    bits = given.get("bits", 8)
+    check_keys(value, keys, where)
+    is_weights = keys is _WEIGHTS
+    kind = read_word(value.get("format", "int"), FORMATS, f"{where}.format")
+    bits = value.get("bits", 8)
     if (
         not isinstance(bits, int)
         or isinstance(bits, bool)
@@ -315,38 +315,38 @@ def _scheme(given: Any, keys: tuple[str, ...], where: str) -> Scheme | None:
         )
     mode = (
         ""
-        if ours
-        else read_word(given.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
+        if is_weights
+        else read_word(value.get("mode", "dynamic"), ("none", "static", "dynamic"), f"{where}.mode")
     )
     if mode == "none":
         return None
-    sizes = ("tensor", "channel", "group") if ours else ("tensor", "token")
+    sizes = ("tensor", "channel", "group") if is_weights else ("tensor", "token")
     per = read_word(
-        given.get("per", "channel" if ours else "tensor" if mode == "static" else "token"),
+        value.get("per", "channel" if is_weights else "tensor" if mode == "static" else "token"),
         sizes,
         f"{where}.per",
     )
-    group = given.get("group", 0)
+    group = value.get("group", 0)
     if per == "group" and not (
         isinstance(group, int) and not isinstance(group, bool) and group > 1
     ):
         raise UsageError(f'{where}: per = "group" needs its size: group = 128')
-    if per != "group" and "group" in given:
+    if per != "group" and "group" in value:
         raise UsageError(f'{where}: group is for per = "group"')
-    axis = given.get("axis", 0)
+    axis = value.get("axis", 0)
     if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
         raise UsageError(
             f"{where}.axis is {axis!r}: which axis of the weight has a scale each, from 0"
         )
-    scale = given.get("scale")
+    scale = value.get("scale")
     return Scheme(
         bits,
         per,
         axis,
         int(group),
-        read_truth(given.get("symmetric", True), f"{where}.symmetric"),
+        read_truth(value.get("symmetric", True), f"{where}.symmetric"),
         kind,
-        read_word(given.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"),
+        read_word(value.get("rounding", "nearest"), ("nearest", "free"), f"{where}.rounding"),
         mode,
         None if scale is None else read_number(scale, f"{where}.scale"),
     )

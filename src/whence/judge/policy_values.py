@@ -27,8 +27,8 @@ def check_keys(table: Mapping[Any, Any], keys: Sequence[str], where: str) -> Non
 
 
 def read_patterns(value: Any, where: str) -> tuple[str, ...]:
-    given = [] if value is None else value if isinstance(value, list) else [value]
-    for pattern in given:
+    patterns = [] if value is None else value if isinstance(value, list) else [value]
+    for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
             raise UsageError(f"{where} must be a pattern or a list of patterns, not {pattern!r}")
         if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
@@ -38,7 +38,7 @@ def read_patterns(value: Any, where: str) -> tuple[str, ...]:
                 raise UsageError(
                     f"{where}: {pattern} is not a regular expression: {error}"
                 ) from error
-    return tuple(given)
+    return tuple(patterns)
 
 
 def read_word(value: Any, allowed: Sequence[str], where: str) -> str:

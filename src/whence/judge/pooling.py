@@ -46,7 +46,7 @@ def pool(
         beyond = abs(local.structure.slope) >= limits.spread * local.spread_rel
         if beyond and local.structure.changed > POOLED_CHANGED and local.structure.slope_z > 0:
             groups.setdefault(group, []).append(local)
-    found: dict[Hashable, PooledEvidence] = {}
+    pooled: dict[Hashable, PooledEvidence] = {}
     for group, members in groups.items():
         if len(members) < 2:
             continue
@@ -58,5 +58,5 @@ def pool(
         ) / math.sqrt(len(members))
         slope = sum(m.structure.slope for m in members) / len(members)
         if z > limits.pooled and abs(slope) >= limits.effect:
-            found[group] = PooledEvidence(z, slope, len(members))
-    return found
+            pooled[group] = PooledEvidence(z, slope, len(members))
+    return pooled

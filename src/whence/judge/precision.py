@@ -36,12 +36,12 @@ def partly(reference: Record, target: Record) -> str:
     """What is missing of a pair of which only a part was printed, in words; "" when all of it is
     there.
     """
-    shown = next((r for r in (reference, target) if r.whole), None)
-    if shown is None:
+    printed = next((r for r in (reference, target) if r.whole), None)
+    if printed is None:
         return ""
-    if -1 in shown.whole:  # the text does not say how many there are
-        return f"only the first {shown.count} elements were printed"
-    return f"{shown.count} of {math.prod(shown.whole)} elements were printed"
+    if -1 in printed.whole:  # the text does not say how many there are
+        return f"only the first {printed.count} elements were printed"
+    return f"{printed.count} of {math.prod(printed.whole)} elements were printed"
 
 
 def mask_fill(kind: dtypes.DType) -> float:

@@ -39,7 +39,7 @@ class Checked:
     free: bool = False
 
 
-def check(reference: Array, found: Stored, *, declared: Scheme | None = None) -> Checked:
+def check(reference: Array, stored: Stored, *, declared: Scheme | None = None) -> Checked:
     """Are the codes the reference's weight, quantised with these scales, to within half a step?
     Says which scale or code is not.
 
@@ -47,55 +47,55 @@ def check(reference: Array, found: Stored, *, declared: Scheme | None = None) ->
     rounding "free" lets codes lie up to one step off. Without a scheme, codes that are often not
     the nearest count as optimised (`free`).
     """
-    contradiction = _contradiction(found, declared) if declared is not None else ""
+    contradiction = _contradiction(stored, declared) if declared is not None else ""
     if contradiction:
         return Checked(contradiction, {})
-    w = np.asarray(reference, dtype=np.float64).reshape(found.codes.shape)
-    k = found.codes - found.zero if found.zero.any() else found.codes
+    w = np.asarray(reference, dtype=np.float64).reshape(stored.codes.shape)
+    k = stored.codes - stored.zero if stored.zero.any() else stored.codes
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = w / found.scale
-    if not found.scale.all():
+        t = w / stored.scale
+    if not stored.scale.all():
         t = np.where(np.isfinite(t), t, np.where(w == 0, 0.0, np.inf))
-    half = _half_steps(found)
+    half = _half_steps(stored)
     off = np.abs(t - k)
-    error = norm(off * found.scale) if np.isfinite(off).all() else math.inf
+    error = norm(off * stored.scale) if np.isfinite(off).all() else math.inf
     numbers: dict[str, float | None] = {"elements": 0.0, "of": float(w.size)}
     if 0 < error < math.inf:
         numbers["weight_sqnr_db"] = 20 * math.log10(norm(w) / error) if w.any() else None
-    beyond, outward = _beyond(t, k, off, half, found)
+    beyond, outward = _beyond(t, k, off, half, stored)
     count = int(np.count_nonzero(beyond))
     numbers["elements"] = float(count)
     lenient = declared is None or declared.rounding == "free"
-    said = _against_rule(w, found, k, numbers, lenient=lenient, beyond=count > 0)
-    if not count or said:
-        return Checked(said, numbers)
-    said = _story(w, found, k, half, beyond, outward, numbers)
-    if said:
-        return Checked(said, numbers)
+    sentence = _against_rule(w, stored, k, numbers, lenient=lenient, beyond=count > 0)
+    if not count or sentence:
+        return Checked(sentence, numbers)
+    sentence = _story(w, stored, k, half, beyond, outward, numbers)
+    if sentence:
+        return Checked(sentence, numbers)
     near = bool((off[beyond] <= 2.5).all())
     if declared is not None and declared.rounding == "free":
         return (
             Checked("", numbers, True)
             if near
-            else Checked(_codes_said(w, t, found, beyond, count), numbers)
+            else Checked(_codes_said(w, t, stored, beyond, count), numbers)
         )
     if declared is None and near and count >= WEIGHT_FREE_CODES * w.size:
         return Checked("", numbers, True)
-    return Checked(_codes_said(w, t, found, beyond, count), numbers)
+    return Checked(_codes_said(w, t, stored, beyond, count), numbers)
 
 
-def _beyond(t: F64, k: F64, off: F64, half: F64 | float, found: Stored) -> tuple[Bools, Bools]:
+def _beyond(t: F64, k: F64, off: F64, half: F64 | float, stored: Stored) -> tuple[Bools, Bools]:
     """(codes further than half a step from where the weight is, codes at an end whose weight lies
     outside).
     """
     if bool((off <= half + 1e-3).all()):
         nowhere = np.zeros(off.shape, dtype=bool)
         return nowhere, nowhere
-    tolerance = half + 1e-3 + 2 * found.u * np.abs(np.where(np.isfinite(t), t, 0.0))
-    low, high = found.ends
-    outward = ((found.codes >= high) & (t > k)) | ((found.codes <= low) & (t < k))
-    if not found.where:  # codes read off values: the ends are whatever was reached
-        axes = tuple(a for a in range(k.ndim) if found.scale.shape[a] == 1)
+    tolerance = half + 1e-3 + 2 * stored.u * np.abs(np.where(np.isfinite(t), t, 0.0))
+    low, high = stored.ends
+    outward = ((stored.codes >= high) & (t > k)) | ((stored.codes <= low) & (t < k))
+    if not stored.where:  # codes read off values: the ends are whatever was reached
+        axes = tuple(a for a in range(k.ndim) if stored.scale.shape[a] == 1)
         outward = ((k >= k.max(axes, keepdims=True)) & (t > k)) | (
             (k <= k.min(axes, keepdims=True)) & (t < k)
         )
@@ -104,45 +104,49 @@ def _beyond(t: F64, k: F64, off: F64, half: F64 | float, found: Stored) -> tuple
     return off > np.where(outward, tolerance + 0.5, tolerance), outward
 
 
-def _contradiction(found: Stored, declared: Scheme) -> str:
-    mine = found.scheme
-    if mine.format != declared.format:
-        return f"is stored as {mine}, declared is {declared}"
-    if mine.format == "int" and mine.bits > declared.bits:
-        return f"has codes of {mine.bits} bits, declared are {declared.bits}"
+def _contradiction(stored: Stored, declared: Scheme) -> str:
+    scheme = stored.scheme
+    if scheme.format != declared.format:
+        return f"is stored as {scheme}, declared is {declared}"
+    if scheme.format == "int" and scheme.bits > declared.bits:
+        return f"has codes of {scheme.bits} bits, declared are {declared.bits}"
     # Equal scales everywhere are a finer scheme's special case.
     order = ("tensor", "channel", "group")
-    if (mine.per, mine.axis, mine.group) != (declared.per, declared.axis, declared.group) and (
-        found.where or order.index(mine.per) >= order.index(declared.per)
-    ):
+    if (scheme.per, scheme.axis, scheme.group) != (
+        declared.per,
+        declared.axis,
+        declared.group,
+    ) and (stored.where or order.index(scheme.per) >= order.index(declared.per)):
         # A single row, or one group a row, looks alike either way.
-        if found.scale.size == 1 or (
-            declared.per == "group" and mine.per == "channel" and found.shape[-1] == declared.group
+        if stored.scale.size == 1 or (
+            declared.per == "group"
+            and scheme.per == "channel"
+            and stored.shape[-1] == declared.group
         ):
             return ""
         return (
-            f"has scales per {str(mine).partition('per ')[2]}, declared are scales per "
+            f"has scales per {str(scheme).partition('per ')[2]}, declared are scales per "
             f"{str(declared).partition('per ')[2]}"
         )
-    if declared.symmetric and found.where and found.zero.any():
+    if declared.symmetric and stored.where and stored.zero.any():
         return "has zero points, declared is a symmetric scheme"
     return ""
 
 
-def _half_steps(found: Stored) -> F64 | float:
-    if found.scheme.format == "int":
+def _half_steps(stored: Stored) -> F64 | float:
+    if stored.scheme.format == "int":
         return 0.5
-    digits, least = (3, 2.0**-9) if found.scheme.format == "e4m3" else (2, 2.0**-16)
-    _, exponent = np.frexp(np.abs(found.codes))
+    digits, least = (3, 2.0**-9) if stored.scheme.format == "e4m3" else (2, 2.0**-16)
+    _, exponent = np.frexp(np.abs(stored.codes))
     spacing = np.where(
-        found.codes == 0, least, np.maximum(np.ldexp(1.0, exponent - 1 - digits), least)
+        stored.codes == 0, least, np.maximum(np.ldexp(1.0, exponent - 1 - digits), least)
     )
     out: F64 = 0.5 * spacing
     return out
 
 
 def _against_rule(
-    w: F64, found: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool
+    w: F64, stored: Stored, k: F64, numbers: dict[str, float | None], *, lenient: bool, beyond: bool
 ) -> str:
     """Scales that are not what the largest weight gives, in words, where the codes say that it
     chose them; "" otherwise.
@@ -152,32 +156,32 @@ def _against_rule(
     that are all somewhat off, each by another factor, were fitted. beyond: some code is not the
     nearest; if all are, only a few scales that leave the rule of the others can be wrong.
     """
-    if found.zero.any():
+    if stored.zero.any():
         return ""
-    axes = tuple(a for a in range(w.ndim) if found.scale.shape[a] == 1)
-    most = np.abs(w).max(axes, keepdims=True)
-    high = float(1 << (found.scheme.bits - 1))
-    if found.scheme.format == "int":
+    axes = tuple(a for a in range(w.ndim) if stored.scale.shape[a] == 1)
+    largest = np.abs(w).max(axes, keepdims=True)
+    high = float(1 << (stored.scheme.bits - 1))
+    if stored.scheme.format == "int":
         tops: tuple[float, ...] = (high - 1, high - 0.5, high)
     else:
-        tops = (found.ends[1],)
-    size = np.where(most > 0, most, 1.0)
+        tops = (stored.ends[1],)
+    size = np.where(largest > 0, largest, 1.0)
 
     def strays(top: float) -> tuple[F64, Bools]:
-        ratio: F64 = np.where(most > 0, found.scale * top / size, 1.0)
-        return ratio, np.abs(ratio - 1) > WEIGHT_SCALE_TOLERANCE + 4 * found.u
+        ratio: F64 = np.where(largest > 0, stored.scale * top / size, 1.0)
+        return ratio, np.abs(ratio - 1) > WEIGHT_SCALE_TOLERANCE + 4 * stored.u
 
     if any(not strays(top)[1].any() for top in tops):
         return ""
     best, top = 0.0, 0.0
     for candidate in tops:
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.where(most > 0, w * (candidate / most), 0.0)
-        made = np.clip(np.rint(t), -high, high - 1) if found.scheme.format == "int" else t
+            t = np.where(largest > 0, w * (candidate / largest), 0.0)
+        expected = np.clip(np.rint(t), -high, high - 1) if stored.scheme.format == "int" else t
         share = float(
             np.mean(
-                np.abs(made - k)
-                <= (_half_steps(found) * 1.01 if found.scheme.format != "int" else 0.5)
+                np.abs(expected - k)
+                <= (_half_steps(stored) * 1.01 if stored.scheme.format != "int" else 0.5)
             )
         )
         if share > best:
@@ -185,7 +189,7 @@ def _against_rule(
     if best < WEIGHT_RULE_AGREES:
         return ""
     ratio, off = strays(top)
-    even = bool(off.any()) and float(np.ptp(ratio[off])) <= WEIGHT_SCALE_TOLERANCE + 8 * found.u
+    even = bool(off.any()) and float(np.ptp(ratio[off])) <= WEIGHT_SCALE_TOLERANCE + 8 * stored.u
     if not off.any() or (
         float(off.mean()) > WEIGHT_FEW_SCALES and (not beyond or (lenient and not even))
     ):
@@ -195,34 +199,36 @@ def _against_rule(
         out: Bools = np.abs(scale * top / size - 1) <= WEIGHT_SCALE_TOLERANCE
         return out
 
-    return _moved(found, off, fits, numbers) or _times(found, off, ratio[off], numbers)
+    return _moved(stored, off, fits, numbers) or _times(stored, off, ratio[off], numbers)
 
 
 def _moved(
-    found: Stored, wrong: Bools, fits: Callable[[F64], Bools], numbers: dict[str, float | None]
+    stored: Stored, wrong: Bools, fits: Callable[[F64], Bools], numbers: dict[str, float | None]
 ) -> str:
     """ "scales shifted by +1 channel" when scales moved back that far fit, else ""."""
-    if found.scale.size <= 2 or np.ptp(found.scale) == 0:
+    if stored.scale.size <= 2 or np.ptp(stored.scale) == 0:
         return ""
     many = int(np.count_nonzero(wrong))
-    for axis in (a for a in range(wrong.ndim) if found.scale.shape[a] > 2):
+    for axis in (a for a in range(wrong.ndim) if stored.scale.shape[a] > 2):
         for by in _SHIFTS:
-            back = int(np.count_nonzero(wrong & fits(np.roll(found.scale, -by, axis))))
+            back = int(np.count_nonzero(wrong & fits(np.roll(stored.scale, -by, axis))))
             # The rows at the ends may have been filled in another way.
             if back > max(2, 0.9 * many - abs(by)):
-                what = (
-                    "group" if found.scheme.per == "group" and axis == wrong.ndim - 2 else "channel"
+                noun = (
+                    "group"
+                    if stored.scheme.per == "group" and axis == wrong.ndim - 2
+                    else "channel"
                 )
                 numbers["shift"] = float(by)
                 plural = "s" if abs(by) > 1 else ""
                 return (
-                    f"scales shifted by {by:+d} {what}{plural} ({many} of {wrong.size} are "
+                    f"scales shifted by {by:+d} {noun}{plural} ({many} of {wrong.size} are "
                     "not their own; moved back they are)"
                 )
     return ""
 
 
-def _times(found: Stored, off: Bools, values: F64, numbers: dict[str, float | None]) -> str:
+def _times(stored: Stored, off: Bools, values: F64, numbers: dict[str, float | None]) -> str:
     """ "scale x1.02 in row 17", for scales that are `values` times what they should be."""
     middle = float(np.median(values))
     numbers["scale"] = middle
@@ -232,15 +238,15 @@ def _times(found: Stored, off: Bools, values: F64, numbers: dict[str, float | No
     if not even:
         return (
             f"scales x{float(values.min()):.4g} to x{float(values.max()):.4g} of what they "
-            f"should be in {_named(off, found)}"
+            f"should be in {_named(off, stored)}"
         )
     whole = int(np.count_nonzero(off)) >= 0.9 * off.size
-    return f"scale x{middle:.4g} in {'the whole tensor' if whole else _named(off, found)}"
+    return f"scale x{middle:.4g} in {'the whole tensor' if whole else _named(off, stored)}"
 
 
 def _story(
     w: F64,
-    found: Stored,
+    stored: Stored,
     k: F64,
     half: F64 | float,
     beyond: Bools,
@@ -248,7 +254,7 @@ def _story(
     numbers: dict[str, float | None],
 ) -> str:
     """A wrong scale or zero point in words, "" when the codes themselves are what differs."""
-    axes = tuple(a for a in range(w.ndim) if found.scale.shape[a] == 1)
+    axes = tuple(a for a in range(w.ndim) if stored.scale.shape[a] == 1)
     inside, outside = (
         np.abs(k) - half - 1e-3,
         np.abs(k) + np.where(outward, half + 1.0, half) + 1e-3,
@@ -256,85 +262,85 @@ def _story(
     size, agree = np.abs(w), (np.sign(w) * np.sign(k) > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         least = (size / outside).max(axes, keepdims=True)
-        most = np.where(inside > 0, np.where(agree, size / inside, 0.0), np.inf).min(
+        smallest = np.where(inside > 0, np.where(agree, size / inside, 0.0), np.inf).min(
             axes, keepdims=True
         )
     wrong: Bools = np.asarray(beyond.any(axes, keepdims=True))
-    feasible = (least <= most * (1 + 1e-6)) & (most > 0) & np.isfinite(most)
+    feasible = (least <= smallest * (1 + 1e-6)) & (smallest > 0) & np.isfinite(smallest)
 
     def fits(scale: F64) -> Bools:
         slack = WEIGHT_SCALE_TOLERANCE
-        out: Bools = (scale >= least * (1 - slack)) & (scale <= most * (1 + slack))
+        out: Bools = (scale >= least * (1 - slack)) & (scale <= smallest * (1 + slack))
         return out
 
-    shifted = _moved(found, wrong, fits, numbers)
+    shifted = _moved(stored, wrong, fits, numbers)
     if shifted:
         return shifted
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = found.scale / np.sqrt(least * np.where(np.isfinite(most), most, least))
-    off = wrong & feasible & ~fits(found.scale)
+        ratio = stored.scale / np.sqrt(least * np.where(np.isfinite(smallest), smallest, least))
+    off = wrong & feasible & ~fits(stored.scale)
     if int(np.count_nonzero(off)) >= 0.9 * int(np.count_nonzero(wrong)):
-        return _times(found, off, ratio[off], numbers)
+        return _times(stored, off, ratio[off], numbers)
     with np.errstate(invalid="ignore"):
         shift = np.rint(
             np.nanmedian(
-                np.where(found.scale != 0, w / np.where(found.scale == 0, 1.0, found.scale), 0.0)
+                np.where(stored.scale != 0, w / np.where(stored.scale == 0, 1.0, stored.scale), 0.0)
                 - k,
                 axes,
                 keepdims=True,
             )
         )
-    still = np.abs(
-        w / np.where(found.scale == 0, 1.0, found.scale) - k - shift
-    ) > half + 1e-3 + 2 * found.u * np.abs(k)
-    moved_by = wrong & (shift != 0) & ~((still & ~outward).any(axes, keepdims=True))
+    remaining = np.abs(
+        w / np.where(stored.scale == 0, 1.0, stored.scale) - k - shift
+    ) > half + 1e-3 + 2 * stored.u * np.abs(k)
+    moved_by = wrong & (shift != 0) & ~((remaining & ~outward).any(axes, keepdims=True))
     if moved_by.any() and int(np.count_nonzero(moved_by)) >= 0.9 * int(np.count_nonzero(wrong)):
         by = float(np.median(shift[moved_by]))
         numbers["zero_point"] = by
-        return f"zero point off by {by:+.0f} in {_named(moved_by, found)}"
+        return f"zero point off by {by:+.0f} in {_named(moved_by, stored)}"
     return ""
 
 
-def _named(which: Bools, found: Stored) -> str:
+def _named(marked: Bools, stored: Stored) -> str:
     """ "row 17", "rows 3, 5, 9 ... (12 of 64)", "row 3, group 1"."""
-    at = np.argwhere(which)
-    if found.scheme.per == "tensor" and which.size == 1:
+    places = np.argwhere(marked)
+    if stored.scheme.per == "tensor" and marked.size == 1:
         return "the whole tensor"
-    if found.scheme.per == "group":
-        inside = [int(i[-2]) for i in at]
-        touched = list(dict.fromkeys(int(i[0]) for i in at))
-        if len(at) == 1:
+    if stored.scheme.per == "group":
+        inside = [int(i[-2]) for i in places]
+        touched = list(dict.fromkeys(int(i[0]) for i in places))
+        if len(places) == 1:
             return f"row {touched[0]}, group {inside[0]}"
-        many = f"{len(at)} of {which.size} groups"
+        many = f"{len(places)} of {marked.size} groups"
         return (
             f"row {touched[0]} ({many})"
             if len(touched) == 1
             else f"rows {', '.join(map(str, touched[:4]))}{' ...' if len(touched) > 4 else ''} "
             f"({many})"
         )
-    axis = found.scheme.axis
-    rows = [int(i[axis]) for i in at]
-    what = "row" if axis == 0 else "channel"
+    axis = stored.scheme.axis
+    rows = [int(i[axis]) for i in places]
+    noun = "row" if axis == 0 else "channel"
     if len(rows) == 1:
-        return f"{what} {rows[0]}"
+        return f"{noun} {rows[0]}"
     return (
-        f"{what}s {', '.join(map(str, rows[:4]))}{' ...' if len(rows) > 4 else ''} "
-        f"({len(rows)} of {which.size})"
+        f"{noun}s {', '.join(map(str, rows[:4]))}{' ...' if len(rows) > 4 else ''} "
+        f"({len(rows)} of {marked.size})"
     )
 
 
-def _codes_said(w: F64, t: F64, found: Stored, beyond: Bools, count: int) -> str:
-    at = int(np.argmax(beyond))
-    index = tuple(int(i) for i in np.unravel_index(at, found.shape))
-    wanted = (t + found.zero).reshape(-1)[at]
+def _codes_said(w: F64, t: F64, stored: Stored, beyond: Bools, count: int) -> str:
+    place = int(np.argmax(beyond))
+    index = tuple(int(i) for i in np.unravel_index(place, stored.shape))
+    expected = (t + stored.zero).reshape(-1)[place]
     return (
         f"{count} of {w.size} codes are not the reference's weight to within half a step; first "
         f"at {list(index)}: "
-        f"code {found.codes.reshape(-1)[at]:g} where the weight {w.reshape(-1)[at]:.6g} is at "
-        f"{wanted:.4g}"
+        f"code {stored.codes.reshape(-1)[place]:g} where the weight {w.reshape(-1)[place]:.6g} "
+        f"is at {expected:.4g}"
     )
 
 
-def looks_like(found: Stored, checked: Checked) -> Scheme:
-    """The scheme to declare for a weight as it was found."""
-    return replace(found.scheme, rounding="free" if checked.free else "nearest")
+def looks_like(stored: Stored, checked: Checked) -> Scheme:
+    """The scheme to declare for a weight as it is stored."""
+    return replace(stored.scheme, rounding="free" if checked.free else "nearest")

@@ -138,8 +138,8 @@ def measure(
     keep, mismatch = comparable(y, r, w, fill)
     shares: tuple[float | None, float | None] = (None, None)
     if reference is not None and reference.size == output.size:
-        again = flat(reference_wide) if reference_wide is not None else r
-        shares = _shares(flat(reference), again, r, keep, fill)
+        reference_replay = flat(reference_wide) if reference_wide is not None else r
+        shares = _shares(flat(reference), reference_replay, r, keep, fill)
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
@@ -151,14 +151,14 @@ def measure(
     e, f, size = y - r, w - r, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
-    z, at = worst(e, f, r, u, size, last, s)
+    z, place = worst(e, f, r, u, size, last, s)
     if mismatch:
-        at = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
+        place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     local = ReplayError(
         0.0,
         ratio(error, floor),
         z,
-        index_of(at // parts, output) if output.ndim else (),
+        index_of(place // parts, output) if output.ndim else (),
         _structure(y, r, w, kind, last),
         ratio(error, size),
         floor / size if size else 0.0,
@@ -192,9 +192,9 @@ def _shares(
     g: F64, r_g: F64, r: F64, keep: npt.NDArray[np.bool_], fill: float
 ) -> tuple[float, float]:
     """(inherited_rel, reference_rel) of a `ReplayError`."""
-    known = keep & (np.abs(g) < fill)
-    if not known.all():
-        g, r_g = np.where(known, g, 0.0), np.where(known, r_g, 0.0)
+    visible = keep & (np.abs(g) < fill)
+    if not visible.all():
+        g, r_g = np.where(visible, g, 0.0), np.where(visible, r_g, 0.0)
     r = r if keep.all() else np.where(keep, r, 0.0)
     size = norm(g)
     return ratio(norm(r - r_g), size), ratio(norm(g - r_g), size)
@@ -216,9 +216,9 @@ def ratio(error: float, size: float) -> float:
     return error / size if size > 0 else (0.0 if error == 0 else math.inf)
 
 
-def index_of(at: int, array: Array) -> tuple[int, ...]:
+def index_of(place: int, array: Array) -> tuple[int, ...]:
     """The index of an element of an array, by its place in the flat array."""
-    return tuple(int(i) for i in np.unravel_index(at, array.shape))
+    return tuple(int(i) for i in np.unravel_index(place, array.shape))
 
 
 def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
@@ -229,14 +229,14 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     and round once: which of the two cannot be seen from one recording, and the wrong one has a
     structure of its own (every row of a norm its scale).
     """
-    found = structure(y - w, r, last)
+    pattern = structure(y - w, r, last)
     if not dtypes.is_half(kind.name) or kind.kind == "complex":
-        return found
+        return pattern
     with np.errstate(over="ignore", invalid="ignore"):
-        once = r.astype(kind.numpy).astype(np.float64)
-    if np.array_equal(once, w):
-        return found
-    return weaker(found, structure(y - np.where(np.isfinite(once), once, w), r, last))
+        rounded = r.astype(kind.numpy).astype(np.float64)
+    if np.array_equal(rounded, w):
+        return pattern
+    return weaker(pattern, structure(y - np.where(np.isfinite(rounded), rounded, w), r, last))
 
 
 def norm(x: F64) -> float:
@@ -258,8 +258,8 @@ def rounded(array: Array, kind: dtypes.DType) -> Array:
 def same_fill(a: F64, b: F64, fill: float) -> npt.NDArray[np.bool_]:
     """Where both sides are NaN, or the filling of a mask or infinite with the same sign."""
     with np.errstate(invalid="ignore"):
-        both = (np.abs(a) >= fill) & (np.abs(b) >= fill) & (np.signbit(a) == np.signbit(b))
-    out: npt.NDArray[np.bool_] = both | (np.isnan(a) & np.isnan(b))
+        filled = (np.abs(a) >= fill) & (np.abs(b) >= fill) & (np.signbit(a) == np.signbit(b))
+    out: npt.NDArray[np.bool_] = filled | (np.isnan(a) & np.isnan(b))
     return out
 
 
@@ -309,5 +309,5 @@ def worst(
     scale += 1e-3 * u * size / math.sqrt(r.size)
     np.maximum(scale, _TINY, out=scale)
     ratio = np.abs(e) / scale
-    at = int(ratio.argmax())
-    return float(ratio[at]), at
+    place = int(ratio.argmax())
+    return float(ratio[place]), place

@@ -13,7 +13,10 @@ from whence.results import Evidence, VerdictKind
 def of_local(local: ReplayError) -> str:
     """What the replay says about one output."""
     chosen = [
-        said for choice in local.choices for said in (choice.of_the_wrong, choice.of_ties) if said
+        words
+        for choice in local.choices
+        for words in (choice.of_the_wrong, choice.of_ties)
+        if words
     ]
     return "; ".join([_of_figures(local), *chosen])
 
@@ -29,13 +32,15 @@ def _of_figures(local: ReplayError) -> str:
             f"{local.mismatch} elements are NaN, Inf or finite where the reference's "
             "operators on the same inputs say otherwise"
         )
-    own = (
+    named = (
         "run-to-run spread"
         if local.spread_rel and local.spread_rel >= local.floor_rel
         else "own rounding"
     )
-    own = "what rounding in all the calls inside makes" if local.whole else f"this operator's {own}"
-    parts = [f"{local.rho:.3g} times {own}"]
+    named = (
+        "what rounding in all the calls inside makes" if local.whole else f"this operator's {named}"
+    )
+    parts = [f"{local.rho:.3g} times {named}"]
     if local.parts()["z"] > 1 and local.z_index is not None:
         parts.append(
             f"worst element {list(local.z_index)} at {local.z:.3g} times its row's rounding"
@@ -62,10 +67,10 @@ def of_growth(growth: ErrorGrowth) -> str:
     if growth.verdict == VerdictKind.UNDETERMINED:
         return "nothing at its outputs could be measured"
     size = "inf" if math.isinf(growth.growth) else f"{growth.growth:.3g}"
-    apart = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
+    spread = f", run-to-run spread {growth.spread:.2g}" if growth.spread else ""
     text = (
         f"error grows {size} times: {growth.e_in:.2g} at its inputs, {growth.e_out:.2g} at "
-        f"its outputs{apart} ({growth.evidence})"
+        f"its outputs{spread} ({growth.evidence})"
     )
     if growth.by > 1 and (growth.evidence == Evidence.STATISTICS or growth.growth <= LIMITS.growth):
         text = (

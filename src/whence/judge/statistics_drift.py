@@ -60,8 +60,8 @@ def drift(reference: Record, target: Record) -> Drift | None:
     return Drift(_over(max(abs(low - low2), abs(high - high2)), big), mean, moment, higher)
 
 
-def _over(apart: float, size: float) -> float:
-    return apart / size if size else math.inf if apart else 0.0
+def _over(change: float, size: float) -> float:
+    return change / size if size else math.inf if change else 0.0
 
 
 def parted(moved: Drift, u: float) -> bool:

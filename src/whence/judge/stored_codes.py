@@ -94,12 +94,12 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
         else:
             continue
         for codes, packed in _codes(reference, array, form):
-            for other, scale in parameters.items():
+            for name, scale in parameters.items():
                 if (
-                    other == slot
+                    name == slot
                     or not _is_real(scale)
                     or any(
-                        w in names[other]
+                        w in names[name]
                         for w in ("input", "output", "act", "bias", "shift", "zero")
                     )
                 ):
@@ -108,20 +108,22 @@ def _assemble(reference: Array, parameters: Mapping[str, Array], axis: int) -> S
                 if shaped is None:
                     continue
                 view, s, per, along, group = shaped
-                for zero_slot, zero in _zeros(parameters, names, (slot, other), scale, s):
+                for zero_slot, zero in _zeros(parameters, names, (slot, name), scale, s):
                     bits = packed or (8 if form != "int" else _bits(codes))
-                    made = Stored(
+                    stored = Stored(
                         reference.shape,
                         view,
                         s,
                         zero,
                         Scheme(bits, per, along, group, not zero.any(), form),
                         _u(scale),
-                        tuple(x for x in (slot, other, zero_slot) if x),
+                        tuple(x for x in (slot, name, zero_slot) if x),
                     )
-                    far = norm(made.dequantised() - np.asarray(reference, dtype=np.float64)) / size
+                    far = (
+                        norm(stored.dequantised() - np.asarray(reference, dtype=np.float64)) / size
+                    )
                     if best is None or far < best[0]:
-                        best = far, made
+                        best = far, stored
     return best[1] if best is not None and best[0] < WEIGHT_UNRELATED else None
 
 
@@ -148,8 +150,8 @@ def _codes(reference: Array, array: Array, form: str) -> Iterator[tuple[F64, int
         parts = [((raw >> (bits * i)) & ((1 << bits) - 1)).astype(np.float64) for i in range(many)]
         half = float(1 << (bits - 1))
         for order in (parts, parts[::-1]):
-            for laid in (np.concatenate(order, axis=0), np.stack(order, axis=-1)):
-                codes = laid.reshape(reference.shape)
+            for joined in (np.concatenate(order, axis=0), np.stack(order, axis=-1)):
+                codes = joined.reshape(reference.shape)
                 yield codes, bits
                 yield np.where(codes >= half, codes - 2 * half, codes), bits
 
@@ -164,8 +166,8 @@ def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, in
         return codes, s.reshape((1,) * codes.ndim), "tensor", 0, 0
     fits = [a for a in (axis, *range(codes.ndim)) if a < codes.ndim and s.size == codes.shape[a]]
     # A scale with its own axes kept says which one it is for.
-    kept = [a for a in fits if s.ndim == codes.ndim and s.shape[a] == s.size]
-    for along in kept or fits:
+    exact = [a for a in fits if s.ndim == codes.ndim and s.shape[a] == s.size]
+    for along in exact or fits:
         return (
             codes,
             s.reshape([-1 if a == along else 1 for a in range(codes.ndim)]),
@@ -195,7 +197,7 @@ def _shaped(codes: F64, scale: Array, axis: int) -> tuple[F64, F64, str, int, in
 def _zeros(
     parameters: Mapping[str, Array],
     names: Mapping[str, str],
-    taken: Sequence[str],
+    used_slots: Sequence[str],
     scale: Array,
     s: F64,
 ) -> Iterator[tuple[str, F64]]:
@@ -205,7 +207,7 @@ def _zeros(
     named = [
         k
         for k, a in parameters.items()
-        if k not in taken
+        if k not in used_slots
         and a.size == scale.size
         and any(w in names[k] for w in ("zero", "shift", "zp"))
     ]
@@ -263,9 +265,9 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
     ):
         return None
     rows = np.moveaxis(wide, axis, 0).reshape(wide.shape[axis], -1)
-    found = _steps(rows)
-    if found is not None:
-        multiples, steps = found
+    grid = _steps(rows)
+    if grid is not None:
+        multiples, steps = grid
         levels = _levels(multiples)
         per = (
             "tensor" if steps.size > 1 and np.ptp(steps) <= 1e-6 * float(steps.max()) else "channel"
@@ -278,9 +280,9 @@ def on_a_grid(weight: Array, *, axis: int = 0) -> Stored | None:
         return Stored(weight.shape, codes, scale, np.zeros_like(scale), scheme, U32)
     for group in _GROUPS:
         if wide.ndim == 2 and last % group == 0 and last > group:
-            found = _steps(wide.reshape(-1, group))
-            if found is not None:
-                multiples, steps = found
+            grid = _steps(wide.reshape(-1, group))
+            if grid is not None:
+                multiples, steps = grid
                 levels = _levels(multiples)
                 shared = steps.reshape(wide.shape[0], -1, 1)
                 split: F64 = multiples.reshape(wide.shape[0], -1, group)
@@ -299,20 +301,20 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
     """(whole multiples, step of each row) when every row lies on a grid of at most 256 levels."""
     if rows.shape[1] < WEIGHT_GRID_VALUES:
         return None
-    most = np.abs(rows).max(1)
-    used = most > 0
+    largest = np.abs(rows).max(1)
+    used = largest > 0
     if not used.any():
         return None
     gaps = np.diff(np.sort(rows, axis=1), axis=1)
-    gaps[gaps <= 1e-4 * most[:, None]] = np.inf
+    gaps[gaps <= 1e-4 * largest[:, None]] = np.inf
     first = gaps.min(1)
-    first[~np.isfinite(first)] = most[~np.isfinite(first)]
+    first[~np.isfinite(first)] = largest[~np.isfinite(first)]
     first[~used] = 1.0
     steps, multiples = np.zeros(rows.shape[0]), np.zeros_like(rows)
-    left = np.ones(rows.shape[0], dtype=bool)
+    open_rows = np.ones(rows.shape[0], dtype=bool)
     for parts in (1, 2, 3, 4):
-        step = first[left] / parts
-        some = rows[left]
+        step = first[open_rows] / parts
+        some = rows[open_rows]
         whole = np.rint(some / step[:, None])
         # The smallest gap carries the rounding of two values; all values together give the step far
         # better.
@@ -324,10 +326,10 @@ def _steps(rows: F64) -> tuple[F64, F64] | None:
             & (np.ptp(whole, axis=1) <= 255)
             & (np.abs(whole).max(1) <= 255)
         )
-        at = np.flatnonzero(left)[fits]
-        steps[at], multiples[at] = step[fits], whole[fits]
-        left[at] = False
-        if not left.any():
+        rows_fitting = np.flatnonzero(open_rows)[fits]
+        steps[rows_fitting], multiples[rows_fitting] = step[fits], whole[fits]
+        open_rows[rows_fitting] = False
+        if not open_rows.any():
             return multiples, steps
     return None
 

@@ -97,15 +97,15 @@ def three_way(reference: Array, target: Array, third: Array) -> ThreeWay | None:
     count = int(cells[0].sum())
     if count == 0 or not np.isfinite(sums).all():
         return None
-    apart = int(np.abs(np.cumsum(cells[0] - cells[1])).max()) / count
+    distance = int(np.abs(np.cumsum(cells[0] - cells[1])).max()) / count
     norms = np.sqrt(sums)
-    same = kinds[0].unit_roundoff == kinds[1].unit_roundoff
+    is_same = kinds[0].unit_roundoff == kinds[1].unit_roundoff
     return ThreeWay(
         float(norms[0]),
         float(norms[1]),
         float(norms[2]),
-        1.0 - apart,
-        (kinds[0].unit_roundoff or 0.0) if same else 0.0,
+        1.0 - distance,
+        (kinds[0].unit_roundoff or 0.0) if is_same else 0.0,
     )
 
 
@@ -151,24 +151,24 @@ def judge_third(
         return verdict
     out, came_in = max(o.beyond for o in outputs), max([1.0, *(i.beyond for i in inputs or ())])
     relation = out / came_in if math.isfinite(came_in) else 1.0
-    said = (
+    sentence = (
         f"{out:.3g} times the reference's own error against the third run, {came_in:.3g} "
         "times at its inputs"
     )
     if inputs is None:
-        said = said.rpartition(",")[0]
+        sentence = sentence.rpartition(",")[0]
     if relation <= limits.third:
         name = verdict.verdict
         if name in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
             name = VerdictKind.NOISE if out <= limits.third else VerdictKind.INHERITED
-        return _three(verdict, name, Confidence.NONE, None, f"{said}; {verdict.sentence}")
+        return _three(verdict, name, Confidence.NONE, None, f"{sentence}; {verdict.sentence}")
     if relation > limits.growth and inputs is not None:
         return _three(
             verdict,
             VerdictKind.INTRODUCED,
             Confidence.LIKELY,
             relation / limits.growth,
-            f"{said}; {verdict.sentence}",
+            f"{sentence}; {verdict.sentence}",
         )
     return verdict
 

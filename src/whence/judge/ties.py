@@ -75,14 +75,14 @@ class Choice:
         rows = ", ".join(str(list(row)) for row in self.first) + (
             ", ..." if self.tied > len(self.first) else ""
         )
-        apart = (
+        words = (
             f"at most {self.widest.gap:.3g} apart, rounding explains {self.widest.explained:.3g}"
             if self.widest.gap
             else "equal"
         )
         return (
             f"{self.operator} chooses otherwise in {self.tied} of {self.rows} rows ({rows}), "
-            f"among scores that tie: {apart}"
+            f"among scores that tie: {words}"
         )
 
     @property
@@ -91,14 +91,14 @@ class Choice:
         if self.worst is None:
             return ""
         worst = self.worst
-        at = f"{self.operator} in row {list(self.where)}" if self.where else self.operator
+        place = f"{self.operator} in row {list(self.where)}" if self.where else self.operator
         if math.isinf(worst.gap):
             return (
-                f"{at} takes {worst.target} where the reference's operators take "
+                f"{place} takes {worst.target} where the reference's operators take "
                 f"{worst.reference}, which no scores explain"
             )
         return (
-            f"{at} takes {worst.target} where the reference's operators take {worst.reference}: "
+            f"{place} takes {worst.target} where the reference's operators take {worst.reference}: "
             f"their scores are {worst.gap:.3g} apart, rounding explains {worst.explained:.3g}"
         )
 
@@ -111,13 +111,13 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
     """
     size = np.where(np.isfinite(wide), np.abs(wide), 0.0)
     middle = np.median(size, axis=1, keepdims=True)
-    taken = np.take_along_axis(size, np.clip(chosen, 0, wide.shape[1] - 1), 1).max(
+    largest = np.take_along_axis(size, np.clip(chosen, 0, wide.shape[1] - 1), 1).max(
         axis=1, keepdims=True, initial=0.0
     )
     competes = (
         np.isfinite(wide)
         & np.isfinite(working)
-        & (size <= TIE_COMPETING * np.maximum(taken, middle))
+        & (size <= TIE_COMPETING * np.maximum(largest, middle))
     )
     with np.errstate(invalid="ignore"):
         off = np.where(competes, working - wide, 0.0) ** 2
@@ -141,21 +141,23 @@ def explained_by(a: F64, b: F64, noise: F64, u: float, limits: Limits = LIMITS) 
     their noise.
     """
     with np.errstate(invalid="ignore"):
-        once = u * (np.abs(a) + np.abs(b))
-    return np.asarray(np.maximum(np.where(np.isfinite(once), once, 0.0), closed_by(noise, limits)))
+        rounding = u * (np.abs(a) + np.abs(b))
+    return np.asarray(
+        np.maximum(np.where(np.isfinite(rounding), rounding, 0.0), closed_by(noise, limits))
+    )
 
 
 def distance(a: F64, b: F64) -> F64:
     """|a - b|; 0 for equal infinities and for two NaN, inf for what cannot be subtracted."""
     with np.errstate(invalid="ignore"):
         gap = np.abs(a - b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    return np.asarray(np.where(same, 0.0, np.where(np.isnan(gap), np.inf, gap)))
+    equal = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.asarray(np.where(equal, 0.0, np.where(np.isnan(gap), np.inf, gap)))
 
 
 def follow(
-    own: I64,
-    other: I64,
+    reference: I64,
+    target: I64,
     scores: F64,
     noise: F64,
     u: float,
@@ -164,39 +166,39 @@ def follow(
     distinct: bool = True,
     limits: Limits = LIMITS,
 ) -> Followed:
-    """`own`, with the rows of `other` that differ from it by ties alone.
+    """`reference`, with the rows of `target` that differ from it by ties alone.
 
-    own, other: [rows, k], what is chosen from scores [rows, n], by rank. noise: of `noise_of`. u:
-    unit roundoff of the scores' dtype, 0 for exact kinds. ordered: do ranks count, or only which
-    are chosen? distinct: is no candidate chosen twice in a row?
+    reference, target: [rows, k], what is chosen from scores [rows, n], by rank. noise: of
+    `noise_of`. u: unit roundoff of the scores' dtype, 0 for exact kinds. ordered: do ranks count,
+    or only which are chosen? distinct: is no candidate chosen twice in a row?
     """
     n = scores.shape[1]
-    differs = (own != other).any(axis=1)
+    differs = (reference != target).any(axis=1)
     rows = np.flatnonzero(differs)
-    tied, wrong = np.zeros(len(own), bool), np.zeros(len(own), bool)
+    tied, wrong = np.zeros(len(reference), bool), np.zeros(len(reference), bool)
     if not rows.size:
-        return Followed(own, tied, wrong)
-    mine, theirs = own[rows], other[rows]
-    inside = (theirs >= 0) & (theirs < n)
-    held = np.where(inside, theirs, 0)
+        return Followed(reference, tied, wrong)
+    reference_rows, target_rows = reference[rows], target[rows]
+    inside = (target_rows >= 0) & (target_rows < n)
+    valid = np.where(inside, target_rows, 0)
     if not ordered:
-        mine, held = (
+        reference_rows, valid = (
             np.take_along_axis(x, np.argsort(np.take_along_axis(scores[rows], x, 1), axis=1), 1)
-            for x in (mine, held)
+            for x in (reference_rows, valid)
         )
-    a, b = (np.take_along_axis(scores[rows], x, 1) for x in (mine, held))
-    moved = np.maximum(*(np.take_along_axis(noise[rows], x, 1) for x in (mine, held)))
+    a, b = (np.take_along_axis(scores[rows], x, 1) for x in (reference_rows, valid))
+    moved = np.maximum(*(np.take_along_axis(noise[rows], x, 1) for x in (reference_rows, valid)))
     gap = np.where(inside if ordered else inside.all(axis=1, keepdims=True), distance(a, b), np.inf)
-    gap = np.where(mine == held, np.where(inside, 0.0, np.inf), gap) if ordered else gap
+    gap = np.where(reference_rows == valid, np.where(inside, 0.0, np.inf), gap) if ordered else gap
     if distinct:
-        again = np.sort(theirs, axis=1)
-        gap[(again[:, 1:] == again[:, :-1]).any(axis=1)] = np.inf
+        ordered_rows = np.sort(target_rows, axis=1)
+        gap[(ordered_rows[:, 1:] == ordered_rows[:, :-1]).any(axis=1)] = np.inf
     explained = explained_by(a, b, moved, u, limits)
     beyond = gap > explained
     bad = beyond.any(axis=1)
     tied[rows[~bad]], wrong[rows[bad]] = True, True
-    indices = own.copy()
-    indices[rows[~bad]] = theirs[~bad]
+    indices = reference.copy()
+    indices[rows[~bad]] = target_rows[~bad]
 
     def at(mask: Mask, size: F64) -> Gap | None:
         if not mask.any():
@@ -205,60 +207,60 @@ def follow(
         return Gap(
             int(rows[i]),
             int(j),
-            int(mine[i, j]),
-            int(held[i, j] if inside[i, j] else theirs[i, j]),
+            int(reference_rows[i, j]),
+            int(valid[i, j] if inside[i, j] else target_rows[i, j]),
             float(gap[i, j]),
             float(explained[i, j]),
         )
 
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(gap > 0, gap / explained, 0.0)
-    swapped = (mine - held != 0) & ~bad.reshape(-1, 1)
+    swapped = (reference_rows - valid != 0) & ~bad.reshape(-1, 1)
     return Followed(
         indices,
         tied,
         wrong,
         at(swapped, share),
-        at(beyond & (mine != held), gap) or at(beyond, gap),
+        at(beyond & (reference_rows != valid), gap) or at(beyond, gap),
     )
 
 
 def alternatives(
-    own: I64, scores: F64, noise: F64, u: float, most: int, limits: Limits = LIMITS
+    current: I64, scores: F64, noise: F64, u: float, limit: int, limits: Limits = LIMITS
 ) -> list[I64]:
-    """Other choices that are as good as `own`, each for all rows at once: in the n-th, every row
-    with n of them has its n-th.
+    """Other choices that are as good as `current`, each for all rows at once: in the n-th, every
+    row with n of them has its n-th.
 
-    own, scores, noise, u: as for `follow`. most: how many. In each, one candidate that was taken is
+    scores, noise, u: as for `follow`. limit: how many. In each, one candidate that was taken is
     exchanged for one that was not, or changes places with the next that was taken; nearest first.
     """
-    rows, k = own.shape
-    taken = np.zeros(scores.shape, bool)
-    np.put_along_axis(taken, own, True, 1)
+    rows, k = current.shape
+    is_chosen = np.zeros(scores.shape, bool)
+    np.put_along_axis(is_chosen, current, True, 1)
     swaps: list[list[tuple[float, int, int]]] = [[] for _ in range(rows)]
     for rank in range(k):
-        chosen = own[:, rank : rank + 1]
+        chosen = current[:, rank : rank + 1]
         a = np.take_along_axis(scores, chosen, 1)
         gap = distance(np.broadcast_to(a, scores.shape), scores)
         moved = np.maximum(np.take_along_axis(noise, chosen, 1), noise)
         within = gap <= explained_by(np.broadcast_to(a, scores.shape), scores, moved, u, limits)
-        fits = within & ~taken
+        fits = within & ~is_chosen
         if rank + 1 < k:
-            after = own[:, rank + 1 : rank + 2]
-            np.put_along_axis(fits, after, np.take_along_axis(within, after, 1), 1)
+            next_rank = current[:, rank + 1 : rank + 2]
+            np.put_along_axis(fits, next_rank, np.take_along_axis(within, next_rank, 1), 1)
         for row, candidate in np.argwhere(fits):
             swaps[row].append((float(gap[row, candidate]), rank, int(candidate)))
     out: list[I64] = []
-    for number in range(most):
-        there = [row for row in range(rows) if len(swaps[row]) > number]
-        if not there:
+    for number in range(limit):
+        open_rows = [row for row in range(rows) if len(swaps[row]) > number]
+        if not open_rows:
             break
-        made = own.copy()
-        for row in there:
+        choice = current.copy()
+        for row in open_rows:
             _, rank, candidate = sorted(swaps[row])[number]
-            made[row, made[row] == candidate] = made[row, rank]
-            made[row, rank] = candidate
-        out.append(made)
+            choice[row, choice[row] == candidate] = choice[row, rank]
+            choice[row, rank] = candidate
+        out.append(choice)
     return out
 
 
@@ -274,46 +276,48 @@ class RankedScores:
     worst: Gap | None = None
 
 
-def by_rank(own: I64, other: I64, scores: F64, others_scores: F64, u: float) -> RankedScores | None:
+def by_rank(
+    reference: I64, target: I64, scores: F64, others_scores: F64, u: float
+) -> RankedScores | None:
     """Does what the target chose have the ranks among its own scores that the reference's has among
     the reference's?
 
     Without the operator, what the reference chose tells the ranks: those of a top-k, a sort, an
     argmax, or the same ranks in all of several rows. None where these are no ranks of such a
-    choice, or the extents do not fit. own, other: [rows, k]; scores, others_scores: [rows, n]; u:
-    unit roundoff of the coarser of both.
+    choice, or the extents do not fit. reference, target: [rows, k]; scores, others_scores: [rows,
+    n]; u: unit roundoff of the coarser of both.
     """
     n = scores.shape[1]
     if (
         scores.shape != others_scores.shape
-        or own.min(initial=0) < 0
-        or own.max(initial=0) >= n
+        or reference.min(initial=0) < 0
+        or reference.max(initial=0) >= n
         or np.isnan(scores).any()
     ):
         return None
-    lowest, highest = _ranks(scores, own)
-    at, last = lowest.max(axis=0), highest.min(axis=0)
-    ranks = np.arange(own.shape[1])
-    ends = [np.asarray(r) for r in (n - 1 - ranks, ranks) if ((at <= r) & (r <= last)).all()]
-    if not ends and (len(own) < TIE_ROWS or (at > last).any()):
+    lowest, highest = _ranks(scores, reference)
+    first, last = lowest.max(axis=0), highest.min(axis=0)
+    ranks = np.arange(reference.shape[1])
+    ends = [np.asarray(r) for r in (n - 1 - ranks, ranks) if ((first <= r) & (r <= last)).all()]
+    if not ends and (len(reference) < TIE_ROWS or (first > last).any()):
         return None
-    asked = np.broadcast_to(ends[0] if ends else at, own.shape)
-    wanted = np.take_along_axis(np.sort(others_scores, axis=1), asked, 1)
-    inside = (other >= 0) & (other < n)
-    taken = np.take_along_axis(others_scores, np.where(inside, other, 0), 1)
-    gap = np.where(inside, distance(wanted, taken), np.inf)
-    if own.shape[1] > 1:
-        again = np.sort(other, axis=1)
-        gap[(again[:, 1:] == again[:, :-1]).any(axis=1)] = np.inf
-    explained = explained_by(wanted, taken, np.zeros_like(gap), u)
-    differs = np.asarray((own != other).any(axis=1))
+    required = np.broadcast_to(ends[0] if ends else first, reference.shape)
+    expected = np.take_along_axis(np.sort(others_scores, axis=1), required, 1)
+    inside = (target >= 0) & (target < n)
+    actual = np.take_along_axis(others_scores, np.where(inside, target, 0), 1)
+    gap = np.where(inside, distance(expected, actual), np.inf)
+    if reference.shape[1] > 1:
+        ordered_rows = np.sort(target, axis=1)
+        gap[(ordered_rows[:, 1:] == ordered_rows[:, :-1]).any(axis=1)] = np.inf
+    explained = explained_by(expected, actual, np.zeros_like(gap), u)
+    differs = np.asarray((reference != target).any(axis=1))
     bad = np.asarray((gap > explained).any(axis=1))
     worst = None
     if bad.any():
         i, j = np.unravel_index(int(np.argmax(np.where(gap > explained, gap, -1.0))), gap.shape)
-        rank = np.argsort(others_scores[i], kind="stable")[asked[i, j]]
+        rank = np.argsort(others_scores[i], kind="stable")[required[i, j]]
         worst = Gap(
-            int(i), int(j), int(rank), int(other[i, j]), float(gap[i, j]), float(explained[i, j])
+            int(i), int(j), int(rank), int(target[i, j]), float(gap[i, j]), float(explained[i, j])
         )
     return RankedScores(differs & ~bad, bad, worst)
 
@@ -332,5 +336,5 @@ def _ranks(scores: F64, chosen: I64) -> tuple[I64, I64]:
     ends[:, :-1] = new[:, 1:]
     last = np.minimum.accumulate(np.where(ends, place, scores.shape[1])[:, ::-1], axis=1)[:, ::-1]
     rank = np.argsort(order, axis=1)
-    taken = np.take_along_axis(rank, chosen, 1)
-    return np.take_along_axis(first, taken, 1), np.take_along_axis(last, taken, 1)
+    chosen_rank = np.take_along_axis(rank, chosen, 1)
+    return np.take_along_axis(first, chosen_rank, 1), np.take_along_axis(last, chosen_rank, 1)

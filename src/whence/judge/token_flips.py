@@ -48,36 +48,36 @@ def most(unit_roundoff: float) -> float:
 def judged(
     figures: Sequence[LogitFigures],
     unit_roundoff: float,
-    again: Sequence[float] = (),
+    noise_errors: Sequence[float] = (),
     faulty: Sequence[float] = (),
 ) -> list[Judged]:
     """Judge tokens in the order in which they were made; every one with the same tokens before it
     in both runs.
 
     unit_roundoff: of the coarser dtype that either model works in, 0 when that says nothing
-    (quantised). again: relative errors of logits between runs of the reference, which noise is then
-    at least. faulty: 0, or for a token whose logits a proven fault reaches the unit roundoff of its
-    arithmetic: such a token measures nothing, and only what was measured elsewhere, or else what
-    rounding makes at most, explains another choice.
+    (quantised). noise_errors: relative errors of logits between runs of the reference, which noise
+    is then at least. faulty: 0, or for a token whose logits a proven fault reaches the unit
+    roundoff of its arithmetic: such a token measures nothing, and only what was measured elsewhere,
+    or else what rounding makes at most, explains another choice.
     """
     ceiling = most(unit_roundoff)
     errors = [f.rel_logit_err for f in figures]
-    measured = [r for r in again if 0 < r < math.inf]
+    measured = [r for r in noise_errors if 0 < r < math.inf]
     out: list[Judged] = []
-    for n, one in enumerate(figures):
+    for n, token in enumerate(figures):
         error = errors[n]
         usual = median(measured) if measured else None
-        alone, lasting = (2 * ceiling, math.inf)
+        lone_limit, lasting = (2 * ceiling, math.inf)
         if usual is not None and len(measured) >= ENOUGH_FOR_A_MEDIAN:
-            known = ceiling if math.isfinite(ceiling) else 0.0
-            alone, lasting = (
-                max(LIMITS.whole * usual, 2 * known),
-                max(LASTING_FACTOR * usual, known),
+            floor = ceiling if math.isfinite(ceiling) else 0.0
+            lone_limit, lasting = (
+                max(LIMITS.whole * usual, 2 * floor),
+                max(LASTING_FACTOR * usual, floor),
             )
         ahead = errors[n : n + LASTING_TOKENS]
         lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
-        limit = lasting if lasts else alone
-        off = bool(one.nonfinite) or lasts or not error <= limit
+        limit = lasting if lasts else lone_limit
+        off = bool(token.nonfinite) or lasts or not error <= limit
         fault = faulty[n] if faulty else 0.0
         if not off and not fault and error > 0:
             measured.append(error)
@@ -85,16 +85,16 @@ def judged(
             rounding = usual if usual is not None else most(fault) if fault else ceiling
         else:
             rounding = max(error, usual or 0.0)
-        noise = rounding * one.scale if math.isfinite(rounding) else None
-        score = math.inf if one.nonfinite or math.isnan(error) else error / limit
-        if one.agree:
+        noise = rounding * token.scale if math.isfinite(rounding) else None
+        score = math.inf if token.nonfinite or math.isnan(error) else error / limit
+        if token.agree:
             out.append(Judged(noise, off, "", score))
             continue
         closed = closed_by(noise) if noise is not None else math.inf
         by = (
             math.inf
-            if one.nonfinite or (one.gap and not closed)
-            else one.gap / closed
+            if token.nonfinite or (token.gap and not closed)
+            else token.gap / closed
             if closed
             else 0.0
         )

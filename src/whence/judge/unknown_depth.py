@@ -30,7 +30,7 @@ def judge_unseen(
     verdict: Verdict,
     growth: ErrorGrowth,
     u: float,
-    before: Sequence[PairError] | None,
+    errors_before: Sequence[PairError] | None,
     look: Callable[[], Sight | None],
     *,
     next_step: str = RECORD_MORE,
@@ -38,7 +38,7 @@ def judge_unseen(
 ) -> Verdict:
     """The verdict of such a tensor after that of its growth.
 
-    u: unit roundoff of the pair, 0 for an exact kind. before: errors of what was seen before it,
+    u: unit roundoff of the pair, 0 for an exact kind. errors_before: of what was seen before it,
     None where nothing was. look: what its elements show, None where they are not known; asked only
     where it matters. next_step: what would decide an open case, as a sentence.
     """
@@ -60,7 +60,7 @@ def judge_unseen(
     room = limits.within(u)
     if growth.e_out <= room:
         return _within(verdict, growth, u, room)
-    if before is None:
+    if errors_before is None:
         return _open(
             verdict,
             f"differs by rel_l2 {growth.e_out:.2g}, and nothing before it is seen",
@@ -72,21 +72,21 @@ def judge_unseen(
         return verdict.replace(
             verdict=VerdictKind.INHERITED, confidence=Confidence.NONE, score=None
         )
-    seen = look()
-    if seen is not None and seen.pattern:
-        return _introduced(verdict, growth, f"{seen.pattern}, which rounding at no depth makes")
-    far = _far(u, before, limits)
-    typical = growth.e_out if seen is None else min(growth.e_out, seen.typical)
+    sight = look()
+    if sight is not None and sight.pattern:
+        return _introduced(verdict, growth, f"{sight.pattern}, which rounding at no depth makes")
+    far = _far(u, errors_before, limits)
+    typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
     if typical > max(far, limits.growth * growth.e_in):
         return _introduced(
             verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works"
         )
-    said = (
+    words = (
         f"differs by rel_l2 {growth.e_out:.2g}, where {growth.e_in:.2g} came in: more than the "
         f"{room:.2g} that rounding usually grows to, "
         "and how many operators lie between is not known"
     )
-    return _open(verdict, said, next_step)
+    return _open(verdict, words, next_step)
 
 
 def _of_integers(verdict: Verdict, growth: ErrorGrowth) -> Verdict:
@@ -108,15 +108,15 @@ def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Ver
     return verdict.replace(verdict=name, confidence=Confidence.NONE, score=None, sentence=sentence)
 
 
-def _far(u: float, before: Sequence[PairError], limits: Limits) -> float:
+def _far(u: float, errors_before: Sequence[PairError], limits: Limits) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
     bits, unless what came before did not.
     """
-    if u > BFLOAT16_AND_COARSER or any(e.codes for e in before):
+    if u > BFLOAT16_AND_COARSER or any(e.codes for e in errors_before):
         return limits.far_16
     exact = sum(
         1
-        for e in before
+        for e in errors_before
         if e.u > 0
         and not is_half_roundoff(e.u)
         and not is_half_roundoff(u)
@@ -137,10 +137,10 @@ def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
     )
 
 
-def _open(verdict: Verdict, said: str, next_step: str) -> Verdict:
+def _open(verdict: Verdict, words: str, next_step: str) -> Verdict:
     return verdict.replace(
         verdict=VerdictKind.UNDETERMINED,
         confidence=Confidence.NONE,
         score=None,
-        sentence=f"{said}; {next_step}",
+        sentence=f"{words}; {next_step}",
     )

@@ -64,7 +64,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     if wrong:
         slot, difference = wrong[0]
         numbers |= difference.numbers or {}
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         return Verdict(
             evidence.pair,
             VerdictKind.PARAM_DIFF,
@@ -72,7 +72,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
             confidence=Confidence.CERTAIN,
             cause=CauseKind.PARAMETER,
             numbers=numbers,
-            sentence=f"{param_name(slot)} {difference.sentence}{more}",
+            sentence=f"{param_name(slot)} {difference.sentence}{others}",
             slot=slot,
         )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
@@ -87,15 +87,17 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
         return _of_parameters(evidence)
     if evidence.local:
         return _from_replay(evidence, growth, numbers, limits)
-    found = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
+    verdict = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
     if growth.repeats:
         times = (
             f"{growth.repeats} other calls of it give"
             if growth.repeats > 1
             else "another call of it gives"
         )
-        found = found.replace(sentence=f"{found.sentence}; {times} the same bits on both sides")
-    return found
+        verdict = verdict.replace(
+            sentence=f"{verdict.sentence}; {times} the same bits on both sides"
+        )
+    return verdict
 
 
 def repeated(growth: ErrorGrowth, evidence: LeafEvidence, limits: Limits = LIMITS) -> ErrorGrowth:
@@ -127,7 +129,7 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
             sentence="its parameters are equal in the coarser dtype",
         )
     slot, difference = unknown[0]
-    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
     # Nothing of it is known to agree.
     return Verdict(
         evidence.pair,
@@ -135,7 +137,7 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
         evidence=Evidence.TWO_DUMPS,
         numbers={"e_out": 1.0},
         slot=slot,
-        sentence=f"{param_name(slot)}: {difference.sentence}{more}",
+        sentence=f"{param_name(slot)}: {difference.sentence}{others}",
     )
 
 
@@ -179,7 +181,7 @@ def _from_replay(
     numbers |= _replay_numbers(worst)
     if evidence.broken:
         return _broken_reference(evidence, slot, numbers)
-    said = sentences.of_local(worst)
+    words = sentences.of_local(worst)
     if worst.whole:
         numbers["whole"] = 1.0
     if tied := sum(choice.tied for choice in worst.choices):
@@ -214,24 +216,25 @@ def _from_replay(
         )
         if low_precision:
             return verdict(
-                VerdictKind.PRECISION, f"{said}; unstructured, as from a low-precision intermediate"
+                VerdictKind.PRECISION,
+                f"{words}; unstructured, as from a low-precision intermediate",
             )
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
         confidence = Confidence.CERTAIN if score >= limits.certain else Confidence.LIKELY
         return verdict(
-            VerdictKind.INTRODUCED, f"introduced here: {said}{because}", confidence, evidence.cause
+            VerdictKind.INTRODUCED, f"introduced here: {words}{because}", confidence, evidence.cause
         )
     confidence = Confidence.SUSPECT if score > limits.suspect else Confidence.NONE
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
-        return verdict(VerdictKind.NOISE, f"rounding: {said}", confidence)
+        return verdict(VerdictKind.NOISE, f"rounding: {words}", confidence)
     if inherited > 5 * growth.e_in > 0:
         return verdict(
             VerdictKind.AMPLIFIED,
-            f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {said}",
+            f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {words}",
             confidence,
         )
-    return verdict(VerdictKind.INHERITED, f"inherited: {said}", confidence)
+    return verdict(VerdictKind.INHERITED, f"inherited: {words}", confidence)
 
 
 def judge_region(

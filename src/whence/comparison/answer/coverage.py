@@ -105,11 +105,11 @@ class CallCoverage:
 
         A dump may end with an operator that only hands on, and that the other run has not.
         """
-        rest = msgspec.structs.replace(
+        shortened = msgspec.structs.replace(
             call, refs=tuple(r for r in call.refs if r.record not in handed_on)
         )
-        has_ends = bool(rest.slots("output")) or not call.slots("output")
-        return call.id in self.paired.pair_of and (not has_ends or self._outputs_known(rest))
+        has_ends = bool(shortened.slots("output")) or not call.slots("output")
+        return call.id in self.paired.pair_of and (not has_ends or self._outputs_known(shortened))
 
     def partly(self) -> int:
         """How many pairs of outputs were printed in part only."""
@@ -193,15 +193,15 @@ def unread(run: Run) -> set[int]:
 
     What a container without a program did with a tensor is not known: that one counts as read.
     """
-    made: set[int] = set()
+    written: set[int] = set()
     read: set[int] = set()
     below = children(run.calls)
     for call in run.calls:
-        left = _left(call)
-        made.update(left.values())
+        outputs = _left(call)
+        written.update(outputs.values())
         read.update(r.record for r in call.slots("input"))
         if call.parent == -1:
-            read.update(left.values())
+            read.update(outputs.values())
         kids = [run.calls[k] for k in below.get(call.id, ())]
         inside = {
             f"{k}:{slot}": record
@@ -215,15 +215,15 @@ def unread(run: Run) -> set[int]:
         used = _used(program)
         # Handed on as it is, a tensor has its fate decided further up; unless it goes there as
         # another record.
-        own = left | {
+        handed = outputs | {
             f"{k}:{r.slot}": r.record for k, kid in enumerate(kids) for r in kid.slots("input")
         }
         for slot, operand in program.outputs:
             source = program.inputs[operand["in"]] if "in" in operand else ""
-            if source in inside and own.get(slot) != inside[source]:
+            if source in inside and handed.get(slot) != inside[source]:
                 used.add(source)
         read.update(record for slot, record in inside.items() if slot in used)
-    return made - read
+    return written - read
 
 
 def _left(call: Call) -> dict[str, int]:
@@ -233,8 +233,8 @@ def _left(call: Call) -> dict[str, int]:
 def _used(program: Program) -> set[str]:
     """The inputs that operations of a program take."""
     return {
-        program.inputs[at]
+        program.inputs[place]
         for operation in program.operations
-        for kind, at in operation.operands()
+        for kind, place in operation.operands()
         if kind == "in"
     }

@@ -32,8 +32,8 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
         return finding
     measured = paired.measured[slot.reference_record, slot.target_record]
     arrays = paired.arrays(slot)
-    at = measured.max_abs_index
-    if arrays is None or at is None or arrays[0].shape != arrays[1].shape:
+    place = measured.max_abs_index
+    if arrays is None or place is None or arrays[0].shape != arrays[1].shape:
         return finding
     since = _since(paired, finding, arrays)
     numbers = {
@@ -44,9 +44,9 @@ def with_worst(finding: Finding, paired: PairedRuns) -> Finding:
     return msgspec.structs.replace(
         finding,
         slot=_slot_name(paired, finding, slot),
-        worst_index=at,
-        worst_reference=_number(arrays[0][at]),
-        worst_target=_number(arrays[1][at]),
+        worst_index=place,
+        worst_reference=_number(arrays[0][place]),
+        worst_target=_number(arrays[1][place]),
         numbers={**finding.numbers, **numbers},
         sentence=finding.sentence + since,
     )
@@ -63,15 +63,15 @@ def _with_layout(finding: Finding, paired: PairedRuns) -> Finding:
     parts: tuple[str, ...] = ()
     if arrays is not None and arrays[0].shape == arrays[1].shape:
         # Of activations all elements differ a little: those that differ most are meant.
-        apart = (
+        error = (
             np.abs(arrays[1].astype(np.float64) - arrays[0].astype(np.float64))
             if arrays[0].dtype.kind not in "bc"
             else None
         )
-        if apart is not None and np.isfinite(apart).all():
-            limit = 0.0 if finding.verdict == VerdictKind.PARAM_DIFF else float(apart.max()) / 10
+        if error is not None and np.isfinite(error).all():
+            limit = 0.0 if finding.verdict == VerdictKind.PARAM_DIFF else float(error.max()) / 10
             derived = {tensor.record: tensor for tensor in paired.plan.made_target}
-            parts = align.named(derived, paired.shown.records, slot.target_record, apart > limit)
+            parts = align.named(derived, paired.shown.records, slot.target_record, error > limit)
     where = (
         _and(parts)
         if parts

@@ -58,15 +58,19 @@ def texts_of(pairs: Mapping[TokenKey, Rows]) -> tuple[dict[TokenKey, Array], dic
         for place, (pair, following) in enumerate(zip(steps, [*steps[1:], None], strict=True), 1):
             if pair.reference is None or pair.target is None or len(pair.reference) != rows:
                 continue
-            best, other = pair.reference.argmax(-1), pair.target.argmax(-1)
+            reference_best, target_best = pair.reference.argmax(-1), pair.target.argmax(-1)
             for row in range(rows):
-                parted = best[row] != other[row] and not _goes_on_alike(following, row)
-                texts[0][row, place], texts[1][row, place] = (
-                    best[row],
-                    other[row] if parted else best[row],
+                parted = reference_best[row] != target_best[row] and not _goes_on_alike(
+                    following, row
                 )
-        for text, kept in zip(texts, out, strict=True):
-            kept.update({(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)})
+                texts[0][row, place], texts[1][row, place] = (
+                    reference_best[row],
+                    target_best[row] if parted else reference_best[row],
+                )
+        for text, texts_by_key in zip(texts, out, strict=True):
+            texts_by_key.update(
+                {(rank, token): text[:, : place + 1] for place, token in enumerate(tokens)}
+            )
     return out
 
 
@@ -118,14 +122,14 @@ class LogitsRun:
         for rank, token in sorted(side):
             pair = pairs[rank, token]
             logits = pair.target if number else pair.reference
-            given = texts[rank, token]
+            text = texts[rank, token]
             dtype = run.records[side[rank, token].ref.record].dtype
             if logits is not None and dtype == "float32":
                 logits, dtype = _as_rounded(logits)
             narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
-            for array, kind in ((given, "int64"), (logits, dtype)):
+            for array, kind in ((text, "int64"), (logits, dtype)):
                 shape = (
-                    (len(given), 1, 1)
+                    (len(text), 1, 1)
                     if array is None
                     else array.shape
                     if kind == "int64"

@@ -37,20 +37,22 @@ def counted(
     for call in sorted(align.selected(paired.calls), key=lambda c: (c.step, c.micro, c.order)):
         if not call.leaf or has_mark(call, Mark.PUT_TOGETHER):
             continue
-        found, differs = _occurrence(paired, call, per_call)
+        occurrence, differs = _occurrence(paired, call, per_call)
         for key in (("type", call.op_type or call.scope), ("name", call.scope or call.root)):
-            rows.setdefault(key, []).append((found, differs, call.id in significant))
+            rows.setdefault(key, []).append((occurrence, differs, call.id in significant))
     table = tuple(_row(by, name, listed) for (by, name), listed in rows.items())
     by_type = [row for row in table if row.by == "type"]
 
-    def earliest(which: str) -> Occurrence | None:
-        found = [one for row in by_type if (one := getattr(row, which)) is not None]
+    def earliest(column: str) -> Occurrence | None:
+        occurrences = [
+            occurrence for row in by_type if (occurrence := getattr(row, column)) is not None
+        ]
         return min(
-            found,
-            key=lambda one: (
-                paired.calls[one.call].step,
-                paired.calls[one.call].micro,
-                paired.calls[one.call].order,
+            occurrences,
+            key=lambda occurrence: (
+                paired.calls[occurrence.call].step,
+                paired.calls[occurrence.call].micro,
+                paired.calls[occurrence.call].order,
             ),
             default=None,
         )
@@ -90,15 +92,15 @@ def _occurrence(
 def _row(by: str, name: str, listed: list[tuple[Occurrence | None, bool, bool]]) -> Counted:
     first = significant = None
     equal = differing = compared = 0
-    for number, (found, differs, is_significant) in enumerate(listed, 1):
-        if found is None:
+    for number, (occurrence, differs, is_significant) in enumerate(listed, 1):
+        if occurrence is None:
             continue
         compared += 1
         if not differs:
             equal += first is None
             continue
         differing += 1
-        numbered = msgspec.structs.replace(found, number=number)
+        numbered = msgspec.structs.replace(occurrence, number=number)
         first = first or numbered
         significant = significant or (numbered if is_significant else None)
     return Counted(by, name, len(listed), compared, equal, differing, first, significant)

@@ -96,8 +96,8 @@ class OriginTracer:
             hit = bool(makers & (self.significant | handing)) or (
                 has_mark(call, Mark.INPUTS_UNKNOWN) and faulty
             )
-            found = flow.verdicts.get(call.id)
-            verdict = found.verdict if found is not None else ""
+            judged = flow.verdicts.get(call.id)
+            verdict = judged.verdict if judged is not None else ""
             faulty |= verdict in GUILTY
             if verdict in GUILTY or (hit and self.differs(call) and verdict not in _AGREE):
                 self.significant.add(call.id)
@@ -111,8 +111,8 @@ class OriginTracer:
         given.
         """
         place = self.place[call.id]
-        before = [i for i in self.writers.get(ref.record, ()) if i < place]
-        return self.calls[before[-1]] if before else None
+        earlier = [i for i in self.writers.get(ref.record, ()) if i < place]
+        return self.calls[earlier[-1]] if earlier else None
 
     def _outputs(self, call: Call) -> list[Measured]:
         index = self.pair_of.get(call.id)
@@ -134,40 +134,40 @@ class OriginTracer:
 
     def rel_l2(self, call: Call) -> float | None:
         values = [m.values.get("rel_l2") for m in self._outputs(call)]
-        known = [v for v in values if v is not None]
-        return max(known) if known else None
+        measured = [v for v in values if v is not None]
+        return max(measured) if measured else None
 
     def first(self) -> Call | None:
         """The first significant call, in the order of execution; without one, the first that
         differs.
         """
-        one = next((c for c in self.calls if c.id in self.significant), None)
-        return one or next((c for c in self.calls if self.differs(c)), None)
+        significant = next((c for c in self.calls if c.id in self.significant), None)
+        return significant or next((c for c in self.calls if self.differs(c)), None)
 
     # ---- the way
 
     def origin(self, call: Call) -> Origin:
         """The way from what a call made back to where its difference arises."""
         steps: list[TracedStep] = []
-        at, skipped = call, []
+        current, skipped = call, []
         while True:
-            inputs = self._inputs(at)
+            inputs = self._inputs(current)
             steps.append(
                 TracedStep(
-                    at.id,
-                    at.scope or at.root,
-                    at.op_type,
-                    at.occurrence,
-                    at.step,
-                    self._verdict(at),
-                    self.rel_l2(at),
+                    current.id,
+                    current.scope or current.root,
+                    current.op_type,
+                    current.occurrence,
+                    current.step,
+                    self._verdict(current),
+                    self.rel_l2(current),
                     inputs,
                 )
             )
-            following = self._following(at)
+            following = self._following(current)
             if following is None or len(steps) >= _LONGEST:
                 break
-            at = following
+            current = following
         # Where the way ends among operators that nobody compared, any of them may be it.
         while steps and steps[-1].verdict == "not compared" and len(steps) > 1:
             skipped.append(steps.pop().name)
@@ -177,10 +177,10 @@ class OriginTracer:
     def _verdict(self, call: Call) -> str:
         if not self.seen(call):
             return "not compared"
-        found = self.flow.verdicts.get(call.id)
+        verdict = self.flow.verdicts.get(call.id)
         return (
-            found.verdict
-            if found is not None
+            verdict.verdict
+            if verdict is not None
             else (VerdictKind.INHERITED if self.differs(call) else VerdictKind.IDENTICAL)
         )
 
@@ -202,24 +202,24 @@ class OriginTracer:
         for ref in (*call.slots("input"), *call.slots("param")):
             maker = self.maker(call, ref) if is_input(ref.slot) else None
             name = maker.scope or maker.root if maker is not None else split_slot(ref.slot)[1]
-            found = self.flow.measured.get((index, ref.slot)) if index is not None else None
+            measured = self.flow.measured.get((index, ref.slot)) if index is not None else None
             out.append(
                 TracedInput(
                     ref.slot,
                     name,
-                    self._state(found, maker),
-                    found.values.get("rel_l2") if found is not None else None,
+                    self._state(measured, maker),
+                    measured.values.get("rel_l2") if measured is not None else None,
                     maker.id if maker is not None else -1,
                 )
             )
         return tuple(out)
 
-    def _state(self, found: Measured | None, maker: Call | None) -> str:
-        if found is None or found.tier == "none":
+    def _state(self, measured: Measured | None, maker: Call | None) -> str:
+        if measured is None or measured.tier == "none":
             return (
                 "not compared" if maker is None or not self.seen(maker) else self._state_of(maker)
             )
-        if found.identical:
+        if measured.identical:
             return "equal"
         return "differs" if maker is None or maker.id in self.significant else "within noise"
 
@@ -236,21 +236,23 @@ class OriginTracer:
 
     def _ended(self, end: Call, steps: tuple[TracedStep, ...], skipped: tuple[str, ...]) -> Origin:
         pair = self.flow.pairs[self.pair_of[end.id]] if end.id in self.pair_of else None
-        other = self.flow.target.calls[pair.target] if pair is not None else None
-        theirs = other.arguments if other is not None else {}
+        partner = self.flow.target.calls[pair.target] if pair is not None else None
+        partner_arguments = partner.arguments if partner is not None else {}
         attributes = (
-            {k: (_plain(v), _plain(theirs.get(k))) for k, v in end.arguments.items()}
-            if other is not None
+            {k: (_plain(v), _plain(partner_arguments.get(k))) for k, v in end.arguments.items()}
+            if partner is not None
             else {}
         )
-        differ = tuple(sorted(k for k, (a, b) in attributes.items() if a != b and k in theirs))
+        differ = tuple(
+            sorted(k for k, (a, b) in attributes.items() if a != b and k in partner_arguments)
+        )
         verdict = self.flow.verdicts.get(end.id)
         return Origin(
             steps,
             end.id,
             skipped,
             {k: _plain(v) for k, v in end.arguments.items()},
-            {k: _plain(theirs[k]) for k in differ},
+            {k: _plain(partner_arguments[k]) for k in differ},
             self._inside(end),
             self._missing(end, pair),
             _outcome(verdict, end, self.differs(end)),

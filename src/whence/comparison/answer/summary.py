@@ -146,10 +146,10 @@ def run_notes(paired: PairedRuns) -> list[str]:
             out.append(f"{side}: {run.ended}")
         raised = next((c for c in run.calls if c.error and c.parent == -1), None)
         if raised is not None:
-            what = " ".join(raised.error.split())
+            message = " ".join(raised.error.split())
             out.append(
                 f"{side}: {raised.scope or raised.root} raised in step {raised.step}: "
-                f"{what[:_MAX_ERROR_TEXT]}{'...' if what[_MAX_ERROR_TEXT:] else ''}"
+                f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
             )
         out += [f"{side}: {sentence}" for sentence in align.changed(run)]
         out += [

@@ -45,14 +45,23 @@ def found(reference: Run, target: Run) -> tuple[Tensors, Tensors, bool]:
     """The tensor of each token in both runs, and whether one of the runs holds nothing else, so
     that these are all there is to compare.
     """
-    left, right = (_candidates(run) for run in (reference, target))
-    alone = [
-        bool(side) and all(len(several) == 1 for several in side.values()) for side in (left, right)
+    reference_tensors, target_tensors = (_candidates(run) for run in (reference, target))
+    is_alone = [
+        bool(side) and all(len(several) == 1 for several in side.values())
+        for side in (reference_tensors, target_tensors)
     ]
-    widths = [_width(run, side) for run, side in ((reference, left), (target, right))]
-    one = {place: _chosen(reference, several, widths[1]) for place, several in left.items()}
-    other = {place: _chosen(target, several, widths[0]) for place, several in right.items()}
-    return one, other, any(alone)
+    widths = [
+        _width(run, side)
+        for run, side in ((reference, reference_tensors), (target, target_tensors))
+    ]
+    of_reference = {
+        place: _chosen(reference, several, widths[1])
+        for place, several in reference_tensors.items()
+    }
+    of_target = {
+        place: _chosen(target, several, widths[0]) for place, several in target_tensors.items()
+    }
+    return of_reference, of_target, any(is_alone)
 
 
 def _candidates(run: Run) -> dict[TokenKey, list[TokenLogits]]:
@@ -103,42 +112,47 @@ def compared(
     """Whence's answer on the logits of every token, and a row of msit's table for each."""
     from whence.comparison.answer.generation import compare_logits
 
-    left, right, notes = _of_equal_ranks(*tensors)
+    of_reference, of_target, notes = _of_equal_ranks(*tensors)
     pairs = {
-        place: _rows(reference, target, left, right, place) for place in sorted({*left, *right})
+        place: _rows(reference, target, of_reference, of_target, place)
+        for place in sorted({*of_reference, *of_target})
     }
     texts = texts_of(pairs)
-    one, other = (
-        LogitsRun(reference, left, pairs, texts[0], 0),
-        LogitsRun(target, right, pairs, texts[1], 1),
+    reference_run, target_run = (
+        LogitsRun(reference, of_reference, pairs, texts[0], 0),
+        LogitsRun(target, of_target, pairs, texts[1], 1),
     )
-    if one.is_narrow or other.is_narrow or (one.says_precision and other.says_precision):
-        result = compare_logits(one, other, options)
+    if (
+        reference_run.is_narrow
+        or target_run.is_narrow
+        or (reference_run.says_precision and target_run.says_precision)
+    ):
+        result = compare_logits(reference_run, target_run, options)
     else:
         # No limit for rounding follows from what the dumps say. What most tokens part by is noise
         # here, up to what 16 bits round.
-        one.info = msgspec.structs.replace(
-            one.info, options={**one.info.options, "precision": "unknown"}
+        reference_run.info = msgspec.structs.replace(
+            reference_run.info, options={**reference_run.info.options, "precision": "unknown"}
         )
-        result = compare_logits(one, other, options, again=(other,))
+        result = compare_logits(reference_run, target_run, options, again=(target_run,))
         if not result.findings:
-            one.info = msgspec.structs.replace(
-                one.info, options={**one.info.options, "precision": "16 bits"}
+            reference_run.info = msgspec.structs.replace(
+                reference_run.info, options={**reference_run.info.options, "precision": "16 bits"}
             )
-            result = _within_float32(compare_logits(one, other, options))
+            result = _within_float32(compare_logits(reference_run, target_run, options))
     verdicts: dict[TokenKey, list[str]] = defaultdict(list)
     if result.generation is not None:
         rank_of = {prompt.number: prompt.rank for prompt in result.generation.prompts}
         for token in result.generation.tokens:
             verdicts[rank_of[token.prompt], token.step].append(token.verdict)
     rows = tuple(
-        _view_row(reference, target, left.get(p), right.get(p), pair, verdicts[p])
+        _view_row(reference, target, of_reference.get(p), of_target.get(p), pair, verdicts[p])
         for p, pair in pairs.items()
     )
     reasons = list(
         dict.fromkeys(f"token {place[1]}: {pair.why}" for place, pair in pairs.items() if pair.why)
     )
-    more = [
+    reasons_listed = [
         *reasons[:3],
         *([f"and {len(reasons) - 3} more tokens, see the table"] if len(reasons) > 3 else []),
     ]
@@ -154,7 +168,7 @@ def compared(
             generation,
             prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts),
         )
-    notes = [*result.notes, *notes, *more, _ASSUMED]
+    notes = [*result.notes, *notes, *reasons_listed, _ASSUMED]
     return msgspec.structs.replace(
         result, findings=findings, generation=generation, notes=tuple(notes)
     ), rows
@@ -183,9 +197,11 @@ def _within_float32(result: Comparison) -> Comparison:
     return msgspec.structs.replace(result, status=Status.UNDECIDED, headline=why)
 
 
-def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, list[str]]:
+def _of_equal_ranks(
+    of_reference: Tensors, of_target: Tensors
+) -> tuple[Tensors, Tensors, list[str]]:
     """Both with ranks from 0, as many as both have."""
-    ranks = [sorted({rank for rank, _ in side}) for side in (left, right)]
+    ranks = [sorted({rank for rank, _ in side}) for side in (of_reference, of_target)]
     count = min(map(len, ranks)) if len(ranks[0]) != len(ranks[1]) else len(ranks[0])
     notes = []
     if len(ranks[0]) != len(ranks[1]):
@@ -194,26 +210,28 @@ def _of_equal_ranks(left: Tensors, right: Tensors) -> tuple[Tensors, Tensors, li
             f"{len(ranks[0])} ranks against {len(ranks[1])}: the logits of the first rank of "
             "each are compared"
         ]
-    left, right = (
+    of_reference, of_target = (
         {
-            (known.index(rank), token): one
-            for (rank, token), one in side.items()
-            if known.index(rank) < count
+            (numbers.index(rank), token): tensor
+            for (rank, token), tensor in side.items()
+            if numbers.index(rank) < count
         }
-        for side, known in zip((left, right), ranks, strict=True)
+        for side, numbers in zip((of_reference, of_target), ranks, strict=True)
     )
-    return left, right, notes
+    return of_reference, of_target, notes
 
 
-def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: TokenKey) -> Rows:
+def _rows(
+    reference: Run, target: Run, of_reference: Tensors, of_target: Tensors, place: TokenKey
+) -> Rows:
     """The rows of a token in both dumps, one for each row of the batch."""
     arrays: list[Array | None] = [None, None]
     for n, (run, side, words) in enumerate(
-        ((reference, left, "reference"), (target, right, "target"))
+        ((reference, of_reference, "reference"), (target, of_target, "target"))
     ):
         if place not in side:
-            other = ("target", "reference")[n]
-            return Rows(None, None, f"only the {other} has it")
+            missing = ("target", "reference")[n]
+            return Rows(None, None, f"only the {missing} has it")
         try:
             array = np.asarray(run.array(side[place].ref.record))
         except ElementsMissing as error:
@@ -225,12 +243,12 @@ def _rows(reference: Run, target: Run, left: Tensors, right: Tensors, place: Tok
                 None,
                 f"{words}: {list(array.shape)} does not say which position is the last of each row",
             )
-    one, other_ = arrays
-    assert one is not None
-    assert other_ is not None
-    if len(one) != len(other_):
-        return Rows(None, None, f"{len(one)} rows against {len(other_)}")
-    return Rows(one, other_)
+    reference_rows, target_rows = arrays
+    assert reference_rows is not None
+    assert target_rows is not None
+    if len(reference_rows) != len(target_rows):
+        return Rows(None, None, f"{len(reference_rows)} rows against {len(target_rows)}")
+    return Rows(reference_rows, target_rows)
 
 
 def _batch(run: Run, side: Tensors, rank: int) -> int:
@@ -238,8 +256,8 @@ def _batch(run: Run, side: Tensors, rank: int) -> int:
     with the fewest has.
     """
     shapes = [
-        _squeezed(run.records[one.ref.record].shape)
-        for (owner, _), one in side.items()
+        _squeezed(run.records[tensor.ref.record].shape)
+        for (owner, _), tensor in side.items()
         if owner == rank
     ]
     return min(shape[0] if len(shape) > 2 else math.prod(shape[:-1]) for shape in shapes)
@@ -276,8 +294,8 @@ _WORST = (
 def _view_row(
     reference: Run,
     target: Run,
-    one: TokenLogits | None,
-    other: TokenLogits | None,
+    of_reference: TokenLogits | None,
+    of_target: TokenLogits | None,
     pair: Rows,
     verdicts: Sequence[str],
 ) -> ViewRow:
@@ -285,11 +303,11 @@ def _view_row(
     from whence.comparison.views.formulas import Figures
     from whence.comparison.views.rows import _shown
 
-    shown = [
+    sides = [
         _shown(run, side.call, side.ref.slot, side.ref.record) if side is not None else None
-        for run, side in ((reference, one), (target, other))
+        for run, side in ((reference, of_reference), (target, of_target))
     ]
-    slot = (one or other).ref.slot  # type: ignore[union-attr]
+    slot = (of_reference or of_target).ref.slot  # type: ignore[union-attr]
     figures: Figures = {}
     why, rel_l2, largest = pair.why, None, None
     if pair.reference is not None and pair.target is not None:
@@ -298,15 +316,15 @@ def _view_row(
         figures, why = msit.figures(a, b)
         wide = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(all="ignore"):
-            apart, norm = np.abs(wide[1] - wide[0]), float(np.linalg.norm(wide[0]))
-            rel_l2 = float(np.linalg.norm(apart)) / norm if norm else None
-            largest = float(apart.max())
+            error, norm = np.abs(wide[1] - wide[0]), float(np.linalg.norm(wide[0]))
+            rel_l2 = float(np.linalg.norm(error)) / norm if norm else None
+            largest = float(error.max())
     verdict = next((word for word in _WORST if word in verdicts), "")
     return ViewRow(
         (-1, -1),
         slot,
-        shown[0],
-        shown[1],
+        sides[0],
+        sides[1],
         figures=figures,
         why=why,
         verdict=verdict,

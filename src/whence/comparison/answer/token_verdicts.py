@@ -29,13 +29,13 @@ def judged(
     places: list[TokenPlace] = []
     lengths: list[tuple[int, int]] = []
     for number in range(len(prompts.pairs)):
-        compared, both = prompts.places(number)
+        compared, counts = prompts.places(number)
         places += compared
-        lengths.append(both)
+        lengths.append(counts)
     places.sort(key=prompts.moment)
     judgements = _judgements(prompts, places, noise, faulty)
     tokens = tuple(_token(prompts, p, judgements.get(id(p))) for p in places)
-    outcomes = tuple(_prompted(prompts, n, tokens, both) for n, both in enumerate(lengths))
+    outcomes = tuple(_prompted(prompts, n, tokens, counts) for n, counts in enumerate(lengths))
     unflagged = [
         t.numbers.get("rel_logit_err") or 0.0
         for t in tokens
@@ -140,9 +140,9 @@ def _prompted(
 ) -> Prompted:
     reference, target = prompts.pair(number)
     name = prompts.pairs[number].reference + 1
-    own = [i for i, t in enumerate(tokens) if t.prompt == name]
-    verdicts = Counter(tokens[i].verdict for i in own)
-    compared = len(own) - verdicts[TokenKind.INCOMPARABLE]
+    indices = [i for i, t in enumerate(tokens) if t.prompt == name]
+    verdicts = Counter(tokens[i].verdict for i in indices)
+    compared = len(indices) - verdicts[TokenKind.INCOMPARABLE]
     worst = next((v for v in ("unexplained", "off", "explained", "sampled") if verdicts[v]), "")
     outcome = worst or ("equal" if compared else "not compared")
     if outcome == "equal" and _has_ended(reference, target, lengths):
@@ -165,8 +165,8 @@ def _prompted(
             verdicts[TokenKind.UNEXPLAINED],
             verdicts[TokenKind.SAMPLED],
         ),
-        next((i for i in own if tokens[i].reference != tokens[i].target), -1),
-        next((i for i in own if tokens[i].verdict == TokenKind.OFF), -1),
+        next((i for i in indices if tokens[i].reference != tokens[i].target), -1),
+        next((i for i in indices if tokens[i].verdict == TokenKind.OFF), -1),
         number=name,
     )
 

@@ -44,7 +44,7 @@ class RootInputs:
             for slot in slots.values():
                 if (
                     not slot.reference_slot.startswith("input")
-                    or slot.reference_record in self.paired.made
+                    or slot.reference_record in self.paired.written
                 ):
                     continue
                 a, b = (

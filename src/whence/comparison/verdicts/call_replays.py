@@ -166,8 +166,8 @@ class CallReplays:
         """The verdict that rests on the figures of a region's outputs, with the cause of an error
         that came in.
         """
-        known = dataclasses.replace(evidence.known, local=figures, broken=broken)
-        verdict = judge.judge_leaf(known)
+        leaf = dataclasses.replace(evidence.leaf, local=figures, broken=broken)
+        verdict = judge.judge_leaf(leaf)
         if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
             return verdict
         assert self.replayer is not None
@@ -179,8 +179,8 @@ class CallReplays:
             functools.partial(self.paired.slot, pair.index),
             [slot for slot, error in figures if error.score > 1],
         )
-        known = dataclasses.replace(known, cause=CauseKind(fault.cause), cause_words=fault.words)
-        return judge.judge_leaf(known).replace(operator=fault.operator, source=fault.source)
+        leaf = dataclasses.replace(leaf, cause=CauseKind(fault.cause), cause_words=fault.words)
+        return judge.judge_leaf(leaf).replace(operator=fault.operator, source=fault.source)
 
     def _is_surprising(self, index: int, result: ReplayResult) -> bool:
         """Is there anything that a program must be right about the reference for, before it is

@@ -1,4 +1,4 @@
-"""Checkpoints face to face: a weight that only one of them has is nothing that agrees."""
+"""Two checkpoints: a weight that only one of them has is nothing that agrees."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def complete(
             lacking += [
                 ("target", paired.target.calls[call].scope) for call in plan.unmatched_target
             ]
-        tile = (pair.reference, 0 if paired.kids.get(pair.reference) else -1)
-        if lacking and (tile not in out or out[tile].verdict not in GUILTY):
-            said = "; ".join(
+        region = (pair.reference, 0 if paired.kids.get(pair.reference) else -1)
+        if lacking and (region not in out or out[region].verdict not in GUILTY):
+            words = "; ".join(
                 f"only the {side} has {', '.join(names[:_NAMED])}{' ...' if names[_NAMED:] else ''}"
                 for side in ("reference", "target")
                 if (names := [name for s, name in lacking if s == side])
             )
-            out[tile] = Verdict(
+            out[region] = Verdict(
                 index,
                 VerdictKind.UNDETERMINED,
-                tile[1],
+                region[1],
                 Evidence.TWO_DUMPS,
                 numbers={"e_out": 1.0},
-                sentence=said,
+                sentence=words,
             )
     return out
 

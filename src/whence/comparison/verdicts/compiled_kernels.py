@@ -41,26 +41,28 @@ def named(
     """The verdicts, where a node of a graph is at fault with its name and kernel in the
     sentence.
     """
-    out, own = dict(verdicts), _OwnGraphs(paired)
+    out, graphs = dict(verdicts), _OwnGraphs(paired)
     first: dict[Any, list[Call]] = defaultdict(list)
-    for at, verdict in sorted(verdicts.items(), key=lambda item: paired.calls[item[0][0]].order):
+    for key, verdict in sorted(verdicts.items(), key=lambda item: paired.calls[item[0][0]].order):
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
         pair = paired.plan.pairs[verdict.pair]
-        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
+        call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
         if (
             "whole" in verdict.numbers
             and (slot := paired.slots[verdict.pair].get(verdict.slot)) is not None
         ):
-            other = (
-                made if (made := paired.maker(slot)) is not None and align.kernel(made) else other
+            partner = (
+                maker
+                if (maker := paired.maker(slot)) is not None and align.kernel(maker)
+                else partner
             )
-        words = align.kernel(other) or align.kernel(call)
+        words = align.kernel(partner) or align.kernel(call)
         if not words:
             continue
-        one = other if align.is_compiled(other) else call
-        kernel = one.parent, words.partition(", ")[2], verdict.side
-        before = next(
+        node = partner if align.is_compiled(partner) else call
+        kernel = node.parent, words.partition(", ")[2], verdict.side
+        earlier = next(
             (
                 c
                 for c in first[kernel]
@@ -71,21 +73,21 @@ def named(
             None,
         )
         first[kernel].append(call)
-        if before is None:
+        if earlier is None:
             cause, because = (
-                own.cause(other)
+                graphs.cause(partner)
                 if not verdict.cause and "whole" in verdict.numbers
                 else (verdict.cause, "")
             )
             sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
-            out[at] = verdict.replace(cause=cause, sentence=sentence)
+            out[key] = verdict.replace(cause=cause, sentence=sentence)
         else:
-            said = f"one kernel computes it with {before.op}: {verdict.sentence}"
-            out[at] = verdict.replace(
+            inherited = f"one kernel computes it with {earlier.op}: {verdict.sentence}"
+            out[key] = verdict.replace(
                 verdict=VerdictKind.INHERITED,
                 confidence=Confidence.NONE,
                 cause=CauseKind.UNKNOWN,
-                sentence=said,
+                sentence=inherited,
             )
     return out
 
@@ -179,10 +181,10 @@ def _closer(pairs: list[CallPair], paired: PairedRuns, replays: CallReplays) -> 
     if len(ratios) < _FEW:
         return
     middle = statistics.median(ratios)
-    one, other = ("target", "reference") if middle < 1 else ("reference", "target")
+    closer, farther = ("target", "reference") if middle < 1 else ("reference", "target")
     if (share := min(middle, 1 / middle)) < _CLOSER:
         yield (
-            f"the {one} is closer to exact arithmetic than the {other}: {share:.0%} of its "
+            f"the {closer} is closer to exact arithmetic than the {farther}: {share:.0%} of its "
             f"error in the median of {len(ratios)} tensors"
         )
 
@@ -191,14 +193,14 @@ def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> 
     """Kernels that keep in float32 what their graph rounds to 16 bits in between: run both ways,
     the latter comes closer.
     """
-    found: list[str] = []
+    names: list[str] = []
     tried = 0
     for pair in pairs:
-        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
+        call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
         program = paired.reference.programs.get(call.program)
         if (
             program is None
-            or not align.is_compiled(other)
+            or not align.is_compiled(partner)
             or tried >= _MOST
             or not _rounds_between(program, paired, pair)
         ):
@@ -209,17 +211,17 @@ def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> 
         tried += 1
         try:
             with Threads(1):
-                rounded, kept = _both_ways(call, program, pair, paired, replayer)
+                rounded, unrounded = _both_ways(call, program, pair, paired, replayer)
             y = paired.target.array(slot.target_record).astype(np.float64)
         except (ReplayRefused, ElementsMissing, KeyError):
             continue
-        far, near = (float(np.linalg.norm(np.subtract(y, r))) for r in (rounded, kept))
+        far, near = (float(np.linalg.norm(np.subtract(y, r))) for r in (rounded, unrounded))
         if near < _LEFT_OUT * far:
-            found.append(call.op)
-    if found:
-        words = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+            names.append(call.op)
+    if names:
+        words = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield (
-            f"a rounding was left out in {len(found)} of {tried} tensors of fused kernels "
+            f"a rounding was left out in {len(names)} of {tried} tensors of fused kernels "
             f"({words}): what the graph rounds to 16 bits in "
             "between they keep in float32, and run so the reference's operators come closer; no "
             "fault"
@@ -233,11 +235,11 @@ def _both_ways(
     both in the target's dtype at the end.
     """
     side = replayer.reference
-    given = {
+    records = {
         s.reference_slot: s.target_record for s in pair.slots if not is_output(s.reference_slot)
     }
     arrays, strides = replayer.target.arrays(
-        {s: given[s] for s in (*program.inputs, *program.params)}
+        {s: records[s] for s in (*program.inputs, *program.params)}
     )
     kind = dtypes.of(
         paired.target.array(
@@ -248,11 +250,11 @@ def _both_ways(
         arrays, arrays, working="recorded", strides=strides, outputs=["output.0"]
     )["output.0"]
     edited = side.edited(_without_casts(program))
-    kept = edited.run(arrays, arrays, working="float32", strides=strides, outputs=["output.0"])[
-        "output.0"
-    ]
+    unrounded = edited.run(
+        arrays, arrays, working="float32", strides=strides, outputs=["output.0"]
+    )["output.0"]
     return judge.rounded(as_said, kind.name).astype(np.float64), judge.rounded(
-        kept, kind.name
+        unrounded, kind.name
     ).astype(np.float64)
 
 
@@ -279,8 +281,8 @@ def _without_casts(program: Program) -> Program:
     """The program with casts to 16 bits handing on what they are given."""
     instead: dict[int, Any] = {}
 
-    def replaced(kind: str, at: Any) -> Any:
-        return instead.get(at[0], {kind: at}) if kind == "op" else {kind: at}
+    def replaced(kind: str, operand: Any) -> Any:
+        return instead.get(operand[0], {kind: operand}) if kind == "op" else {kind: operand}
 
     operations = []
     for i, op in enumerate(program.operations):

@@ -29,20 +29,20 @@ def asked_the_same(
             f"{option} {run.path}: no call of it faces a call of {reference.path}; give a run of "
             "the same program"
         )
-    made = {r.record for c in reference.calls for r in c.refs if is_written(r.slot)}
+    written = {r.record for c in reference.calls for r in c.refs if is_written(r.slot)}
     started: dict[str, int] = {}
     until: dict[str, int] = {}
     notes: list[str] = []
-    parted = False
+    outputs_differ = False
     for pair in plan.pairs:
         call = reference.calls[pair.reference]
-        begun = started.setdefault(call.root, call.step)
+        first_step = started.setdefault(call.root, call.step)
         for slot in pair.slots:
             kind, short = split_slot(slot.reference_slot)
-            given = (kind == "input" and call.parent == -1) or (
-                kind == "param" and call.step == begun
+            is_given = (kind == "input" and call.parent == -1) or (
+                kind == "param" and call.step == first_step
             )
-            if not given or slot.reference_record in made or equal(slot):
+            if not is_given or slot.reference_record in written or equal(slot):
                 continue
             where = f"{'.'.join(x for x in (call.root, call.scope) if x)} step {call.step}: {short}"
             if kind == "param":
@@ -51,7 +51,7 @@ def asked_the_same(
                     f"({where}); give a run of the same "
                     "program with the same weights (--seed fixes those that are drawn)"
                 )
-            if not parted:
+            if not outputs_differ:
                 raise UsageError(
                     f"the run given with {option} did not get the same inputs: {where} of "
                     f"{run.path} is not that of "
@@ -67,7 +67,9 @@ def asked_the_same(
                     f"{option} {run.path} goes another way from step {call.step} on ({where}): "
                     "not used from there"
                 )
-        parted = parted or not all(equal(s) for s in pair.slots if is_written(s.reference_slot))
+        outputs_differ = outputs_differ or not all(
+            equal(s) for s in pair.slots if is_written(s.reference_slot)
+        )
     missing = [reference.calls[i] for i in plan.unmatched_reference] + [
         run.calls[i] for i in plan.unmatched_target
     ]
@@ -81,7 +83,7 @@ def asked_the_same(
     return until, notes
 
 
-def facing(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:
+def partner_records(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:
     """Record of the reference -> the first record paired with it, up to the step from which on it
     is another question.
     """

@@ -25,13 +25,13 @@ def order_and_taint(
     calls: Sequence[Call],
     regions: Sequence[Region],
     verdicts: Mapping[tuple[int, int], Verdict],
-    blind: Collection[int] = (),
+    unseen: Collection[int] = (),
 ) -> list[Judged]:
     """Walk the data flow in execution order and carry guilt along it.
 
     verdicts: by (call id, stretch). A record written by a guilty region, or by one that read such a
     record, is tainted; the inputs of the next step of a root are tainted when an output of the step
-    before was (a generated token is chosen from it). blind: calls whose inputs are not known: they
+    before was (a generated token is chosen from it). unseen: calls whose inputs are not known: they
     may depend on all that their root made before.
     """
     tainted: set[int] = set()
@@ -50,7 +50,7 @@ def order_and_taint(
         since = step_tainted.get(call.root)
         if since is not None and call.step > since:
             downstream = True
-        if call.id in blind and (call.rank, call.root) in root_tainted:
+        if call.id in unseen and (call.rank, call.root) in root_tainted:
             downstream = True
         if verdict is not None:
             out.append(Judged(region, verdict, downstream))
@@ -87,8 +87,8 @@ def findings(
         verdict = item.verdict
         if verdict.verdict not in GUILTY or not verdict.confidence:
             continue
-        own = verdict.evidence == Evidence.REPLAY or verdict.verdict == VerdictKind.PARAM_DIFF
-        if (item.downstream and not own) or (
+        is_proven = verdict.evidence == Evidence.REPLAY or verdict.verdict == VerdictKind.PARAM_DIFF
+        if (item.downstream and not is_proven) or (
             verdict.verdict == VerdictKind.PARAM_DIFF and _said_above(item, calls, wrong)
         ):
             continue
@@ -114,13 +114,13 @@ def findings(
 def remarks(
     judged: Sequence[Judged],
     calls: Sequence[Call],
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     starred: Callable[[str], str],
 ) -> list[Remark]:
     """What is no finding and counts with `strict`: precision losses, and passes close to their
     limit. In the order of execution.
     """
-    named = {name for f in found for name in (f.name, *f.also)}
+    named = {name for f in findings for name in (f.name, *f.also)}
     groups: dict[tuple[str, ...], list[Judged]] = {}
     for item in judged:
         verdict = item.verdict

@@ -43,10 +43,10 @@ def notes(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[str]:
         return []
     calls = "1 call" if len(tied) == 1 else f"{len(tied)} calls"
     rows = sum(rows for _, rows in tied)
-    what = "1 row" if rows == 1 else f"{rows} rows"
+    words = "1 row" if rows == 1 else f"{rows} rows"
     first = names[min(tied)[0]]
     return [
-        f"{what} in {calls} chose otherwise among scores that tie, first in {first}; what rests "
+        f"{words} in {calls} chose otherwise among scores that tie, first in {first}; what rests "
         "on them is compared knowing that"
     ]
 
@@ -56,7 +56,7 @@ class Indices:
 
     def __init__(self, errors: PairErrors) -> None:
         self._paired, self.errors = errors.paired, errors
-        self._known: dict[str, frozenset[str]] = {}
+        self._operator_names: dict[str, frozenset[str]] = {}
 
     def judged(
         self,
@@ -102,24 +102,27 @@ class Indices:
                 tied += int(ranked.tied.sum())
         numbers = {**verdict.numbers, "tied_rows": tied} if tied else verdict.numbers
         if flipped and not unknown:
-            rest = [self.errors.of(s) for _, s in outputs if (_, s) not in flipped]
+            others = [self.errors.of(s) for _, s in outputs if (_, s) not in flipped]
             growth = judge.grow(
-                [self.errors.of(s) for s in inputs], rest, max((e.u for e in rest), default=0.0)
+                [self.errors.of(s) for s in inputs], others, max((e.u for e in others), default=0.0)
             )
-            said = (
+            words = (
                 f"{tied} rows of indices differ, and hold what their ranks among the target's "
                 "own scores ask for"
             )
-            if not rest or growth.verdict not in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
+            if not others or growth.verdict not in (
+                VerdictKind.INTRODUCED,
+                VerdictKind.UNDETERMINED,
+            ):
                 return verdict.replace(
                     verdict=VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE,
                     confidence=Confidence.NONE,
                     score=None,
                     numbers=numbers,
-                    sentence=said,
+                    sentence=words,
                 )
             return _undetermined(
-                verdict, numbers, f"{verdict.sentence}; {said}, and what rests on them differs"
+                verdict, numbers, f"{verdict.sentence}; {words}, and what rests on them differs"
             )
         if unknown and max(self._share(slot) for _, slot in unknown) <= _MOST:
             return _undetermined(
@@ -187,24 +190,24 @@ class Indices:
         indices = self._paired.arrays(slot)
         if indices is None or indices[0].shape != indices[1].shape or not indices[0].size:
             return None
-        for other in among:
-            a, b = (run.records[r] for run, r in self._of(other))
+        for scored in among:
+            a, b = (run.records[r] for run, r in self._of(scored))
             u = judge.coarser(a.dtype, b.dtype)
             if (
                 not u
                 or a.shape != b.shape
                 or a.count > _LARGEST
-                or (scores := self._paired.arrays(other)) is None
+                or (scores := self._paired.arrays(scored)) is None
             ):
                 continue
             for axis in _axes(indices[0].shape, a.shape):
-                own, theirs = (
+                reference, target = (
                     _rows(i, axis, squeezed=i.ndim < len(a.shape)).astype(np.int64) for i in indices
                 )
                 x, y = (_rows(s.astype(np.float64), axis) for s in scores)
-                found = ties.by_rank(own, theirs, x, y, u)
-                if found is not None:
-                    return found
+                ranked = ties.by_rank(reference, target, x, y, u)
+                if ranked is not None:
+                    return ranked
         return None
 
     def _share(self, slot: SlotPair) -> float:
@@ -247,22 +250,22 @@ class Indices:
 
     def _operators(self, call: Call) -> frozenset[str]:
         """Names of the operators in the call's program; `max` and `min` only where they reduce."""
-        if call.program not in self._known:
+        if call.program not in self._operator_names:
             program = self._paired.reference.programs.get(call.program) if call.program else None
             names = [op.name.split(".") for op in program.operations] if program is not None else []
-            self._known[call.program] = frozenset(
+            self._operator_names[call.program] = frozenset(
                 n[1] for n in names if len(n) == 3 and n[2] != "other"
             )
-        return self._known[call.program]
+        return self._operator_names[call.program]
 
 
 def _axes(index: tuple[int, ...], scores: tuple[int, ...]) -> Iterator[int]:
     """The axes of `scores` along which `index` can have been chosen, the last one first."""
     for axis in reversed(range(len(scores))):
-        kept = scores[:axis] + scores[axis + 1 :]
-        if index == kept or (
+        remaining = scores[:axis] + scores[axis + 1 :]
+        if index == remaining or (
             len(index) == len(scores)
-            and index[:axis] + index[axis + 1 :] == kept
+            and index[:axis] + index[axis + 1 :] == remaining
             and index[axis] <= scores[axis]
         ):
             yield axis
@@ -276,14 +279,14 @@ def _rows(array: npt.NDArray[Any], axis: int, *, squeezed: bool = False) -> npt.
 def _said(ranked: ties.RankedScores) -> str:
     assert ranked.worst is not None
     worst, count = ranked.worst, int(ranked.wrong.sum())
-    apart = (
+    words = (
         f"their scores are {worst.gap:.3g} apart, rounding explains {worst.explained:.3g}"
         if np.isfinite(worst.gap)
         else "taken twice"
     )
     return (
         f"in {count} rows an index does not have its rank: row {worst.row} takes "
-        f"{worst.target} and not {worst.reference}, {apart}"
+        f"{worst.target} and not {worst.reference}, {words}"
     )
 
 

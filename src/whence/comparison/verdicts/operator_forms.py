@@ -25,7 +25,7 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
     out, paired = dict(verdicts), errors.paired
     for key, verdict in verdicts.items():
         pair = paired.plan.pairs[verdict.pair]
-        call, other = paired.calls[pair.reference], paired.target.calls[pair.target]
+        call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
         if (
             key[1] < 0
             and verdict.evidence == Evidence.TWO_DUMPS
@@ -42,8 +42,8 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 cause=CauseKind.INPUT,
                 sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
-        if verdict.verdict in GUILTY and (said := _arguments(call, other)):
-            verdict = verdict.replace(sentence=f"{verdict.sentence}; {said}")
+        if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
+            verdict = verdict.replace(sentence=f"{verdict.sentence}; {words}")
         out[key] = verdict
     return out
 
@@ -53,9 +53,9 @@ def not_passed(pair: CallPair, call: Call) -> str:
     given all.
     """
     missing = [input_name(slot) for slot in pair.only_reference if is_input(slot)]
-    here = {r.slot for r in call.slots("input")}
+    read = {r.slot for r in call.slots("input")}
     missing = [
-        name for name in missing if f"input.{name}" in here and not is_cache(f"input.{name}")
+        name for name in missing if f"input.{name}" in read and not is_cache(f"input.{name}")
     ]
     if not missing:
         return ""
@@ -70,11 +70,13 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
     outputs = [s for s in slots if is_output(s.reference_slot)]
     if len(inputs) != 1 or len(outputs) != 1 or not judge.forms_of(call.op_type):
         return verdict
-    given, made = (paired.arrays(slot) for slot in (inputs[0], outputs[0]))
-    if given is None or made is None:
+    inputs_read, outputs_made = (paired.arrays(slot) for slot in (inputs[0], outputs[0]))
+    if inputs_read is None or outputs_made is None:
         return verdict
-    found = judge.told_apart(call.op_type, (given[0], made[0]), (given[1], made[1]))
-    if found is None:
+    forms = judge.told_apart(
+        call.op_type, (inputs_read[0], outputs_made[0]), (inputs_read[1], outputs_made[1])
+    )
+    if forms is None:
         return verdict
     return verdict.replace(
         verdict=VerdictKind.INTRODUCED,
@@ -87,28 +89,28 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
             "e_in": errors.of(inputs[0]).value,
             "e_out": errors.of(outputs[0]).value,
         },
-        sentence=f"computed by {found.target} where the reference computes by {found.reference}: "
-        f"of {found.parts} elements at which "
-        f"these part, {found.agree} are those of {found.target}",
+        sentence=f"computed by {forms.target} where the reference computes by {forms.reference}: "
+        f"of {forms.parts} elements at which "
+        f"these part, {forms.agree} are those of {forms.target}",
     )
 
 
-def _arguments(call: Call, other: Call) -> str:
+def _arguments(call: Call, partner: Call) -> str:
     """Arguments that are no tensors and differ, in words."""
     differ = [
-        f"argument {name.removeprefix('input.')}: {_shown(mine)} against "
-        f"{_shown(other.arguments[name])}"
-        for name, mine in call.arguments.items()
-        if name in other.arguments and not _same(mine, other.arguments[name])
+        f"argument {name.removeprefix('input.')}: {_shown(value)} against "
+        f"{_shown(partner.arguments[name])}"
+        for name, value in call.arguments.items()
+        if name in partner.arguments and not _same(value, partner.arguments[name])
     ]
-    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return f"{', '.join(differ[:3])}{more}"
+    others = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+    return f"{', '.join(differ[:3])}{others}"
 
 
-def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, float) and isinstance(two, float):
-        return one == two or (math.isnan(one) and math.isnan(two))
-    return bool(one == two)
+def _same(reference: Any, target: Any) -> bool:
+    if isinstance(reference, float) and isinstance(target, float):
+        return reference == target or (math.isnan(reference) and math.isnan(target))
+    return bool(reference == target)
 
 
 def _shown(value: Any) -> str:

@@ -24,8 +24,8 @@ class PairErrors:
     pair is compared.
     """
 
-    def __init__(self, paired: PairedRuns, policy: Policy | None, again: RepeatedRuns) -> None:
-        self.paired, self._again = paired, again
+    def __init__(self, paired: PairedRuns, policy: Policy | None, repeated: RepeatedRuns) -> None:
+        self.paired, self._repeated = paired, repeated
         self.declared = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
         self._lone_errors: dict[tuple[int, int], float] = {}
         self._masks: dict[tuple[int, int], judge.PairError] = {}
@@ -49,9 +49,9 @@ class PairErrors:
             error = dataclasses.replace(error, exact=False, drift=None)
         if error.value is None and error.u and measured.tier != "none":
             error = self._between_sentinels(slot, error)
-        if error.u and not error.codes and (at := judge.lone_element(measured)) is not None:
-            error = dataclasses.replace(error, lone=self._lone(slot, at, measured))
-        spread = self._again.spread(slot.reference_record, measured)
+        if error.u and not error.codes and (place := judge.lone_element(measured)) is not None:
+            error = dataclasses.replace(error, lone=self._lone(slot, place, measured))
+        spread = self._repeated.spread(slot.reference_record, measured)
         return dataclasses.replace(error, spread=spread) if spread else error
 
     def accumulated(self, slot: SlotPair, error: judge.PairError) -> judge.PairError:
@@ -76,17 +76,17 @@ class PairErrors:
         codes = self.paired.arrays(slot) if error.codes and error.value and not error.lone else None
         if codes is None:
             return error
-        for given in inputs:
-            record = self.paired.reference.records[given.reference_record]
+        for read in inputs:
+            record = self.paired.reference.records[read.reference_record]
             arrays = (
-                self.paired.arrays(given)
+                self.paired.arrays(read)
                 if record.shape == self.paired.reference.records[slot.reference_record].shape
                 else None
             )
-            same = self.paired.measured[given.reference_record, given.target_record].identical
+            is_equal = self.paired.measured[read.reference_record, read.target_record].identical
             if (
                 arrays is not None
-                and same
+                and is_equal
                 and judge.at_boundaries(arrays[0], *codes, judge.unit_roundoff(record.dtype))
             ):
                 return dataclasses.replace(error, value=0.0)
@@ -116,35 +116,35 @@ class PairErrors:
     def _between_sentinels(self, slot: SlotPair, unknown: judge.PairError) -> judge.PairError:
         """The error of a mask, each worked out once: all layers share one."""
         key = (slot.reference_record, slot.target_record)
-        found = self._masks.get(key)
-        if found is None:
+        error = self._masks.get(key)
+        if error is None:
             arrays = self.paired.arrays(slot)
-            found = self._masks[key] = (
+            error = self._masks[key] = (
                 judge.between(*arrays, unknown.u) if arrays is not None else unknown
             )
-        return found
+        return error
 
-    def _lone(self, slot: SlotPair, at: tuple[int, ...], measured: Measured) -> float:
+    def _lone(self, slot: SlotPair, place: tuple[int, ...], measured: Measured) -> float:
         """Error of one element, relative to it or to its tensor's root mean square; 0 where the
         elements are gone.
         """
         key = (slot.reference_record, slot.target_record)
-        found = self._lone_errors.get(key)
-        if found is None:
+        error = self._lone_errors.get(key)
+        if error is None:
             arrays = self.paired.arrays(slot)
-            a, b = (complex(x[at]) for x in arrays) if arrays is not None else (0j, 0j)
+            a, b = (complex(x[place]) for x in arrays) if arrays is not None else (0j, 0j)
             size = max(
                 abs(a),
                 (measured.values.get("reference_norm") or 0.0)
                 / np.sqrt(self.paired.reference.records[key[0]].count),
             )
-            found = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
-        return found
+            error = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
+        return error
 
     def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
         """What the elements of the pair that differs most show; None where none are known."""
-        known = [(self.of(slot), slot) for slot in slots]
-        error, slot = max(known, key=lambda item: item[0].value or 0.0)
+        errors = [(self.of(slot), slot) for slot in slots]
+        error, slot = max(errors, key=lambda item: item[0].value or 0.0)
         arrays = self.paired.arrays(slot)
         return (
             judge.sight(*arrays, error.u, judge.LIMITS.within(error.u))

@@ -17,7 +17,7 @@ class Parameters:
     def __init__(self, paired: PairedRuns) -> None:
         self.paired = paired
         self._first: dict[tuple[str, str, int, str], tuple[int, int]] = {}
-        self._known: dict[tuple[int, int], judge.ParameterDifference] = {}
+        self._differences: dict[tuple[int, int], judge.ParameterDifference] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
         """Is this parameter as the run started with, not as the run changed it?"""
@@ -63,18 +63,18 @@ class Parameters:
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)
-        known = self._known.get(key)
-        if known is None:
+        difference = self._differences.get(key)
+        if difference is None:
             if key in self.paired.measured and self.paired.measured[key].identical:
-                known = judge.ParameterDifference(True, True)
+                difference = judge.ParameterDifference(True, True)
             else:
                 arrays = self.paired.arrays(slot)
                 if arrays is None:
-                    known = self._from_hash(slot)
+                    difference = self._from_hash(slot)
                 else:
-                    known = judge.parameters(*arrays)
-            self._known[key] = known
-        return known
+                    difference = judge.parameters(*arrays)
+            self._differences[key] = difference
+        return difference
 
     def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
         a, b = (
@@ -114,50 +114,55 @@ class Parameters:
         Each parameter once, as the run started with it; of models that hold others under one path
         nothing is said.
         """
-        held: dict[str, int] = {}
+        records: dict[str, int] = {}
         roots: dict[str, str] = {}
         several: set[str] = set()
-        for other in self.paired.target.calls:
-            for ref in other.slots("param"):
+        for partner in self.paired.target.calls:
+            for ref in partner.slots("param"):
                 path = align.normal_scope(
-                    ".".join(filter(None, (other.scope, param_name(ref.slot))))
+                    ".".join(filter(None, (partner.scope, param_name(ref.slot))))
                 )
-                if held.setdefault(path, ref.record) != ref.record and roots[path] != other.root:
+                if (
+                    records.setdefault(path, ref.record) != ref.record
+                    and roots[path] != partner.root
+                ):
                     several.add(path)
-                roots.setdefault(path, other.root)
-        seen: set[tuple[str, str]] = set()
+                roots.setdefault(path, partner.root)
+        visited: set[tuple[str, str]] = set()
         for call in self.paired.calls:
-            found = []
+            differences = []
             for ref in call.slots("param"):
                 path = align.normal_scope(
                     ".".join(filter(None, (call.scope, param_name(ref.slot))))
                 )
-                if path in held and path not in several and (call.root, path) not in seen:
-                    seen.add((call.root, path))
-                    found.append(
+                if path in records and path not in several and (call.root, path) not in visited:
+                    visited.add((call.root, path))
+                    differences.append(
                         (
                             ref.slot,
-                            self.difference(SlotPair(ref.slot, ref.slot, ref.record, held[path])),
+                            self.difference(
+                                SlotPair(ref.slot, ref.slot, ref.record, records[path])
+                            ),
                         )
                     )
-            if found:
-                yield call, found
+            if differences:
+                yield call, differences
 
-    def inside(self, call: Call, other: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
+    def inside(self, call: Call, partner: Call) -> list[tuple[str, str, judge.ParameterDifference]]:
         """(scope, name, difference) of the parameters of calls below without a partner, against
         those of the target's call itself.
         """
-        found: list[tuple[str, str, judge.ParameterDifference]] = []
-        seen: set[tuple[int, int]] = set()
+        differences: list[tuple[str, str, judge.ParameterDifference]] = []
+        visited: set[tuple[int, int]] = set()
         for inner in (self.paired.calls[k] for k in self.paired.alone(call.id)):
             for ref in inner.slots("param"):
-                pair = self.paired.inner_parameter(other, inner, ref.slot)
+                pair = self.paired.inner_parameter(partner, inner, ref.slot)
                 if (
                     pair is None
-                    or (pair.reference_record, pair.target_record) in seen
+                    or (pair.reference_record, pair.target_record) in visited
                     or not self.is_given(inner, pair)
                 ):
                     continue
-                seen.add((pair.reference_record, pair.target_record))
-                found.append((inner.scope, param_name(ref.slot), self.difference(pair)))
-        return found
+                visited.add((pair.reference_record, pair.target_record))
+                differences.append((inner.scope, param_name(ref.slot), self.difference(pair)))
+        return differences

@@ -20,13 +20,13 @@ def declare_patched(
     """The verdicts with those of patched calls, and of everything they called, made `declared`.
     verdicts: by (call, stretch).
     """
-    here = (_patched(reference), _patched(target))
-    if not any(here):
+    patched = (_patched(reference), _patched(target))
+    if not any(patched):
         return dict(verdicts)
 
     def declared(verdict: Verdict) -> bool:
         pair = pairs[verdict.pair]
-        return pair.reference in here[0] or pair.target in here[1]
+        return pair.reference in patched[0] or pair.target in patched[1]
 
     return {
         key: verdict.replace(
@@ -44,8 +44,8 @@ def declare_patched(
 
 def _patched(calls: Sequence[Call]) -> set[int]:
     """Ids of the calls that carry the note, and of those below them."""
-    found: set[int] = set()
+    patched: set[int] = set()
     for call in sorted(calls, key=lambda c: c.order):  # parents before children
-        if call.parent in found or has_mark(call, Mark.PATCHED):
-            found.add(call.id)
-    return found
+        if call.parent in patched or has_mark(call, Mark.PATCHED):
+            patched.add(call.id)
+    return patched

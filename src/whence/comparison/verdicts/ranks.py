@@ -32,47 +32,47 @@ class RankFaults:
 
     def __init__(self, replays: CallReplays) -> None:
         self._replayer, self.paired = replays.replayer, replays.paired
-        self.made = {m.record: m for m in self.paired.plan.made_target}
+        self.derived = {m.record: m for m in self.paired.plan.made_target}
 
     def explained(self, verdicts: dict[tuple[int, int], Verdict]) -> dict[tuple[int, int], Verdict]:
         """The verdicts, with what the ranks did wrong where that can be shown."""
-        for at, verdict in verdicts.items():
+        for key, verdict in verdicts.items():
             if (
                 verdict.verdict not in (VerdictKind.INTRODUCED, VerdictKind.PARAM_DIFF)
                 or verdict.side != "target"
             ):
                 continue
             pair = self.paired.plan.pairs[verdict.pair]
-            call, other = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
+            call, partner = self.paired.calls[pair.reference], self.paired.target.calls[pair.target]
             try:
-                said = (
+                words = (
                     self._parameter(verdict)
                     if verdict.verdict == VerdictKind.PARAM_DIFF
                     else self._output(call, verdict)
                 )
             except (ElementsMissing, ReplayRefused):
-                said = ""
+                words = ""
             cause = (
                 verdict.cause or CauseKind.SEMANTIC
                 if verdict.verdict == VerdictKind.PARAM_DIFF
                 else CauseKind.SEMANTIC
-                if said
+                if words
                 else verdict.cause
             )
-            shown = marks.shown_rank(other)
-            said = "; ".join(
+            rank = marks.shown_rank(partner)
+            words = "; ".join(
                 w
-                for w in (said, f"the ranks differ here, this is rank {shown}'s" if shown else "")
+                for w in (words, f"the ranks differ here, this is rank {rank}'s" if rank else "")
                 if w
             )
-            if said:
+            if words:
                 first = "introduced here: "
                 sentence = (
-                    verdict.sentence.replace(first, f"{first}{said}; ", 1)
+                    verdict.sentence.replace(first, f"{first}{words}; ", 1)
                     if first in verdict.sentence
-                    else f"{verdict.sentence}; {said}"
+                    else f"{verdict.sentence}; {words}"
                 )
-                verdicts[at] = verdict.replace(sentence=sentence, cause=cause)
+                verdicts[key] = verdict.replace(sentence=sentence, cause=cause)
         return verdicts
 
     # ---- pieces
@@ -88,7 +88,7 @@ class RankFaults:
             or arrays[0].shape != arrays[1].shape
         ):
             return ""
-        mine, theirs = arrays[0].astype(arrays[1].dtype), arrays[1]
+        reference, target = arrays[0].astype(arrays[1].dtype), arrays[1]
         owner = self._filled(
             slot.target_record,
             lambda record, place: np.full(
@@ -96,13 +96,13 @@ class RankFaults:
             ),
         )
         ranks = [int(r) for r in np.unique(owner)]
-        wrong = [r for r in ranks if not np.array_equal(mine[owner == r], theirs[owner == r])]
+        wrong = [r for r in ranks if not np.array_equal(reference[owner == r], target[owner == r])]
         for r in wrong:
             for s in ranks:
                 if (
                     s != r
-                    and mine[owner == s].size == theirs[owner == r].size
-                    and np.array_equal(mine[owner == s], theirs[owner == r])
+                    and reference[owner == s].size == target[owner == r].size
+                    and np.array_equal(reference[owner == s], target[owner == r])
                 ):
                     return f"rank {r} holds the piece of rank {s}"
         return (
@@ -113,44 +113,44 @@ class RankFaults:
 
     def _ranks(self, record: int) -> int:
         """Of how many ranks' pieces a tensor is made; 0 when it is not."""
-        made = self.made.get(record)
-        if made is None:
+        derived = self.derived.get(record)
+        if derived is None:
             return 0
-        if derived_run.is_on_ranks(made):
-            return 1 + max(_places(made))
-        return max((self._ranks(r) for _, ids in made.operands for r in ids), default=0)
+        if derived_run.is_on_ranks(derived):
+            return 1 + max(_places(derived))
+        return max((self._ranks(r) for _, ids in derived.operands for r in ids), default=0)
 
     def _filled(self, record: int, piece: Callable[[int, int], Array]) -> Array:
         """A tensor made of the ranks' pieces, with others in their place. piece: of a record and
         the place of its rank.
         """
-        made = self.made[record]
-        ids = [r for _, found in made.operands for r in found]
-        if derived_run.is_on_ranks(made):
+        derived = self.derived[record]
+        ids = [r for _, records in derived.operands for r in records]
+        if derived_run.is_on_ranks(derived):
             return _applied(
-                made, [piece(r, place) for r, place in zip(ids, _places(made), strict=True)]
+                derived, [piece(r, place) for r, place in zip(ids, _places(derived), strict=True)]
             )
         return _applied(
-            made,
+            derived,
             [
                 self._filled(r, piece) if self._ranks(r) else self.paired.target.array(r)
                 for r in ids
             ],
         )
 
-    def _swapped(self, mine: Array, theirs: Array, n: int) -> str:
+    def _swapped(self, reference: Array, target: Array, n: int) -> str:
         """Are the n pieces of a tensor along one of its axes those of the reference in another
         order?
         """
-        for axis in reversed(range(mine.ndim)):
-            if mine.shape[axis] % n or mine.shape[axis] < n:
+        for axis in reversed(range(reference.ndim)):
+            if reference.shape[axis] % n or reference.shape[axis] < n:
                 continue
-            a, b = (np.split(x.astype(np.float64), n, axis) for x in (mine, theirs))
+            a, b = (np.split(x.astype(np.float64), n, axis) for x in (reference, target))
             near = [[_norm(y - x) for x in a] for y in b]
             order = [int(np.argmin(row)) for row in near]
-            left = math.sqrt(sum(near[j][i] ** 2 for j, i in enumerate(order)))
-            if order != list(range(n)) and left < 0.1 * _norm(
-                theirs.astype(np.float64) - mine.astype(np.float64)
+            remaining = math.sqrt(sum(near[j][i] ** 2 for j, i in enumerate(order)))
+            if order != list(range(n)) and remaining < 0.1 * _norm(
+                target.astype(np.float64) - reference.astype(np.float64)
             ):
                 if sorted(order) == list(range(n)):
                     return (
@@ -182,8 +182,8 @@ class RankFaults:
         if n < 2:
             return ""
         name = verdict.slot or "output.0"
-        found = self._sums(verdict.pair, call, name, pieces, n, arrays[1])
-        return found or self._swapped(*arrays, n)
+        words = self._sums(verdict.pair, call, name, pieces, n, arrays[1])
+        return words or self._swapped(*arrays, n)
 
     def _cut(self, index: int, call: Call) -> dict[str, SlotPair]:
         """The slots a call reads of which the target's ranks hold pieces: inputs, or parameters
@@ -218,17 +218,17 @@ class RankFaults:
         parts = self._parts(index, call, name, pieces, n)
         if not parts or any(p.shape != output.shape for p in parts):
             return ""
-        *own, bias = (p.reshape(-1) for p in parts)
+        *of_ranks, bias = (p.reshape(-1) for p in parts)
         y = output.astype(np.float64).reshape(-1)
-        columns = [*own, bias] if _norm(bias) > 0 else own
+        columns = [*of_ranks, bias] if _norm(bias) > 0 else of_ranks
         norms = [_norm(c) for c in columns]
         if not all(norms) or not np.isfinite(y).all() or not np.isfinite(norms).all():
             return ""
         table = np.stack([c / size for c, size in zip(columns, norms, strict=True)], 1)
         factors, *_ = np.linalg.lstsq(table, y, rcond=None)
         wrong = _norm(y - sum(columns))
-        left = _norm(y - table @ factors)
-        if left > 0.1 * wrong:
+        remaining = _norm(y - table @ factors)
+        if remaining > 0.1 * wrong:
             return ""
         near = [_nice(float(f) / size, n) for f, size in zip(factors, norms, strict=True)]
         if any(f is None for f in near):
@@ -244,29 +244,31 @@ class RankFaults:
         operator is not linear in them.
         """
         whole = {slot: self.paired.target.array(p.target_record) for slot, p in pieces.items()}
-        alone = [
+        single = [
             {slot: self._only(p.target_record, r) for slot, p in pieces.items()}
             for r in (*range(n), None)
         ]
         try:
-            total, *given = (self._run(index, call, name, put) for put in (whole, *alone))
+            total, *outputs = (
+                self._run(index, call, name, replaced) for replaced in (whole, *single)
+            )
         except ReplayRefused:
             return []
-        bias = given.pop()
-        parts = [g - bias for g in given]
+        bias = outputs.pop()
+        parts = [g - bias for g in outputs]
         error = _norm(total - bias - sum(parts))
         return [*parts, bias] if error <= 1e-4 * _norm(total) else []
 
     def _only(self, record: int, rank: int | None) -> Array:
         """A joined tensor with zeros in the place of all pieces but one rank's."""
 
-        def piece(one: int, place: int) -> Array:
-            array = self.paired.target.array(one)
+        def piece(piece_record: int, place: int) -> Array:
+            array = self.paired.target.array(piece_record)
             return array if place == rank else np.zeros_like(array)
 
         return self._filled(record, piece)
 
-    def _run(self, index: int, call: Call, name: str, put: Mapping[str, Array]) -> F64:
+    def _run(self, index: int, call: Call, name: str, replaced: Mapping[str, Array]) -> F64:
         """The reference's program on the target's inputs, some of them or of its parameters
         replaced; a linear layer without one too.
         """
@@ -287,33 +289,34 @@ class RankFaults:
                 for s in program.params
                 if s in pairs
             }
-            arrays |= {s: a for s, a in put.items() if s in arrays}
-            params |= {s: a for s, a in put.items() if s in params}
+            arrays |= {s: a for s, a in replaced.items() if s in arrays}
+            params |= {s: a for s, a in replaced.items() if s in params}
             with Threads(1):
-                made = loaded.run(
+                outputs = loaded.run(
                     arrays,
                     params,
                     working="float64",
                     strides=strides,
                     outputs=[name],
                 )
-            return np.asarray(made[name], np.float64)
-        held = {
-            s: put[s] if s in put else self.paired.target.array(p.target_record)
+            return np.asarray(outputs[name], np.float64)
+        tensors = {
+            s: replaced[s] if s in replaced else self.paired.target.array(p.target_record)
             for s, p in self.paired.slots[index].items()
         }
-        x, weight = held.get("input.0"), held.get("param.weight")
+        x, weight = tensors.get("input.0"), tensors.get("param.weight")
         if (
             x is None
             or weight is None
             or weight.ndim != 2
             or x.shape[-1:] != weight.shape[1:]
-            or set(held) - _LINEAR
+            or set(tensors) - _LINEAR
         ):
             raise ReplayRefused("not a linear layer")
         out = x.astype(np.float64) @ weight.astype(np.float64).T
         return np.asarray(
-            out + held["param.bias"].astype(np.float64) if "param.bias" in held else out, np.float64
+            out + tensors["param.bias"].astype(np.float64) if "param.bias" in tensors else out,
+            np.float64,
         )
 
 
@@ -326,36 +329,38 @@ def sum_in_words(factors: Sequence[float], bias: float | None) -> str:
     """
     n = len(factors)
     missing = [r for r, f in enumerate(factors) if f == 0]
-    there = [r for r, f in enumerate(factors) if f != 0]
-    said = []
-    if missing and len(there) <= 1:
-        said.append(f"the sum over ranks is missing: {_listed(missing, possessive=True)} not in it")
-        if there and factors[there[0]] != 1:
-            said.append(f"output equals {factors[there[0]]:g} x the part of rank {there[0]}")
+    present = [r for r, f in enumerate(factors) if f != 0]
+    parts = []
+    if missing and len(present) <= 1:
+        parts.append(
+            f"the sum over ranks is missing: {_listed(missing, possessive=True)} not in it"
+        )
+        if present and factors[present[0]] != 1:
+            parts.append(f"output equals {factors[present[0]]:g} x the part of rank {present[0]}")
     elif missing:
-        said.append(
+        parts.append(
             f"the sum over ranks is not whole: {_listed(missing, possessive=True)} not in it"
         )
     elif len(set(factors)) == 1 and factors[0] != 1:
         by = factors[0]
-        said.append(
+        parts.append(
             f"summed over ranks twice: output equals {by:g} x the sum"
             if by == n
             else "the mean over ranks in the place of the sum"
             if abs(by * n - 1) < 1e-9
             else f"output equals {by:g} x the sum over ranks"
         )
-    if not missing or len(there) > 1:
-        said += [
+    if not missing or len(present) > 1:
+        parts += [
             f"{f:g} x the part of rank {r}"
             for r, f in enumerate(factors)
             if f not in (0, 1) and len(set(factors)) > 1
         ]
     if bias is not None and bias == n != factors[0]:
-        said.append(f"the bias is added on every rank ({n} times)")
+        parts.append(f"the bias is added on every rank ({n} times)")
     elif bias is not None and bias not in (1, factors[0]):
-        said.append("the bias is missing" if bias == 0 else f"the bias is added {bias:g} times")
-    return "; ".join(said)
+        parts.append("the bias is missing" if bias == 0 else f"the bias is added {bias:g} times")
+    return "; ".join(parts)
 
 
 def _nice(factor: float, n: int) -> float | None:
@@ -372,23 +377,23 @@ def _norm(x: F64) -> float:
     return float(np.linalg.norm(x.reshape(-1)))
 
 
-def _places(made: Made) -> list[int]:
+def _places(derived: Made) -> list[int]:
     """Of each operand of a tensor joined from ranks, the place of its rank."""
     return [
         int(name[1:]) if name[1:].isdigit() else i
-        for name, ids in made.operands
+        for name, ids in derived.operands
         for i in range(len(ids))
     ]
 
 
-def _applied(made: Made, arrays: Sequence[Array]) -> Array:
-    left = list(arrays)
-    bound = {name: [left.pop(0) for _ in ids] for name, ids in made.operands}
-    return dims.parse(made.dims).apply(bound)
+def _applied(derived: Made, arrays: Sequence[Array]) -> Array:
+    unused = list(arrays)
+    bound = {name: [unused.pop(0) for _ in ids] for name, ids in derived.operands}
+    return dims.parse(derived.dims).apply(bound)
 
 
 def _listed(ranks: Sequence[int], *, possessive: bool = False) -> str:
-    shown = ", ".join(map(str, ranks))
+    names = ", ".join(map(str, ranks))
     if possessive:
-        return f"rank {shown}'s part is" if len(ranks) == 1 else f"the parts of ranks {shown} are"
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+        return f"rank {names}'s part is" if len(ranks) == 1 else f"the parts of ranks {names} are"
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -40,14 +40,14 @@ class ParameterDrift(NamedTuple):
 
     name: str
     error: float
-    before: float
+    largest_before: float
 
 
 @dataclass(frozen=True, slots=True)
 class RegionEvidence:
     """What both runs show of a region.
 
-    segment: -1 for a leaf. known: errors of the inputs and outputs, and the parameters, as they are
+    segment: -1 for a leaf. leaf: errors of the inputs and outputs, and the parameters, as they are
     judged. is_deep: nothing tells how many operators the region is. ahead: the largest error of all
     that was made before a leaf whose place among the calls is a guess. scopes: of parameters of
     calls inside, by slot.
@@ -57,7 +57,7 @@ class RegionEvidence:
     segment: int
     inputs: Sequence[SlotPair]
     outputs: Sequence[RegionOutput]
-    known: judge.LeafEvidence
+    leaf: judge.LeafEvidence
     is_deep: bool
     ahead: judge.PairError | None = None
     drift: ParameterDrift | None = None
@@ -66,7 +66,7 @@ class RegionEvidence:
     @property
     def growth(self) -> judge.ErrorGrowth:
         """Of the error from inputs to outputs."""
-        return judge.grow(self.known.inputs, self.known.outputs, self.known.u)
+        return judge.grow(self.leaf.inputs, self.leaf.outputs, self.leaf.u)
 
 
 class LeafEvidenceCollector:
@@ -81,13 +81,13 @@ class LeafEvidenceCollector:
         """The evidence of one pair of calls; None where all their tensors are bitwise equal."""
         pair, slots = self.paired.pair(index), self.paired.slots[index]
         call = pair.call
-        given = self._parameters.given(call, slots)
+        initial = self._parameters.given(call, slots)
         if slots and all(map(self.paired.is_equal, slots.values())):
             return None
         inputs, outputs, parameters = self._parameters.by_role(call, slots)
         in_errors = [self.errors.of(s) for s in inputs]
-        if call.id in self._unseen.before:
-            in_errors.append(self._unseen.before[call.id])
+        if call.id in self._unseen.worst_before:
+            in_errors.append(self._unseen.worst_before[call.id])
         out_errors = self._errors_of_outputs(inputs, outputs, in_errors)
         u = max((e.u for e in out_errors), default=0.0)
         if any(e.codes for e in out_errors):  # rounded from what was computed as the inputs were
@@ -97,7 +97,7 @@ class LeafEvidenceCollector:
             ]
         if judge.grow(in_errors, out_errors, u).verdict == VerdictKind.INTRODUCED:
             in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
-        known = judge.LeafEvidence(
+        leaf = judge.LeafEvidence(
             index,
             in_errors,
             out_errors,
@@ -114,10 +114,10 @@ class LeafEvidenceCollector:
                 RegionOutput(s.reference_slot, s, e, self.paired.is_equal(s))
                 for s, e in zip(outputs, out_errors, strict=True)
             ],
-            known,
+            leaf,
             is_deep=self._may_be_a_network(call),
             ahead=self._unseen.ahead.get(call.id) if PLACED in call.notes else None,
-            drift=self._drift(call, slots, given),
+            drift=self._drift(call, slots, initial),
         )
 
     def _errors_of_outputs(
@@ -142,19 +142,22 @@ class LeafEvidenceCollector:
         return largest
 
     def _drift(
-        self, call: Call, slots: Mapping[str, SlotPair], given: Mapping[str, bool]
+        self, call: Call, slots: Mapping[str, SlotPair], initial: Mapping[str, bool]
     ) -> ParameterDrift | None:
-        for name, was_given in given.items():
+        for name, is_initial in initial.items():
             slot = slots[name]
-            if was_given or slot.reference_record in self.paired.made:
+            if is_initial or slot.reference_record in self.paired.written:
                 continue
             error = self.errors.of(slot)
-            before = max((e for s, e in self._largest_errors.items() if s < call.step), default=0.0)
+            largest_before = max(
+                (e for s, e in self._largest_errors.items() if s < call.step), default=0.0
+            )
             limit = max(
-                judge.LIMITS.growth * (before + 2 * error.u), judge.LIMITS.spread * error.spread
+                judge.LIMITS.growth * (largest_before + 2 * error.u),
+                judge.LIMITS.spread * error.spread,
             )
             if error.value is not None and error.value > limit:
-                return ParameterDrift(param_name(name), error.value, before)
+                return ParameterDrift(param_name(name), error.value, largest_before)
         return None
 
     def _may_be_a_network(self, call: Call) -> bool:
@@ -250,7 +253,8 @@ class SegmentEvidenceCollector:
             self.note(s for s in slots.values() if is_input(s.reference_slot))
         outputs, fresh = self._own(region, pair, candidates)
         errors_in = self._visible_errors.setdefault(
-            call.id, [self._unseen.before[call.id]] if call.id in self._unseen.before else []
+            call.id,
+            [self._unseen.worst_before[call.id]] if call.id in self._unseen.worst_before else [],
         )
         errors_in += map(self.errors.of, self._read(region, fresh))
         errors_in += self._unseen.within(call.id, region.stretch)
@@ -296,13 +300,13 @@ class SegmentEvidenceCollector:
         self, region: Region, pair: PairedCall, candidates: Iterable[tuple[str, SlotPair]]
     ) -> tuple[list[RegionOutput], set[int]]:
         """What this segment made, and which records of the reference are seen here first."""
-        written = set(region.outputs)
+        region_outputs = set(region.outputs)
         outputs: list[RegionOutput] = []
         fresh: set[int] = set()
         for name, slot in candidates:
             # What calls without a partner made was never compared before.
             is_handed_on = (
-                slot.reference_record not in written and slot.reference_record in self.first
+                slot.reference_record not in region_outputs and slot.reference_record in self.first
             )
             first = self.first.setdefault(slot.reference_record, slot.target_record)
             # The reference handed this tensor on untouched; the target may have done something to
@@ -360,7 +364,7 @@ class SegmentEvidenceCollector:
         """Was an output of this call, or of one inside it, measured?"""
         index = self.paired.pair_of.get(call)
         slots = self.paired.slots[index].values() if index is not None else ()
-        written = (s for s in slots if is_written(s.reference_slot))
-        if any(self.errors.of(s).value is not None for s in written):
+        outputs = (s for s in slots if is_written(s.reference_slot))
+        if any(self.errors.of(s).value is not None for s in outputs):
             return True
         return any(map(self._shows_something, self.paired.kids.get(call, ())))

@@ -92,8 +92,8 @@ class RegionJudge:
             return not self.replays.sampling.first(call), call.scope
 
         leaves = sorted((item for item in regions if item[0].stretch < 0), key=order)
-        for done, (region, index) in enumerate(leaves):
-            self._tell(done + 1, len(leaves), "judging")
+        for number, (region, index) in enumerate(leaves):
+            self._tell(number + 1, len(leaves), "judging")
             verdicts[region.call, -1] = self._unless_partial(self._leaf(index), index)
         # A module that is at fault in a step that was replayed is looked at in all.
         guilty = [call for (call, _), verdict in verdicts.items() if verdict.verdict in GUILTY]
@@ -128,10 +128,10 @@ class RegionJudge:
             return Verdict(
                 index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
             )
-        pair, known = evidence.pair, evidence.known
+        pair, leaf = evidence.pair, evidence.leaf
         replaying = self.replays.of(pair) if self.replays.replayer is not None else None
         verdict, figures = self.errors.declared.leaves.judged(
-            known, pair, self.paired.slots[index], replaying
+            leaf, pair, self.paired.slots[index], replaying
         )
         if verdict is not None:
             self.replays.figures[pair.call.id] = {str(i): e for i, e in enumerate(figures)}
@@ -142,8 +142,8 @@ class RegionJudge:
             verdict = judge.judge_unseen(
                 verdict,
                 evidence.growth,
-                known.u,
-                known.inputs or None,
+                leaf.u,
+                leaf.inputs or None,
                 lambda: self.errors.sight(slots),
             )
         return _unless_drifted(verdict, evidence)
@@ -152,7 +152,7 @@ class RegionJudge:
         """The verdict of a leaf by the strongest evidence there is."""
         if self.replays.replayer is None:
             return self._leaf_by_growth(evidence, is_doubtful=True)
-        if judge.judge_leaf(evidence.known).verdict in (
+        if judge.judge_leaf(evidence.leaf).verdict in (
             VerdictKind.IDENTICAL,
             VerdictKind.STRUCTURAL,
         ):
@@ -175,12 +175,12 @@ class RegionJudge:
         what a fault spoilt seems to have equal inputs.
         """
         call = evidence.pair.call
-        known = dataclasses.replace(evidence.known, no_replay=why)
+        leaf = dataclasses.replace(evidence.leaf, no_replay=why)
         if is_doubtful and evidence.ahead is not None:
             self.unseen.calls.add(call.id)
-            known = dataclasses.replace(known, inputs=[*known.inputs, evidence.ahead])
+            leaf = dataclasses.replace(leaf, inputs=[*leaf.inputs, evidence.ahead])
         outputs = [(output.name, output.slot) for output in evidence.outputs]
-        return self._indices.judged(judge.judge_leaf(known), call, evidence.inputs, outputs)
+        return self._indices.judged(judge.judge_leaf(leaf), call, evidence.inputs, outputs)
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """What two dumps prove of calls behind a choice that ties decided."""
@@ -231,6 +231,6 @@ def _unless_drifted(verdict: Verdict, evidence: RegionEvidence) -> Verdict:
         confidence=Confidence.NONE,
         numbers={**verdict.numbers, "e_out": drift.error},
         sentence=f"{drift.name} parted between steps (rel_l2 {drift.error:.2g}; before, "
-        f"nothing differed by more than {drift.before:.2g}); "
+        f"nothing differed by more than {drift.largest_before:.2g}); "
         "what changed it, backward or an optimiser, was not captured",
     )

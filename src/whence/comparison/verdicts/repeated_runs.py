@@ -13,7 +13,7 @@ import numpy as np
 from whence import align, judge, metrics
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.user_model import Models
-from whence.comparison.verdicts.extra_runs import asked_the_same, facing
+from whence.comparison.verdicts.extra_runs import asked_the_same, partner_records
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
 from whence.records import Call, Region, Run
@@ -54,11 +54,11 @@ class RepeatedRuns:
             int, float
         ] = {}  # by record of the reference: relative 2-norm, 1 for an exact kind
         self._flips: dict[int, int] = {}
-        self._facing: list[dict[int, int]] = []
-        self._apart: list[dict[int, float]] = []  # by run: records that are not bitwise equal
+        self._partners: list[dict[int, int]] = []
+        self._errors: list[dict[int, float]] = []  # by run: records that are not bitwise equal
         self._pairs: list[dict[int, CallPair]] = []
         self._replayers: dict[int, Replayer] = {}
-        self._own: dict[
+        self._unrepeated: dict[
             int, list[int]
         ] = {}  # records that part although what they were made from did not, and in which runs
         self._regions: dict[Key, float] = {}
@@ -72,26 +72,26 @@ class RepeatedRuns:
         until, notes = asked_the_same(
             self.reference, run, plan, "--again", functools.partial(self._equal, run)
         )
-        faces = facing(self.reference, plan, until)
+        partners = partner_records(self.reference, plan, until)
         self.notes += notes
-        apart: dict[int, float] = {}
+        errors: dict[int, float] = {}
         unmeasured: list[str] = []
-        for (a, b), measured in self._measured(run, faces, threads):
-            left, right = self.reference.records[a], run.records[b]
-            u = max(judge.unit_roundoff(left.dtype), judge.unit_roundoff(right.dtype))
-            error = judge.error_of(measured, left, right, u)
+        for (a, b), measured in self._measured(run, partners, threads):
+            reference, target = self.reference.records[a], run.records[b]
+            u = max(judge.unit_roundoff(reference.dtype), judge.unit_roundoff(target.dtype))
+            error = judge.error_of(measured, reference, target, u)
             if error.exact:
                 continue
             if error.value is None or not np.isfinite(error.value):
                 # No finite number: this explains nothing, so what the target does here is judged as
                 # without further runs.
                 unmeasured.append(error.why or measured.why or "NaN or Inf in one of the two")
-                apart[a] = 0.0
+                errors[a] = 0.0
                 continue
-            apart[a] = error.value
+            errors[a] = error.value
             self.largest[a] = max(self.largest.get(a, 0.0), error.value)
             if u == 0.0:
-                self._flips[a] = max(self._flips.get(a, 0), judge.flips(measured, left.count))
+                self._flips[a] = max(self._flips.get(a, 0), judge.flips(measured, reference.count))
         if unmeasured:
             self.notes.append(
                 f"--again {run.path}: {len(unmeasured)} tensors without a spread; the first: "
@@ -102,41 +102,43 @@ class RepeatedRuns:
             for d in align.differences(self.reference, run)
         ]
         self._pairs.append({pair.reference: pair for pair in plan.pairs})
-        self._facing.append(faces)
-        self._apart.append(apart)
+        self._partners.append(partners)
+        self._errors.append(errors)
 
     def _measured(
-        self, run: Run, faces: Mapping[int, int], threads: int | None
+        self, run: Run, partners: Mapping[int, int], threads: int | None
     ) -> Iterator[tuple[Key, Measured]]:
-        left: list[Key] = []
-        for a, b in faces.items():
-            one, other = self.reference.records[a], run.records[b]
+        differing: list[Key] = []
+        for a, b in partners.items():
+            reference, repetition = self.reference.records[a], run.records[b]
             if (
-                one.hash
-                and one.hash == other.hash
-                and one.dtype == other.dtype
-                and one.shape == other.shape
+                reference.hash
+                and reference.hash == repetition.hash
+                and reference.dtype == repetition.dtype
+                and reference.shape == repetition.shape
             ):
                 continue
-            if one.shape != other.shape:
+            if reference.shape != repetition.shape:
                 yield (
                     (a, b),
-                    Measured("none", False, why=f"shape {one.shape} against {other.shape}"),
+                    Measured(
+                        "none", False, why=f"shape {reference.shape} against {repetition.shape}"
+                    ),
                 )
             else:
-                left.append((a, b))
+                differing.append((a, b))
         readable: list[Key] = []
         unreadable: list[tuple[Key, Measured]] = []
 
         def arrays() -> Iterator[tuple[Array, Array]]:
-            for a, b in left:
+            for a, b in differing:
                 try:
                     pair = self.reference.array(a), run.array(b)
                 except ElementsMissing as error:
                     unreadable.append(((a, b), Measured("none", False, why=str(error))))
                     continue
                 readable.append((a, b))
-                self._tell(len(readable), len(left), "measuring a further run")
+                self._tell(len(readable), len(differing), "measuring a further run")
                 yield pair
 
         results = metrics.measure_many(arrays(), tier="core", threads=threads)
@@ -168,39 +170,41 @@ class RepeatedRuns:
         Of an exact kind it covers at most `LIMITS.spread` times as many elements as part between
         the runs.
         """
-        found = self.largest.get(record, 0.0)
-        if found and record in self._flips:
+        spread = self.largest.get(record, 0.0)
+        if spread and record in self._flips:
             count = self.reference.records[record].count
             return (
-                found
+                spread
                 if judge.flips(measured, count) <= judge.LIMITS.spread * self._flips[record]
                 else 0.0
             )
-        return found
+        return spread
 
     def find(self, regions: Iterable[Region]) -> None:
         """Which regions do not repeat themselves: their inputs are bitwise equal in a further run,
         an output is not.
         """
         for region in regions:
-            for number, (faces, apart) in enumerate(zip(self._facing, self._apart)):
-                if not all(r in faces and r not in apart for r in region.inputs):
+            for number, (partners, errors) in enumerate(zip(self._partners, self._errors)):
+                if not all(r in partners and r not in errors for r in region.inputs):
                     continue
                 for record in region.outputs:
-                    if apart.get(record):
-                        self._own.setdefault(record, []).append(number)
+                    if errors.get(record):
+                        self._unrepeated.setdefault(record, []).append(number)
                         key = region.call, region.stretch
-                        self._regions[key] = max(self._regions.get(key, 0.0), apart[record])
+                        self._regions[key] = max(self._regions.get(key, 0.0), errors[record])
 
     def elementwise(self, record: int) -> Array | None:
         """By how much each element of an output differs between runs whose inputs were equal there;
         None: it repeats itself.
         """
-        if record not in self._own:
+        if record not in self._unrepeated:
             return None
         try:
-            again = (self.runs[k].array(self._facing[k][record]) for k in self._own[record])
-            return judge.elementwise(self.reference.array(record), again)
+            repetitions = (
+                self.runs[k].array(self._partners[k][record]) for k in self._unrepeated[record]
+            )
+            return judge.elementwise(self.reference.array(record), repetitions)
         except ElementsMissing:
             return None
 
@@ -237,23 +241,23 @@ class RepeatedRuns:
         is allowed.
         """
         for number, run in enumerate(self.runs):
-            apart, pair = self._apart[number], self._pairs[number].get(call.id)
-            if pair is None or not any(r.record in apart for r in call.slots("input")):
+            errors, pair = self._errors[number], self._pairs[number].get(call.id)
+            if pair is None or not any(r.record in errors for r in call.slots("input")):
                 continue
             slots = {s.reference_slot: s for s in pair.slots}
             replayer = self._replayers.setdefault(
                 number, Replayer(self.reference, run, allow=self.allow, model=self.model)
             )
             # A parameter that training moved is the further run's own.
-            given = dict.fromkeys(slots, False)
+            initial = dict.fromkeys(slots, False)
             partner = run.calls[pair.target]
             local = replayer.figures(
-                ReplayRequest(call, partner, slots.get, given, lambda *_: False)
+                ReplayRequest(call, partner, slots.get, initial, lambda *_: False)
             ).local
             if len(local) == len(target):
-                found = judge.repeated(verdict, list(zip(target, local.values())))
-                if found.verdict != verdict.verdict:
-                    return found
+                repeated = judge.repeated(verdict, list(zip(target, local.values())))
+                if repeated.verdict != verdict.verdict:
+                    return repeated
         return verdict
 
     def summary(self) -> Repetition | None:

@@ -34,8 +34,8 @@ def doubted(
         e_out = verdict.numbers.get("e_out")
         if REWRITTEN not in call.notes or e_out is None:
             continue
-        made = [s for s in paired.slots[verdict.pair].values() if is_written(s.reference_slot)]
-        u = max((errors.of(slot).u for slot in made), default=0.0)
+        outputs = [s for s in paired.slots[verdict.pair].values() if is_written(s.reference_slot)]
+        u = max((errors.of(slot).u for slot in outputs), default=0.0)
         if e_out <= LIMITS.within(u):
             sentence = (
                 f"rel_l2 {e_out:.2g}, which the rounding of operators that are written "

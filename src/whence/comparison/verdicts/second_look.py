@@ -55,5 +55,5 @@ def _siblings(replays: CallReplays, call: int, slot: str) -> tuple[str, str, int
 
 
 def _name(replays: CallReplays, call: int) -> tuple[str, str]:
-    own = replays.paired.calls[call]
-    return align.starred(own.scope), own.op_type
+    named = replays.paired.calls[call]
+    return align.starred(named.scope), named.op_type

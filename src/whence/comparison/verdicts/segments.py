@@ -25,9 +25,9 @@ class SegmentJudge:
 
     def verdict(self, region: Region, evidence: RegionEvidence) -> Verdict:
         """The verdict of one segment. Segments of a call are judged in their order."""
-        known = evidence.known
-        if any(p.comparable and not p.equal for _, p in known.parameters):
-            verdict = judge.judge_leaf(known)
+        leaf = evidence.leaf
+        if any(p.comparable and not p.equal for _, p in leaf.parameters):
+            verdict = judge.judge_leaf(leaf)
             return verdict.replace(
                 stretch=evidence.segment, where=evidence.scopes.get(verdict.slot, "")
             )
@@ -74,8 +74,8 @@ class SegmentJudge:
         self, evidence: RegionEvidence, outputs: Sequence[RegionOutput], why: str = ""
     ) -> Verdict:
         """The verdict of some outputs by how much the error grew. why: there is no replay."""
-        known, pair = evidence.known, evidence.pair
-        growth = judge.grow(known.inputs, [o.error for o in outputs], known.u)
+        leaf, pair = evidence.leaf, evidence.pair
+        growth = judge.grow(leaf.inputs, [o.error for o in outputs], leaf.u)
         slots = [(o.name, o.slot) for o in outputs]
         verdict = self._indices.judged(
             judge.judge_region(pair.index, evidence.segment, growth, note=why),
@@ -86,7 +86,7 @@ class SegmentJudge:
         if not evidence.is_deep:
             return verdict
         return judge.judge_unseen(
-            verdict, growth, known.u, known.inputs, lambda: self.errors.sight(s for _, s in slots)
+            verdict, growth, leaf.u, leaf.inputs, lambda: self.errors.sight(s for _, s in slots)
         )
 
     def _of_other_rows(self, evidence: RegionEvidence, slot: str, words: str) -> Verdict:

@@ -66,6 +66,9 @@ def decide(
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
     if beyond:
-        what = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
-        return Status.UNDECIDED, f"{what} and could not be judged; the first: {beyond[0].sentence}"
+        regions = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
+        return (
+            Status.UNDECIDED,
+            f"{regions} and could not be judged; the first: {beyond[0].sentence}",
+        )
     return Status.SAME, ""

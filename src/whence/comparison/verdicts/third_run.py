@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from whence import align, judge, metrics
-from whence.comparison.verdicts.extra_runs import asked_the_same, facing
+from whence.comparison.verdicts.extra_runs import asked_the_same, partner_records
 from whence.errors import ElementsMissing, UsageError
 from whence.records import Region, Run
 from whence.records.slots import is_output, is_param
@@ -32,12 +32,12 @@ class ThirdRunJudge:
     ) -> None:
         self.reference, self.target, self.run, self._tell = reference, target, run, tell
         self.notes: list[str] = []
-        self._facing: dict[int, int] = {}
-        self._known: dict[Key, judge.ThreeWay | None] = {}
+        self._partners: dict[int, int] = {}
+        self._measured: dict[Key, judge.ThreeWay | None] = {}
         if run is not None:
             plan = align.plan(reference, run)
             until, self.notes = asked_the_same(reference, run, plan, "--third", self._equal)
-            self._facing = facing(reference, plan, until)
+            self._partners = partner_records(reference, plan, until)
             self._must_be_finer(run)
 
     def _equal(self, slot: SlotPair) -> bool:
@@ -51,14 +51,14 @@ class ThirdRunJudge:
         if a.hash and a.hash == b.hash and a.dtype == b.dtype:
             return True
         try:
-            left, right = self.reference.array(a.id), self.run.array(b.id)
+            reference, third = self.reference.array(a.id), self.run.array(b.id)
         except ElementsMissing:
             return True
         if is_param(slot.reference_slot):
-            found = judge.parameters(left, right)
-            return found.equal or not found.comparable
+            difference = judge.parameters(reference, third)
+            return difference.equal or not difference.comparable
         u = max(judge.unit_roundoff(a.dtype), judge.unit_roundoff(b.dtype))
-        error = judge.error_of(metrics.measure(left, right, tier="core"), a, b, u)
+        error = judge.error_of(metrics.measure(reference, third, tier="core"), a, b, u)
         return error.value is not None and error.value <= 2 * u
 
     def _must_be_finer(self, run: Run) -> None:
@@ -67,7 +67,7 @@ class ThirdRunJudge:
                 judge.unit_roundoff(self.reference.records[a].dtype),
                 judge.unit_roundoff(run.records[b].dtype),
             )
-            for a, b in self._facing.items()
+            for a, b in self._partners.items()
         ]
         if not any(0 < third < reference for reference, third in units):
             raise UsageError(
@@ -81,73 +81,74 @@ class ThirdRunJudge:
         errors can be told.
         """
         key = (reference, target)
-        if self.run is None or reference not in self._facing:
+        if self.run is None or reference not in self._partners:
             return None
-        if key not in self._known:
+        if key not in self._measured:
             try:
                 arrays = (
                     self.reference.array(reference),
                     self.target.array(target),
-                    self.run.array(self._facing[reference]),
+                    self.run.array(self._partners[reference]),
                 )
-                self._known[key] = judge.three_way(*arrays)
+                self._measured[key] = judge.three_way(*arrays)
             except ElementsMissing:
-                self._known[key] = None
-        return self._known[key]
+                self._measured[key] = None
+        return self._measured[key]
 
     def judged(
         self,
         verdicts: Mapping[Key, Verdict],
         regions: Sequence[Region],
-        faces: Mapping[int, int],
+        partners: Mapping[int, int],
         error: Callable[[SlotPair], judge.PairError],
     ) -> dict[Key, Verdict]:
         """The verdicts with their three-way numbers, and where no replay was possible, with what
         the third run says.
 
-        faces: record of the reference -> of the target. error: of such a pair, from the two dumps.
+        partners: record of the reference -> of the target. error: of such a pair, from the two
+        dumps.
         """
         out = dict(verdicts)
         if self.run is None:
             return out
-        given = {r.record for c in self.reference.calls for r in c.slots("param")}
-        for done, region in enumerate(regions):
-            self._tell(done + 1, len(regions), "measuring against the third run")
+        parameters = {r.record for c in self.reference.calls for r in c.slots("param")}
+        for number, region in enumerate(regions):
+            self._tell(number + 1, len(regions), "measuring against the third run")
             key = region.call, region.stretch
             verdict = out.get(key)
             if verdict is None or verdict.verdict == VerdictKind.IDENTICAL:
                 continue
-            wrote = [SlotPair("", "", r, faces[r]) for r in region.outputs if r in faces]
-            read = [SlotPair("", "", r, faces[r]) for r in region.inputs if r in faces]
+            wrote = [SlotPair("", "", r, partners[r]) for r in region.outputs if r in partners]
+            read = [SlotPair("", "", r, partners[r]) for r in region.inputs if r in partners]
             outputs = [self.of(s.reference_record, s.target_record) for s in wrote]
             if not wrote or len(wrote) < len(region.outputs) or any(o is None for o in outputs):
                 continue
-            known = [o for o in outputs if o is not None]
+            measured = [o for o in outputs if o is not None]
             differing = [s for s in read if not error(s).exact]
             inputs = [self.of(s.reference_record, s.target_record) for s in differing]
             all_known = all(i is not None for i in inputs) and all(
-                r in faces or r in given for r in region.inputs
+                r in partners or r in parameters for r in region.inputs
             )
             # The error the verdict is about must be among these outputs: the target may have
             # changed what the reference handed on.
             worst = max((error(s).value or 0.0 for s in wrote), default=0.0)
             if worst < (verdict.numbers.get("e_out") or math.inf):
-                out[key] = judge.with_third(verdict, known)
+                out[key] = judge.with_third(verdict, measured)
             else:
                 out[key] = judge.judge_third(
-                    verdict, [i for i in inputs if i is not None] if all_known else None, known
+                    verdict, [i for i in inputs if i is not None] if all_known else None, measured
                 )
         return out
 
     def columns(self, pair: Key, measured: Measured) -> Measured:
         """The measurement with `third_ratio` and `third_overlap`, where they were taken."""
-        found = self._known.get(pair)
-        if found is None:
+        three_way = self._measured.get(pair)
+        if three_way is None:
             return measured
         values: dict[str, float | None] = {
             **measured.values,
-            "third_ratio": found.ratio,
-            "third_overlap": found.overlap,
+            "third_ratio": three_way.ratio,
+            "third_overlap": three_way.overlap,
         }
         return Measured(
             measured.tier,

@@ -21,16 +21,16 @@ class UnseenInputs:
     """Paired calls of the reference whose inputs at least one run does not tell, and those of which
     it shows some elements only.
 
-    calls: the former. before: of both, by call, the largest error ahead of it: of all, or on the
-    way to what it read. ahead: of every paired leaf, the largest error of all that was made before
-    it, whatever it read.
+    calls: the former. worst_before: of both, by call, the largest error ahead of it: of all, or on
+    the way to what it read. ahead: of every paired leaf, the largest error of all that was made
+    before it, whatever it read.
     """
 
     def __init__(self, errors: PairErrors) -> None:
         paired = errors.paired
         outputs_only = any(_outputs_only(run) for run in (paired.reference, paired.target))
         self.calls: set[int] = set()
-        self.before: dict[int, judge.PairError] = {}
+        self.worst_before: dict[int, judge.PairError] = {}
         self.ahead: dict[int, judge.PairError] = {}
         logged: dict[
             tuple[int, str], judge.PairError
@@ -43,12 +43,14 @@ class UnseenInputs:
         step: dict[tuple[int, str], int] = {}
         for call in sorted(paired.calls, key=lambda c: c.order):
             index = paired.pair_of.get(call.id)
-            came = _NOTHING
+            came_in = _NOTHING
             for ref in call.slots("input"):
-                came = _worse(came, upto.get(ref.record, _NOTHING))
+                came_in = _worse(came_in, upto.get(ref.record, _NOTHING))
             if index is None and call.leaf:
                 upto.update(
-                    (ref.record, came) for kind in ("output", "mutated") for ref in call.slots(kind)
+                    (ref.record, came_in)
+                    for kind in ("output", "mutated")
+                    for ref in call.slots(kind)
                 )
             # A backward pass starts from a loss that was computed outside any module, of what the
             # forward pass returned.
@@ -67,18 +69,18 @@ class UnseenInputs:
             slots = paired.slots[index].values()
             read = [s for s in slots if is_input(s.reference_slot)]
             ahead = self.ahead[call.id] = _worse(
-                came, _worse(worst[whole], earlier.get(name, _NOTHING))
+                came_in, _worse(worst[whole], earlier.get(name, _NOTHING))
             )
             if untold:
-                came = ahead
+                came_in = ahead
             if untold or any(map(paired.partly, read)):
-                self.before[call.id] = came
+                self.worst_before[call.id] = came_in
             for slot in slots if call.leaf else ():
                 if is_written(slot.reference_slot):
                     error = errors.of(slot)
-                    held = logged if has_mark(call, Mark.LOGGED) else worst
-                    held[whole] = _worse(held[whole], error)
-                    upto[slot.reference_record] = _worse(came, error)
+                    largest = logged if has_mark(call, Mark.LOGGED) else worst
+                    largest[whole] = _worse(largest[whole], error)
+                    upto[slot.reference_record] = _worse(came_in, error)
             if not has_mark(call, Mark.LOGGED):
                 worst[whole] = _worse(worst[whole], logged[whole])
             earlier[name] = _worse(earlier.get(name, _NOTHING), worst[whole])
@@ -94,12 +96,12 @@ class UnseenInputs:
         kids = self._paired.kids.get(call, [])
         todo = [kid for kid in kids[self._looked.get(call, 0) : stretch] if not self._shown(kid)]
         self._looked[call] = stretch
-        found: list[judge.PairError] = []
+        errors: list[judge.PairError] = []
         while todo:
             kid = todo.pop()
-            found += [self.errors.of(slot) for slot in self._made(kid)]
+            errors += [self.errors.of(slot) for slot in self._made(kid)]
             todo += self._paired.kids.get(kid, [])
-        return found
+        return errors
 
     def _shown(self, call: int) -> bool:
         return (
@@ -117,12 +119,12 @@ class UnseenInputs:
         return [slot for slot in slots if is_written(slot.reference_slot)]
 
 
-def _worse(one: judge.PairError, other: judge.PairError) -> judge.PairError:
+def _worse(first: judge.PairError, second: judge.PairError) -> judge.PairError:
     """The larger of two errors."""
-    if other.value is None or other.value <= (one.value or 0.0):
-        return one
+    if second.value is None or second.value <= (first.value or 0.0):
+        return first
     return judge.PairError(
-        other.value, other.evidence, u=other.u, lone=other.lone, coarse=other.coarse
+        second.value, second.evidence, u=second.u, lone=second.lone, coarse=second.coarse
     )
 
 

@@ -73,7 +73,7 @@ class CandidateSemantics:
         """Try an activation scheme that explained a call first at the next: layers of one model are
         quantised alike.
         """
-        self._usual.sort(key=lambda known: known != scheme)
+        self._usual.sort(key=lambda usual: usual != scheme)
 
     def of(
         self, declared: DeclaredCall, replaying: CallReplay
@@ -148,10 +148,12 @@ class CandidateSemantics:
             if edited is None:
                 for present in ("erf", "tanh", "sigmoid"):
                     try:
-                        same = declared_semantics.computes_gelu(program, present, replaying.wide)
+                        is_present = declared_semantics.computes_gelu(
+                            program, present, replaying.wide
+                        )
                     except (ReplayRefused, ElementsMissing):
                         break
-                    if same:
+                    if is_present:
                         if present != form:
                             edited = declared_semantics.gelu_program(program, form)
                         break
@@ -193,9 +195,9 @@ def _quantiser(
     grid: declared_semantics.Grid, scale: Array | None, *, in_own_dtype: bool
 ) -> Quantise:
     def quantise(x: Array, flips: tuple[int, ...]) -> tuple[Array, int]:
-        own = dtypes.of(x).name
-        is_wide = judge.unit_roundoff(own) <= 2.0**-53
-        working = own if in_own_dtype or is_wide else "float32"
+        dtype = dtypes.of(x).name
+        is_wide = judge.unit_roundoff(dtype) <= 2.0**-53
+        working = dtype if in_own_dtype or is_wide else "float32"
         # Division, or multiplication with a rounded reciprocal, of a scale that was rounded once: a
         # few units either way.
         ties = declared_semantics.Ties(4 * judge.unit_roundoff(working))

@@ -65,9 +65,9 @@ class DeclaredContainers:
         self._ledger.consult(*entries.values())
         best = result
         for semantics, _ in self._candidates.of(DeclaredCall(pair, entries, ()), replaying):
-            other = replaying.figures(semantics)
-            if other.local.keys() >= result.local.keys() and _worst(other) < _worst(best):
-                best = other
+            candidate = replaying.figures(semantics)
+            if candidate.local.keys() >= result.local.keys() and _worst(candidate) < _worst(best):
+                best = candidate
             if _worst(best) <= 1:
                 break
         if best is not result:
@@ -92,8 +92,8 @@ class DeclaredContainers:
                 _child_of(verdict.slot), ({}, None)
             )
             if entries and (verdict.verdict in PASSES or "fused-rounding" in entries):
-                for known in entries.values():
-                    self._ledger.met(known, call, sqnr)
+                for met in entries.values():
+                    self._ledger.met(met, call, sqnr)
                 words = "; ".join(map(str, entries.values()))
                 return verdict.replace(
                     verdict=VerdictKind.DECLARED,

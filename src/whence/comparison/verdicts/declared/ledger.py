@@ -78,8 +78,8 @@ class DeclarationLedger:
     def _stated(
         self, entry: Entry | None, schemes: Schemes | None, statements: Sequence[_Statement]
     ) -> Declared:
-        known = [(s.sqnr, s.call) for s in statements if s.sqnr is not None]
-        sqnr, worst = min(known, key=lambda item: item[0]) if known else (None, None)
+        ratios = [(s.sqnr, s.call) for s in statements if s.sqnr is not None]
+        sqnr, worst = min(ratios, key=lambda item: item[0]) if ratios else (None, None)
         calls = [statement.call for statement in statements]
         names = tuple(dict.fromkeys(c.scope or c.root for c in calls))
         ops = tuple(dict.fromkeys(c.op_type for c in calls))

@@ -61,11 +61,11 @@ class MaskedRows:
             return None
         if reference.shape != target.shape or reference.shape != keep.shape:
             return None
-        left, right = (np.where(keep, x, x.dtype.type(0)) for x in (reference, target))
-        if left.dtype == right.dtype and left.tobytes() == right.tobytes():
+        x, y = (np.where(keep, x, x.dtype.type(0)) for x in (reference, target))
+        if x.dtype == y.dtype and x.tobytes() == y.tobytes():
             return judge.PairError(0.0, exact=True, u=u)
         return judge.error_of(
-            measure(left, right),
+            measure(x, y),
             self.reference.records[slot.reference_record],
             self.target.records[slot.target_record],
             u,

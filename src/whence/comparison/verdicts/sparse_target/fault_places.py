@@ -22,25 +22,25 @@ class FaultPlaces:
 
     def __init__(
         self,
-        shown: ShownTensors,
+        tensors: ShownTensors,
         upstream: Mapping[int, Upstream],
         flagged: Set[int],
         right: Set[RegionKey],
         spoilt: Set[RegionKey],
     ) -> None:
-        self.shown, self._upstream, self._flagged = shown, upstream, flagged
-        self._calls = shown.paired.calls
+        self.tensors, self._upstream, self._flagged = tensors, upstream, flagged
+        self._calls = tensors.paired.calls
         self._right, self._spoilt = right, spoilt
         # Wrong tensors that rest on the same tensors, in order of execution.
         self._units: dict[frozenset[int], list[int]] = defaultdict(list)
-        for record in sorted(flagged, key=shown.place):
-            self._units[upstream[record].shown].append(record)
+        for record in sorted(flagged, key=tensors.place):
+            self._units[upstream[record].tensors].append(record)
         self._shared = _shared(upstream)
 
     def placed(self, verdict: Verdict, record: int) -> Verdict:
         """The verdict of a wrong tensor, with where the error came in."""
         up = self._upstream[record]
-        first, *others = self._units[up.shown]
+        first, *others = self._units[up.tensors]
         if spoilt := next((key for key in up.places if key in self._spoilt), None):
             return _follows(verdict, f"the parameters of {self._calls[spoilt[0]].scope}")
         inner = self._wrong_inside(record)
@@ -49,16 +49,16 @@ class FaultPlaces:
         if record == first:
             suspects = up.places - self._right
             # What is wrong in all of them is where they have one thing in common.
-            for other in others:
-                suspects = suspects & (self._upstream[other].places - self._right) or suspects
-            return self._located(verdict, self.shown.maker[record], suspects, up.places)
+            for follower in others:
+                suspects = suspects & (self._upstream[follower].places - self._right) or suspects
+            return self._located(verdict, self.tensors.maker[record], suspects, up.places)
         if self._upstream[first].places & up.places:
             return _follows(verdict, self._name(first))
         return verdict
 
     def _name(self, record: int) -> str:
         """What the target calls a tensor."""
-        return self.shown.label(self.shown.slots[record][1]).scope
+        return self.tensors.label(self.tensors.slots[record][1]).scope
 
     def _wrong_inside(self, record: int) -> int | None:
         """A tensor inside one of the calls that this one rests on, which is wrong: the replay did
@@ -66,16 +66,17 @@ class FaultPlaces:
         """
         inner = (
             r
-            for tensors in self.shown.inner.values()
+            for tensors in self.tensors.inner.values()
             for r, _ in tensors
             if r in self._flagged and r != record
         )
-        behind = self._upstream[record].behind
+        regions = self._upstream[record].regions
         return next(
             (
                 r
                 for r in inner
-                if self.shown.maker[r] in behind and self.shown.place(r) < self.shown.place(record)
+                if self.tensors.maker[r] in regions
+                and self.tensors.place(r) < self.tensors.place(record)
             ),
             None,
         )
@@ -85,14 +86,14 @@ class FaultPlaces:
         verdict: Verdict,
         maker: RegionKey,
         suspects: Set[RegionKey],
-        behind: Set[RegionKey],
+        regions: Set[RegionKey],
     ) -> Verdict:
         """With the name of what lies between: the call it happened in, or the first and last of
         several.
         """
-        calls, order = self._calls, self.shown.order
+        calls, order = self._calls, self.tensors.order
         # each was on the way to a tensor that is right, and together they are wrong
-        suspects = suspects or behind
+        suspects = suspects or regions
         unshared = {key for key in suspects if key not in self._shared} or suspects
         also = sorted(suspects - unshared, key=order.__getitem__)
         sentence = verdict.sentence
@@ -100,14 +101,14 @@ class FaultPlaces:
             names = dict.fromkeys(calls[call].scope or calls[call].root for call, _ in also)
             sentence += f"; or in {', '.join(list(names)[:3])}, which other layers use too"
         parts = dict.fromkeys(
-            self._topmost(call, behind) for call, _ in sorted(unshared, key=order.__getitem__)
+            self._topmost(call, regions) for call, _ in sorted(unshared, key=order.__getitem__)
         )
         common = self._common({call for call, _ in unshared})
         if common is not None and (
             len(parts) < 2
             or common in parts
             or (
-                all(self.shown.is_within(call, common) for call in parts)
+                all(self.tensors.is_within(call, common) for call in parts)
                 and calls[common].parent != -1
             )
         ):
@@ -127,19 +128,19 @@ class FaultPlaces:
         """The innermost call that all of these are part of, or are; None where they have different
         roots.
         """
-        levels = zip(*(self.shown.path(call) for call in calls))
+        levels = zip(*(self.tensors.path(call) for call in calls))
         common = [level[0] for level in levels if len(set(level)) == 1]
         return common[-1] if common else None
 
-    def _topmost(self, call: int, behind: Set[RegionKey]) -> int:
+    def _topmost(self, call: int, regions: Set[RegionKey]) -> int:
         """The largest call around this one of which everything lies between the tensors shown."""
         while (parent := self._calls[call].parent) != -1:
             inside = (
                 key
-                for key, region in self.shown.regions.items()
-                if region.outputs and self.shown.is_within(key[0], parent)
+                for key, region in self.tensors.regions.items()
+                if region.outputs and self.tensors.is_within(key[0], parent)
             )
-            if any((inner, min(segment, 0)) not in behind for inner, segment in inside):
+            if any((inner, min(segment, 0)) not in regions for inner, segment in inside):
                 break
             call = parent
         return call
@@ -152,8 +153,8 @@ def _shared(upstream: Mapping[int, Upstream]) -> set[RegionKey]:
     units: dict[RegionKey, set[frozenset[int]]] = defaultdict(set)
     for up in upstream.values():
         for key in up.places:
-            units[key].add(up.shown)
-    return {key for key, shown in units.items() if len(shown) > 1}
+            units[key].add(up.tensors)
+    return {key for key, tensors in units.items() if len(tensors) > 1}
 
 
 def _follows(verdict: Verdict, name: str) -> Verdict:

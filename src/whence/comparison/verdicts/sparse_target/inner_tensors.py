@@ -27,9 +27,9 @@ def inside(run: Run, allow: Sequence[str] = ()) -> Callable[[int, frozenset[int]
                 continue
             arrays: dict[int, Array] = {}
 
-            def keep(at: int, array: Array, arrays: dict[int, Array] = arrays) -> None:
+            def keep(operation: int, array: Array, arrays: dict[int, Array] = arrays) -> None:
                 if array.size in counts:
-                    arrays[at] = array
+                    arrays[operation] = array
 
             calls += 1
             try:

@@ -56,8 +56,8 @@ class SparseTargetJudge:
         self.notes: list[str] = []
         self._ran: set[int] = set()
         source = replayer.reference if replayer is not None else None
-        self._shown = ShownTensors(self.paired, self.pairs, regions, source)
-        self._replay = TensorReplay(self._shown, replayer) if replayer is not None else None
+        self._tensors = ShownTensors(self.paired, self.pairs, regions, source)
+        self._replay = TensorReplay(self._tensors, replayer) if replayer is not None else None
 
     def verdicts(self) -> dict[RegionKey, Verdict]:
         """A verdict for every region that made a tensor the target shows."""
@@ -65,12 +65,12 @@ class SparseTargetJudge:
         self.not_replayed.update(self.labels)
         if not self.pairs:
             return verdicts
-        shown = self._shown
+        tensors = self._tensors
         figures: Figures = {}
         why = "replay is switched off"
         if self._replay is not None:
             figures, why = self._replay.figures()
-        upstream = {record: shown.upstream(record) for record in shown.in_order()}
+        upstream = {record: tensors.upstream(record) for record in tensors.in_order()}
         beyond = {record for record in upstream if record in figures and figures[record].score > 1}
         declared = self._declared(beyond)
         beyond -= declared.keys()
@@ -86,14 +86,14 @@ class SparseTargetJudge:
             for key in up.places
             if key[1] < 0
         }
-        places = FaultPlaces(shown, upstream, flagged, right, spoilt.keys())
+        places = FaultPlaces(tensors, upstream, flagged, right, spoilt.keys())
         for record, up in upstream.items():
-            key = shown.maker[record]
+            key = tensors.maker[record]
             verdict = self._verdict(record, up, figures, why)
             if record not in figures and verdict.verdict != VerdictKind.IDENTICAL:
                 self.not_replayed.add(key[0])
             if record in declared:
-                call = self.paired.pair(shown.slots[record][0]).call
+                call = self.paired.pair(tensors.slots[record][0]).call
                 verdict = self.errors.declared.tolerances.declared(
                     verdict, declared[record], call, figures[record].error_rel
                 )
@@ -105,7 +105,7 @@ class SparseTargetJudge:
             if old is None or severity(verdict.verdict) > severity(old.verdict):
                 verdicts[key] = verdict
         verdicts |= spoilt
-        self._take_note({key for r in upstream if r in figures for key in upstream[r].behind})
+        self._take_note({key for r in upstream if r in figures for key in upstream[r].regions})
         self._note_missing(figures)
         return verdicts
 
@@ -115,7 +115,7 @@ class SparseTargetJudge:
         """
         verdicts: dict[RegionKey, Verdict] = {}
         for call, differences in Parameters(self.paired).by_path():
-            path = reversed(self._shown.path(call.id))
+            path = reversed(self._tensors.path(call.id))
             around = next((c for c in path if c in self.pairs), None)
             if around is None or all(p.equal or not p.comparable for _, p in differences):
                 continue
@@ -132,9 +132,9 @@ class SparseTargetJudge:
         """
         declared: dict[int, Entry] = {}
         for record in beyond:
-            index, slot = self._shown.slots[record]
+            index, slot = self._tensors.slots[record]
             call, tolerances = self.paired.pair(index).call, self.errors.declared.tolerances
-            entry = tolerances.entry(slot, call, self._shown.label(slot))
+            entry = tolerances.entry(slot, call, self._tensors.label(slot))
             if entry is not None and self._replay is not None:
                 target = self.paired.target.array(slot.target_record)
                 if allows(entry, target, self._replay.wide[record]):
@@ -153,18 +153,18 @@ class SparseTargetJudge:
 
     def _take_note(self, replayed: Set[RegionKey]) -> None:
         """Note what was made on the way to tensors that were compared."""
-        self.covered = {r for key in replayed for r in self._shown.regions[key].outputs}
+        self.covered = {r for key in replayed for r in self._tensors.regions[key].outputs}
         # What a call leaves in a cache is state: read by the next step, and replayed there.
         self.covered |= {
             r.record for call, _ in replayed for r in self.paired.calls[call].slots("mutated")
         }
         # The calls of which everything that made something was replayed, and something was.
         whole: dict[int, list[bool]] = defaultdict(list)
-        for key, region in self._shown.regions.items():
+        for key, region in self._tensors.regions.items():
             if region.outputs:
                 # what hands on makes nothing
                 is_replayed = key in replayed or set(region.outputs) <= set(region.inputs)
-                for call in self._shown.path(key[0]):
+                for call in self._tensors.path(key[0]):
                     whole[call].append(is_replayed)
         self._ran = {call for call, parts in whole.items() if all(parts)}
 
@@ -183,10 +183,10 @@ class SparseTargetJudge:
 
     def _verdict(self, record: int, up: Upstream, figures: Figures, why: str) -> Verdict:
         """The verdict of one tensor by itself."""
-        index, slot = self._shown.slots[record]
+        index, slot = self._tensors.slots[record]
         error = self.errors.of(slot)
-        before = [self.errors.of(self._shown.slots[r][1]) for r in sorted(up.shown)]
-        segment = self._shown.maker[record][1]
+        errors_before = [self.errors.of(self._tensors.slots[r][1]) for r in sorted(up.tensors)]
+        segment = self._tensors.maker[record][1]
         if error.exact:
             verdict = Verdict(
                 index, VerdictKind.IDENTICAL, evidence=Evidence.TWO_DUMPS, sentence="bitwise equal"
@@ -194,14 +194,14 @@ class SparseTargetJudge:
         elif record in figures:
             local = [(slot.reference_slot, figures[record])]
             verdict = judge.judge_leaf(
-                judge.LeafEvidence(index, before, [error], error.u, local=local)
+                judge.LeafEvidence(index, errors_before, [error], error.u, local=local)
             )
-        elif before:
-            growth = judge.grow(before, [error], error.u)
+        elif errors_before:
+            growth = judge.grow(errors_before, [error], error.u)
             verdict = judge.judge_region(index, -1, growth, note=why)
-            if len(up.behind) > 1 or segment >= 0:
+            if len(up.regions) > 1 or segment >= 0:
                 verdict = judge.judge_unseen(
-                    verdict, growth, error.u, before, lambda: self.errors.sight([slot])
+                    verdict, growth, error.u, errors_before, lambda: self.errors.sight([slot])
                 )
         else:
             verdict = Verdict(
@@ -212,7 +212,7 @@ class SparseTargetJudge:
                 sentence=f"differs by rel_l2 {size_in_words(error.value)}, and nothing it rests on "
                 f"is seen{f'; no replay: {why}' if why else ''}",
             )
-        label = self._shown.label(slot)
+        label = self._tensors.label(slot)
         return verdict.replace(
             stretch=segment,
             slot=slot.reference_slot,
@@ -237,9 +237,9 @@ class SparseTargetJudge:
             self.notes.append("the target shows no parameters: the reference's were used")
         unseen = (
             r
-            for c in sorted(self._shown.roots(), key=lambda c: c.id)
+            for c in sorted(self._tensors.roots(), key=lambda c: c.id)
             for r in c.slots("input")
-            if r.record not in self._shown.slots and r.record not in self.paired.made
+            if r.record not in self._tensors.slots and r.record not in self.paired.written
         )
         hidden = dict.fromkeys(
             align.starred(r.slot) if r.slot.count(".") > 1 else r.slot for r in unseen

@@ -72,9 +72,9 @@ class _CallsAround:
         if not has_mark(label, Mark.LOGGED):
             return ""
         calls = self._calls[_step_of(label)]
-        behind = next((c for c in calls if c.order > label.order), None)
-        if behind is not None:
-            return f"the kernel of {behind.scope or behind.root} ({behind.op_type})"
+        following = next((c for c in calls if c.order > label.order), None)
+        if following is not None:
+            return f"the kernel of {following.scope or following.root} ({following.op_type})"
         return "a kernel behind the last printed tensor" if calls else ""
 
 
@@ -95,14 +95,14 @@ class LabelJudge:
     def verdicts(self) -> dict[tuple[int, int], Verdict]:
         """The verdicts by (call, -1)."""
         verdicts: dict[tuple[int, int], Verdict] = {}
-        before: dict[_StepKey, list[judge.PairError]] = defaultdict(list)
+        errors_before: dict[_StepKey, list[judge.PairError]] = defaultdict(list)
         for label in sorted((self.paired.calls[c] for c in self._labels), key=lambda c: c.order):
             index, key = self._labels[label.id], _step_of(label)
             slots = self.paired.plan.pairs[index].slots
             errors = list(map(self._around.size_only, slots))
-            verdict, e_out = self._verdict(label, slots, errors, before[key])
+            verdict, e_out = self._verdict(label, slots, errors, errors_before[key])
             verdicts[label.id, -1] = self._tolerated(verdict, label, slots, e_out)
-            before[key] = _worst([*before[key], *errors])
+            errors_before[key] = _worst([*errors_before[key], *errors])
         return verdicts
 
     def _verdict(
@@ -118,8 +118,8 @@ class LabelJudge:
         if any(e.codes for e in errors):
             u = max([u, *(e.u for e in labels_before)])
         has_order = not has_mark(label, Mark.UNORDERED)
-        before = [*labels_before, *self._around.before(label)]
-        growth = judge.grow(before if has_order else [judge.PairError(None)], errors, u)
+        errors_before = [*labels_before, *self._around.before(label)]
+        growth = judge.grow(errors_before if has_order else [judge.PairError(None)], errors, u)
         verdict = judge.judge_region(self._labels[label.id], -1, growth, note=self._note)
         size = f"differs by rel_l2 {size_in_words(growth.e_out)}"
         if self.paired.stated:
@@ -138,7 +138,7 @@ class LabelJudge:
                 verdict,
                 growth,
                 u,
-                before if has_order and before else None,
+                errors_before if has_order and errors_before else None,
                 functools.partial(self.errors.sight, slots),
             )
         if not has_order and verdict.verdict == VerdictKind.UNDETERMINED:
@@ -170,6 +170,6 @@ def _worst(errors: Sequence[judge.PairError]) -> list[judge.PairError]:
     """Of errors the few that say all about their size: the largest of each kind of evidence, and
     one that is not known.
     """
-    known = sorted((e for e in errors if e.value is not None), key=lambda e: e.value or 0.0)
+    measured = sorted((e for e in errors if e.value is not None), key=lambda e: e.value or 0.0)
     unknown = [e for e in errors if e.value is None]
-    return [*{e.evidence: e for e in known}.values(), *unknown[:1]]
+    return [*{e.evidence: e for e in measured}.values(), *unknown[:1]]

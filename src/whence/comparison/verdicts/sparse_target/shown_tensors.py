@@ -23,19 +23,18 @@ RegionKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a tensor rests on. behind: regions between it and the tensors shown before it; shown:
-    those tensors.
+    """What a tensor rests on. tensors: those shown before it; regions: what lies between.
 
     places: the same with all segments of a container as one, (call, 0), since one piece of code
     made them.
     """
 
-    behind: frozenset[RegionKey]
-    shown: frozenset[int]
+    regions: frozenset[RegionKey]
+    tensors: frozenset[int]
 
     @property
     def places(self) -> frozenset[RegionKey]:
-        return frozenset((call, min(segment, 0)) for call, segment in self.behind)
+        return frozenset((call, min(segment, 0)) for call, segment in self.regions)
 
 
 class ShownTensors:
@@ -75,16 +74,18 @@ class ShownTensors:
 
     def _region_of(self, call: int, operation: int) -> RegionKey:
         """The segment of a call's own operators that this one is in."""
-        own = self.paired.calls[call]
-        program = self.paired.reference.programs.get(own.program)
-        if own.leaf or program is None:
+        container = self.paired.calls[call]
+        program = self.paired.reference.programs.get(container.program)
+        if container.leaf or program is None:
             return call, -1
-        return call, sum(1 for _, at in program.calls if at <= operation)
+        return call, sum(
+            1 for _, operation_before in program.calls if operation_before <= operation
+        )
 
     def in_order(self) -> list[int]:
         """The records that a region made, in order of execution."""
-        made = (record for record in self.slots if record in self.maker)
-        return sorted(made, key=self.place)
+        records = (record for record in self.slots if record in self.maker)
+        return sorted(records, key=self.place)
 
     def place(self, record: int) -> int:
         """The place of the region that made a tensor, in order of execution."""
@@ -121,20 +122,20 @@ class ShownTensors:
 
     def upstream(self, record: int) -> Upstream:
         """What a tensor rests on."""
-        behind: set[RegionKey] = set()
-        shown: set[int] = set()
+        regions: set[RegionKey] = set()
+        tensors: set[int] = set()
         visited: set[int] = set()
         todo = [record]
         while todo:
             current = todo.pop()
-            behind.add(self.maker[current])
+            regions.add(self.maker[current])
             for source in self._sources(current) - visited:
                 visited.add(source)
                 if source in self.slots:
-                    shown.add(source)
+                    tensors.add(source)
                 elif source in self.maker and self.place(source) <= self.place(current):
                     todo.append(source)
-        return Upstream(frozenset(behind), frozenset(shown - {record}))
+        return Upstream(frozenset(regions), frozenset(tensors - {record}))
 
     def _sources(self, record: int) -> Set[int]:
         """What a tensor rests on, as the program that made it tells; without one, all that its
@@ -177,15 +178,15 @@ class ShownTensors:
 def _inputs_of(program: Program, operation: int) -> list[str]:
     """The slots that the result of one operator of a program rests on."""
     slots: dict[str, None] = {}
-    done: set[int] = set()
+    visited: set[int] = set()
     todo = [Operand("op", (operation, 0))]
     while todo:
-        kind, at = todo.pop()
+        kind, value = todo.pop()
         if kind == "in":
-            slots[program.inputs[at]] = None
+            slots[program.inputs[value]] = None
         elif kind == "param":
-            slots[at] = None
-        elif kind == "op" and at[0] not in done:
-            done.add(at[0])
-            todo += program.operations[at[0]].operands()
+            slots[value] = None
+        elif kind == "op" and value[0] not in visited:
+            visited.add(value[0])
+            todo += program.operations[value[0]].operands()
     return list(slots)

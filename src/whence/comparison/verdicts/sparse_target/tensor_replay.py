@@ -70,8 +70,8 @@ class TensorReplay:
     wide: by record, the exact values of tensors that are beyond rounding.
     """
 
-    def __init__(self, shown: ShownTensors, replayer: Replayer) -> None:
-        self.shown, self._replayer = shown, replayer
+    def __init__(self, tensors: ShownTensors, replayer: Replayer) -> None:
+        self.tensors, self._replayer = tensors, replayer
         self.wide: dict[int, Array] = {}
 
     def figures(self) -> tuple[dict[int, judge.ReplayError], str]:
@@ -81,7 +81,7 @@ class TensorReplay:
         exact = self._walk("float64", None)
         replicas = [self._walk("recorded", seed) for seed in (None, *range(_REPLICAS))]
         with Threads(1):
-            for root in self.shown.roots():
+            for root in self.tensors.roots():
                 arrays = exact.through(root)
                 working = [walk.through(root) for walk in replicas]
                 why = why or exact.why
@@ -99,11 +99,11 @@ class TensorReplay:
         return figures, why
 
     def _error(self, record: int, wide: Array, copies: Sequence[Array]) -> judge.ReplayError | None:
-        target = self.shown.array(record)
+        target = self.tensors.array(record)
         if wide.shape != target.shape:
             return None
         error = judge.whole(target, wide, copies)
-        reference = self.shown.paired.reference.array(record).astype(np.float64)
+        reference = self.tensors.paired.reference.array(record).astype(np.float64)
         size = float(np.linalg.norm(reference))
         difference = float(np.linalg.norm(wide.astype(np.float64) - reference))
         inherited = difference / size if size and np.isfinite(difference) else None
@@ -143,20 +143,20 @@ class TensorReplay:
             "float64", None, functools.partial(block_quantisation.in_blocks, width=width)
         )
         with Threads(1):
-            for root in self.shown.roots():
+            for root in self.tensors.roots():
                 arrays = walk.through(root)
                 for record in (beyond & arrays.keys()) - coarse.keys():
                     target, exact, rounded = (
-                        self.shown.array(record),
+                        self.tensors.array(record),
                         self.wide[record],
                         arrays[record],
                     )
-                    before, after = by_row(target, exact), by_row(target, rounded)
+                    plain, coded = by_row(target, exact), by_row(target, rounded)
                     coarse[record] = CoarseActivations(
                         words,
-                        block_quantisation.gain(before, after),
-                        typical(before),
-                        typical(after),
+                        block_quantisation.gain(plain, coded),
+                        typical(plain),
+                        typical(coded),
                         typical(by_row(rounded, exact)),
                     )
         return coarse
@@ -171,13 +171,13 @@ class TensorReplay:
             self._replayer.reference,
             working,
             self._parameters,
-            lambda record: self.shown.array(record) if record in self.shown.slots else None,
+            lambda record: self.tensors.array(record) if record in self.tensors.slots else None,
             noise=np.random.default_rng(seed) if seed is not None else None,
             coarser=coarser,
         )
         walk.inner = {
             (call, operation): record
-            for call, tensors in self.shown.inner.items()
+            for call, tensors in self.tensors.inner.items()
             for record, operation in tensors
         }
         return walk
