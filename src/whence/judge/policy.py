@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -246,13 +246,9 @@ def _entry(item: Any, number: int, path: str) -> Entry:
         )
     weights = activations = None
     if kind == "quantisation":
-        weights = (
-            _scheme(item["weights"], _WEIGHTS, f"{where}: weights") if "weights" in item else None
-        )
-        activations = (
-            _scheme(item["activations"], _ACTIVATIONS, f"{where}: activations")
-            if "activations" in item
-            else None
+        weights, activations = (
+            _scheme(item[key], keys, f"{where}: {key}") if key in item else None
+            for key, keys in (("weights", _WEIGHTS), ("activations", _ACTIVATIONS))
         )
         if weights is None and activations is None:
             raise UsageError(
@@ -279,17 +275,22 @@ def _entry(item: Any, number: int, path: str) -> Entry:
         why=read_text(item.get("why", ""), f"{where}: why"),
     )
     if kind == "tolerance":
-        limits = [k for k in ("rel_l2", "ignore") if k in item] + (
-            ["rtol, atol"] if "rtol" in item or "atol" in item else []
-        )
-        if len(limits) != 1:
-            raise UsageError(
-                f"{where}: say one of rel_l2, rtol with atol, or ignore = true"
-                + (f"; it says {', '.join(limits)}" if limits else "")
-            )
-        if limits == ["ignore"] and not entry.ignore:
-            raise UsageError(f"{where}: ignore = false declares nothing")
+        _check_tolerance(item, entry, where)
     return entry
+
+
+def _check_tolerance(item: Mapping[str, Any], entry: Entry, where: str) -> None:
+    """Raise UsageError unless the entry says one limit."""
+    limits = [k for k in ("rel_l2", "ignore") if k in item] + (
+        ["rtol, atol"] if "rtol" in item or "atol" in item else []
+    )
+    if len(limits) != 1:
+        raise UsageError(
+            f"{where}: say one of rel_l2, rtol with atol, or ignore = true"
+            + (f"; it says {', '.join(limits)}" if limits else "")
+        )
+    if limits == ["ignore"] and not entry.ignore:
+        raise UsageError(f"{where}: ignore = false declares nothing")
 
 
 def _scheme(value: Any, keys: tuple[str, ...], where: str) -> Scheme | None:

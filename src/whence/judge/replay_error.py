@@ -118,16 +118,15 @@ def measure(
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the
     reference's program on the target's inputs.
 
-    output: any dtype; its unit roundoff sets the scale. wide: the replay in float64 (or float32 for
-    16-bit targets). working: the replay in the target's dtype; it may come in a wider dtype and is
-    then rounded once to the output's. reduction_length: largest number of terms one output element
-    sums, for the floor 0.3 sqrt(n) u_acc |r|. reference, reference_wide: what the reference made
-    and the wide replay on its inputs (None: the same inputs as the target's), for the shares of the
-    error. spread: by how much each element differs between runs of the reference on equal inputs
-    (judge.spread.elementwise); it widens the floor, and a structure below `limits.spread` times it
-    is no evidence; of an exact kind, `limits.spread` times as many elements may differ.
-    written_out: `working` rounds at more steps than the program does, so that its own rounding is
-    no measure of patterns. All of one shape.
+    All of one shape. output: any dtype; its unit roundoff sets the scale. wide: the replay in
+    float64 (float32 for 16-bit targets). working: the replay in the target's dtype; where it comes
+    wider it is rounded once. reduction_length: the most terms that one output element sums.
+    reference, reference_wide: what the reference made, and the wide replay on its inputs where
+    they are others, for the shares of the error. spread: by how much each element differs between
+    runs of the reference on equal inputs: it widens the floor, and a structure below
+    `limits.spread` times it is no evidence; of an exact kind, `limits.spread` times as many
+    elements may differ. written_out: `working` rounds at more steps than the program does, so that
+    its own rounding is no measure of patterns.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -136,10 +135,7 @@ def measure(
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
     keep, mismatch = comparable(y, r, w, fill)
-    shares: tuple[float | None, float | None] = (None, None)
-    if reference is not None and reference.size == output.size:
-        reference_replay = flat(reference_wide) if reference_wide is not None else r
-        shares = _shares(flat(reference), reference_replay, r, keep, fill)
+    shares = _shares(reference, reference_wide, r, keep, fill)
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
@@ -169,10 +165,21 @@ def measure(
     )
     if mismatch:
         return dataclasses.replace(local, score=math.inf)
+    return _scored(local, f, r, last, written_out=written_out, limits=limits)
+
+
+def _scored(
+    local: ReplayError, own_error: F64, r: F64, last: int, *, written_out: bool, limits: Limits
+) -> ReplayError:
+    """With its score, and without patterns that the operator's own rounding has."""
     if any(local.parts(limits)[name] > 1 for name in ("channel", "shift", "value")):
-        local = dataclasses.replace(local, structure=without_memory(local.structure, f, r, last))
+        local = dataclasses.replace(
+            local, structure=without_memory(local.structure, own_error, r, last)
+        )
     if not written_out and local.parts(limits)["row"] > 1:
-        local = dataclasses.replace(local, structure=without_own_rows(local.structure, f, r, last))
+        local = dataclasses.replace(
+            local, structure=without_own_rows(local.structure, own_error, r, last)
+        )
     return dataclasses.replace(local, score=max(local.parts(limits).values()))
 
 
@@ -189,9 +196,17 @@ def _exact(
 
 
 def _shares(
-    g: F64, r_g: F64, r: F64, keep: npt.NDArray[np.bool_], fill: float
-) -> tuple[float, float]:
-    """(inherited_rel, reference_rel) of a `ReplayError`."""
+    reference: Array | None,
+    reference_wide: Array | None,
+    r: F64,
+    keep: npt.NDArray[np.bool_],
+    fill: float,
+) -> tuple[float | None, float | None]:
+    """(inherited_rel, reference_rel) of a `ReplayError`; None without a reference of that size."""
+    g = flat(reference) if reference is not None else _NONE
+    if reference is None or g.size != r.size:
+        return None, None
+    r_g = flat(reference_wide) if reference_wide is not None else r
     visible = keep & (np.abs(g) < fill)
     if not visible.all():
         g, r_g = np.where(visible, g, 0.0), np.where(visible, r_g, 0.0)

@@ -172,14 +172,12 @@ def follow(
     `noise_of`. u: unit roundoff of the scores' dtype, 0 for exact kinds. ordered: do ranks count,
     or only which are chosen? distinct: is no candidate chosen twice in a row?
     """
-    n = scores.shape[1]
-    differs = (reference != target).any(axis=1)
-    rows = np.flatnonzero(differs)
+    rows = np.flatnonzero((reference != target).any(axis=1))
     tied, wrong = np.zeros(len(reference), bool), np.zeros(len(reference), bool)
     if not rows.size:
         return Followed(reference, tied, wrong)
     reference_rows, target_rows = reference[rows], target[rows]
-    inside = (target_rows >= 0) & (target_rows < n)
+    inside = (target_rows >= 0) & (target_rows < scores.shape[1])
     valid = np.where(inside, target_rows, 0)
     if not ordered:
         reference_rows, valid = (
@@ -191,27 +189,20 @@ def follow(
     gap = np.where(inside if ordered else inside.all(axis=1, keepdims=True), distance(a, b), np.inf)
     gap = np.where(reference_rows == valid, np.where(inside, 0.0, np.inf), gap) if ordered else gap
     if distinct:
-        ordered_rows = np.sort(target_rows, axis=1)
-        gap[(ordered_rows[:, 1:] == ordered_rows[:, :-1]).any(axis=1)] = np.inf
+        gap[_has_repeats(target_rows)] = np.inf
     explained = explained_by(a, b, moved, u, limits)
     beyond = gap > explained
     bad = beyond.any(axis=1)
     tied[rows[~bad]], wrong[rows[bad]] = True, True
-    indices = reference.copy()
-    indices[rows[~bad]] = target_rows[~bad]
+    indices = np.where(tied.reshape(-1, 1), target, reference)
+    chosen = np.where(inside, valid, target_rows)
 
     def at(mask: Mask, size: F64) -> Gap | None:
         if not mask.any():
             return None
         i, j = np.unravel_index(int(np.argmax(np.where(mask, size, -1.0))), size.shape)
-        return Gap(
-            int(rows[i]),
-            int(j),
-            int(reference_rows[i, j]),
-            int(valid[i, j] if inside[i, j] else target_rows[i, j]),
-            float(gap[i, j]),
-            float(explained[i, j]),
-        )
+        pair = int(reference_rows[i, j]), int(chosen[i, j])
+        return Gap(int(rows[i]), int(j), *pair, float(gap[i, j]), float(explained[i, j]))
 
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(gap > 0, gap / explained, 0.0)
@@ -223,6 +214,12 @@ def follow(
         at(swapped, share),
         at(beyond & (reference_rows != valid), gap) or at(beyond, gap),
     )
+
+
+def _has_repeats(chosen: I64) -> Mask:
+    """Rows in which a candidate is chosen twice."""
+    ordered = np.sort(chosen, axis=1)
+    return np.asarray((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
 
 
 def alternatives(
@@ -307,8 +304,7 @@ def by_rank(
     actual = np.take_along_axis(others_scores, np.where(inside, target, 0), 1)
     gap = np.where(inside, distance(expected, actual), np.inf)
     if reference.shape[1] > 1:
-        ordered_rows = np.sort(target, axis=1)
-        gap[(ordered_rows[:, 1:] == ordered_rows[:, :-1]).any(axis=1)] = np.inf
+        gap[_has_repeats(target)] = np.inf
     explained = explained_by(expected, actual, np.zeros_like(gap), u)
     differs = np.asarray((reference != target).any(axis=1))
     bad = np.asarray((gap > explained).any(axis=1))

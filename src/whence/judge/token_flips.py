@@ -45,6 +45,16 @@ def most(unit_roundoff: float) -> float:
     return LIMITS.root_output_room(unit_roundoff) if unit_roundoff else math.inf
 
 
+def _limits(ceiling: float, usual: float | None, count: int) -> tuple[float, float]:
+    """Limits of the error of one token, and of several in a row. usual: the median error of
+    `count` tokens.
+    """
+    if usual is None or count < ENOUGH_FOR_A_MEDIAN:
+        return 2 * ceiling, math.inf
+    floor = ceiling if math.isfinite(ceiling) else 0.0
+    return max(LIMITS.whole * usual, 2 * floor), max(LASTING_FACTOR * usual, floor)
+
+
 def judged(
     figures: Sequence[LogitFigures],
     unit_roundoff: float,
@@ -67,13 +77,7 @@ def judged(
     for n, token in enumerate(figures):
         error = errors[n]
         usual = median(measured) if measured else None
-        lone_limit, lasting = (2 * ceiling, math.inf)
-        if usual is not None and len(measured) >= ENOUGH_FOR_A_MEDIAN:
-            floor = ceiling if math.isfinite(ceiling) else 0.0
-            lone_limit, lasting = (
-                max(LIMITS.whole * usual, 2 * floor),
-                max(LASTING_FACTOR * usual, floor),
-            )
+        lone_limit, lasting = _limits(ceiling, usual, len(measured))
         ahead = errors[n : n + LASTING_TOKENS]
         lasts = len(ahead) == LASTING_TOKENS and error > lasting and median(ahead) > lasting
         limit = lasting if lasts else lone_limit

@@ -42,11 +42,8 @@ def judge_unseen(
     None where nothing was. look: what its elements show, None where they are not known; asked only
     where it matters. next_step: what would decide an open case, as a sentence.
     """
-    if (
-        growth.verdict == VerdictKind.IDENTICAL
-        or not growth.evidence
-        or growth.evidence not in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
-    ):
+    by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
+    if growth.verdict == VerdictKind.IDENTICAL or not by_growth:
         return verdict
     if u == 0.0:
         return _of_integers(verdict, growth)

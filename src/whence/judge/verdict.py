@@ -173,6 +173,15 @@ def _broken_reference(
     )
 
 
+def _is_low_precision(worst: ReplayError, limits: Limits) -> bool:
+    return (
+        is_half_roundoff(worst.u)
+        and worst.rho <= limits.precision_rho
+        and not worst.structured
+        and math.isfinite(worst.score)
+    )
+
+
 def _from_replay(
     evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
 ) -> Verdict:
@@ -208,13 +217,7 @@ def _from_replay(
         )
 
     if score > 1:
-        low_precision = (
-            is_half_roundoff(worst.u)
-            and worst.rho <= limits.precision_rho
-            and not worst.structured
-            and math.isfinite(score)
-        )
-        if low_precision:
+        if _is_low_precision(worst, limits):
             return verdict(
                 VerdictKind.PRECISION,
                 f"{words}; unstructured, as from a low-precision intermediate",

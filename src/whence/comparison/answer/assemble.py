@@ -17,7 +17,7 @@ from whence.comparison.verdicts import compiled_kernels, indices
 from whence.comparison.verdicts.findings import findings, order_and_taint, remarks
 from whence.comparison.verdicts.status import decide
 from whence.comparison.views.rows import viewed
-from whence.results import Comparison, Verdict
+from whence.results import Comparison, Finding, Remark, Verdict
 
 
 def comparison(
@@ -25,18 +25,10 @@ def comparison(
 ) -> Comparison:
     """The answer. not_replayed: notes that say why nothing was replayed."""
     paired, options, plan = context.paired, context.options, context.paired.plan
-    regions, judge = context.regions, context.judge
     with timed(context.timing, "locate"):
-        judged = order_and_taint(paired.calls, list(regions), verdicts, judge.unseen.calls)
-        guilty = [
-            with_worst(finding, paired)
-            for finding in findings(judged, paired.calls, plan, align.starred)
-        ]
-        remarked = remarks(judged, paired.calls, guilty, align.starred)
-    covered = CallCoverage(judge.replays, judge.sparse.covered)
+        guilty, remarked = _findings(context, verdicts)
+    covered = CallCoverage(context.judge.replays, context.judge.sparse.covered)
     per_call, coverage = covered.per_call(verdicts), covered.coverage()
-    if not paired.measured:  # a dump without tensors
-        coverage = msgspec.structs.replace(coverage, measured=0, root_outputs_measured=False)
     inside = {inner for call in covered.inside for inner in paired.alone(call)}
     every = tuple(verdicts.values())
     inputs_differ = (*context.differing_inputs, *context.positions.padded(matters=True))
@@ -84,6 +76,18 @@ def comparison(
     if options.occurrences or of_operators(paired):
         return _with_origin(result, context, per_call)
     return result
+
+
+def _findings(
+    context: Context, verdicts: Mapping[tuple[int, int], Verdict]
+) -> tuple[list[Finding], list[Remark]]:
+    paired, unseen = context.paired, context.judge.unseen.calls
+    judged = order_and_taint(paired.calls, list(context.regions), verdicts, unseen)
+    guilty = [
+        with_worst(finding, paired)
+        for finding in findings(judged, paired.calls, paired.plan, align.starred)
+    ]
+    return guilty, remarks(judged, paired.calls, guilty, align.starred)
 
 
 def _notes(context: Context, verdicts: Sequence[Verdict]) -> list[str]:

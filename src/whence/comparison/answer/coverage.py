@@ -98,6 +98,8 @@ class CallCoverage:
             bool(c.program or (replayer is not None and replayer.reference.borrows(c)))
             for c in selected
         )
+        if not paired.measured:  # a dump without tensors
+            measured, root_ok = 0, False
         return Coverage(len(selected), number, measured, replayed, programs, root_ok, inside)
 
     def _whole_known(self, call: Call, handed_on: Set[int]) -> bool:

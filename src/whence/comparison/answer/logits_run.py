@@ -111,60 +111,57 @@ class LogitsRun:
         self.notes: Sequence[Note] = [
             note for note in run.notes if note.kind in ("error", "budget", "settings")
         ]
-        self.calls: Sequence[Call] = []
-        self.records: Sequence[Record] = []
-        self.steps: Sequence[Step] = []
+        calls: list[Call] = []
+        records: list[Record] = []
+        self.calls: Sequence[Call] = calls
+        self.records: Sequence[Record] = records
         self._arrays: list[Array | None] = []
-        calls, records = list(self.calls), list(self.records)
-        narrow: list[bool] = []
-        made_by = next(iter(side.values())).call
-        root = made_by.scope or made_by.root
+        first = next(iter(side.values())).call
+        root = first.scope or first.root
+        self.is_narrow, self.says_precision = False, bool(align.settings_of(run))
         for rank, token in sorted(side):
-            pair = pairs[rank, token]
+            pair, text = pairs[rank, token], texts[rank, token]
             logits = pair.target if number else pair.reference
-            text = texts[rank, token]
             dtype = run.records[side[rank, token].ref.record].dtype
             if logits is not None and dtype == "float32":
                 logits, dtype = _as_rounded(logits)
-            narrow.append(dtypes.named(dtype).bits <= _NARROW_BITS)
-            for array, kind in ((text, "int64"), (logits, dtype)):
-                shape = (
-                    (len(text), 1, 1)
-                    if array is None
-                    else array.shape
-                    if kind == "int64"
-                    else (len(array), 1, array.shape[-1])
-                )
-                records.append(
-                    Record(len(records), kind, tuple(shape), why=pair.why if array is None else "")
-                )
-                self._arrays.append(None if array is None else array.reshape(shape))
-            refs = (
-                Ref("input.input_ids", len(records) - 2),
-                Ref("output.logits", len(records) - 1),
-            )
-            n = len(calls)
+            self.is_narrow |= dtypes.named(dtype).bits <= _NARROW_BITS
+            if logits is not None:
+                logits = logits.reshape(len(logits), 1, logits.shape[-1])
+            refs = []
+            tensors = ("input.input_ids", "int64", text), ("output.logits", dtype, logits)
+            for slot, kind, array in tensors:
+                refs.append(Ref(slot, len(records)))
+                shape = (len(text), 1, 1) if array is None else tuple(array.shape)
+                why = pair.why if array is None else ""
+                records.append(Record(len(records), kind, shape, why=why))
+                self._arrays.append(array)
+            place = len(calls)
             calls.append(
                 Call(
-                    n,
+                    place,
                     "",
                     root,
                     token,
-                    n,
+                    place,
                     rank=rank,
                     kind="module",
                     op_type=root,
                     number="0",
                     leaf=True,
-                    refs=refs,
+                    refs=tuple(refs),
                 )
             )
-        self.is_narrow, self.says_precision = any(narrow), bool(align.settings_of(run))
-        self.info = msgspec.structs.replace(
-            run.info, options={**run.info.options, "level": "logits"}
-        )
-        self.calls, self.records = calls, records
-        self.steps = [Step(root, token, 0, True, rank) for rank, token in sorted(side)]
+        self.info = run.info
+        self.set_option("level", "logits")
+        self.steps: Sequence[Step] = [
+            Step(root, token, 0, True, rank) for rank, token in sorted(side)
+        ]
+
+    def set_option(self, name: str, value: str) -> None:
+        """Let the run say this of how it was captured."""
+        options = {**self.info.options, name: value}
+        self.info = msgspec.structs.replace(self.info, options=options)
 
     def array(self, record: int) -> Array:
         array = self._arrays[record]

@@ -110,68 +110,60 @@ def compared(
     reference: Run, target: Run, tensors: tuple[Tensors, Tensors], options: CompareOptions
 ) -> tuple[Comparison, tuple[ViewRow, ...]]:
     """Whence's answer on the logits of every token, and a row of msit's table for each."""
-    from whence.comparison.answer.generation import compare_logits
-
-    of_reference, of_target, notes = _of_equal_ranks(*tensors)
-    pairs = {
-        place: _rows(reference, target, of_reference, of_target, place)
-        for place in sorted({*of_reference, *of_target})
-    }
+    left, right, notes = _of_equal_ranks(*tensors)
+    pairs = {key: _rows(reference, target, left, right, key) for key in sorted({*left, *right})}
     texts = texts_of(pairs)
-    reference_run, target_run = (
-        LogitsRun(reference, of_reference, pairs, texts[0], 0),
-        LogitsRun(target, of_target, pairs, texts[1], 1),
+    result = _answer(
+        LogitsRun(reference, left, pairs, texts[0], 0),
+        LogitsRun(target, right, pairs, texts[1], 1),
+        options,
     )
-    if (
-        reference_run.is_narrow
-        or target_run.is_narrow
-        or (reference_run.says_precision and target_run.says_precision)
-    ):
-        result = compare_logits(reference_run, target_run, options)
-    else:
-        # No limit for rounding follows from what the dumps say. What most tokens part by is noise
-        # here, up to what 16 bits round.
-        reference_run.info = msgspec.structs.replace(
-            reference_run.info, options={**reference_run.info.options, "precision": "unknown"}
-        )
-        result = compare_logits(reference_run, target_run, options, again=(target_run,))
-        if not result.findings:
-            reference_run.info = msgspec.structs.replace(
-                reference_run.info, options={**reference_run.info.options, "precision": "16 bits"}
-            )
-            result = _within_float32(compare_logits(reference_run, target_run, options))
+    generation = result.generation
     verdicts: dict[TokenKey, list[str]] = defaultdict(list)
-    if result.generation is not None:
-        rank_of = {prompt.number: prompt.rank for prompt in result.generation.prompts}
-        for token in result.generation.tokens:
+    if generation is not None:
+        rank_of = {prompt.number: prompt.rank for prompt in generation.prompts}
+        for token in generation.tokens:
             verdicts[rank_of[token.prompt], token.step].append(token.verdict)
+        # Which prompt it was is not known.
+        prompts = tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts)
+        generation = msgspec.structs.replace(generation, prompts=prompts)
     rows = tuple(
-        _view_row(reference, target, of_reference.get(p), of_target.get(p), pair, verdicts[p])
-        for p, pair in pairs.items()
+        _view_row(reference, target, left.get(key), right.get(key), pair, verdicts[key])
+        for key, pair in pairs.items()
     )
     reasons = list(
-        dict.fromkeys(f"token {place[1]}: {pair.why}" for place, pair in pairs.items() if pair.why)
+        dict.fromkeys(f"token {key[1]}: {pair.why}" for key, pair in pairs.items() if pair.why)
     )
-    reasons_listed = [
-        *reasons[:3],
-        *([f"and {len(reasons) - 3} more tokens, see the table"] if len(reasons) > 3 else []),
-    ]
+    if len(reasons) > 3:
+        reasons[3:] = [f"and {len(reasons) - 3} more tokens, see the table"]
     findings = tuple(
         msgspec.structs.replace(
             finding, sentence=finding.sentence.partition("; capture both without")[0]
         )
         for finding in result.findings
     )
-    generation = result.generation
-    if generation is not None:  # which prompt it was is not known
-        generation = msgspec.structs.replace(
-            generation,
-            prompts=tuple(msgspec.structs.replace(p, ids=(-1,)) for p in generation.prompts),
-        )
-    notes = [*result.notes, *notes, *reasons_listed, _ASSUMED]
+    notes = [*result.notes, *notes, *reasons, _ASSUMED]
     return msgspec.structs.replace(
         result, findings=findings, generation=generation, notes=tuple(notes)
     ), rows
+
+
+def _answer(reference: LogitsRun, target: LogitsRun, options: CompareOptions) -> Comparison:
+    """The answer, with a limit for rounding that the dumps allow."""
+    from whence.comparison.answer.generation import compare_logits
+
+    if any(run.is_narrow for run in (reference, target)) or (
+        reference.says_precision and target.says_precision
+    ):
+        return compare_logits(reference, target, options)
+    # No limit for rounding follows from what the dumps say. What most tokens part by is noise here,
+    # up to what 16 bits round.
+    reference.set_option("precision", "unknown")
+    result = compare_logits(reference, target, options, again=(target,))
+    if result.findings:
+        return result
+    reference.set_option("precision", "16 bits")
+    return _within_float32(compare_logits(reference, target, options))
 
 
 def _within_float32(result: Comparison) -> Comparison:

@@ -70,17 +70,22 @@ def asked_the_same(
         outputs_differ = outputs_differ or not all(
             equal(s) for s in pair.slots if is_written(s.reference_slot)
         )
+    return until, notes + _unpaired(reference, run, plan, option)
+
+
+def _unpaired(reference: Run, run: Run, plan: Plan, option: str) -> list[str]:
+    """A note where calls have no partner."""
     missing = [reference.calls[i] for i in plan.unmatched_reference] + [
         run.calls[i] for i in plan.unmatched_target
     ]
-    if missing or plan.ambiguous:
-        first = f"; the first: {missing[0].scope or missing[0].root}" if missing else ""
-        count = len(missing) + len(plan.ambiguous)
-        notes.append(
-            f"{option} {run.path}: {count} calls have no partner between it and the reference: "
-            f"not the same program?{first}"
-        )
-    return until, notes
+    if not missing and not plan.ambiguous:
+        return []
+    first = f"; the first: {missing[0].scope or missing[0].root}" if missing else ""
+    count = len(missing) + len(plan.ambiguous)
+    return [
+        f"{option} {run.path}: {count} calls have no partner between it and the reference: "
+        f"not the same program?{first}"
+    ]
 
 
 def partner_records(reference: Run, plan: Plan, until: dict[str, int]) -> dict[int, int]:

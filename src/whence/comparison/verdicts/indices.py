@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,76 +74,74 @@ class Indices:
             Evidence.TWO_DUMPS,
             Evidence.STATISTICS,
         )
-        flipped = [
-            (name, slot) for name, slot in outputs if self._differs(slot) and self._is_index(slot)
-        ]
-        if not (
+        is_open = verdict.verdict == VerdictKind.UNDETERMINED and not verdict.numbers.get("growth")
+        flipped = {name: s for name, s in outputs if self._differs(s) and self._is_index(s)}
+        if not by_growth and not is_open:
+            numbers = {"tied_rows": 0.0, **verdict.numbers}
+            return verdict.replace(numbers=numbers) if flipped else verdict
+        if flipped:
+            others = [slot for name, slot in outputs if name not in flipped]
+            return self._flipped(verdict, inputs, flipped, others)
+        operators = self._operators(call)
+        if (
             by_growth
-            or (verdict.verdict == VerdictKind.UNDETERMINED and not verdict.numbers.get("growth"))
+            and operators & CHOOSES.keys()
+            and (operators & _MOVES_ROWS or self._few_rows(outputs))
         ):
-            return (
-                verdict.replace(numbers={"tied_rows": 0.0, **verdict.numbers})
-                if flipped
-                else verdict
+            sentence = (
+                f"{verdict.sentence}; it chooses among scores, and replay tells whether they tie"
             )
-        if flipped and not any(
+            return _undetermined(verdict, verdict.numbers, sentence)
+        return verdict
+
+    def _flipped(
+        self,
+        verdict: Verdict,
+        inputs: Sequence[SlotPair],
+        flipped: Mapping[str, SlotPair],
+        others: Sequence[SlotPair],
+    ) -> Verdict:
+        """The verdict of a call whose indices differ. others: its other outputs."""
+        if not any(
             dtypes.named(self._paired.reference.records[s.reference_record].dtype).is_floating
             for s in inputs
         ):
             return verdict  # whole numbers that rest on whole numbers differ by no rounding
         tied, unknown = 0, []
-        for name, slot in flipped:
-            ranked = self._ranked(slot, [*inputs, *(s for _, s in outputs)])
+        for name, slot in flipped.items():
+            ranked = self._ranked(slot, [*inputs, *flipped.values(), *others])
             if ranked is None:
-                unknown.append((name, slot))
+                unknown.append(name)
             elif ranked.wrong.any():
                 return verdict.replace(slot=name, sentence=f"{verdict.sentence}; {_said(ranked)}")
             else:
                 tied += int(ranked.tied.sum())
         numbers = {**verdict.numbers, "tied_rows": tied} if tied else verdict.numbers
-        if flipped and not unknown:
-            others = [self.errors.of(s) for _, s in outputs if (_, s) not in flipped]
-            growth = judge.grow(
-                [self.errors.of(s) for s in inputs], others, max((e.u for e in others), default=0.0)
+        if unknown:
+            if max(self._share(flipped[name]) for name in unknown) > _MOST:
+                return verdict
+            sentence = (
+                f"{unknown[0]}: indices differ, and the scores that they were chosen by were "
+                "not recorded: ties or not"
             )
-            words = (
-                f"{tied} rows of indices differ, and hold what their ranks among the target's "
-                "own scores ask for"
-            )
-            if not others or growth.verdict not in (
-                VerdictKind.INTRODUCED,
-                VerdictKind.UNDETERMINED,
-            ):
-                return verdict.replace(
-                    verdict=VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE,
-                    confidence=Confidence.NONE,
-                    score=None,
-                    numbers=numbers,
-                    sentence=words,
-                )
-            return _undetermined(
-                verdict, numbers, f"{verdict.sentence}; {words}, and what rests on them differs"
-            )
-        if unknown and max(self._share(slot) for _, slot in unknown) <= _MOST:
-            return _undetermined(
-                verdict,
-                numbers,
-                f"{unknown[0][0]}: indices differ, and the scores that they were chosen by were "
-                "not recorded: ties or not",
-            )
-        operators = self._operators(call)
-        if (
-            by_growth
-            and not flipped
-            and operators & CHOOSES.keys()
-            and (operators & _MOVES_ROWS or self._few_rows(outputs))
-        ):
-            return _undetermined(
-                verdict,
-                numbers,
-                f"{verdict.sentence}; it chooses among scores, and replay tells whether they tie",
-            )
-        return verdict
+            return _undetermined(verdict, numbers, sentence)
+        errors = [self.errors.of(s) for s in others]
+        u = max((e.u for e in errors), default=0.0)
+        growth = judge.grow([self.errors.of(s) for s in inputs], errors, u)
+        words = (
+            f"{tied} rows of indices differ, and hold what their ranks among the target's "
+            "own scores ask for"
+        )
+        if errors and growth.verdict in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
+            words = f"{verdict.sentence}; {words}, and what rests on them differs"
+            return _undetermined(verdict, numbers, words)
+        return verdict.replace(
+            verdict=VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE,
+            confidence=Confidence.NONE,
+            score=None,
+            numbers=numbers,
+            sentence=words,
+        )
 
     def after_ties(self, verdicts: dict[tuple[int, int], Verdict], ties_at: int) -> None:
         """Let verdicts that rest on no more than a moved mean or extreme stand no longer, of calls

@@ -59,16 +59,19 @@ def decide(
         )
     if findings:
         return Status.UNDECIDED, "only suspects: beyond noise, but the evidence is weak"
+    return _open_regions(verdicts)
+
+
+def _open_regions(verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    """Undecided where a region differs and could not be judged."""
     # None is infinite
     beyond = [
         v
         for v in verdicts
         if v.verdict == VerdictKind.UNDETERMINED and v.numbers.get("e_out", 0.0) != 0.0
     ]
-    if beyond:
-        regions = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
-        return (
-            Status.UNDECIDED,
-            f"{regions} and could not be judged; the first: {beyond[0].sentence}",
-        )
-    return Status.SAME, ""
+    if not beyond:
+        return Status.SAME, ""
+    regions = "1 region differs" if len(beyond) == 1 else f"{len(beyond)} regions differ"
+    why = f"{regions} and could not be judged; the first: {beyond[0].sentence}"
+    return Status.UNDECIDED, why
