@@ -145,9 +145,7 @@ class PairedRuns:
         """What was not printed of a pair that comes from text, in words; "" when nothing is
         missing.
         """
-        return judge.partly(
-            self.reference.records[slot.reference_record], self.target.records[slot.target_record]
-        )
+        return judge.partly(*self.records(slot))
 
     def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
         try:
@@ -263,9 +261,7 @@ class PairedRuns:
             for s in self.slots[index].values()
             if is_input(s.reference_slot) or is_written(s.reference_slot)
         ]
-        return bool(slots) and all(
-            self.measured[s.reference_record, s.target_record].identical for s in slots
-        )
+        return bool(slots) and all(self.is_equal(s) for s in slots)
 
 
 def _shape(record: Record) -> str:

@@ -212,12 +212,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
             and reference.hash.rpartition(":")[0] == target.hash.rpartition(":")[0]
         )
         # a dump may have some of them only
-        figures = (
-            (a.min, b.min),
-            (a.max, b.max),
-            (a.mean, b.mean),
-            (a.norm, b.norm),
-        )
+        figures = ((a.min, b.min), (a.max, b.max), (a.mean, b.mean), (a.norm, b.norm))
         parted = any(x != y for x, y in figures if x is not None and y is not None)
         # without digests equal figures show no difference
         return PairError(1.0 if hashed or parted else 0.0, Evidence.STATISTICS, u=u)

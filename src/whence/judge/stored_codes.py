@@ -11,11 +11,7 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.limits import (
-    U32,
-    WEIGHT_GRID_VALUES,
-    WEIGHT_UNRELATED,
-)
+from whence.judge.limits import U32, WEIGHT_GRID_VALUES, WEIGHT_UNRELATED
 from whence.judge.policy import Scheme
 
 F64 = npt.NDArray[np.float64]

@@ -174,11 +174,7 @@ def judge_third(
 
 
 def _three(
-    verdict: Verdict,
-    kind: VerdictKind,
-    confidence: Confidence,
-    score: float | None,
-    sentence: str,
+    verdict: Verdict, kind: VerdictKind, confidence: Confidence, score: float | None, sentence: str
 ) -> Verdict:
     score = score if score is None or math.isfinite(score) else None
     return verdict.replace(

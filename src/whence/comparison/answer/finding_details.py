@@ -87,10 +87,7 @@ def _since(paired: PairedRuns, finding: Finding, arrays: tuple[Array, Array] | N
     if arrays is None or arrays[0].shape != arrays[1].shape:
         return ""
     pair = paired.plan.pairs[finding.pair]
-    sides = {
-        "reference": paired.calls[pair.reference],
-        "target": paired.target.calls[pair.target],
-    }
+    sides = {"reference": paired.calls[pair.reference], "target": paired.target.calls[pair.target]}
     for joined in reversed(paired.plan.joined):  # of the target where both were
         call = sides[joined.side]
         total, dims = sum(tokens for *_, tokens in joined.pieces), arrays[0].ndim

@@ -206,7 +206,7 @@ def _left_out(pairs: list[CallPair], paired: PairedRuns, replayer: Replayer) -> 
         ):
             continue
         slot = next((s for s in pair.slots if s.reference_slot == "output.0"), None)
-        if slot is None or paired.measured[slot.reference_record, slot.target_record].identical:
+        if slot is None or paired.is_equal(slot):
             continue
         tried += 1
         try:

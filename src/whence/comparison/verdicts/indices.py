@@ -23,11 +23,7 @@ Mask = npt.NDArray[np.bool_]
 _MOST = 0.8
 _MOST_OF_A_MASK = 0.25  # of the elements of a mask: a tie flips two of a row, or one at a threshold
 # rows of what these make move up and down with what was chosen
-_MOVES_ROWS = {
-    "nonzero",
-    "argwhere",
-    "masked_select",
-}
+_MOVES_ROWS = {"nonzero", "argwhere", "masked_select"}
 _LARGEST = 1 << 24  # elements of scores that are sorted
 
 

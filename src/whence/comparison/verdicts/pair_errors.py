@@ -32,10 +32,7 @@ class PairErrors:
 
     def of(self, slot: SlotPair) -> judge.PairError:
         """Error of a pair of tensors, and what is known of it besides its size."""
-        a, b = (
-            self.paired.reference.records[slot.reference_record],
-            self.paired.target.records[slot.target_record],
-        )
+        a, b = self.paired.records(slot)
         u = judge.roundoff(a, b)
         unmasked = self.declared.masked.error(slot, metrics.measure, u)
         if unmasked is not None:
@@ -58,10 +55,7 @@ class PairErrors:
         """The error of what was computed from codes: wider integers are sums of them, and differ by
         as much as numbers do.
         """
-        a, b = (
-            self.paired.reference.records[slot.reference_record],
-            self.paired.target.records[slot.target_record],
-        )
+        a, b = self.paired.records(slot)
         size = self.paired.measured[slot.reference_record, slot.target_record].values.get("rel_l2")
         if not error.value or size is None or {a.dtype, b.dtype} - {"int16", "int32"}:
             return error
@@ -83,7 +77,7 @@ class PairErrors:
                 if record.shape == self.paired.reference.records[slot.reference_record].shape
                 else None
             )
-            is_equal = self.paired.measured[read.reference_record, read.target_record].identical
+            is_equal = self.paired.is_equal(read)
             if (
                 arrays is not None
                 and is_equal

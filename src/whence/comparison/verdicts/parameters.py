@@ -77,10 +77,7 @@ class Parameters:
         return difference
 
     def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
-        a, b = (
-            self.paired.reference.records[slot.reference_record],
-            self.paired.target.records[slot.target_record],
-        )
+        a, b = self.paired.records(slot)
         if (
             a.sketch is not None
             and b.sketch is not None

@@ -293,11 +293,7 @@ class RankFaults:
             params |= {s: a for s, a in replaced.items() if s in params}
             with Threads(1):
                 outputs = loaded.run(
-                    arrays,
-                    params,
-                    working="float64",
-                    strides=strides,
-                    outputs=[name],
+                    arrays, params, working="float64", strides=strides, outputs=[name]
                 )
             return np.asarray(outputs[name], np.float64)
         tensors = {

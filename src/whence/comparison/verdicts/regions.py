@@ -81,9 +81,7 @@ class RegionJudge:
         return verdicts
 
     def _judge_leaves(
-        self,
-        regions: Iterable[tuple[Region, int]],
-        verdicts: dict[tuple[int, int], Verdict],
+        self, regions: Iterable[tuple[Region, int]], verdicts: dict[tuple[int, int], Verdict]
     ) -> None:
         # All calls of one module together: its parameters are converted once. The order within a
         # module stays.
@@ -101,9 +99,7 @@ class RegionJudge:
             verdicts[self.paired.plan.pairs[index].reference, -1] = self._leaf(index)
 
     def _judge_segments(
-        self,
-        regions: Iterable[tuple[Region, int]],
-        verdicts: dict[tuple[int, int], Verdict],
+        self, regions: Iterable[tuple[Region, int]], verdicts: dict[tuple[int, int], Verdict]
     ) -> None:
         for region, index in regions:
             slots = self.paired.slots[index].values()

@@ -79,12 +79,7 @@ class QuantisedWeights:
         return weights
 
     def _take_apart(
-        self,
-        record: int,
-        name: str,
-        partner: Call,
-        slot: SlotPair | None,
-        declared: Scheme | None,
+        self, record: int, name: str, partner: Call, slot: SlotPair | None, declared: Scheme | None
     ) -> QuantisedWeight | None:
         """The quantised form of one parameter in the target, checked against the reference's; None
         when there is none.

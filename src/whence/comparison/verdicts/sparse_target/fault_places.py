@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 
-from whence.comparison.verdicts.sparse_target.shown_tensors import (
-    RegionKey,
-    ShownTensors,
-    Upstream,
-)
+from whence.comparison.verdicts.sparse_target.shown_tensors import RegionKey, ShownTensors, Upstream
 from whence.results import CauseKind, Confidence, Verdict, VerdictKind
 
 
@@ -82,11 +78,7 @@ class FaultPlaces:
         )
 
     def _located(
-        self,
-        verdict: Verdict,
-        maker: RegionKey,
-        suspects: Set[RegionKey],
-        regions: Set[RegionKey],
+        self, verdict: Verdict, maker: RegionKey, suspects: Set[RegionKey], regions: Set[RegionKey]
     ) -> Verdict:
         """With the name of what lies between: the call it happened in, or the first and last of
         several.

@@ -14,15 +14,8 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.sparse_target.fault_places import FaultPlaces
 from whence.comparison.verdicts.sparse_target.labels import LabelJudge, is_label, size_in_words
-from whence.comparison.verdicts.sparse_target.shown_tensors import (
-    RegionKey,
-    ShownTensors,
-    Upstream,
-)
-from whence.comparison.verdicts.sparse_target.tensor_replay import (
-    CoarseActivations,
-    TensorReplay,
-)
+from whence.comparison.verdicts.sparse_target.shown_tensors import RegionKey, ShownTensors, Upstream
+from whence.comparison.verdicts.sparse_target.tensor_replay import CoarseActivations, TensorReplay
 from whence.judge.policy import Entry
 from whence.records import Region
 from whence.records.slots import is_inside, is_param, split_slot
