@@ -33,12 +33,12 @@ import torch
 from _subjects import NEEDS, SUBJECTS, Side, running
 
 import whence
+from whence.comparison.replays.self_check import check
 from whence.comparison.replays.side import ReplaySource as Programs
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge import rounded
 from whence.records import Call, Region, Run, children, regions
-from whence.replay.self_check import check
 from whence.results import Comparison
 
 ENOUGH = 0.9

@@ -89,6 +89,8 @@ def main() -> None:
             "figures",
             lambda _: True,
         )
+        # Once before: a module that is imported on the way runs its top level, which is no hop.
+        whence.compare(*paths)
         replay.follow(lambda: whence.compare(*paths))
     tensor.show("a tensor, from the return of its module to its shard")
     replay.show("a replayed call, from its pair to its figures")

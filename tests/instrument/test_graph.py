@@ -14,12 +14,12 @@ from torch import nn
 
 import warm
 import whence
+from whence.comparison.replays.self_check import check
 from whence.errors import CaptureError, UsageError
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled import inductor_taps as inductor
 from whence.instrument.torch.compiled import observer_effect as effect
-from whence.replay.engine import Loaded
-from whence.replay.self_check import check
+from whence.replay.validation import load
 from whence.store import open_run
 
 pytestmark = [
@@ -247,7 +247,7 @@ def test_the_program_of_a_graph_reproduces_the_graph_run_node_by_node(tmp_path):
     _, run = graph_run(model, tmp_path / "run", TOKENS, mode="fx")
     (graph,) = of_kind(run, "graph")
     arrays = {r.slot: run.array(r.record) for r in graph.refs}
-    loaded = Loaded(run.programs[graph.program], ())
+    loaded = load(run.programs[graph.program])
     inputs = {s: a for s, a in arrays.items() if s.startswith("input.")}
     params = {s: a for s, a in arrays.items() if s.startswith("param.")}
     outputs = {s: a for s, a in arrays.items() if s.startswith("output.")}
@@ -404,7 +404,7 @@ def test_node_by_node_every_node_has_a_program_that_reproduces_it(tmp_path):
         given = {s: a for s, a in arrays.items() if s.startswith("input.")}
         assert (
             check(
-                Loaded(run.programs[call.program], ()),
+                load(run.programs[call.program]),
                 given,
                 {},
                 {"output.0": arrays["output.0"]},

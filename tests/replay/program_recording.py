@@ -8,10 +8,11 @@ import ml_dtypes
 import msgspec
 import torch
 
+from whence.comparison.replays import self_check
 from whence.frameworks.torch_arrays import to_host
 from whence.instrument.torch import program_recorder as tp
 from whence.records import Program
-from whence.replay import self_check, validation
+from whence.replay import validation
 
 BF16 = ml_dtypes.bfloat16
 

@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 import program_recording as recording  # noqa: E402
 import program_zoo as modules  # noqa: E402
 
+from whence.comparison.replays import self_check  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay import allowed_operators, self_check, validation  # noqa: E402
+from whence.replay import allowed_operators, validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}

@@ -2,7 +2,7 @@
 their in-place variants.
 
 A curated list, by base name; an overload of a listed base is allowed when its schema takes tensors,
-numbers, dtypes and short words only (`torch_engine` checks that: no generator, no storage, no
+numbers, dtypes and short words only (`binding` checks that: no generator, no storage, no
 stream, no `out=`). Not here, on purpose: everything that reads or writes files, allocates by
 someone else's pointer (`from_blob`, `set_`, `resize_`), draws random numbers, or talks to other
 processes.
@@ -10,13 +10,9 @@ processes.
 
 from __future__ import annotations
 
-import re
+from typing import NamedTuple
 
-from whence.errors import ReplayRefused
 from whence.frameworks.operator_names import words
-
-_NAME = re.compile(r"([a-z][a-z0-9_]{0,63})\.([A-Za-z0-9_]{1,100})\.([A-Za-z0-9_]{1,60})")
-
 
 # Views and other changes of shape only.
 VIEWS = words("""
@@ -202,7 +198,7 @@ LISTED = (
     | NUMBERS
 )
 LISTED |= BACKWARD | FOREACH | FUSED
-_IN_PLACE = POINTWISE | INDEXING | CONTRACTIONS | REDUCTIONS | FOREACH | FUSED
+IN_PLACE = POINTWISE | INDEXING | CONTRACTIONS | REDUCTIONS | FOREACH | FUSED
 # prims that torch's own decompositions leave behind.
 LISTED_PRIMS = words("""
     broadcast_in_dim convert_element_type iota squeeze transpose view_of rsqrt
@@ -211,26 +207,9 @@ LISTED_PRIMS = words("""
 CAST = "whence.cast"
 
 
-def split(name: str, allow: tuple[str, ...] = ()) -> tuple[str, str, str]:
-    """(namespace, base, overload) of an operator a program may use.
+class OperatorName(NamedTuple):
+    """ "aten.add.Tensor" in its parts."""
 
-    name: "aten.add.Tensor". allow: vendor namespaces the user vouches for, "vendor::". Raises
-    ReplayRefused for any other name.
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise ReplayRefused(f"{name[:100]!r} is not the name of an operator")
-    namespace, base, overload = match.groups()
-    listed = (
-        LISTED if namespace == "aten" else LISTED_PRIMS if namespace == "prims" else frozenset()
-    )
-    if base in listed or (base.endswith("_") and base[:-1] in _IN_PLACE):
-        return namespace, base, overload
-    if namespace not in ("aten", "prims", "whence") and f"{namespace}::" in allow:
-        return namespace, base, overload
-    hint = (
-        ""
-        if namespace in ("aten", "prims")
-        else f'; allow=("{namespace}::",) trusts that namespace'
-    )
-    raise ReplayRefused(f"operator {name} is not on the list of replayable operators{hint}")
+    namespace: str
+    base: str
+    overload: str

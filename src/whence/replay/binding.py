@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from whence.errors import ReplayRefused
+from whence.frameworks.operator_names import CHOOSES
 from whence.frameworks.torch_schema import draws, schema_of, written
 from whence.records import Operation, Program
 from whence.records.program import TENSOR_OPERANDS, Operand, operands
-from whence.replay import allowed_operators
+from whence.replay.allowed_operators import OperatorName
 
 _NUMERIC: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -32,8 +33,8 @@ _TAGGED = {
 @dataclass
 class BoundOperation:
     """One operation bound to its overload. names: of its positional arguments. allocates: its
-    result is new memory. writes: arguments that it writes. last_use: operations whose results
-    nothing needs after it.
+    result is new memory. writes: arguments that it writes. chooses: does it choose among scores?
+    last_use: operations whose results nothing needs after it.
     """
 
     operation: Operation
@@ -43,6 +44,7 @@ class BoundOperation:
     allocates: bool
     writes: tuple[str, ...]
     pointwise: bool
+    chooses: bool = False
     last_use: list[int] = field(default_factory=list)
 
 
@@ -74,10 +76,10 @@ class Dependencies:
     params: frozenset[str]
 
 
-def _bind(operation: Operation, allow: tuple[str, ...]) -> BoundOperation:
-    if operation.name == allowed_operators.CAST:
+def _bind(operation: Operation, name: OperatorName | None) -> BoundOperation:
+    if name is None:
         return BoundOperation(operation, None, "cast", (), False, (), False)
-    namespace, base, overload = allowed_operators.split(operation.name, allow)
+    namespace, base, overload = name
     try:
         func = getattr(getattr(getattr(torch.ops, namespace), base), overload)
         schema = func._schema
@@ -95,7 +97,14 @@ def _bind(operation: Operation, allow: tuple[str, ...]) -> BoundOperation:
     # to, contiguous, reshape may alias or copy: a copy as large as their operand at most, so
     # nothing to bound.
     return BoundOperation(
-        operation, func, base, positional, not view, writes, torch.Tag.pointwise in func.tags
+        operation,
+        func,
+        base,
+        positional,
+        not view,
+        writes,
+        pointwise=torch.Tag.pointwise in func.tags,
+        chooses=CHOOSES.get(base, len(schema.returns)) < len(schema.returns),
     )
 
 
@@ -151,9 +160,11 @@ def _kind(kind: str, value: Any) -> bool:
     return isinstance(value, _NUMERIC.get(kind, ())) and value is not None
 
 
-def bind_program(program: Program, allow: tuple[str, ...]) -> BoundProgram:
-    """The program with every operation bound. Raises ReplayRefused for one that cannot be run."""
-    steps = [_bind(operation, allow) for operation in program.operations]
+def bind_program(program: Program, names: Sequence[OperatorName | None]) -> BoundProgram:
+    """The program with every operation bound. names: what `validate` gives. Raises ReplayRefused
+    for an operation that cannot be run.
+    """
+    steps = [_bind(*pair) for pair in zip(program.operations, names, strict=True)]
     for place, uses in _last_uses(program).items():
         steps[place].last_use = uses
     boundaries: dict[int, list[int]] = {}

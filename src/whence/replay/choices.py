@@ -144,11 +144,6 @@ class Integers:
         self.arrays += [t.to(torch.int64).numpy().copy() for t in whole]
 
 
-def chooses(base: str, results: int) -> bool:
-    """Does an operator with so many results choose among scores?"""
-    return base in CHOOSES and (CHOOSES[base] < results)
-
-
 class _Layout:
     """A choice along an axis as rows."""
 

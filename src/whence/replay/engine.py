@@ -18,8 +18,9 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Program
+from whence.replay.allowed_operators import OperatorName
 from whence.replay.binding import Dependencies, bind_program, dependencies
-from whence.replay.choices import Choices, chooses
+from whence.replay.choices import Choices
 from whence.replay.dtype_policy import WORKING, DtypePolicy, floating_dtype, laid_out
 from whence.replay.execution import Execution, Watch
 from whence.replay.memory_bound import MemoryBudget
@@ -50,9 +51,9 @@ class Loaded:
         self,
         program: Program,
         constants: Sequence[Array],
+        names: Sequence[OperatorName | None],
         *,
-        allow: tuple[str, ...] = (),
-        max_bytes: int = 4 << 30,
+        max_bytes: int,
     ) -> None:
         self.program, self.max_bytes = program, max_bytes
         self.notes: list[str] = []
@@ -63,15 +64,12 @@ class Loaded:
         self.default = floating_dtype(program.default_dtype) or torch.float32
         if any(name and name not in TORCH for name in program.input_dtypes):
             raise ReplayRefused("malformed program: an input dtype that there is not")
-        self._bound = bind_program(program, allow)
+        self._bound = bind_program(program, names)
         self.writes = self._bound.writes
         self._grad = frozenset(program.grad if program.inference else ())
         self._within_budget: dict[Any, int] = {}
         self._parts: dict[tuple[tuple[str, ...], bool], Dependencies] = {}
-        self.chooses = any(
-            step.func is not None and chooses(step.base, len(step.func._schema.returns))
-            for step in self._bound.steps
-        )
+        self.chooses = any(step.chooses for step in self._bound.steps)
 
     # ---- running
 

@@ -16,7 +16,7 @@ from whence.frameworks.torch_arrays import TORCH, tensors_in, to_host
 from whence.records.program import TENSOR_OPERANDS, map_operands
 from whence.replay import stepwise
 from whence.replay.binding import BoundOperation, BoundProgram, Dependencies
-from whence.replay.choices import Choices, chooses
+from whence.replay.choices import Choices
 from whence.replay.dtype_policy import DtypePolicy
 from whence.replay.memory_bound import MemoryBudget
 
@@ -180,7 +180,7 @@ class Execution:
         ):
             out = self.call(place, step, args, kwargs, named)
         if self.choices is not None:
-            if chooses(step.base, len(step.func._schema.returns)):
+            if step.chooses:
                 out = self.choices.made(place, step.base, operation, named, out, self.length)
             else:
                 self.choices.passes(place, step.base, operation, args, step.func)

@@ -9,14 +9,16 @@ against its own recording.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whence import dtypes, extras
 from whence.dtypes import Array
-from whence.errors import MissingDependency, ReplayRefused
+from whence.errors import ReplayRefused
 from whence.records import Operation, Program
 from whence.replay import allowed_operators
+from whence.replay.allowed_operators import OperatorName
 
 if TYPE_CHECKING:
     from whence.replay.engine import Loaded
@@ -26,6 +28,8 @@ MAX_VALUES = 1_000_000
 MAX_TEXT = 1_000
 MAX_DEPTH = 6
 MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+_NAME = re.compile(r"([a-z][a-z0-9_]{0,63})\.([A-Za-z0-9_]{1,100})\.([A-Za-z0-9_]{1,60})")
 
 
 def load(
@@ -42,19 +46,19 @@ def load(
     operator runs). Raises ReplayRefused with the reason when the program is malformed or uses an
     operator that is not on the list.
     """
-    validate(program, len(constants), allow=allow)
+    names = validate(program, len(constants), allow=allow)
     try:
-        extras.needed("torch", "replay")
-    except MissingDependency as error:
-        raise ReplayRefused(str(error)) from error
-    from whence.replay.engine import Loaded
-
-    return Loaded(program, constants, allow=allow, max_bytes=max_bytes)
+        from whence.replay.engine import Loaded
+    except (ImportError, OSError) as error:  # OSError: a library of torch does not load
+        raise ReplayRefused(str(extras.missing("torch", "replay", error))) from error
+    return Loaded(program, constants, names, max_bytes=max_bytes)
 
 
-def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -> None:
-    """Raises ReplayRefused when the program is not well-formed: the form is written in
-    `records.Operation`.
+def validate(
+    program: Program, constants: int, *, allow: tuple[str, ...] = ()
+) -> list[OperatorName | None]:
+    """The names of the operations, None for a cast. Raises ReplayRefused when the program is not
+    well-formed: the form is written in `records.Operation`.
     """
     if len(program.operations) > MAX_OPERATIONS:
         raise ReplayRefused(
@@ -75,11 +79,12 @@ def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -
     for names in (program.inputs, program.params, tuple(slot for slot, _ in program.outputs)):
         if len(set(names)) != len(names) or not all(0 < len(n) <= MAX_TEXT for n in names):
             raise ReplayRefused("program has slots that are empty, too long or named twice")
-    seen = _Reader(program, constants)
+    reader = _Reader(program, constants)
+    operators = []
     for place, operation in enumerate(program.operations):
-        seen.place = place
-        seen.operation(operation, allow)
-    seen.place = len(program.operations)
+        reader.place = place
+        operators.append(reader.operation(operation, allow))
+    reader.place = len(program.operations)
     for slot, operand in program.outputs:
         if not (
             isinstance(operand, dict)
@@ -87,7 +92,33 @@ def validate(program: Program, constants: int, *, allow: tuple[str, ...] = ()) -
             and next(iter(operand)) in ("in", "param", "op", "const")
         ):
             raise ReplayRefused(f"output {slot[:100]!r} does not name a tensor")
-        seen.value(operand, 0)
+        reader.value(operand, 0)
+    return operators
+
+
+def operator_name(name: str, allow: tuple[str, ...] = ()) -> OperatorName:
+    """The name of an operator a program may use, in its parts.
+
+    name: "aten.add.Tensor". allow: vendor namespaces the user vouches for, "vendor::". Raises
+    ReplayRefused for any other name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ReplayRefused(f"{name[:100]!r} is not the name of an operator")
+    namespace, base, overload = match.groups()
+    listed = {"aten": allowed_operators.LISTED, "prims": allowed_operators.LISTED_PRIMS}
+    if (
+        base in listed.get(namespace, ())
+        or (base.endswith("_") and base[:-1] in allowed_operators.IN_PLACE)
+        or (namespace not in ("aten", "prims", "whence") and f"{namespace}::" in allow)
+    ):
+        return OperatorName(namespace, base, overload)
+    hint = (
+        ""
+        if namespace in ("aten", "prims")
+        else f'; allow=("{namespace}::",) trusts that namespace'
+    )
+    raise ReplayRefused(f"operator {name} is not on the list of replayable operators{hint}")
 
 
 class _Reader:
@@ -98,7 +129,9 @@ class _Reader:
     def __init__(self, program: Program, constants: int) -> None:
         self.program, self.constants, self.place, self.values = program, constants, 0, 0
 
-    def operation(self, operation: Operation, allow: tuple[str, ...]) -> None:
+    def operation(self, operation: Operation, allow: tuple[str, ...]) -> OperatorName | None:
+        """The name of the operator, None for a cast."""
+        name = None
         if operation.name == allowed_operators.CAST:
             a = operation.args
             if (
@@ -112,13 +145,14 @@ class _Reader:
             if not isinstance(a[0], dict):
                 self.refuse("whence.cast of something that is not a tensor")
         else:
-            allowed_operators.split(operation.name, allow)
+            name = operator_name(operation.name, allow)
         for value in operation.args:
             self.value(value, 0)
         for key, value in operation.kwargs.items():
             if not (key.isidentifier() and len(key) < 64):
                 self.refuse("a keyword that is not a name")
             self.value(value, 0)
+        return name
 
     def refuse(self, what: str) -> None:
         name = (

@@ -1,23 +1,25 @@
-"""Both runs of a comparison as sources of replays, and which of their tensors are paired."""
+"""Both runs of a comparison as sources of replays: which of their tensors are paired, and what a
+program of the reference needs on the target's inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from whence import dtypes, judge
-from whence.comparison.prepare.masks import UnifiedMasks
-from whence.comparison.replays.parameters import ParameterCache
+from whence.comparison.replays.program_run import ParameterCache
 from whence.comparison.replays.side import ReplaySource
+from whence.comparison.replays.tied_choices import I64
 from whence.dtypes import Array
-from whence.records import Call, Run
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Record
+from whence.records.slots import is_of_child, is_param, split_child
 from whence.results import SlotPair
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from whence.comparison.replays.user_model import Models
 
 Slots = Callable[[str], SlotPair | None]
 """The pair of tensors in a slot of a program; None where the target has none."""
@@ -27,28 +29,29 @@ Slots = Callable[[str], SlotPair | None]
 class BothSides:
     """The sources of replays, and what a comparison knows of their pairs.
 
-    own: the target as it ran, with masks in its own form. paired: calls of the reference that have
-    a partner. inner: the parameter paired with one of a call without a partner. shown: the pair of
-    a slot of a call that has one. spread: of a record of the reference, by how much each element
-    differs between its runs (`RepeatedRuns.elementwise`).
+    unmasked: the target as it ran, with masks in its own form. paired: calls of the reference that
+    have a partner. inner: the parameter paired with one of a call without a partner. pair_of: the
+    pair of a slot of a call that has one. spread: of a record of the reference, by how much each
+    element differs between its runs (`RepeatedRuns.elementwise`).
     """
 
     reference: ReplaySource
     target: ReplaySource
-    own: ReplaySource
+    unmasked: ReplaySource
     parameters: ParameterCache
     paired: Collection[int]
     inner: Callable[[Call, Call, str], SlotPair | None] | None
-    shown: Callable[[Call, str], SlotPair | None]
+    pair_of: Callable[[Call, str], SlotPair | None]
     spread: Callable[[int], Array | None]
 
     def is_equal(self, pair: SlotPair) -> bool:
         """Are both tensors known to be bitwise equal?"""
         if pair.target_record < 0:
             return False
-        a = self.reference.run.records[pair.reference_record]
-        b = self.target.run.records[pair.target_record]
-        return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape
+        return _is_same_tensor(
+            self.reference.run.records[pair.reference_record],
+            self.target.run.records[pair.target_record],
+        )
 
     def is_print(self, pair: SlotPair) -> bool:
         """Was one of these tensors printed to fewer digits than its dtype holds?"""
@@ -69,7 +72,7 @@ class BothSides:
         finest = min(
             (judge.unit_roundoff(n) for n in floating), default=judge.unit_roundoff("float32")
         )
-        pairs = [p for s, p in inputs.items() if not s.startswith("param")] + list(outputs.values())
+        pairs = [p for s, p in inputs.items() if not is_param(s)] + list(outputs.values())
         recorded = {self.reference.run.records[p.reference_record].dtype for p in pairs}
         produced_in = {self.target.run.records[p.target_record].dtype for p in pairs}
         return (
@@ -78,27 +81,149 @@ class BothSides:
         )
 
 
-def both_sides(
-    reference: Run,
-    target: Run,
-    *,
-    paired: Collection[int],
-    inner: Callable[[Call, Call, str], SlotPair | None] | None,
-    shown: Callable[[Call, str], SlotPair | None],
-    allow: Sequence[str],
-    spread: Callable[[int], Array | None],
-    model: Models | None,
-) -> BothSides:
-    """Both runs as sources. allow: vendor namespaces whose operators may be run. model: the user's,
-    for calls of the reference without a usable program.
+def own_integers(sides: BothSides, partner: Call) -> list[I64]:
+    """The whole numbers that the target's own program makes on its own inputs, as far as it
+    runs.
     """
-    return BothSides(
-        ReplaySource(reference, allow, model),
-        ReplaySource(target, allow),
-        ReplaySource(target.base if isinstance(target, UnifiedMasks) else target, allow),
-        ParameterCache(reference, target),
-        paired,
-        inner,
-        shown,
-        spread,
+    from whence.replay.choices import Integers
+
+    integers = Integers()
+    with contextlib.suppress(ReplayRefused, ElementsMissing):
+        loaded = sides.unmasked.load(partner)
+        arrays, strides = sides.unmasked.arrays(
+            sides.unmasked.records(partner, (*loaded.program.inputs, *loaded.program.params))
+        )
+        loaded.run(arrays, arrays, working="recorded", strides=strides, watch=integers)
+    return integers.arrays
+
+
+def check_same_choices(
+    sides: BothSides, call: Call, loaded: Any, pairs: Mapping[str, SlotPair]
+) -> None:
+    """Raises ReplayRefused where integers inside a composed program are others on the target's
+    inputs than on the reference's.
+
+    Code that loops over experts or takes what a mask lets through looked at such numbers, and
+    the operators that were recorded are those of the reference's.
+    """
+    slots = (*loaded.program.inputs, *loaded.program.params)
+    reference, strides = sides.reference.arrays(sides.reference.records(call, slots))
+    target, _ = sides.target.arrays({s: pairs[s].target_record for s in slots if s in pairs})
+    if reference.keys() != target.keys():
+        return
+    if any(target[s].shape != reference[s].shape for s in reference):
+        return
+    traces: list[dict[int, Array]] = [{}, {}]
+    for arrays, trace in zip((reference, target), traces, strict=True):
+        loaded.run(arrays, arrays, working="recorded", strides=strides, trace=trace.__setitem__)
+    for place, array in traces[0].items():
+        if array.dtype.kind in "biu" and not np.array_equal(array, traces[1].get(place, array)):
+            name = loaded.program.operations[place].name
+            raise ReplayRefused(
+                f"{name} chooses other elements on the target's inputs, and what the code "
+                "does then was not recorded"
+            )
+
+
+def load(sides: BothSides, call: Call) -> Any:
+    """The call's program; also one that only a call of the reference itself contradicts, for
+    `examined` to decide.
+    """
+    try:
+        return sides.reference.trusted(call)
+    except ReplayRefused:
+        # one that cannot be loaded; then the reason is the one above
+        with contextlib.suppress(ReplayRefused):
+            if (
+                call.program
+                and np.isfinite(score := sides.reference.confirm(call)[1])
+                and score > 1
+            ):
+                return sides.reference.load(call)
+        raise
+
+
+def inside_slots(
+    sides: BothSides, call: Call, inputs: Sequence[str], pairs: Collection[str]
+) -> set[str]:
+    """The inputs that children without a partner leave: they run again too."""
+    unpaired = [s for s in inputs if s not in pairs and is_of_child(s)]
+    if not unpaired:
+        return set()
+    kids = sides.reference.children(call.id)
+    run_again = {k for k, kid in enumerate(kids) if kid not in sides.paired}
+    return {s for s in unpaired if split_child(s)[0] in run_again}
+
+
+def check_still_one(sides: BothSides, first: str, second: str, slots: Slots) -> None:
+    """What a module was given and what it returned were one tensor: where the target's are not,
+    which was used is unknown.
+    """
+    pairs = [pair for slot in (first, second) if (pair := slots(slot)) is not None]
+    if len(pairs) < 2 or pairs[0].target_record == pairs[1].target_record:
+        return
+    a, b = (sides.target.run.records[p.target_record] for p in pairs)
+    if not a.hash or a.hash != b.hash or a.shape != b.shape:
+        raise ReplayRefused(
+            f"{second} was {first} itself in the reference and is not in the target"
+        )
+
+
+def is_passthrough(
+    sides: BothSides,
+    operand: Any,
+    inputs: Sequence[str],
+    pairs: Mapping[str, SlotPair],
+    pair: SlotPair,
+) -> bool:
+    """Is this output an input as it is, in the target as in the program?"""
+    if "in" not in operand or inputs[operand["in"]] not in pairs:
+        return False
+    records = sides.target.run.records
+    return _is_same_tensor(
+        records[pairs[inputs[operand["in"]]].target_record], records[pair.target_record]
     )
+
+
+def reference_outputs(
+    sides: BothSides,
+    call: Call,
+    loaded: Any,
+    pairs: Mapping[str, SlotPair],
+    outputs: Mapping[str, SlotPair],
+    wide: str,
+) -> dict[str, tuple[Array, Array | None]]:
+    """(output of the reference, the wide replay on its inputs or None where they are the
+    target's) by slot, where known. wide: dtype of that replay.
+    """
+    records = sides.reference.records(call, (*loaded.program.inputs, *loaded.program.params))
+    try:
+        recorded, _ = sides.reference.arrays(
+            {slot: pair.reference_record for slot, pair in outputs.items()}
+        )
+        if all(sides.is_equal(pair) for pair in pairs.values()):
+            return {slot: (array, None) for slot, array in recorded.items()}
+        if wide == "float32" and all(
+            dtypes.of(a).name in ("float32", "float64") for a in recorded.values()
+        ):
+            # it was checked to reproduce its recording
+            return {slot: (a, a) for slot, a in recorded.items()}
+        arrays, strides = sides.reference.arrays(records)
+        param_records = tuple(records.get(s) for s in loaded.program.params)
+        params = sides.parameters.hold(
+            (loaded.program.id, "own", param_records, wide),
+            lambda: loaded.hold(arrays, working=wide),
+        )
+        replayed = loaded.run(arrays, params, working=wide, strides=strides, outputs=list(outputs))
+    except (ReplayRefused, ElementsMissing):
+        return {}
+    return {
+        slot: (recorded[slot], replayed[slot])
+        for slot in outputs
+        if replayed[slot].shape == recorded[slot].shape
+    }
+
+
+def _is_same_tensor(a: Record, b: Record) -> bool:
+    """Are both known to be bitwise equal?"""
+    return bool(a.hash) and a.hash == b.hash and a.dtype == b.dtype and a.shape == b.shape

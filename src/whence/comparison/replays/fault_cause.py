@@ -16,9 +16,9 @@ from whence.comparison.replays.program_difference import (
     source_line,
     written_anew,
 )
+from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.semantics import FaultCause
 from whence.comparison.replays.side import ReplaySource
-from whence.comparison.replays.threads import Threads
 from whence.comparison.replays.tied_choices import Figures, settled
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
@@ -46,7 +46,7 @@ def fault_cause(
         )
     words = ""
     try:
-        theirs, borrowed = sides.own.program(other), sides.reference.borrows(call)
+        theirs, borrowed = sides.unmasked.program(other), sides.reference.borrows(call)
         mine = sides.reference.program(call) if not borrowed else None
         anew = mine is not None and written_anew(mine, theirs)
         words = difference(mine, theirs) if mine is not None and not anew else ""
@@ -55,7 +55,7 @@ def fault_cause(
             s for s, _ in theirs.outputs
         ]
         with Threads(1):
-            score, wide, right = own_score(sides.own, other, outputs)
+            score, wide, right = own_score(sides.unmasked, other, outputs)
             if score > 1:
                 alone = only_operator(theirs)
                 what = (

@@ -18,6 +18,7 @@ from whence.comparison.replays.program_run import ProgramRun
 from whence.comparison.replays.semantics import PLAIN, Semantics
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
+from whence.records import Call, marks
 
 DRAWS = 8
 """Inputs a rounding apart, drawn to see which values lie at the boundary between two codes."""
@@ -32,8 +33,7 @@ class Measurement:
     wide: the replay in the finer dtype. terms: summands of the longest sum in the program.
     reference: what the reference produced, and the wide replay on its inputs or None where these
     are the target's. spread: by how much each element differs between runs of the reference.
-    is_gathered: the tensors were cut from or joined to other extents than the kernels ran on;
-    is_of_pieces: joined from the pieces of several ranks.
+    calls: of the reference and of the target.
     """
 
     run: ProgramRun
@@ -43,9 +43,8 @@ class Measurement:
     reference: Mapping[str, tuple[Array, Array | None]]
     spread: Mapping[str, Array | None]
     semantics: Semantics
+    calls: tuple[Call, Call]
     thorough: bool = False
-    is_gathered: bool = False
-    is_of_pieces: bool = False
     errors: ReplayErrors = field(default_factory=dict)
     quick: bool = False
 
@@ -152,12 +151,13 @@ def code_boundaries(measurement: Measurement) -> None:
 
 
 def other_extents(measurement: Measurement) -> None:
-    """Kernels are chosen by extents, and the recorded ones ran on others: what they may round is
-    that of inputs a rounding apart.
+    """Kernels are chosen by extents, and the recorded ones ran on others where tensors were cut,
+    joined or put together from pieces of ranks: what they may round is that of inputs a rounding
+    apart.
     """
     if not measurement.is_suspect():
         return
-    if measurement.is_gathered:
+    if any(map(marks.is_gathered, measurement.calls)):
         copies = measurement.copies(REPLICAS)
         for slot, output in measurement.produced.items():
             elsewhere = judge.whole(output, measurement.wide[slot], [c[slot] for c in copies])
@@ -165,7 +165,7 @@ def other_extents(measurement: Measurement) -> None:
                 measurement.errors[slot] = min(
                     measurement.errors[slot], elsewhere, key=lambda error: error.score
                 )
-    elif measurement.is_of_pieces:
+    elif marks.is_of_pieces(measurement.calls[1]):
         copies = measurement.copies(REPLICAS)
         measurement.errors = {
             slot: judge.steadier(

@@ -1,8 +1,11 @@
-"""One program run on the target's inputs: wide, in the working dtype, and with other choices."""
+"""One program run on the target's inputs: wide, in the working dtype, and with other choices; and
+the parameters that it runs with.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +13,100 @@ import numpy as np
 
 from whence import judge
 from whence.comparison.replays.call_tree import REPLICAS, perturbed
-from whence.comparison.replays.parameters import CallParameters
 from whence.comparison.replays.semantics import Semantics
-from whence.comparison.replays.tied_choices import I64, Choosing, run_options
+from whence.comparison.replays.tied_choices import I64, Choosing
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
+from whence.records import Run
+from whence.records.slots import is_of_child
+from whence.results import SlotPair
 
 if TYPE_CHECKING:
     from whence.replay.choices import Choices
+
+
+# Converted parameters kept for the next call of the same module; never the whole model at once.
+_HELD_BYTES = 512 << 20
+
+
+class ParameterCache:
+    """Parameters of two runs: what a correct target holds, converted once per dtype. Converted ones
+    are kept until they take more than `_HELD_BYTES`.
+    """
+
+    def __init__(self, reference: Run, target: Run) -> None:
+        self._reference, self._target = reference, target
+        self._cache: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
+        self._cached_bytes = 0
+
+    def reference_dtype(self, pair: SlotPair) -> str:
+        """The dtype in which the reference holds a parameter."""
+        return self._reference.records[pair.reference_record].dtype
+
+    def expected(self, pair: SlotPair, is_initial: bool) -> Array:
+        """What a correct target holds: the reference's value at the target's precision; its own
+        where it is finer, or was changed.
+
+        Where the target's is empty, packed away by an engine, the reference's stands in.
+        """
+        record = self._target.records[pair.target_record]
+        has_own = not is_initial or (
+            judge.unit_roundoff(record.dtype) < judge.unit_roundoff(self.reference_dtype(pair))
+        )
+        if has_own and record.count:
+            return self._target.array(pair.target_record)
+        return judge.rounded(self._reference.array(pair.reference_record), record.dtype)
+
+    def hold(self, key: tuple[Any, ...], convert: Callable[[], Any]) -> Any:
+        """Converted parameters by key, converted when they are not there; the oldest are let go."""
+        cache = self._cache
+        if key in cache:
+            cache.move_to_end(key)
+            return cache[key][0]
+        params = convert()
+        nbytes = sum(t.nbytes for t in params.tensors.values())
+        cache[key] = (params, nbytes)
+        self._cached_bytes += nbytes
+        while self._cached_bytes > _HELD_BYTES and len(cache) > 1:
+            _, (_, freed) = cache.popitem(last=False)
+            self._cached_bytes -= freed
+        return params
+
+
+class CallParameters:
+    """The parameters of one replayed call, converted once per working dtype and kept for the
+    module's other calls. pairs: each with whether the run started with that value.
+    """
+
+    def __init__(
+        self,
+        cache: ParameterCache,
+        loaded: Any,
+        pairs: list[tuple[SlotPair, bool]],
+        semantics: Semantics,
+    ) -> None:
+        self._cache, self._loaded, self._pairs = cache, loaded, pairs
+        self._semantics = semantics
+        self._key = (
+            loaded.program.id,
+            tuple((p.reference_record, p.target_record, is_initial) for p, is_initial in pairs),
+        )
+
+    def held(self, working: str) -> Any:
+        """The parameters for `Loaded.run` with this working dtype."""
+        stand_ins = self._semantics.params
+
+        def value(pair: SlotPair, is_initial: bool) -> Array:
+            if pair.reference_slot not in stand_ins:
+                return self._cache.expected(pair, is_initial)
+            dtype = self._cache.reference_dtype(pair)
+            return self._semantics.param(pair.reference_slot, working, dtype)
+
+        def convert() -> Any:
+            values = {p.reference_slot: value(p, is_initial) for p, is_initial in self._pairs}
+            return self._loaded.hold(values, working=working)
+
+        return convert() if stand_ins else self._cache.hold((*self._key, working), convert)
 
 
 def _in_words(computed: Array, produced: Array) -> str:
@@ -100,7 +189,7 @@ class ProgramRun:
             # exponentials and sums enlarge.
             with contextlib.suppress(ReplayRefused):
                 self.working(seed=seed)
-        slots_inside = [slot for slot in self._produced if slot[0].isdigit()]
+        slots_inside = [slot for slot in self._produced if is_of_child(slot)]
         computed = self._computed_inside(slots_inside, self.wide_dtype)
         differing = self._differing(computed, {})
         wrong = ""
@@ -144,7 +233,7 @@ class ProgramRun:
 
         choices = Choices(told=chosen)
         wide = self._computed_inside(slots, self.wide_dtype, choices)
-        same_choices = Choices(told={place: seen.used for place, seen in choices.seen.items()})
+        same_choices = Choices(told={place: choice.used for place, choice in choices.seen.items()})
         working = self._computed_inside(slots, self.working_dtype, same_choices)
         return [
             slot
@@ -177,22 +266,24 @@ class ProgramRun:
         seed: int | None = None,
         choices: Choices | None = None,
     ) -> dict[str, Array]:
-        held, outputs, given = self.params.held(dtype), list(self._produced), self.inputs
+        params, inputs = self.params.held(dtype), self.inputs
         if seed is not None:
             noise = np.random.default_rng(seed)
-            given = {slot: perturbed(array, dtype, noise) for slot, array in given.items()}
+            inputs = {slot: perturbed(array, dtype, noise) for slot, array in inputs.items()}
+        # A module of a user's model takes no choices.
+        options = {"choices": choices, "lenient": self._lenient} if choices is not None else {}
 
-        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            made: dict[str, Array] = self.loaded.run(
-                inputs,
-                held,
+        def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            outputs: dict[str, Array] = self.loaded.run(
+                arrays,
+                params,
                 working=dtype,
                 strides=self.strides,
                 stepwise=stepwise,
-                outputs=outputs,
+                outputs=list(self._produced),
                 convert=False,
-                **run_options(choices, lenient=self._lenient),
+                **options,
             )
-            return made
+            return outputs
 
-        return self._semantics.run(run, given, dtype, self._produced)
+        return self._semantics.run(run, inputs, dtype, self._produced)

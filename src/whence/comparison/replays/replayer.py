@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whence.comparison.replays import noise_floors, program_inputs
-from whence.comparison.replays.both_sides import Slots, both_sides
-from whence.comparison.replays.parameters import CallParameters
-from whence.comparison.replays.program_run import Misrouted, ProgramRun
+from whence.comparison.prepare.masks import UnifiedMasks
+from whence.comparison.replays import both_sides, noise_floors
+from whence.comparison.replays.both_sides import BothSides, Slots
+from whence.comparison.replays.program_run import (
+    CallParameters,
+    Misrouted,
+    ParameterCache,
+    ProgramRun,
+)
+from whence.comparison.replays.self_check import Threads
 from whence.comparison.replays.semantics import PLAIN, ReplayResult, Semantics
-from whence.comparison.replays.threads import Threads
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.whole_call import WholeCall
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Program, Run, marks
-from whence.replay.composed import COMPOSED
-from whence.replay.paddle_translation import TRANSLATED
+from whence.records import Call, Program, Run
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import is_param
 from whence.results import SlotPair
 
 if TYPE_CHECKING:
@@ -39,8 +45,8 @@ _OTHER_LIBRARY = 16
 class ReplayRequest:
     """One paired call to replay.
 
-    slots: the pair of tensors in a slot of the program. given: parameter slots -> whether the run
-    started with that value (then a correct target holds the reference's, rounded) or changed it
+    slots: the pair of tensors in a slot of the program. is_initial: parameter slots -> whether the
+    run started with that value (then a correct target holds the reference's, rounded) or changed it
     (then the target's own value is an input like any other). skip: of an output and what it rests
     on, whether there is nothing to find out. semantics: what is declared of the call. thorough:
     with the working replay also where nothing comes near a limit.
@@ -49,7 +55,7 @@ class ReplayRequest:
     call: Call
     partner: Call
     slots: Slots
-    given: Mapping[str, bool]
+    is_initial: Mapping[str, bool]
     skip: Callable[[str, Sequence[str]], bool]
     semantics: Semantics = PLAIN
     thorough: bool = False
@@ -74,8 +80,9 @@ class _Prepared:
 class Replayer:
     """Figures of calls from replay.
 
-    Needs torch; without it every call is refused with the pip command. The options are those of
-    `both_sides`.
+    Needs torch; without it every call is refused with the pip command. allow: vendor namespaces
+    whose operators may be run. model: the user's, for calls of the reference without a usable
+    program. The other options are those of `BothSides`.
     """
 
     def __init__(
@@ -85,25 +92,23 @@ class Replayer:
         *,
         paired: Collection[int] = (),
         inner: Callable[[Call, Call, str], SlotPair | None] | None = None,
-        shown: Callable[[Call, str], SlotPair | None] = lambda *_: None,
+        pair_of: Callable[[Call, str], SlotPair | None] = lambda *_: None,
         allow: Sequence[str] = (),
         spread: Callable[[int], Array | None] = lambda _: None,
         model: Models | None = None,
     ) -> None:
-        self.sides = both_sides(
-            reference,
-            target,
-            paired=paired,
-            inner=inner,
-            shown=shown,
-            allow=allow,
-            spread=spread,
-            model=model,
-        )
-        self.reference, self.target, self.own = (
-            self.sides.reference,
-            self.sides.target,
-            self.sides.own,
+        self.reference = ReplaySource(reference, allow, model)
+        self.target = ReplaySource(target, allow)
+        as_run = target.base if isinstance(target, UnifiedMasks) else target
+        self.sides = BothSides(
+            self.reference,
+            self.target,
+            ReplaySource(as_run, allow),
+            ParameterCache(reference, target),
+            paired,
+            inner,
+            pair_of,
+            spread,
         )
         self.refused: Counter[str] = Counter()
 
@@ -131,7 +136,7 @@ class Replayer:
 
     def _figures(self, request: ReplayRequest) -> ReplayResult:
         call, semantics = request.call, request.semantics
-        loaded = program_inputs.load(self.sides, call)
+        loaded = both_sides.load(self.sides, call)
         if semantics.program is not None:
             loaded = self.reference.edited(semantics.program)
         result = ReplayResult(refused=dict(loaded.program.lost))
@@ -148,7 +153,7 @@ class Replayer:
         params = CallParameters(
             self.sides.parameters,
             loaded,
-            [(pairs[s], request.given.get(s, True)) for s in program.params if s in pairs],
+            [(pairs[s], request.is_initial.get(s, True)) for s in program.params if s in pairs],
             semantics,
         )
         produced = {
@@ -170,7 +175,7 @@ class Replayer:
             semantics,
             wide,
             working,
-            lambda: program_inputs.own_integers(self.sides, request.partner),
+            lambda: both_sides.own_integers(self.sides, request.partner),
         )
         if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):
             self._measure_whole(request, prepared, result, produced, run)
@@ -186,8 +191,8 @@ class Replayer:
             for slot in (*program.inputs, *program.params)
             if (pair := slots(slot)) is not None
         }
-        if COMPOSED in program.notes:
-            program_inputs.check_same_choices(self.sides, call, loaded, pairs)
+        if has_mark(program, Mark.COMPOSED):
+            both_sides.check_same_choices(self.sides, call, loaded, pairs)
         output_pairs = [pair for slot, _ in program.outputs if (pair := slots(slot)) is not None]
         if any(map(self.sides.is_print, (*pairs.values(), *output_pairs))):
             return None
@@ -204,9 +209,9 @@ class Replayer:
             for slot, record in unpaired.items()
             if self.reference.lent(record) is not None
         }
-        inside = program_inputs.inside_slots(self.sides, call, program.inputs, pairs)
+        inside = both_sides.inside_slots(self.sides, call, program.inputs, pairs)
         for first, second in program.same:
-            program_inputs.check_still_one(self.sides, first, second, slots)
+            both_sides.check_still_one(self.sides, first, second, slots)
         return _Prepared(loaded, pairs, lent, inside)
 
     def _choose_outputs(
@@ -227,11 +232,11 @@ class Replayer:
             )
             if missing:
                 result.refused[slot] = f"the target has no tensor for {missing[0]}"
-            elif not request.skip(slot, needs) and not program_inputs.is_passthrough(
+            elif not request.skip(slot, needs) and not both_sides.is_passthrough(
                 self.sides, operand, program.inputs, pairs, pair
             ):
                 prepared.outputs[slot] = pair
-                read = sorted(s for s in needs if not s.startswith("param"))
+                read = sorted(s for s in needs if not is_param(s))
                 if read and not any(s in pairs or s in prepared.inside for s in read):
                     result.assumed[slot] = read[0]
 
@@ -275,21 +280,20 @@ class Replayer:
         loaded, outputs = prepared.loaded, prepared.outputs
         wide, refused_otherwise = run.wide_or_routed()
         # A kernel of another library may be off by a few roundings.
-        translated = TRANSLATED in loaded.program.notes
+        translated = has_mark(loaded.program, Mark.TRANSLATED)
         terms = max(loaded.length, _OTHER_LIBRARY) if translated else loaded.length
         measurement = noise_floors.Measurement(
             run,
             produced,
             wide,
             terms,
-            program_inputs.reference_outputs(
-                self.sides, request.call, loaded, prepared.pairs, outputs, run
+            both_sides.reference_outputs(
+                self.sides, request.call, loaded, prepared.pairs, outputs, run.wide_dtype
             ),
             {slot: self.sides.spread(pair.reference_record) for slot, pair in outputs.items()},
             request.semantics,
             thorough=request.thorough,
-            is_gathered=any(marks.is_gathered(c) for c in (request.call, request.partner)),
-            is_of_pieces=marks.is_of_pieces(request.partner),
+            calls=(request.call, request.partner),
         )
         result.local = noise_floors.measure(measurement)
         result.quick = measurement.quick

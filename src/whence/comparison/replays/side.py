@@ -4,22 +4,19 @@ may be trusted.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whence import align, dtypes, judge
-from whence.comparison.replays.threads import Threads
-from whence.comparison.replays.tied_choices import settled
+from whence.comparison.replays.self_check import Recording, reproduces, rounding_score
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.judge.precision import mask_fill
-from whence.records import Call, Program, Run, children, marks
-from whence.replay.paddle_translation import TRANSLATED
+from whence.records import Call, Program, Run, children
+from whence.records.slots import is_of_child, is_param, split_child
 
 if TYPE_CHECKING:
     from whence.comparison.replays.user_model import Models
@@ -56,21 +53,22 @@ class ReplaySource:
         """The record of a slot of a call's program: its own ("input.0"), or of its k-th child
         ("3:output.0").
         """
-        if slot[0].isdigit():
-            k, _, slot = slot.partition(":")
+        if is_of_child(slot):
+            k, slot = split_child(slot)
             kids = self.children(call.id)
-            if int(k) >= len(kids):
+            if k >= len(kids):
                 return None
-            call = self.run.calls[kids[int(k)]]
+            call = self.run.calls[kids[k]]
         return next((r.record for r in call.refs if r.slot == slot), None)
 
     def records(self, call: Call, slots: Iterable[str]) -> dict[str, int]:
         """The records of these slots, as far as they were captured."""
-        own = {r.slot: r.record for r in call.refs}
-        found = {
-            slot: self.record(call, slot) if slot[0].isdigit() else own.get(slot) for slot in slots
+        by_slot = {r.slot: r.record for r in call.refs}
+        records = {
+            slot: self.record(call, slot) if is_of_child(slot) else by_slot.get(slot)
+            for slot in slots
         }
-        return {slot: record for slot, record in found.items() if record is not None}
+        return {slot: record for slot, record in records.items() if record is not None}
 
     def arrays(
         self, records: dict[str, int]
@@ -108,8 +106,8 @@ class ReplaySource:
                 return array if self._is_table(record) else None
             if working in ("bfloat16", "float16") and kind.kind != "complex":
                 limit = float(dtypes.named(working).max_finite or np.inf)
-                held = array.astype(np.float64)
-                array = np.where(np.isfinite(held), np.clip(held, -limit, limit), held).astype(
+                exact = array.astype(np.float64)
+                array = np.where(np.isfinite(exact), np.clip(exact, -limit, limit), exact).astype(
                     dtypes.named(working).numpy
                 )
         return array
@@ -128,13 +126,13 @@ class ReplaySource:
             needs = self.load(call).needs(slot)
         except (ReplayRefused, KeyError):
             return False
-        found = {s: self.run.records[r] for s, r in self.records(call, needs).items()}
-        given = [r for s, r in found.items() if not s.startswith("param")]
+        read = {s: self.run.records[r] for s, r in self.records(call, needs).items()}
+        inputs = [r for s, r in read.items() if not is_param(s)]
         return (
-            len(found) == len(needs)
-            and bool(given)
-            and all(judge.unit_roundoff(r.dtype) == 0.0 for r in given)
-            and all(len(r.shape) <= 1 for s, r in found.items() if s.startswith("param"))
+            len(read) == len(needs)
+            and bool(inputs)
+            and all(judge.unit_roundoff(r.dtype) == 0.0 for r in inputs)
+            and all(len(r.shape) <= 1 for s, r in read.items() if is_param(s))
         )
 
     # ---- programs
@@ -150,28 +148,21 @@ class ReplaySource:
 
     def notes(self) -> list[str]:
         """How many programs reproduce their recording, but not bitwise, in words."""
-        told = Counter(
+        notes = Counter(
             loaded.check_note.partition(": ")[2] or loaded.check_note
             for loaded in self._loaded.values()
             if loaded.check_note
         )
         return [
-            f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in told.items()
+            f"{text} ({count} program{'s' if count > 1 else ''})" for text, count in notes.items()
         ]
 
     def load(self, call: Call) -> Any:
         """The program of a call, ready to run, trusted or not."""
-        program = self.program(call)
-        loaded = self._loaded.get(program.id)
-        if loaded is None:
-            from whence.replay.validation import load
-
-            loaded = load(program, [self.run.array(c) for c in program.constants], allow=self.allow)
-            self._loaded[program.id] = loaded
-        return loaded
+        return self.edited(self.program(call))
 
     def edited(self, program: Program) -> Any:
-        """A program of this run with declared semantics, ready to run."""
+        """A program of this run, as recorded or with declared semantics, ready to run."""
         if program.id not in self._loaded:
             from whence.replay.validation import load
 
@@ -202,7 +193,7 @@ class ReplaySource:
         if self.model is None:
             raise ReplayRefused(why)
         kids = [self.run.calls[k] for k in self.children(call.id)]
-        known = {
+        forms = {
             r.slot: (self.run.records[r.record].dtype, self.run.records[r.record].shape)
             for r in call.refs
         }
@@ -219,7 +210,7 @@ class ReplaySource:
             return self.arrays(self.records(kid, [r.slot for r in kid.slots("input")]))[0]
 
         try:
-            borrowed = self._reproducing(call, self.model.borrowed(call, kids, known, inputs, grad))
+            borrowed = self._reproducing(call, self.model.borrowed(call, kids, forms, inputs, grad))
         except (ReplayRefused, ElementsMissing) as also:
             raise ReplayRefused(f"{why}; model {self.model.words}: {also}") from None
         self._borrowed[call.id] = borrowed
@@ -236,7 +227,7 @@ class ReplaySource:
             program = self.program(call) if self.model is None else self.trusted(call).program
         except ReplayRefused:
             return []
-        return [slot for slot, _ in program.outputs if not slot[0].isdigit()]
+        return [slot for slot, _ in program.outputs if not is_of_child(slot)]
 
     def _reproducing(self, call: Call, loaded: Any) -> Any:
         program = loaded.program.id
@@ -259,116 +250,40 @@ class ReplaySource:
         show here. What a program finds wrong with a target is believed only where it is right about
         the reference.
         """
-        found = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
-        if found[0] and self.model is not None:
+        outcome = self._confirm(call, self._borrowed.get(call.id) or self.load(call))
+        if outcome[0] and self.model is not None:
             self.model.used.pop(call.id, None)
-        return found
+        return outcome
 
     def _confirm(self, call: Call, loaded: Any) -> tuple[str, float]:
         key = call.id, loaded.program.id
-        found = self._confirmed.get(key)
-        if found is None:
-            slots = self.records(call, (*loaded.program.inputs, *loaded.program.params))
-            try:
-                why = self._check(call, loaded, slots)
-            except (ReplayRefused, ElementsMissing) as error:
-                why = str(error)
-            found = ("", 0.0)
+        if key not in self._confirmed:
+            why, score = self._compare_with_recording(call, loaded)
             if why:
                 words = getattr(loaded, "words", "the program")
-                found = (
-                    f"{words} does not reproduce its own recording: {why}",
-                    self._score(call, loaded, slots),
-                )
+                why = f"{words} does not reproduce its own recording: {why}"
             else:
                 self._reproduced.add(loaded.program.id)
-            self._confirmed[key] = found
-        return found
+            self._confirmed[key] = why, score
+        return self._confirmed[key]
 
-    def _check(self, call: Call, loaded: Any, slots: dict[str, int]) -> str:
-        from whence.replay.self_check import check
-
+    def _compare_with_recording(self, call: Call, loaded: Any) -> tuple[str, float]:
+        """(why the program does not give what the call recorded, by how many times rounding)."""
         program = loaded.program
-        there = loaded.determined(slots)
-        made = self.records(call, there)
-        if not made:
+        slots = self.records(call, (*program.inputs, *program.params))
+        outputs = self.records(call, loaded.determined(slots))
+        if not outputs:
             missing = [s for s in (*program.inputs, *program.params) if s not in slots]
-            return (
-                f"{missing[0]} was not captured" if missing else "none of its outputs was captured"
-            )
-        arrays, strides = self.arrays(slots)
-        outputs = {slot: self.run.array(record) for slot, record in made.items()}
-        why: str = check(loaded, arrays, arrays, outputs, strides)
-        threads = self._recorded_threads()
-        if why and threads > 1:
-            # Sums over threads round otherwise: once more with as many as the capture had.
-            with Threads(threads):
-                why = check(loaded, arrays, arrays, outputs, strides)
-        if why:
-            from whence.replay.stepwise import without_onednn
-
-            with without_onednn():
-                why = check(loaded, arrays, arrays, outputs, strides) and why
-        elsewhere = (
-            "recorded on another machine or device"
-            if self._elsewhere(made)
-            else _rounds_otherwise(call, program)
-        )
-        if why and elsewhere and self._score(call, loaded, slots) <= 1:
-            loaded.check_note = f"replay: {elsewhere}, reproduced within its own rounding"
-            return ""
-        return why
-
-    def _score(self, call: Call, loaded: Any, slots: dict[str, int]) -> float:
-        """How far what the call recorded is from its program, in units of what rounding explains;
-        inf where that cannot be told.
-        """
-        there = loaded.determined(slots)
+            what = missing[0] if missing else "none of its outputs"
+            return f"{what} was not captured", np.inf
         try:
             arrays, strides = self.arrays(slots)
-            made, _ = self.arrays(self.records(call, there))
-            wide = loaded.run(
-                arrays, arrays, working="float64", strides=strides, outputs=list(made)
-            )
-            working = loaded.run(
-                arrays, arrays, working="recorded", strides=strides, outputs=list(made)
-            )
-        except (ReplayRefused, ElementsMissing):
-            return np.inf
-        if any(wide[s].shape != made[s].shape for s in made):
-            return np.inf
-        found: Mapping[str, judge.ReplayError] = {
-            s: judge.local(made[s], wide[s], working[s]) for s in made
-        }
-        with contextlib.suppress(ReplayRefused):
-            run = functools.partial(loaded.run, arrays, arrays, strides=strides, outputs=list(made))
-            found = settled(loaded, made, run, "float64", found)
-        return max((local.score for local in found.values()), default=np.inf)
-
-    def _elsewhere(self, made: dict[str, int]) -> bool:
-        import torch
-
-        settings = align.settings_of(self.run).values()
-        other = any(
-            str(s.get("torch", torch.__version__)) != str(torch.__version__) for s in settings
-        )
-        return other or any(self.run.records[r].device not in ("", "cpu") for r in made.values())
-
-    def _recorded_threads(self) -> int:
-        counts = [s.get("threads") for s in align.settings_of(self.run).values()]
-        return max((n for n in counts if isinstance(n, int)), default=1)
-
-
-def _rounds_otherwise(call: Call, program: Program) -> str:
-    """Words when what ran rounds otherwise than its program in one piece: compiled code, which
-    fuses, several calls, other kernels.
-    """
-    if TRANSLATED in program.notes:
-        return TRANSLATED
-    if marks.is_gathered(call):
-        return "joined from several calls"
-    return (
-        "recorded from compiled code"
-        if call.no_program.startswith(("compiled", "runs compiled", "scripted"))
-        else ""
-    )
+            recorded = {slot: self.run.array(record) for slot, record in outputs.items()}
+        except ElementsMissing as error:
+            return str(error), np.inf
+        recording = Recording(call, arrays, strides, recorded, outputs)
+        try:
+            why = reproduces(loaded, recording, self.run)
+        except (ReplayRefused, ElementsMissing) as error:
+            why = str(error)
+        return why, rounding_score(loaded, recording) if why else 0.0

@@ -457,8 +457,3 @@ def _badness(figures: Figures) -> tuple[float, float, float]:
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),
         max(local.rho for local in figures.values()),
     )
-
-
-def run_options(choices: Choices | None, *, lenient: bool) -> dict[str, Any]:
-    """What `Loaded.run` is to be given besides; a module of a user's model takes no choices."""
-    return {"choices": choices, "lenient": lenient} if choices is not None else {}

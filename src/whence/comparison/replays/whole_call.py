@@ -50,7 +50,7 @@ class _TreeBetweenPairs(TreeReplay):
         pairs = {
             slot: pair
             for slot in self.side.left(call)
-            if (pair := self._sides.shown(call, slot)) is not None
+            if (pair := self._sides.pair_of(call, slot)) is not None
         }
         return {
             slot: target.array(pair.target_record)

@@ -50,7 +50,7 @@ class CallReplays:
                 paired.target,
                 paired=paired.pair_of,
                 inner=paired.inner_parameter,
-                shown=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
+                pair_of=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
                 allow=options.allow,
                 spread=repeated.elementwise,
                 model=options.model,

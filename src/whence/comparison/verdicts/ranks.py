@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.align import derived_run, dims
-from whence.comparison.replays.threads import Threads
+from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from whence.errors import ReplayRefused
-from whence.replay import allowed_operators
 from whence.replay.export import three_way
 from whence.replay.export.isolate import terms
 from whence.replay.export.script_data import stored
 from whence.replay.export.script_template import CHECK, EXACT, IMPORTS, MADE, MAIN
 from whence.replay.export.trace import Piece, Value, overload
 from whence.replay.export.ways import Way
+from whence.replay.validation import operator_name
 
 FILES = ("repro.py", "repro.safetensors")
 _WIDTH = 110
@@ -170,7 +170,7 @@ class _Writer:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Mapping[int, str]
     ) -> str:
         """One call of an operator, as code."""
-        namespace, base, over = allowed_operators.split(name, (f"{name.split('.')[0]}::",))
+        namespace, base, over = operator_name(name, (f"{name.split('.')[0]}::",))
         overload(name)  # it exists
         known = {a.name for a in overload(name)._schema.arguments}
         parts = [self.value(a, env) for a in args]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whence import align, dtypes, extras, judge
-from whence.comparison.replays.threads import Threads
+from whence.comparison.replays.self_check import Threads
 from whence.dtypes import Array
 from whence.errors import (
     ElementsMissing,
@@ -230,7 +230,10 @@ class _Subject:
         self.pair: CallPair = self.paired.plan.pairs[self.index]
         self.call: Call = self.paired.calls[self.pair.reference]
         self.other: Call = self.paired.target.calls[self.pair.target]
-        self.reference_side, self.target_side = self.replayer.reference, self.replayer.own
+        self.reference_side, self.target_side = (
+            self.replayer.reference,
+            self.replayer.sides.unmasked,
+        )
         self.swapped = finding.side == "reference"
         self.judged: list[str] = []
 
@@ -890,7 +893,7 @@ def _faced(compared: Comparison, model: Any) -> tuple[PairedRuns, Replayer]:
         paired.target,
         paired=paired.pair_of,
         inner=paired.inner_parameter,
-        shown=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
+        pair_of=lambda call, slot: paired.slot(paired.pair_of[call.id], slot),
         allow=options.allow,
         model=options.model,
     )

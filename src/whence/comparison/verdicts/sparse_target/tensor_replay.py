@@ -16,7 +16,7 @@ import numpy as np
 from whence import judge
 from whence.comparison.replays.call_tree import TreeWalk
 from whence.comparison.replays.replayer import Replayer
-from whence.comparison.replays.threads import Threads
+from whence.comparison.replays.self_check import Threads
 from whence.comparison.verdicts.sparse_target.shown_tensors import ShownTensors
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
