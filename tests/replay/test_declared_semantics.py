@@ -73,10 +73,10 @@ def test_ties_go_to_even_and_can_be_told():
     assert fake_quantise(x, Grid(8), np.float64(1.0)).tolist() == [[0.0, 2.0, 2.0, 0.0, 0.4 // 1]]
     ties = Ties(1e-6)
     got = fake_quantise(x, Grid(8), np.float64(1.0), ties=ties, flips=(0, 1, 2, 3))
-    assert (ties.most, got.tolist()) == (4, [[1.0, 1.0, 3.0, -1.0, 0.0]])
+    assert (ties.per_vector, got.tolist()) == (4, [[1.0, 1.0, 3.0, -1.0, 0.0]])
     at_the_end = np.array([[127.5, 3.0]])
     fake_quantise(at_the_end, Grid(8), np.float64(1.0), ties=ties)
-    assert ties.most == 0, "both ways are clipped to 127"
+    assert ties.per_vector == 0, "both ways are clipped to 127"
 
 
 def test_groups_must_fit():

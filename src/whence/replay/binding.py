@@ -51,13 +51,13 @@ class BoundOperation:
 @dataclass(frozen=True)
 class BoundProgram:
     """A program ready to run. roots: by operation, roots of memory that its result may share.
-    written: roots that some operation writes. boundaries: place -> children called before it.
+    written_roots: roots that some operation writes. boundaries: place -> children called before it.
     """
 
     program: Program
     steps: Sequence[BoundOperation]
     roots: Sequence[set[Any]]
-    written: set[Any]
+    written_roots: set[Any]
     boundaries: Mapping[int, Sequence[int]]
 
     @property
@@ -116,17 +116,17 @@ def _fits(operation: Operation, schema: Any) -> None:
             f"malformed program: {operation.name} takes {len(positional)} positional arguments, "
             f"has {len(operation.args)}"
         )
-    known = {a.name: a for a in schema.arguments}
+    arguments = {a.name: a for a in schema.arguments}
     pairs = list(zip(positional, operation.args))
     for name, value in operation.kwargs.items():
-        if name not in known or any(a.name == name for a, _ in pairs):
+        if name not in arguments or any(a.name == name for a, _ in pairs):
             raise ReplayRefused(
                 f"malformed program: {operation.name} takes no further argument {name!r}"
             )
-        pairs.append((known[name], value))
-    given = {a.name for a, _ in pairs}
+        pairs.append((arguments[name], value))
+    passed = {a.name for a, _ in pairs}
     for argument in schema.arguments:
-        if argument.name not in given and not argument.has_default_value():
+        if argument.name not in passed and not argument.has_default_value():
             raise ReplayRefused(
                 f"malformed program: {operation.name} lacks the argument {argument.name!r}"
             )
@@ -176,22 +176,22 @@ def bind_program(program: Program, names: Sequence[OperatorName | None]) -> Boun
 def _aliases(steps: Sequence[BoundOperation]) -> tuple[list[set[Any]], set[Any]]:
     """(roots of memory each operation's result may share, roots that some operation writes)."""
     groups: list[set[Any]] = []
-    written: set[Any] = set()
+    written_roots: set[Any] = set()
     for place, step in enumerate(steps):
         group = {("op", place)} if step.allocates else set()
         if not step.allocates or step.writes:
             group |= _roots(step.operation.operands(), groups)
         groups.append(group)
-        written |= _roots(_written(step), groups)
-    return groups, written
+        written_roots |= _roots(_written(step), groups)
+    return groups, written_roots
 
 
 def _roots(tensors: Iterable[Operand], groups: Sequence[set[Any]]) -> set[Any]:
     """The memory that operands may share. groups: of the operations before them."""
     roots: set[Any] = set()
-    for kind, at in tensors:
+    for kind, value in tensors:
         if kind in TENSOR_OPERANDS:
-            roots |= groups[at[0]] if kind == "op" else {(kind, at)}
+            roots |= groups[value[0]] if kind == "op" else {(kind, value)}
     return roots
 
 
@@ -202,17 +202,17 @@ def _written(step: BoundOperation) -> Iterator[Operand]:
 
 
 def dependencies(
-    bound: BoundProgram, outputs: Collection[str], *, alone: bool = False
+    bound: BoundProgram, outputs: Collection[str], *, only_needed: bool = False
 ) -> Dependencies:
-    """What these outputs rest on. alone: only the writes that reach them, and no guard of others;
-    else any write may reach anything, and any guard decides.
+    """What these outputs rest on. only_needed: only the writes that reach them, and no guard of
+    others; else any write may reach anything, and any guard decides.
     """
     program = bound.program
-    wanted = [operand for slot, operand in program.outputs if slot in outputs]
-    tensors = [Operand(*pair) for operand in wanted for pair in operand.items()]
+    operands = [operand for slot, operand in program.outputs if slot in outputs]
+    tensors = [Operand(*pair) for operand in operands for pair in operand.items()]
     writers: dict[Any, list[int]] = {}
-    todo = [o["op"][0] for o in wanted if "op" in o]
-    if alone:
+    todo = [o["op"][0] for o in operands if "op" in o]
+    if only_needed:
         for place, step in enumerate(bound.steps):
             for root in _roots(_written(step), bound.roots):
                 writers.setdefault(root, []).append(place)
@@ -221,22 +221,22 @@ def dependencies(
         # What is written in place, or decided by a number read, may reach anything.
         todo = list(range(len(program.operations)))
     operations: set[int] = set()
-    inputs = {o["in"] for o in wanted if "in" in o}
-    params = {o["param"] for o in wanted if "param" in o}
+    inputs = {o["in"] for o in operands if "in" in o}
+    params = {o["param"] for o in operands if "param" in o}
     while todo:
         place = todo.pop()
         if place in operations:
             continue
         operations.add(place)
-        for kind, at in program.operations[place].operands():
+        for kind, value in program.operations[place].operands():
             if kind == "op":
-                todo.append(at[0])
+                todo.append(value[0])
             elif kind == "param":
-                params.add(at)
+                params.add(value)
             elif kind in ("in", "dim"):
-                inputs.add(at if kind == "in" else at[0])
+                inputs.add(value if kind == "in" else value[0])
             if writers and kind in TENSOR_OPERANDS:
-                roots = _roots([Operand(kind, at)], bound.roots)
+                roots = _roots([Operand(kind, value)], bound.roots)
                 todo += [w for root in roots for w in writers.get(root, ()) if w < place]
     return Dependencies(
         frozenset(outputs), frozenset(operations), frozenset(inputs), frozenset(params)
@@ -248,13 +248,13 @@ def _last_uses(program: Program) -> dict[int, list[int]]:
     last: dict[int, int] = {}
     for place, operation in enumerate(program.operations):
         last[place] = place
-        for kind, at in operation.operands():
+        for kind, value in operation.operands():
             if kind == "op":
-                last[at[0]] = place
+                last[value[0]] = place
     for _, operand in program.outputs:
         if "op" in operand:
             last.pop(operand["op"][0], None)
     table: dict[int, list[int]] = {}
-    for made, place in last.items():
-        table.setdefault(place, []).append(made)
+    for result, place in last.items():
+        table.setdefault(place, []).append(result)
     return table

@@ -74,20 +74,20 @@ class Choices:
             return out
         index = results[number]
         layout = _Layout(x, index, base, named.get("dim"), has_dim="dim" in named)
-        scores, own = layout.scores(), layout.rows(index)
-        if own is None or scores is None:
+        scores, indices = layout.scores(), layout.rows(index)
+        if indices is None or scores is None:
             return out
-        used, told = own, self.told.get(place)
-        if told is not None and told.shape == tuple(own.shape):
-            used = torch.where(torch.from_numpy(told) < 0, own, torch.from_numpy(told))
-        if not torch.equal(used, own):
+        used, forced = indices, self.told.get(place)
+        if forced is not None and forced.shape == tuple(indices.shape):
+            used = torch.where(torch.from_numpy(forced) < 0, indices, torch.from_numpy(forced))
+        if not torch.equal(used, indices):
             results[number] = layout.back(used).to(index.dtype)
             if len(results) > 1:
                 results[0] = layout.back(torch.gather(scores, 1, used))
         self.seen[place] = SeenChoices(
             base,
             scores.to(torch.float64).numpy().copy(),
-            own.numpy().astype(np.int64),
+            indices.numpy().astype(np.int64),
             used.numpy().astype(np.int64),
             layout.shape,
             NAMES[x.dtype],
@@ -95,7 +95,10 @@ class Choices:
             base in _DISTINCT,
             length,
         )
-        self.shown[place, number] = place, layout.back(torch.arange(own.numel()).reshape(own.shape))
+        self.shown[place, number] = (
+            place,
+            layout.back(torch.arange(indices.numel()).reshape(indices.shape)),
+        )
         return tuple(results) if len(results) > 1 else results[0]
 
     def passes(
@@ -104,7 +107,7 @@ class Choices:
         base: str,
         operation: Any,
         args: tuple[Any, ...],
-        again: Callable[..., Any],
+        rerun: Callable[..., Any],
     ) -> None:
         """Follow an index through an operator that only hands its elements on. again: the
         operator.
@@ -112,17 +115,17 @@ class Choices:
         operand = operation.args[0] if operation.args else None
         if not isinstance(operand, dict) or "op" not in operand:
             return
-        found = self.shown.get(tuple(operand["op"]))
-        if found is None:
+        choice = self.shown.get(tuple(operand["op"]))
+        if choice is None:
             return
         if base in _HANDS_ON or operation.name == allowed_operators.CAST:
-            self.shown[place, 0] = found
+            self.shown[place, 0] = choice
         elif base in allowed_operators.VIEWS:
-            made = again(found[1], *args[1:])
-            if isinstance(made, torch.Tensor):
-                self.shown[place, 0] = found[0], made
+            moved = rerun(choice[1], *args[1:])
+            if isinstance(moved, torch.Tensor):
+                self.shown[place, 0] = choice[0], moved
             else:
-                self.shown.update(((place, i), (found[0], part)) for i, part in enumerate(made))
+                self.shown.update(((place, i), (choice[0], part)) for i, part in enumerate(moved))
 
 
 class Integers:
@@ -188,5 +191,5 @@ class _Layout:
         """Rows in the form that the operator's results have."""
         if self.axis is None or self.x.dim() == 0 or self.pooled:
             return rows.reshape(self.index_shape)
-        made = rows.reshape(*self.shape, rows.shape[-1]).movedim(-1, self.axis)
-        return made.squeeze(self.axis) if self.squeezed else made
+        shaped = rows.reshape(*self.shape, rows.shape[-1]).movedim(-1, self.axis)
+        return shaped.squeeze(self.axis) if self.squeezed else shaped

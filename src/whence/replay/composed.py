@@ -47,21 +47,19 @@ def compose(
     others stay its children, numbered from 0. Raises ReplayRefused where an operator cannot be run
     again.
     """
-    made = _Composer(call, records)
+    composer = _Composer(call, records)
     number = 0
     for kid in kids:
         if kid.kind == "operator":
-            made.operator(kid, programs.get(kid.program))
+            composer.operator(kid, programs.get(kid.program))
         else:
-            made.child(number, kid)
+            composer.child(number, kid)
             number += 1
-    return made.program()
+    return composer.program()
 
 
 class _Composer:
-    """What has been put together so far. known: record -> what holds it; groups: which operands
-    share memory.
-    """
+    """The operations wired so far. Operands that share memory are of one group."""
 
     def __init__(self, call: Call, records: Sequence[Record]) -> None:
         self._call, self._records = call, records
@@ -75,42 +73,42 @@ class _Composer:
         self._calls: list[tuple[int, int]] = []
         self._lost: list[tuple[str, str]] = []
         self._base, self._default, self._inference, self._in_place = "", "float32", False, False
-        self._known: dict[int, Any] = {}
+        self._holder_of: dict[int, Any] = {}
         self._group: dict[str, int] = {}
         self._members: dict[int, list[tuple[Any, int]]] = {}
-        self._written: dict[int, int] = {}  # group -> when it was last written
+        self._write_time: dict[int, int] = {}  # group -> operations before its last write
         for ref in call.refs:
             if is_read(ref.slot):
                 self._learn(ref.record, {"slot": ref.slot})
 
-    # ---- what holds a record
+    # ---- which operand holds a record
 
     def _learn(self, record: int, operand: Any, group: int | None = None) -> None:
-        self._known[record] = operand
+        self._holder_of[record] = operand
         key = repr(operand)
         group = self._group.setdefault(key, len(self._group) if group is None else group)
         self._members.setdefault(group, []).append((operand, record))
 
     def _find(self, record: int) -> Any:
-        """What holds a record now; None where nothing here made it."""
-        if (known := self._known.get(record)) is not None:
-            return known
-        wanted = self._records[record]
-        form = (wanted.dtype, wanted.shape, wanted.stride)
-        for group in sorted(self._written, key=lambda g: -self._written[g]):
+        """The operand that holds a record; None where no operator here computed it."""
+        if (holder := self._holder_of.get(record)) is not None:
+            return holder
+        sought = self._records[record]
+        form = (sought.dtype, sought.shape, sought.stride)
+        for group in sorted(self._write_time, key=lambda g: -self._write_time[g]):
             for operand, older in reversed(self._members.get(group, ())):
-                other = self._records[older]
-                if (other.dtype, other.shape, other.stride) == form:
-                    self._known[record] = operand
+                candidate = self._records[older]
+                if (candidate.dtype, candidate.shape, candidate.stride) == form:
+                    self._holder_of[record] = operand
                     return operand
         return None
 
     def _operand(self, record: int, dtype: str = "") -> Any:
-        """An operand of the program that holds a record: what nothing here made is a constant of
-        the code.
+        """The operand of a record in the program. What no operator here computed is a constant
+        of the code.
         """
-        found = self._find(record)
-        if found is None:
+        holder = self._find(record)
+        if holder is None:
             if self._records[record].elements is None and self._records[record].count:
                 raise ReplayRefused(
                     f"it reads a {dtype or self._records[record].dtype} tensor from elsewhere, "
@@ -119,7 +117,7 @@ class _Composer:
             if record not in self._constants:
                 self._constants.append(record)
             return {"const": self._constants.index(record)}
-        return self._resolved(found, record)
+        return self._resolved(holder, record)
 
     def _resolved(self, operand: Any, record: int) -> Any:
         slot = operand.get("slot")
@@ -142,7 +140,7 @@ class _Composer:
         if program is None:
             self._unwritten(call, refs)
             return
-        given = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
+        inputs = {slot: self._find_or_constant(refs, slot, call) for slot in program.inputs}
         # What an operator overwrites need not be known to repeat it alone; here it is memory that
         # others look at.
         instead = {
@@ -155,14 +153,18 @@ class _Composer:
         }
         places: dict[int, int] = {}
 
-        def replaced(kind: str, at: Any) -> Any:
+        def replaced(kind: str, value: Any) -> Any:
             if kind == "in":
-                return given[program.inputs[at]]
+                return inputs[program.inputs[value]]
             if kind == "op":
-                return instead[at[0]] if at[0] in instead else {"op": [places[at[0]], at[1]]}
+                return (
+                    instead[value[0]]
+                    if value[0] in instead
+                    else {"op": [places[value[0]], value[1]]}
+                )
             if kind in ("dim", "mul", "param", "const"):
                 raise ReplayRefused(f"{call.op} has an argument of the kind {kind}")
-            return {kind: at}
+            return {kind: value}
 
         for place, operation in enumerate(program.operations):
             if place in instead:
@@ -172,7 +174,7 @@ class _Composer:
             self._lines.append(call.source)
         self._base = self._base or program.base
         self._default, self._inference = program.default_dtype, self._inference or program.inference
-        first = next(iter(given.values()), None)
+        first = next(iter(inputs.values()), None)
         shared = self._group_of(first, refs) if _base_name(call.op) in _VIEWS else None
         for slot, place in program.outputs:
             if slot not in refs:
@@ -181,13 +183,13 @@ class _Composer:
             if is_mutated(slot):
                 self._in_place = True
                 group = self._group.setdefault(repr(self._held(operand)), len(self._group))
-                self._written[group] = len(self._operations)
+                self._write_time[group] = len(self._operations)
                 self._learn(refs[slot], self._held(operand))
             elif not any(is_mutated(s) and refs.get(s) == refs[slot] for s, _ in program.outputs):
                 self._learn(refs[slot], operand, shared)
 
     def _held(self, operand: Any) -> Any:
-        """An operand as `_known` has it, where slots are resolved when they are read."""
+        """An operand as `_holder_of` has it, where slots are resolved when they are read."""
         if "in" in operand:
             return {"slot": self._inputs[operand["in"]]}
         return {"slot": operand["param"]} if "param" in operand else operand
@@ -202,11 +204,11 @@ class _Composer:
 
     def _unwritten(self, call: Call, refs: Mapping[str, int]) -> None:
         """Memory that others write."""
-        made = refs.get("output.0")
-        if not call.op.startswith(_UNWRITTEN) or made is None:
+        output = refs.get("output.0")
+        if not call.op.startswith(_UNWRITTEN) or output is None:
             raise ReplayRefused(f"{call.op}: {call.no_program or 'its program was not written'}")
-        record = self._records[made]
-        self._learn(made, {"op": [len(self._operations), 0]})
+        record = self._records[output]
+        self._learn(output, {"op": [len(self._operations), 0]})
         # A replay reads no memory that nothing wrote; what is left of the zeros shows when the
         # program is checked.
         self._operations.append(

@@ -84,7 +84,7 @@ def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
     if not view.size:
         return np.ones((1,) * view.ndim), np.zeros((1,) * view.ndim)
     if grid.symmetric or grid.format != "int":
-        most = np.abs(view).max(axes, keepdims=True)
+        largest = np.abs(view).max(axes, keepdims=True)
         top = (
             float(ml_dtypes.finfo(_FLOATS[grid.format]).max)
             if grid.format != "int"
@@ -92,25 +92,25 @@ def scales(x: Array, grid: Grid) -> tuple[F64, F64]:
             if grid.span == "narrow"
             else (high - low) / 2
         )
-        scale = np.maximum(most / top, _LEAST)
+        scale = np.maximum(largest / top, _LEAST)
         return scale, np.zeros_like(scale)
     # The range holds zero, so that zero has a code of its own.
-    least, most = (
+    least, largest = (
         np.minimum(view.min(axes, keepdims=True), 0.0),
         np.maximum(view.max(axes, keepdims=True), 0.0),
     )
-    scale = np.maximum((most - least) / (high - low), _LEAST)
+    scale = np.maximum((largest - least) / (high - low), _LEAST)
     return scale, np.clip(low - np.rint(least / scale), low, high)
 
 
 @dataclass(slots=True)
 class Ties:
-    """Codes that lie within `within` * max(|code|, 1) of a tie. most: how many in one vector along
-    the last axis, once known.
+    """Codes that lie within `within` * max(|code|, 1) of a tie. per_vector: the most that one
+    vector along the last axis has, once known.
     """
 
     within: float
-    most: int = 0
+    per_vector: int = 0
 
 
 def fake_quantise(
@@ -153,17 +153,19 @@ def fake_quantise(
     if ties is not None:
         away = 0.5 - np.abs(exact - code)
         # Beyond the ends both ways are clipped to one.
-        other = np.clip(np.where(exact >= code, code + 1, code - 1) + zero, low, high) - zero
+        flipped = np.clip(np.where(exact >= code, code + 1, code - 1) + zero, low, high) - zero
         near = (away <= ties.within * np.maximum(np.abs(exact), 1.0)) & (
-            other != np.clip(code + zero, low, high) - zero
+            flipped != np.clip(code + zero, low, high) - zero
         )
-        ties.most = int(near.sum(-1).max(initial=0)) if near.ndim else int(near)
+        ties.per_vector = int(near.sum(-1).max(initial=0)) if near.ndim else int(near)
         if flips and near.ndim:
             rows = near.any(-1)
             rank = np.argsort(
                 np.argsort(np.where(near[rows], away[rows], np.inf), axis=-1), axis=-1
             )
-            code[rows] = np.where(near[rows] & np.isin(rank, list(flips)), other[rows], code[rows])
+            code[rows] = np.where(
+                near[rows] & np.isin(rank, list(flips)), flipped[rows], code[rows]
+            )
     code = np.clip(code + zero, low, high)
     return ((code - zero) * s).reshape(np.shape(x))
 
@@ -209,24 +211,24 @@ def with_tf32(program: Program, how: str) -> Program | None:
     """
     out: list[Operation] = []
     moved: dict[int, int] = {}
-    found = False
+    changed = False
 
-    def renumbered(kind: str, at: Any) -> Any:
+    def renumbered(kind: str, value: Any) -> Any:
         """The result of an operation, by the place that the operation has now."""
-        return {kind: [moved[at[0]], at[1]]} if kind == "op" else {kind: at}
+        return {kind: [moved[value[0]], value[1]]} if kind == "op" else {kind: value}
 
     for place, operation in enumerate(program.operations):
         operation = operation.with_operands(renumbered)
         args = operation.args
-        for at in _OPERANDS.get(_base(operation), ()):
-            if at < len(args) and isinstance(args[at], dict):
-                found = True
-                steps = _rounding(args[at], how, len(out))
+        for position in _OPERANDS.get(_base(operation), ()):
+            if position < len(args) and isinstance(args[position], dict):
+                changed = True
+                steps = _rounding(args[position], how, len(out))
                 out += steps
-                args = (*args[:at], {"op": [len(out) - 1, 0]}, *args[at + 1 :])
+                args = (*args[:position], {"op": [len(out) - 1, 0]}, *args[position + 1 :])
         moved[place] = len(out)
         out.append(msgspec.structs.replace(operation, args=args))
-    if not found:
+    if not changed:
         return None
     outputs = tuple((slot, map_operands(renumbered, operand)) for slot, operand in program.outputs)
     return msgspec.structs.replace(
@@ -292,17 +294,17 @@ def with_gelu(program: Program, form: str) -> Program | None:
     """The program with every GELU operator of the other form ("erf" or "tanh") turned into this
     one; None when that changes nothing.
     """
-    wanted = "tanh" if form == "tanh" else "none"
+    approximation = "tanh" if form == "tanh" else "none"
     changed = False
     out: list[Operation] = []
     for operation in program.operations:
         if (
             form != "sigmoid"
             and _base(operation) in ("gelu", "gelu_")
-            and operation.kwargs.get("approximate", "none") != wanted
+            and operation.kwargs.get("approximate", "none") != approximation
         ):
             operation = msgspec.structs.replace(
-                operation, kwargs={**operation.kwargs, "approximate": wanted}
+                operation, kwargs={**operation.kwargs, "approximate": approximation}
             )
             changed = True
         out.append(operation)
@@ -324,8 +326,10 @@ def computes_gelu(
     if len(program.inputs) != 1 or len(program.outputs) != 1 or program.params:
         return False
     slot = program.outputs[0][0]
-    mine, pure = (
+    own_result, pure = (
         run(program)[slot].astype(np.float64),
         run(gelu_program(program, form))[slot].astype(np.float64),
     )
-    return mine.shape == pure.shape and bool(np.allclose(mine, pure, rtol=1e-5, atol=1e-7))
+    return own_result.shape == pure.shape and bool(
+        np.allclose(own_result, pure, rtol=1e-5, atol=1e-7)
+    )

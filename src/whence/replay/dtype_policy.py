@@ -54,8 +54,8 @@ class DtypePolicy:
             return tensor
         if self.working not in _HALF:
             return self.widened(tensor)
-        same = recorded and TORCH[recorded] is self.base
-        return tensor.to(self.working) if same and tensor.is_floating_point() else tensor
+        is_base = recorded and TORCH[recorded] is self.base
+        return tensor.to(self.working) if is_base and tensor.is_floating_point() else tensor
 
     def param(self, tensor: Any) -> Any:
         return tensor if self.recorded or self.working in _HALF else self.widened(tensor)

@@ -73,16 +73,18 @@ class Loaded:
 
     # ---- running
 
-    def part(self, outputs: Sequence[str] | None = None, *, alone: bool = False) -> Dependencies:
-        """What these outputs (None: all) rest on. alone: without what only decides whether the
-        program serves other inputs.
+    def part(
+        self, outputs: Sequence[str] | None = None, *, only_needed: bool = False
+    ) -> Dependencies:
+        """What these outputs (None: all) rest on. only_needed: without what only decides
+        whether the program serves other inputs.
         """
-        wanted = (
+        slots = (
             tuple(slot for slot, _ in self.program.outputs) if outputs is None else tuple(outputs)
         )
-        key = (wanted, alone)
+        key = (slots, only_needed)
         if key not in self._parts:
-            self._parts[key] = dependencies(self._bound, set(wanted), alone=alone)
+            self._parts[key] = dependencies(self._bound, set(slots), only_needed=only_needed)
         return self._parts[key]
 
     def needs(self, output: str) -> frozenset[str]:
@@ -90,10 +92,12 @@ class Loaded:
         part = self.part((output,))
         return part.params.union(self.program.inputs[k] for k in part.inputs)
 
-    def determined(self, there: Collection[str]) -> list[str]:
-        """The outputs for which all that they rest on is there."""
+    def determined(self, available: Collection[str]) -> list[str]:
+        """The outputs whose inputs and params are all available."""
         return [
-            slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))
+            slot
+            for slot, _ in self.program.outputs
+            if all(s in available for s in self.needs(slot))
         ]
 
     def hold(
@@ -109,11 +113,11 @@ class Loaded:
         if working not in WORKING:
             raise ReplayRefused(f"no working dtype {working!r}")
         policy, layouts = DtypePolicy(working, self.base, self.default), strides or {}
-        there = [slot for slot in self.program.params if slot in params]
+        slots = [slot for slot in self.program.params if slot in params]
         return HeldParameters(
             {
                 slot: laid_out(policy.param(from_host(params[slot])), layouts.get(slot))
-                for slot in there
+                for slot in slots
             },
             working,
         )
@@ -133,7 +137,7 @@ class Loaded:
         watch: Watch | None = None,
         choices: Choices | None = None,
         lenient: bool = False,
-        alone: bool = False,
+        only_needed: bool = False,
     ) -> dict[str, Array]:
         """Outputs by slot, as the program computes them from these inputs and params (by slot).
 
@@ -150,13 +154,13 @@ class Loaded:
         trace: called with every operation's number and its first result, after it ran. watch: sees
         every operator as it is run. choices: sees what operators choose among scores, and tells
         them what to choose. lenient: on other extents than the recording allows and as far as the
-        inputs go; what that gives proves something only where it is what somebody else made. alone:
-        run only what the outputs are computed from, no guard that another result has. Raises
-        ReplayRefused with the reason; nothing given is ever written.
+        inputs go; what that gives proves something only where the other run has the same.
+        only_needed: run only what the outputs are computed from, no guard that another result has.
+        Raises ReplayRefused with the reason; nothing given is ever written.
         """
         if working not in WORKING:
             raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
-        part = self.part(outputs, alone=alone)
+        part = self.part(outputs, only_needed=only_needed)
         if not isinstance(params, HeldParameters):
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
@@ -172,17 +176,17 @@ class Loaded:
 
         slots = enumerate(self.program.inputs)
         tensors = [tensor(k, inputs[slot]) if slot in inputs else None for k, slot in slots]
-        held = {slot: self._private(slot, t) for slot, t in params.tensors.items()}
-        key = (_forms(tensors), _forms(held.values()), tuple(held), stepwise, part.outputs)
-        known = self._within_budget.get(key) if child is None else None
+        private = {slot: self._private(slot, t) for slot, t in params.tensors.items()}
+        key = (_forms(tensors), _forms(private.values()), tuple(private), stepwise, part.outputs)
+        checked_length = self._within_budget.get(key) if child is None else None
         execution = Execution(
             self._bound,
             policy,
             self._constants,
             tensors,
-            held,
+            private,
             self.note,
-            MemoryBudget(self.max_bytes) if known is None else None,
+            MemoryBudget(self.max_bytes) if checked_length is None else None,
             stepwise,
             lenient,
             watch,
@@ -197,15 +201,15 @@ class Loaded:
                 return
             # What rests on tensors that are not there was not computed; the child may know those by
             # itself.
-            given = {
+            inputs_of_child = {
                 slot.removeprefix(prefix): to_host(execution.result(operand))
                 for slot, operand in self.program.outputs
                 if slot in part.outputs and slot.startswith(prefix)
             }
-            left = {**given, **child(k, given)}
+            outputs_of_child = {**inputs_of_child, **child(k, inputs_of_child)}
             for place, slot in enumerate(self.program.inputs):
-                if slot.startswith(prefix) and slot.removeprefix(prefix) in left:
-                    tensors[place] = tensor(place, left[slot.removeprefix(prefix)])
+                if slot.startswith(prefix) and slot.removeprefix(prefix) in outputs_of_child:
+                    tensors[place] = tensor(place, outputs_of_child[slot.removeprefix(prefix)])
             self._check_shapes([None if t is None else tuple(t.shape) for t in tensors])
 
         with self._context():
@@ -213,7 +217,7 @@ class Loaded:
             budget = execution.budget
             if budget is not None and not budget.data_dependent and child is None:
                 self._within_budget[key] = execution.length
-            self.length = max(execution.length, known or 1)
+            self.length = max(execution.length, checked_length or 1)
             return {
                 slot: to_host(execution.result(operand))
                 for slot, operand in self.program.outputs
@@ -261,7 +265,7 @@ class Loaded:
         """A held parameter for one run: a clone where the program writes it; others use it too."""
         if slot in self._grad and tensor.is_floating_point():
             return tensor.clone().requires_grad_()
-        return tensor.clone() if ("param", slot) in self._bound.written else tensor
+        return tensor.clone() if ("param", slot) in self._bound.written_roots else tensor
 
     @contextlib.contextmanager
     def _context(self) -> Iterator[None]:
@@ -274,23 +278,27 @@ class Loaded:
     def _check_shapes(self, shapes: Sequence[tuple[int, ...] | None]) -> None:
         """Those that are known (not None) must fit the recording."""
         for k, axis, extent in self.program.fixed:
-            one = shapes[k] if k < len(shapes) else None
-            if one is not None and (axis >= len(one) or one[axis] != extent):
+            shape = shapes[k] if k < len(shapes) else None
+            if shape is not None and (axis >= len(shape) or shape[axis] != extent):
                 raise ReplayRefused(
                     f"recorded for {self.program.inputs[k]} with extent {extent} on axis {axis}, "
-                    f"given shape {one}"
+                    f"given shape {shape}"
                 )
-        for k, axis, m, other in self.program.equal:
-            one, two = (shapes[k], shapes[m]) if max(k, m) < len(shapes) else (None, None)
+        for k, axis, m, other_axis in self.program.equal:
+            shape, other_shape = (shapes[k], shapes[m]) if max(k, m) < len(shapes) else (None, None)
             if (
-                one is not None
-                and two is not None
-                and (axis >= len(one) or other >= len(two) or one[axis] != two[other])
+                shape is not None
+                and other_shape is not None
+                and (
+                    axis >= len(shape)
+                    or other_axis >= len(other_shape)
+                    or shape[axis] != other_shape[other_axis]
+                )
             ):
                 names = self.program.inputs
                 raise ReplayRefused(
-                    f"recorded with {names[k]} axis {axis} as long as {names[m]} axis {other}; "
-                    f"given {one} and {two}"
+                    f"recorded with {names[k]} axis {axis} as long as {names[m]} axis "
+                    f"{other_axis}; given {shape} and {other_shape}"
                 )
 
     def note(self, text: str) -> None:

@@ -83,8 +83,8 @@ class Execution:
                 self.watch.made(results)
             if trace is not None and results:
                 trace(place, to_host(results[0]).copy())
-            for done in step.last_use:
-                self.results[done] = None
+            for finished in step.last_use:
+                self.results[finished] = None
         self._enter_children(len(self.bound.steps), enter)
 
     def _enter_children(self, place: int, enter: Callable[[int], None] | None) -> None:
@@ -101,23 +101,23 @@ class Execution:
             text = f"{type(error).__name__}: {str(error)[:200]}"
             raise ReplayRefused(f"{step.operation.name} failed: {text}") from error
 
-    def tensor(self, kind: str, at: Any) -> Any:
+    def tensor(self, kind: str, place: Any) -> Any:
         if kind == "in":
-            if self.inputs[at] is None:
+            if self.inputs[place] is None:
                 raise ReplayRefused(
-                    f"the program needs {self.bound.program.inputs[at]}, which is not there"
+                    f"the program needs {self.bound.program.inputs[place]}, which is not there"
                 )
-            return self.inputs[at]
+            return self.inputs[place]
         if kind == "param":
-            return self.params[at]
+            return self.params[place]
         if kind == "const":
-            if at not in self.held_constants:
-                self.held_constants[at] = self.policy.constant(self.constants[at].clone())
-            return self.held_constants[at]
-        made = self.results[at[0]]
-        if made is None or at[1] >= len(made):
-            raise ReplayRefused(f"malformed program: operation {at[0]} has no output {at[1]}")
-        return made[at[1]]
+            if place not in self.held_constants:
+                self.held_constants[place] = self.policy.constant(self.constants[place].clone())
+            return self.held_constants[place]
+        results = self.results[place[0]]
+        if results is None or place[1] >= len(results):
+            raise ReplayRefused(f"malformed program: operation {place[0]} has no output {place[1]}")
+        return results[place[1]]
 
     def _shape(self, number: int) -> tuple[int, ...]:
         tensor = self.inputs[number]
@@ -126,30 +126,30 @@ class Execution:
     def result(self, operand: dict[str, Any]) -> Any:
         return self.tensor(*next(iter(operand.items())))
 
-    def argument(self, kind: str, at: Any) -> Any:
+    def argument(self, kind: str, value: Any) -> Any:
         """What an operand stands for."""
         if kind in TENSOR_OPERANDS:
-            return self.tensor(kind, at)
+            return self.tensor(kind, value)
         if kind == "dim":
-            shape = self._shape(at[0])
-            if at[1] >= len(shape):
+            shape = self._shape(value[0])
+            if value[1] >= len(shape):
                 raise ReplayRefused(
-                    f"{self.bound.program.inputs[at[0]]} has no axis {at[1]}: shape {shape}"
+                    f"{self.bound.program.inputs[value[0]]} has no axis {value[1]}: shape {shape}"
                 )
-            return shape[at[1]]
+            return shape[value[1]]
         if kind == "mul":
-            return math.prod(map_operands(self.argument, at))
+            return math.prod(map_operands(self.argument, value))
         if kind == "dtype":
-            return TORCH[at]
+            return TORCH[value]
         if kind == "device":
             return torch.device("cpu")
         if kind == "layout":
             return torch.strided
         if kind == "memory_format":
-            return getattr(torch, at)
+            return getattr(torch, value)
         if kind == "float":
-            return float(at)
-        return complex(*map_operands(self.argument, at))
+            return float(value)
+        return complex(*map_operands(self.argument, value))
 
     def step(self, place: int, step: BoundOperation) -> list[Any]:
         operation = step.operation
@@ -186,41 +186,45 @@ class Execution:
                 self.choices.passes(place, step.base, operation, args, step.func)
         if operation.guard is not None:
             self.guard(step, operation.guard, out)
-        made = list(tensors_in(out))
+        results = list(tensors_in(out))
         if self.policy.wide and not step.writes and step.allocates:
-            made = [self.policy.widened(t) for t in _exact_ints(step, args, kwargs, made)]
-        return made
+            results = [self.policy.widened(t) for t in _exact_ints(step, args, kwargs, results)]
+        return results
 
     def dtypes(
         self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         policy = self.policy
         operand = next(tensors_in([*args, *kwargs.values()]), None)
-        told = False
+        has_dtype = False
         out = []
         for value in args:
             if isinstance(value, torch.dtype):
-                told, value = True, policy.argument(value, step, operand)
+                has_dtype, value = True, policy.argument(value, step, operand)
             out.append(value)
         changed = {}
         for name, value in kwargs.items():
             if isinstance(value, torch.dtype):
-                told, value = True, policy.argument(value, step, operand)
+                has_dtype, value = True, policy.argument(value, step, operand)
             changed[name] = value
-        if not told and operand is None and (dtype := policy.constructed(step, args)) is not None:
+        if (
+            not has_dtype
+            and operand is None
+            and (dtype := policy.constructed(step, args)) is not None
+        ):
             changed["dtype"] = dtype
         return tuple(out), changed
 
     def guard(self, step: BoundOperation, expected: float | bool, out: Any) -> None:
         if self.lenient and not isinstance(out, (bool, int, float)):
             return
-        found = (
+        number = (
             out if isinstance(out, (bool, int, float)) else sum(t.numel() for t in tensors_in(out))
         )
-        if found != expected:
-            what = "read" if isinstance(out, (bool, int, float)) else "elements"
+        if number != expected:
+            verb = "read" if isinstance(out, (bool, int, float)) else "elements"
             raise ReplayRefused(
-                f"guard: {step.operation.name} {what} {found!r} where the recording had "
+                f"guard: {step.operation.name} {verb} {number!r} where the recording had "
                 f"{expected!r}"
             )
 
@@ -250,7 +254,7 @@ class Execution:
         name, text = step.operation.name, str(error).split("\n")[0][:200]
         if step.base in _VIEW_LIKE:
             roots = self.bound.roots[place] - {("op", place)}
-            if roots & self.bound.written:
+            if roots & self.bound.written_roots:
                 raise ReplayRefused(
                     f"{name}: another layout than in the recording, and what it views is written "
                     f"({text})"
@@ -303,27 +307,29 @@ def _in_dtype(
                 old.copy_(new)
             back.append((old, new))
         return [next((old for old, new in back if new is t), t) for t in tensors_in(out)]
-    wanted = floats[0] if floats and all(f is floats[0] for f in floats) else None
+    common = floats[0] if floats and all(f is floats[0] for f in floats) else None
     return [
-        t.to(wanted) if wanted is not None and t.is_floating_point() else t for t in tensors_in(out)
+        t.to(common) if common is not None and t.is_floating_point() else t for t in tensors_in(out)
     ]
 
 
 def _exact_ints(
-    step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]
+    step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Any]
 ) -> list[Any]:
     """Integers that an operator turned into the default floating dtype (`positions / 10`), once
     more in float64.
     """
-    given = list(tensors_in([*args, *kwargs.values()]))
-    if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in given):
-        return made
-    if not given or not any(t.is_floating_point() and t.dtype is not torch.float64 for t in made):
-        return made
+    tensors = list(tensors_in([*args, *kwargs.values()]))
+    if not step.pointwise or any(t.is_floating_point() or t.is_complex() for t in tensors):
+        return results
+    if not tensors or not any(
+        t.is_floating_point() and t.dtype is not torch.float64 for t in results
+    ):
+        return results
     with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
         widened = [
             a.to(torch.float64) if isinstance(a, torch.Tensor) and a.dtype is not torch.bool else a
             for a in args
         ]
         return list(tensors_in(step.func(*widened, **kwargs)))
-    return made
+    return results

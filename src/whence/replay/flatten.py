@@ -76,22 +76,24 @@ class _Builder:
             self.constants.append(record)
         return {"const": self.constants.index(record)}
 
-    def put(self, node: Node, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Append a call's operators; given: operands of its inputs, None for the outermost call.
+    def put(self, node: Node, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Append a call's operators; inputs: operands of its inputs, None for the outermost call.
         Returns the operands of its outputs.
         """
-        return _Inlining(self, node, given).outputs()
+        return _Inlining(self, node, inputs).outputs()
 
 
 class _Inlining:
     """One call put into the whole. places: by operation of its program, that operation's place in
-    the whole. left: what its hidden children left ("k:output.0") -> operand.
+    the whole. child_results: operand of each output of its hidden children ("k:output.0").
     """
 
-    def __init__(self, builder: _Builder, node: Node, given: Mapping[str, Any] | None) -> None:
-        self._builder, self._node, self._given = builder, node, given
+    def __init__(
+        self, builder: _Builder, node: Node, given_operands: Mapping[str, Any] | None
+    ) -> None:
+        self._builder, self._node, self._arguments = builder, node, given_operands
         self._places: list[int] = []
-        self._left: dict[str, Any] = {}
+        self._child_results: dict[str, Any] = {}
         self._inputs: dict[int, dict[str, Any]] = {}
 
     def outputs(self) -> dict[str, Any]:
@@ -109,10 +111,10 @@ class _Inlining:
             builder.places.append(self._node.call)
         for child in entering.get(len(program.operations), ()):
             self._enter(child)
-        top = self._given is None  # what it hands to children that are seen is an output too
-        own = [(s, o) for s, o in program.outputs if not s[0].isdigit()]
-        handed = [(s, o) for s, o in program.outputs if s[0].isdigit() and not self._is_hidden(s)]
-        return {slot: self._value(o) for slot, o in (*own, *(handed if top else ()))}
+        top = self._arguments is None  # what it hands to children that are seen is an output too
+        outputs = [(s, o) for s, o in program.outputs if not is_of_child(s)]
+        handed = [(s, o) for s, o in program.outputs if is_of_child(s) and not self._is_hidden(s)]
+        return {slot: self._value(o) for slot, o in (*outputs, *(handed if top else ()))}
 
     def _is_hidden(self, slot: str) -> bool:
         """Does the slot belong to a child that is put in?"""
@@ -129,34 +131,36 @@ class _Inlining:
             for slot, operand in node.program.outputs
             if slot.startswith(prefix)
         }
-        left = {**handed, **self._builder.put(inner, handed)}
-        self._left.update((f"{prefix}{slot}", operand) for slot, operand in left.items())
+        results = {**handed, **self._builder.put(inner, handed)}
+        self._child_results.update(
+            (f"{prefix}{slot}", operand) for slot, operand in results.items()
+        )
 
     def _value(self, value: Any) -> Any:
         return map_operands(self._operand, value)
 
-    def _operand(self, kind: str, at: Any) -> Any:
+    def _operand(self, kind: str, value: Any) -> Any:
         """What an operand of the call's program is in the whole."""
         node, builder = self._node, self._builder
         if kind == "in":
-            return self._input(at)
+            return self._input(value)
         if kind == "op":
-            return {"op": [self._places[at[0]], at[1]]}
+            return {"op": [self._places[value[0]], value[1]]}
         if kind == "param":
-            return builder.param(self._name(at), (node.call, at), at in node.program.grad)
+            return builder.param(self._name(value), (node.call, value), value in node.program.grad)
         if kind == "const":
-            return builder.constant(node.program.constants[at])
+            return builder.constant(node.program.constants[value])
         if kind == "dim":
-            return self._extent(*at)
+            return self._extent(*value)
         if kind == "mul":
-            factors = self._value(at)
-            known = all(isinstance(factor, int) for factor in factors)
-            return math.prod(factors) if known else {"mul": factors}
-        return {kind: at}
+            factors = self._value(value)
+            is_constant = all(isinstance(factor, int) for factor in factors)
+            return math.prod(factors) if is_constant else {"mul": factors}
+        return {kind: value}
 
     def _name(self, slot: str) -> str:
         """The slot of the whole that a slot of the call becomes."""
-        return slot if self._given is None else f"{slot}@{self._node.call}"
+        return slot if self._arguments is None else f"{slot}@{self._node.call}"
 
     def _extent(self, number: int, axis: int) -> Any:
         """The extent of an input on an axis; an operand where that is an input of the whole."""
@@ -175,12 +179,12 @@ class _Inlining:
         """
         if number not in self._inputs:
             slot = self._node.program.inputs[number]
-            if slot in self._left:
-                operand = self._left[slot]
+            if slot in self._child_results:
+                operand = self._child_results[slot]
             elif self._is_hidden(slot):
                 raise ReplayRefused(f"{slot} is made inside, where it could not be followed")
-            elif self._given is not None and slot in self._given:
-                operand = self._given[slot]
+            elif self._arguments is not None and slot in self._arguments:
+                operand = self._arguments[slot]
             else:
                 operand = self._external(number, slot)
             self._inputs[number] = operand
@@ -191,8 +195,8 @@ class _Inlining:
         node, builder, name = self._node, self._builder, self._name(slot)
         origin = (node.call, slot)
         if is_of_child(slot):
-            child, _, inner = slot.partition(":")
-            origin = (node.children[int(child)], inner)
+            child, inner = split_child(slot)
+            origin = (node.children[child], inner)
         dtypes = node.program.input_dtypes
         operand = builder.external(name, origin, dtypes[number] if number < len(dtypes) else "")
         fixed = (f for f in node.program.fixed if f[0] == number)
@@ -211,10 +215,10 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
         names = (*root.program.inputs, *root.program.params)
         origins = {}
         for slot in names:
-            child, _, inner = slot.partition(":")
-            origins[slot] = (
-                (root.children[int(child)], inner) if is_of_child(slot) else (call, slot)
-            )
+            origins[slot] = (call, slot)
+            if is_of_child(slot):
+                child, inner = split_child(slot)
+                origins[slot] = (root.children[child], inner)
         return Flat(root.program, origins, (call,) * len(root.program.operations))
     builder = _Builder(node_of)
     outputs = builder.put(root, None)
@@ -254,33 +258,39 @@ def gather(
     def no_child(call: int) -> Node:
         raise ReplayRefused(f"call {call} is no child of an operator")
 
-    builder, known = _Builder(no_child), dict[int, Any]()
+    builder, operand_of = _Builder(no_child), dict[int, Any]()
     for node in operators:
-        own = records(node.call)
-        given: dict[str, Any] = {}
+        by_slot = records(node.call)
+        inputs: dict[str, Any] = {}
         for slot, dtype in zip(node.program.inputs, node.program.input_dtypes, strict=True):
-            if slot not in own:
+            if slot not in by_slot:
                 raise ReplayRefused(f"{slot} of {node.program.operations[0].name} was not captured")
-            if own[slot] not in known:
-                call, there = origins.get(own[slot], (node.call, slot))
-                known[own[slot]] = builder.external(f"{there}@{call}", (call, there), dtype)
-            given[slot] = known[own[slot]]
-        made = builder.put(node, given)
-        written = {
-            slot: given["input" + slot[7:]]
-            for slot in own
-            if is_mutated(slot) and "input" + slot[7:] in given
+            if by_slot[slot] not in operand_of:
+                call, origin_slot = origins.get(by_slot[slot], (node.call, slot))
+                operand_of[by_slot[slot]] = builder.external(
+                    f"{origin_slot}@{call}", (call, origin_slot), dtype
+                )
+            inputs[slot] = operand_of[by_slot[slot]]
+        results = builder.put(node, inputs)
+        mutated = {
+            slot: inputs["input" + slot[7:]]
+            for slot in by_slot
+            if is_mutated(slot) and "input" + slot[7:] in inputs
         }
-        known |= {
-            own[slot]: operand for slot, operand in (*written.items(), *made.items()) if slot in own
+        operand_of |= {
+            by_slot[slot]: operand
+            for slot, operand in (*mutated.items(), *results.items())
+            if slot in by_slot
         }
-    left = tuple((slot, known[record]) for slot, record in outputs.items() if record in known)
+    gathered_outputs = tuple(
+        (slot, operand_of[record]) for slot, record in outputs.items() if record in operand_of
+    )
     first = operators[0].program
     program = Program(
         "gathered",
         tuple(builder.operations),
         tuple(builder.inputs),
-        left,
+        gathered_outputs,
         tuple(builder.params),
         tuple(builder.constants),
         first.base,

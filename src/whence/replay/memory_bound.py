@@ -46,22 +46,22 @@ _FILLED = frozenset({"zeros", "ones", "full", "empty"})
 
 
 class MemoryBudget:
-    """Refuses operators that would make too much. most: bytes of one result; all together may have
-    16 times as many. data_dependent: some operator's bytes depended on the elements it was given.
+    """Refuses operators that would make too much. max_result: bytes of one result; all together may
+    have 16 times as many. data_dependent: some operator's bytes depend on its elements.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.total, self.data_dependent = most, 0, False
+    def __init__(self, max_result: int) -> None:
+        self.max_result, self.total, self.data_dependent = max_result, 0, False
 
     def spend(self, step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count an operator before it runs. Raises ReplayRefused when it would make too much."""
         largest, by_data = _largest_result(step, args, kwargs)
         self.data_dependent |= by_data
         self.total += largest
-        if largest > self.most or self.total > 16 * self.most:
+        if largest > self.max_result or self.total > 16 * self.max_result:
             raise ReplayRefused(
-                f"operator {step.operation.name} would make {largest} bytes; at most {self.most} "
-                "are allowed"
+                f"operator {step.operation.name} would make {largest} bytes; at most "
+                f"{self.max_result} are allowed"
             )
 
 
@@ -79,15 +79,15 @@ def _largest_result(
     if step.base in allowed_operators.DATA_DEPENDENT:
         return _bound_by_data(step.base, dict(zip(step.names, args)) | kwargs), True
     # No meta kernel, or operands of mixed dtypes. Grown at most by its integers.
-    given = sum(t.untyped_storage().nbytes() for t in tensors_in([*args, *kwargs.values()]))
-    return 8 * given * max([1, *(_product(v) for v in (*args, *kwargs.values()))]), False
+    read_bytes = sum(t.untyped_storage().nbytes() for t in tensors_in([*args, *kwargs.values()]))
+    return 8 * read_bytes * max([1, *(_product(v) for v in (*args, *kwargs.values()))]), False
 
 
 def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """An upper bound in bytes for the everyday operators; None for the others. Loads nothing,
     where meta kernels load a compiler.
     """
-    given = list(tensors_in([*args, *kwargs.values()]))
+    tensors = list(tensors_in([*args, *kwargs.values()]))
     widest = 16  # bytes of a complex128
     if step.base == "arange":
         numbers = [a for a in args if isinstance(a, (int, float))]
@@ -95,32 +95,32 @@ def _from_shapes(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, 
             len(numbers), tuple(numbers[:3]) or (0, 0, 1)
         )
         return widest * max(0, math.ceil((end - start) / by)) if by else None
-    if not given:
+    if not tensors:
         sizes = [a for a in args if isinstance(a, list)]
         return widest * math.prod(sizes[0]) if step.base in _FILLED and len(sizes) == 1 else None
     try:
         if step.pointwise:
-            return widest * math.prod(np.broadcast_shapes(*(tuple(t.shape) for t in given)))
+            return widest * math.prod(np.broadcast_shapes(*(tuple(t.shape) for t in tensors)))
         if step.base in _NEVER_GROW:
-            return int(widest * max(t.numel() for t in given))
+            return int(widest * max(t.numel() for t in tensors))
         if step.base in ("cat", "stack"):
-            return int(widest * sum(t.numel() for t in given))
+            return int(widest * sum(t.numel() for t in tensors))
         if step.base == "embedding":
-            return int(widest * given[1].numel() * given[0].shape[-1])
+            return int(widest * tensors[1].numel() * tensors[0].shape[-1])
         if step.base == "linear":
             return int(
-                widest * (given[0].numel() // max(1, given[0].shape[-1])) * given[1].shape[0]
+                widest * (tensors[0].numel() // max(1, tensors[0].shape[-1])) * tensors[1].shape[0]
             )
         if step.base in _ATTENTIONS:
             rows, keys, width = (
-                given[0].numel() // max(1, given[0].shape[-1]),
-                given[1].shape[-2],
-                given[2].shape[-1],
+                tensors[0].numel() // max(1, tensors[0].shape[-1]),
+                tensors[1].shape[-2],
+                tensors[2].shape[-1],
             )
             # written out it makes all scores, and masks them
             return int(widest * rows * (width + 2 * keys + 2))
         if step.base in ("mm", "bmm", "addmm", "baddbmm"):
-            a, b = given[-2:]
+            a, b = tensors[-2:]
             return int(widest * math.prod(a.shape[:-1]) * b.shape[-1])
     except (ValueError, IndexError):  # shapes that do not fit: the operator itself will say so
         return None
@@ -145,9 +145,9 @@ def _measured(step: BoundOperation, args: tuple[Any, ...], kwargs: dict[str, Any
     if next(tensors_in([*args, *kwargs.values()]), None) is None:
         shadow["device"] = torch.device("meta")
     try:
-        with _LargestStorage() as seen:
+        with _LargestStorage() as storages:
             step.func(*(meta(a) for a in args), **shadow)
-        return int(seen.largest)
+        return int(storages.largest)
     except Exception:  # noqa: BLE001 - meta kernels are Python and raise anything; whoever asked has another bound
         return None
 

@@ -93,29 +93,31 @@ def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebui
     inputs: recorded, by slot. Tensors in what is returned stand for nothing. Raises ReplayRefused
     when it fails.
     """
-    made, _ = copied_module(module)
-    for part in made.modules():
+    copy, _ = copied_module(module)
+    for part in copy.modules():
         part.training = False
         for name, value in part._buffers.items():
             part._buffers[name] = value.clone() if value is not None else None
-    held = next(
-        (t for t in (*made.parameters(), *made.buffers()) if t.is_floating_point()), torch.empty(0)
+    example = next(
+        (t for t in (*copy.parameters(), *copy.buffers()) if t.is_floating_point()), torch.empty(0)
     )
 
     def like(array: Array) -> Any:
         tensor = from_host(array)
-        return tensor.to(held.device, held.dtype if tensor.is_floating_point() else tensor.dtype)
+        return tensor.to(
+            example.device, example.dtype if tensor.is_floating_point() else tensor.dtype
+        )
 
     plain = {
         slot: TORCH.get(value, value) if isinstance(value, str) else value
         for slot, value in call.arguments.items()
     }
     args, kwargs = arguments(
-        {slot: like(array) for slot, array in inputs.items()}, plain, made.forward
+        {slot: like(array) for slot, array in inputs.items()}, plain, copy.forward
     )
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            out = made(*args, **kwargs)
+            out = copy(*args, **kwargs)
     except Exception as error:  # the user's code
         text = f"{type(error).__name__}: {str(error)[:200]}"
         raise ReplayRefused(

@@ -70,9 +70,9 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc]
             else {}
         )
         if func.namespace == "aten" and base in table:
-            made = table[base](named)
-            wanted = len(func._schema.returns)
-            return made[0] if wanted == 1 else (*made, *[None] * (wanted - len(made)))
+            results = table[base](named)
+            count = len(func._schema.returns)
+            return results[0] if count == 1 else (*results, *[None] * (count - len(results)))
         try:
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:

@@ -30,7 +30,7 @@ def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:
                 )
                 memo.update((id(t), t) for t in inner if isinstance(t, torch.Tensor))
     try:
-        made = copy.deepcopy(module, memo)
+        copied = copy.deepcopy(module, memo)
     except Exception as error:  # a module may hold anything
         raise ReplayRefused(
             f"the model's {type(module).__name__} cannot be copied: {type(error).__name__}: "
@@ -44,7 +44,7 @@ def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:
             plain = getattr(value, "_torchdynamo_orig_callable", None)
             if isinstance(plain, types.MethodType) and id(plain.__self__) in copies:
                 vars(part)[name] = types.MethodType(plain.__func__, copies[id(plain.__self__)])
-    return made, copies
+    return copied, copies
 
 
 def find_tensor(module: Any, name: str) -> tuple[Any, Any] | None:
@@ -54,25 +54,25 @@ def find_tensor(module: Any, name: str) -> tuple[Any, Any] | None:
     for box in (module._parameters, module._buffers, vars(module)):
         if isinstance(box.get(name), torch.Tensor):
             return module, name
-    head, _, rest = name.partition(".")
-    if rest and module._modules.get(head) is not None:
-        return find_tensor(module._modules[head], rest)
+    head, _, inner = name.partition(".")
+    if inner and module._modules.get(head) is not None:
+        return find_tensor(module._modules[head], inner)
     inside = vars(module).get(head)
     if isinstance(inside, tuple):
         inside = vars(module)[head] = list(inside)
     if (
         isinstance(inside, list)
-        and rest.isdigit()
-        and int(rest) < len(inside)
-        and isinstance(inside[int(rest)], torch.Tensor)
+        and inner.isdigit()
+        and int(inner) < len(inside)
+        and isinstance(inside[int(inner)], torch.Tensor)
     ):
-        return inside, int(rest)
+        return inside, int(inner)
     if isinstance(inside, dict):
         return next(
             (
                 (inside, key)
                 for key, item in inside.items()
-                if str(key) == rest and isinstance(item, torch.Tensor)
+                if str(key) == inner and isinstance(item, torch.Tensor)
             ),
             None,
         )
@@ -92,14 +92,14 @@ def set_at(box: Any, key: Any, value: Any) -> None:
 
 
 def hidden_tensors(
-    module: Any, known: Collection[tuple[int, Any]]
+    module: Any, recorded: Collection[tuple[int, Any]]
 ) -> Iterator[tuple[Any, Any, Any]]:
     """(box, key, tensor) of attributes that no capture sees: they are the user's model's own."""
     for part in module.modules():
         for name, value in vars(part).items():
             if (
                 isinstance(value, torch.Tensor)
-                and (id(part), name) not in known
+                and (id(part), name) not in recorded
                 and value.device.type != "meta"
             ):
                 yield part, name, value
@@ -107,9 +107,9 @@ def hidden_tensors(
 
 def addresses(model: Any) -> frozenset[int]:
     """Where the elements of a model's parameters and buffers lie."""
-    held = (
+    tensors = (
         t
         for t in (*model.parameters(), *model.buffers())
         if t.device.type == "cpu" and not torch.nn.parameter.is_lazy(t)
     )
-    return frozenset(t.data_ptr() for t in held) - {0}
+    return frozenset(t.data_ptr() for t in tensors) - {0}

@@ -47,12 +47,12 @@ class Operand:
 
 @dataclass(slots=True)
 class _Writer:
-    """The program as it is written. given: operands by slot of the operator."""
+    """The program as it is written. operands, output_shapes: by slot of the operator."""
 
     op_type: str
     attributes: Mapping[str, Any]
-    given: Mapping[str, Operand]
-    made: Mapping[str, tuple[int, ...]]
+    operands: Mapping[str, Operand]
+    output_shapes: Mapping[str, tuple[int, ...]]
     inputs: list[str] = field(default_factory=list)
     params: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
@@ -63,13 +63,13 @@ class _Writer:
         return self._key(name, place) is not None
 
     def _key(self, name: str, place: int) -> str | None:
-        return next((k for k in (name, name.lower(), str(place)) if k in self.given), None)
+        return next((k for k in (name, name.lower(), str(place)) if k in self.operands), None)
 
     def operand(self, name: str, place: int) -> Operand:
         key = self._key(name, place)
         if key is None:
             raise ReplayRefused(f"{self.op_type}: its input {name} was not captured")
-        return self.given[key]
+        return self.operands[key]
 
     def read(self, operand: Operand) -> _Value:
         """The operand as an argument."""
@@ -88,19 +88,19 @@ class _Writer:
         """
         number = self.attributes.get(f"input.{place}") if self._key(name, place) is None else None
         if isinstance(number, (int, float)) and math.isfinite(number):
-            like = next((o.dtype for o in self.given.values()), "float32")
+            like = next((o.dtype for o in self.operands.values()), "float32")
             return self.do("scalar_tensor.default", number, dtype={"dtype": like})
         return self.read(self.operand(name, place))
 
     def several(self, name: str, place: int) -> list[Operand]:
         """The operands of a slot that takes a list."""
-        found = [
-            self.given[f"{key}.{i}"]
+        names = [
+            self.operands[f"{key}.{i}"]
             for key in (name, name.lower(), str(place))
-            for i in range(len(self.given))
-            if f"{key}.{i}" in self.given
+            for i in range(len(self.operands))
+            if f"{key}.{i}" in self.operands
         ]
-        return found or [self.operand(name, place)]
+        return names or [self.operand(name, place)]
 
     def shape(self, name: str, place: int) -> tuple[int, ...]:
         return self.operand(name, place).shape
@@ -109,12 +109,12 @@ class _Writer:
         """The first of these attributes that there is. Raises ReplayRefused without one and without
         a default.
         """
-        found = next(
+        value = next(
             (self.attributes[n] for n in names if self.attributes.get(n) is not None), default
         )
-        if found is _MISSING:
+        if value is _MISSING:
             raise ReplayRefused(f"{self.op_type}: its attribute {names[0]} is not known")
-        return found
+        return value
 
     def number(self, *names: str, default: Any = _MISSING) -> float:
         value = self.attribute(*names, default=default)
@@ -172,8 +172,12 @@ def program(
         if "op" not in results
         else dict.fromkeys(("Out", "out", "Output", "Y", "y", "0"), results)
     )
-    left = tuple((slot, named[own]) for own, slot in outputs.items() if own in named)
-    if not left:
+    program_outputs = tuple(
+        (slot, named[operator_slot])
+        for operator_slot, slot in outputs.items()
+        if operator_slot in named
+    )
+    if not program_outputs:
         raise ReplayRefused(
             f"{op_type}: of its outputs {', '.join(outputs)} none is known to whence"
         )
@@ -185,7 +189,7 @@ def program(
     body = (
         tuple(writer.operations),
         tuple(writer.inputs),
-        left,
+        program_outputs,
         tuple(writer.params),
         base,
         tuple(writer.dtypes),
@@ -245,8 +249,8 @@ def _reshaped(
         shape[i] if n == 0 and 0 not in shape and i < len(shape) else n for i, n in enumerate(to)
     ]
     if -1 in filled:
-        rest = math.prod(n for n in filled if n != -1)
-        filled[filled.index(-1)] = math.prod(shape) // rest if rest else 0
+        others = math.prod(n for n in filled if n != -1)
+        filled[filled.index(-1)] = math.prod(shape) // others if others else 0
     return w.do("reshape.default", value, filled), tuple(filled)
 
 
@@ -273,16 +277,16 @@ def _laid(
 
 def _fused_matmul(w: _Writer) -> _Value:
     _unscaled(w)
-    a, left = _laid(w, w("X", 0), w.shape("X", 0), "x")
-    b, right = _laid(w, w("Y", 1), w.shape("Y", 1), "y")
+    a, x_shape = _laid(w, w("X", 0), w.shape("X", 0), "x")
+    b, y_shape = _laid(w, w("Y", 1), w.shape("Y", 1), "y")
     swap_a, swap_b = (w.attribute(f"trans_{s}", f"transpose_{s}", default=False) for s in "xy")
-    a, b = _swapped(w, a, len(left), swap_a), _swapped(w, b, len(right), swap_b)
+    a, b = _swapped(w, a, len(x_shape), swap_a), _swapped(w, b, len(y_shape), swap_b)
     out = _times(w, w.do("matmul.default", a, b), w.number("matmul_alpha", "alpha", default=1.0))
-    left = (*left[:-2], left[-1], left[-2]) if swap_a and len(left) > 1 else left
-    right = (*right[:-2], right[-1], right[-2]) if swap_b and len(right) > 1 else right
-    if len(left) > 1 and len(right) > 1:
-        batch = left[:-2] if len(left) >= len(right) else right[:-2]
-        out, _ = _laid(w, out, (*batch, left[-2], right[-1]), "out")
+    x_shape = (*x_shape[:-2], x_shape[-1], x_shape[-2]) if swap_a and len(x_shape) > 1 else x_shape
+    y_shape = (*y_shape[:-2], y_shape[-1], y_shape[-2]) if swap_b and len(y_shape) > 1 else y_shape
+    if len(x_shape) > 1 and len(y_shape) > 1:
+        batch = x_shape[:-2] if len(x_shape) >= len(y_shape) else y_shape[:-2]
+        out, _ = _laid(w, out, (*batch, x_shape[-2], y_shape[-1]), "out")
     if w.has("ResidualData", 2):
         out = w.do("add.Tensor", out, w("ResidualData", 2))
     return _activated(w, out, str(w.attribute("fuse_activation", default="")))
@@ -329,10 +333,10 @@ def _active(w: _Writer, value: _Value, name: str) -> _Value:
 
 def _mul(w: _Writer) -> _Value:
     x, y = w.shape("X", 0), w.shape("Y", 1)
-    cut, other = w.whole("x_num_col_dims", default=1), w.whole("y_num_col_dims", default=1)
+    cut, cut_y = w.whole("x_num_col_dims", default=1), w.whole("y_num_col_dims", default=1)
     a = w.do("reshape.default", w("X", 0), [math.prod(x[:cut]), math.prod(x[cut:])])
-    b = w.do("reshape.default", w("Y", 1), [math.prod(y[:other]), math.prod(y[other:])])
-    return w.do("reshape.default", w.do("matmul.default", a, b), [*x[:cut], *y[other:]])
+    b = w.do("reshape.default", w("Y", 1), [math.prod(y[:cut_y]), math.prod(y[cut_y:])])
+    return w.do("reshape.default", w.do("matmul.default", a, b), [*x[:cut], *y[cut_y:]])
 
 
 def _fc(w: _Writer) -> _Value:
@@ -494,16 +498,16 @@ def _unary(name: str, *args: Any, **kwargs: Any) -> Callable[[_Writer], _Value]:
 
 
 def _scale(w: _Writer) -> _Value:
-    bias, after = w.number("bias", default=0.0), w.attribute("bias_after_scale", default=True)
+    bias, bias_last = w.number("bias", default=0.0), w.attribute("bias_after_scale", default=True)
     if w.has("ScaleTensor", 1):  # a tensor of one element
         factor = w("ScaleTensor", 1)
-        value = w("X", 0) if after or not bias else w.do("add.Scalar", w("X", 0), bias)
+        value = w("X", 0) if bias_last or not bias else w.do("add.Scalar", w("X", 0), bias)
         value = w.do("mul.Tensor", value, factor)
     else:
         factor_ = w.number("input.1", "scale", default=1.0)
-        value = w("X", 0) if after or not bias else w.do("add.Scalar", w("X", 0), bias)
+        value = w("X", 0) if bias_last or not bias else w.do("add.Scalar", w("X", 0), bias)
         value = w.do("mul.Scalar", value, factor_)
-    return w.do("add.Scalar", value, bias) if after and bias else value
+    return w.do("add.Scalar", value, bias) if bias_last and bias else value
 
 
 def _pow(w: _Writer) -> _Value:
@@ -562,10 +566,10 @@ def _swiglu(w: _Writer) -> _Value:
     if w.has("Y", 1):
         return w.do("mul.Tensor", w.do("silu.default", w("X", 0)), w("Y", 1))
     half = w.shape("X", 0)[-1] // 2
-    left = w.do("slice.Tensor", w("X", 0), -1, 0, half)
+    gate = w.do("slice.Tensor", w("X", 0), -1, 0, half)
     return w.do(
         "mul.Tensor",
-        w.do("silu.default", left),
+        w.do("silu.default", gate),
         w.do("slice.Tensor", w("X", 0), -1, half, 2 * half),
     )
 
@@ -609,10 +613,14 @@ def _layer_norm(w: _Writer) -> dict[str, _Value]:
     mean = w.do(
         "reshape.default",
         w.do("mean.dim", value, over, False),
-        list(w.made.get("Mean", w.made.get("1", x[:cut]))),
+        list(w.output_shapes.get("Mean", w.output_shapes.get("1", x[:cut]))),
     )
     spread = w.do("var.correction", value, over, correction=0, keepdim=False)
-    spread = w.do("reshape.default", spread, list(w.made.get("Variance", w.made.get("2", x[:cut]))))
+    spread = w.do(
+        "reshape.default",
+        spread,
+        list(w.output_shapes.get("Variance", w.output_shapes.get("2", x[:cut]))),
+    )
     return {
         "Y": out,
         "0": out,
@@ -646,10 +654,10 @@ def _rms_norm(w: _Writer) -> _Value:
 
 
 def _batch_norm(w: _Writer) -> _Value:
-    still = w.attribute("is_test", default=False) or w.attribute("use_global_stats", default=False)
-    if not still:
+    fixed = w.attribute("is_test", default=False) or w.attribute("use_global_stats", default=False)
+    if not fixed:
         raise ReplayRefused(f"{w.op_type}: in training it is not known to whence")
-    legacy = "X" in w.given  # whose order of operands is another one
+    legacy = "X" in w.operands  # whose order of operands is another one
     slots = (("Scale", 3), ("Bias", 4), ("Mean", 1), ("Variance", 2))
     scale, bias, mean, variance = (w(name, -1 if legacy else place) for name, place in slots)
     if w.attribute("data_layout", "data_format", default="NCHW") not in (
@@ -699,8 +707,8 @@ def _argmax(name: str) -> Callable[[_Writer], _Value]:
         keep = bool(w.attribute("keepdims", default=False))
         if not w.attribute("flatten", default=False):
             return w.do(f"{name}.default", w("X", 0), w.whole("axis", "input.1"), keep)
-        found = w.do(f"{name}.default", w.do("reshape.default", w("X", 0), [-1]), 0, keep)
-        return w.do("reshape.default", found, [1] * len(w.shape("X", 0))) if keep else found
+        index = w.do(f"{name}.default", w.do("reshape.default", w("X", 0), [-1]), 0, keep)
+        return w.do("reshape.default", index, [1] * len(w.shape("X", 0))) if keep else index
 
     return write
 
@@ -709,40 +717,42 @@ def _argmax(name: str) -> Callable[[_Writer], _Value]:
 
 
 def _embedding(w: _Writer) -> _Value:
-    legacy = "Ids" in w.given
+    legacy = "Ids" in w.operands
     ids, weight = (w("Ids", -1), w("W", -1)) if legacy else (w("Ids", 0), w("W", 1))
     rows = w.do("embedding.default", weight, ids)
     padding = w.whole("padding_idx", default=-1)
     if padding == -1:
         return rows
-    shown = w.do("ne.Scalar", ids, padding)
+    unpadded = w.do("ne.Scalar", ids, padding)
     return w.do(
-        "mul.Tensor", rows, w.do("unsqueeze.default", w.do("type_as.default", shown, rows), -1)
+        "mul.Tensor", rows, w.do("unsqueeze.default", w.do("type_as.default", unpadded, rows), -1)
     )
 
 
 def _reshape(w: _Writer) -> _Value:
     if w.has("ShapeTensor", 9) or w.has("Shape", 1):
-        known = w.made.get("Out", w.made.get("0"))  # the shape was a tensor; what came out says it
-        if known is None:
+        shape = w.output_shapes.get(
+            "Out", w.output_shapes.get("0")
+        )  # the shape was a tensor; what came out says it
+        if shape is None:
             raise ReplayRefused(f"{w.op_type}: its shape is a tensor")
-        return w.do("reshape.default", w("X", 0), list(known))
+        return w.do("reshape.default", w("X", 0), list(shape))
     return _reshaped(w, w("X", 0), w.shape("X", 0), w.integers("input.1", "shape"))[0]
 
 
 def _to_made(w: _Writer) -> _Value:
     """An operator that only gives its elements another shape, which what it made has."""
-    known = w.made.get("Out", w.made.get("0"))
-    if known is None:
+    shape = w.output_shapes.get("Out", w.output_shapes.get("0"))
+    if shape is None:
         raise ReplayRefused(f"{w.op_type}: the shape of what it made is not known")
-    return w.do("reshape.default", w("X", 0), list(known))
+    return w.do("reshape.default", w("X", 0), list(shape))
 
 
 def _expand(w: _Writer) -> _Value:
-    known = w.made.get("Out", w.made.get("0"))
-    if known is None:
+    shape = w.output_shapes.get("Out", w.output_shapes.get("0"))
+    if shape is None:
         raise ReplayRefused(f"{w.op_type}: the shape of what it made is not known")
-    return w.do("clone.default", w.do("expand.default", w("X", 0), list(known)))
+    return w.do("clone.default", w.do("expand.default", w("X", 0), list(shape)))
 
 
 def _slice(w: _Writer) -> _Value:
@@ -754,11 +764,11 @@ def _slice(w: _Writer) -> _Value:
         raise ReplayRefused(f"{w.op_type}: its limits are tensors")
     for axis, start, end, step in zip(axes, starts, ends, steps):
         if step < 0:
-            taken = range(shape[axis])[start : None if end < -shape[axis] else end : step]
-            if len(taken):
+            indices = range(shape[axis])[start : None if end < -shape[axis] else end : step]
+            if len(indices):
                 value = w.do(
                     "flip.default",
-                    w.do("slice.Tensor", value, axis, taken[-1], taken[0] + 1, -step),
+                    w.do("slice.Tensor", value, axis, indices[-1], indices[0] + 1, -step),
                     [axis],
                 )
                 continue
@@ -780,9 +790,9 @@ def _stack(w: _Writer) -> _Value:
 
 
 def _add_n(w: _Writer) -> _Value:
-    first, *rest = [w.read(o) for o in w.several("X", 0)]
-    for one in rest:
-        first = w.do("add.Tensor", first, one)
+    first, *others = [w.read(o) for o in w.several("X", 0)]
+    for term in others:
+        first = w.do("add.Tensor", first, term)
     return first
 
 
@@ -805,26 +815,28 @@ def _split(w: _Writer) -> dict[str, _Value]:
         if -1 in sizes:
             sizes[sizes.index(-1)] = extent - sum(n for n in sizes if n != -1)
     w.do("split_with_sizes.default", w("X", 0), sizes, axis)
-    at = len(w.operations) - 1
-    many = {f"{slot}.{i}": {"op": [at, i]} for slot in ("Out", "0") for i in range(len(sizes))}
-    return many if len(sizes) > 1 else {"Out": {"op": [at, 0]}, "0": {"op": [at, 0]}}
+    place = len(w.operations) - 1
+    many = {f"{slot}.{i}": {"op": [place, i]} for slot in ("Out", "0") for i in range(len(sizes))}
+    return many if len(sizes) > 1 else {"Out": {"op": [place, 0]}, "0": {"op": [place, 0]}}
 
 
 def _unbind(w: _Writer) -> dict[str, _Value]:
-    axis, shape = w.whole("axis", default=0), w.shape("X" if "X" in w.given else "input", 0)
-    at = axis % len(shape)
-    made = [
-        w.do("clone.default", w.do("select.int", w("X" if "X" in w.given else "input", 0), at, i))
-        for i in range(shape[at])
+    axis, shape = w.whole("axis", default=0), w.shape("X" if "X" in w.operands else "input", 0)
+    dim = axis % len(shape)
+    parts = [
+        w.do(
+            "clone.default", w.do("select.int", w("X" if "X" in w.operands else "input", 0), dim, i)
+        )
+        for i in range(shape[dim])
     ]
-    return {f"{slot}.{i}": one for slot in ("Out", "0") for i, one in enumerate(made)}
+    return {f"{slot}.{i}": part for slot in ("Out", "0") for i, part in enumerate(parts)}
 
 
 def _gather(w: _Writer) -> _Value:
     axis = w.whole("axis", "dim", "input.2", default=0)
     if not w.has("Index", 1):  # a number of the program
         picked = w.integers("input.1")
-        parts = [w.do("slice.Tensor", w("X", 0), axis, at, at + 1) for at in picked]
+        parts = [w.do("slice.Tensor", w("X", 0), axis, number, number + 1) for number in picked]
         return w.do("cat.default", parts, axis)
     index = w.operand("Index", 1)
     read = w.read(index)
@@ -853,13 +865,13 @@ def _dropout(w: _Writer) -> _Value:
     if not w.attribute("is_test", default=False) and w.number("p", "dropout_prob", default=0.5):
         raise ReplayRefused("dropout draws random numbers")
     share = w.number("p", "dropout_prob", "input.2", default=0.5)
-    kept = (
+    factor = (
         1.0 - share
         if w.attribute("mode", "dropout_implementation", default="upscale_in_train")
         == "downgrade_in_infer"
         else 1.0
     )
-    return w.do("mul.Scalar", w("X", 0), kept)
+    return w.do("mul.Scalar", w("X", 0), factor)
 
 
 # ---- attention
@@ -880,7 +892,7 @@ def _attention(
     """
     if shapes[0][1] != shapes[1][1]:  # fewer heads of keys and values
         times = shapes[0][1] // shapes[1][1]
-        k, v = (w.do("repeat_interleave.self_int", one, times, 1) for one in (k, v))
+        k, v = (w.do("repeat_interleave.self_int", heads, times, 1) for heads in (k, v))
     scores = w.do("mul.Scalar", w.do("matmul.default", q, w.do("transpose.int", k, -1, -2)), scale)
     if mask is not None:
         scores = w.do("add.Tensor", scores, mask)
@@ -980,7 +992,7 @@ def _sum(w: _Writer) -> _Value:
     """`sum`: of a ProgramDesc the sum of several tensors, of PIR along axes."""
     return (
         _add_n(w)
-        if any(key.partition(".")[0] == "X" for key in w.given)
+        if any(key.partition(".")[0] == "X" for key in w.operands)
         else _reduced("sum.dim_IntList")(w)
     )
 
@@ -998,38 +1010,38 @@ def _rnn(w: _Writer) -> _Value:
         "RNN_TANH": "rnn_tanh.input",
         "RNN_RELU": "rnn_relu.input",
     }[mode]
-    layers, both = w.whole("num_layers"), bool(w.attribute("is_bidirec", default=False))
+    layers, bidirectional = w.whole("num_layers"), bool(w.attribute("is_bidirec", default=False))
     if (
         w.number("dropout_prob", default=0.0)
         and layers > 1
         and not w.attribute("is_test", default=False)
     ):
         raise ReplayRefused(f"{w.op_type}: it draws random numbers")
-    held = w.several("WeightList", 2)
-    cells = layers * (2 if both else 1)
-    if len(held) not in (2 * cells, 4 * cells):
-        raise ReplayRefused(f"{w.op_type}: {len(held)} weights for {cells} cells")
-    biases = len(held) == 4 * cells
+    weights = w.several("WeightList", 2)
+    cells = layers * (2 if bidirectional else 1)
+    if len(weights) not in (2 * cells, 4 * cells):
+        raise ReplayRefused(f"{w.op_type}: {len(weights)} weights for {cells} cells")
+    biases = len(weights) == 4 * cells
     starts = (
         2 * cell + part for cell in range(cells) for part in ((0, 2 * cells) if biases else (0,))
     )
-    params = [w.read(held[start + i]) for start in starts for i in range(2)]
-    given, extents = w("Input", 0), [cells, w.shape("Input", 0)[1], w.whole("hidden_size")]
-    told = [w.attribute(f"input.1.{i}", default=None) for i in range(2 if mode == "LSTM" else 1)]
-    if None in told:
+    params = [w.read(weights[start + i]) for start in starts for i in range(2)]
+    sequence, extents = w("Input", 0), [cells, w.shape("Input", 0)[1], w.whole("hidden_size")]
+    initial = [w.attribute(f"input.1.{i}", default=None) for i in range(2 if mode == "LSTM" else 1)]
+    if None in initial:
         states = [w.read(state) for state in w.several("PreState", 1)]
     else:  # numbers of the program
-        states = [w.do("new_full.default", given, extents, float(value)) for value in told]
+        states = [w.do("new_full.default", sequence, extents, float(value)) for value in initial]
     return w.do(
         kind,
-        given,
+        sequence,
         states if mode == "LSTM" else states[0],
         params,
         biases,
         layers,
         0.0,
         False,
-        both,
+        bidirectional,
         False,
     )
 

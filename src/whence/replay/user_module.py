@@ -35,18 +35,18 @@ GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad"
 
 @dataclass(frozen=True, slots=True)
 class Kid:
-    """A call that the borrowed module makes. module: of the user's model. given, left: the slots it
-    was given and left when recorded.
+    """A call that the borrowed module makes. module: of the user's model. inputs, outputs: its
+    slots when it was recorded.
 
-    fresh: those given that nobody could see before; what follows starts from the target's, not from
-    what they were made of. returned: something of the form that it returns, whatever its tensors
+    fresh: inputs that no slot showed before; what follows starts from the target's, not from what
+    they were computed of. returned: something of the form that it returns, whatever its tensors
     are.
     """
 
     scope: str
     module: Any
-    given: tuple[str, ...]
-    left: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     returned: Any
     fresh: tuple[str, ...] = ()
 
@@ -54,7 +54,7 @@ class Kid:
 class Borrowed:
     """A module of the user's model, run in the place of `call`; has what `torch_engine.Loaded` has.
 
-    call: of the reference. known: (dtype, shape) of its tensors by slot. kids: the calls it made,
+    call: of the reference. forms: (dtype, shape) of its tensors by slot. kids: the calls it made,
     in order. grad: a name of `GRAD`. forbidden: what `addresses` gives of the model. Raises
     ReplayRefused where the module does not hold what the recorded one held. program: slots of the
     call and no operations. notes, check_note, length: as `Loaded` has them.
@@ -64,7 +64,7 @@ class Borrowed:
         self,
         module: Any,
         call: Call,
-        known: Known,
+        forms: Known,
         kids: Sequence[Kid],
         rebuilt: Rebuilt,
         *,
@@ -76,26 +76,28 @@ class Borrowed:
         self.check_note = ""
         self.length = 1
         self.chooses = False  # what a module chooses inside cannot be told
-        self._call, self._known, self._kids, self._rebuilt, self._grad = (
+        self._call, self._forms, self._kids, self._rebuilt, self._grad = (
             call,
-            dict(known),
+            dict(forms),
             tuple(kids),
             rebuilt,
             grad,
         )
         self._forbidden = forbidden
-        own = [ref.slot for ref in call.refs]
-        params = tuple(dict.fromkeys(s for s in own if is_param(s)))
-        inputs = [s for s in own if is_input(s)] + [
-            f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.left)
+        slots = [ref.slot for ref in call.refs]
+        params = tuple(dict.fromkeys(s for s in slots if is_param(s)))
+        inputs = [s for s in slots if is_input(s)] + [
+            f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)
         ]
-        outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.given] + [
-            s for s in own if is_written(s)
+        outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs] + [
+            s for s in slots if is_written(s)
         ]
         # A cache: what it holds is changed inside an object, of which slots show neither the class
         # nor how it began.
         inside = [
-            s for s in outputs if is_mutated(s) and not {f"input{s[7:]}", f"param{s[7:]}"} & {*own}
+            s
+            for s in outputs
+            if is_mutated(s) and not {f"input{s[7:]}", f"param{s[7:]}"} & {*slots}
         ]
         lost = tuple(
             (s, "hangs in an object, which the model's module cannot be given") for s in inside
@@ -103,8 +105,8 @@ class Borrowed:
         outputs = [s for s in outputs if s not in inside]
         floating = [
             dtype
-            for slot in (*params, *own)
-            if (dtype := known[slot][0]) in TORCH and TORCH[dtype].is_floating_point
+            for slot in (*params, *slots)
+            if (dtype := forms[slot][0]) in TORCH and TORCH[dtype].is_floating_point
         ]
         self.program = Program(
             name,
@@ -146,15 +148,17 @@ class Borrowed:
         """Slots of the inputs and params that this output may rest on: all that is known when it is
         made.
         """
-        program, before = self.program, call_order(output, len(self._kids))
+        program, calls_before = self.program, call_order(output, len(self._kids))
         return frozenset(
-            (*program.params, *(s for s in program.inputs if call_order(s, -1) < before))
+            (*program.params, *(s for s in program.inputs if call_order(s, -1) < calls_before))
         )
 
-    def determined(self, there: Collection[str]) -> list[str]:
+    def determined(self, available: Collection[str]) -> list[str]:
         """The outputs for which all that they rest on is there."""
         return [
-            slot for slot, _ in self.program.outputs if all(s in there for s in self.needs(slot))
+            slot
+            for slot, _ in self.program.outputs
+            if all(s in available for s in self.needs(slot))
         ]
 
     def hold(
@@ -168,11 +172,11 @@ class Borrowed:
         `strides`.
         """
         wide, layouts = wide_dtype(working), strides or {}
-        there = [slot for slot in self.program.params if slot in params]
+        slots = [slot for slot in self.program.params if slot in params]
         return HeldParameters(
             {
                 slot: laid_out(widened(from_host(params[slot]), wide), layouts.get(slot))
-                for slot in there
+                for slot in slots
             },
             working,
         )
@@ -204,8 +208,8 @@ class Borrowed:
             params = self.hold(params, working=working, strides=strides)
         elif params.working != working:
             raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
-        wanted = [slot for slot, _ in self.program.outputs] if outputs is None else list(outputs)
-        needed = frozenset[str]().union(*(self.needs(slot) for slot in wanted))
+        requested = [slot for slot, _ in self.program.outputs] if outputs is None else list(outputs)
+        needed = frozenset[str]().union(*(self.needs(slot) for slot in requested))
         lacking = [
             s
             for s in sorted(needed)
@@ -218,45 +222,45 @@ class Borrowed:
         layouts = strides or {}
 
         def tensor(slot: str, array: Array) -> Any:
-            made = laid_out(
+            prepared = laid_out(
                 self._input(slot, from_host(array), working, convert), layouts.get(slot)
             )
             # A clone, since what is written in place must not be a leaf of the graph.
             return (
-                made.requires_grad_().clone()
-                if self._grad == "grad" and made.is_floating_point()
-                else made
+                prepared.requires_grad_().clone()
+                if self._grad == "grad" and prepared.is_floating_point()
+                else prepared
             )
 
-        given = {
+        own_inputs = {
             slot: tensor(slot, inputs[slot])
             for slot in self.program.inputs
             if not is_of_child(slot) and slot in inputs
         }
-        left = {
+        from_children = {
             slot: inputs[slot]
             for slot in self.program.inputs
             if is_of_child(slot) and slot in inputs
         }
-        running = _Running(self, left, tensor, child, wanted)
+        running = _Running(self, from_children, tensor, child, requested)
         with (
             self._surroundings(wide),
             self._lent(params.tensors, wide),
             Arithmetic(wide, stepwise, self.notes, self._forbidden) as arithmetic,
         ):
-            made = running.call(given, self._plain(working))
-            made |= self._changed(given, wanted)
+            results = running.call(own_inputs, self._plain(working))
+            results |= self._changed(own_inputs, requested)
             self.length = arithmetic.length
-        missing = [slot for slot in wanted if slot not in made]
+        missing = [slot for slot in requested if slot not in results]
         if missing:
             raise ReplayRefused(f"{self.words} has no {missing[0]}")
-        return {slot: to_host(made[slot]) for slot in wanted}
+        return {slot: to_host(results[slot]) for slot in requested}
 
     def _input(self, slot: str, value: Any, working: str, convert: bool) -> Any:
         if working in ("recorded", "float64", "float32"):
             return widened(value, wide_dtype(working))
         # What a child left is in the dtype of the code around it.
-        recorded = self._known[slot][0] if slot in self._known else self.program.base
+        recorded = self._forms[slot][0] if slot in self._forms else self.program.base
         return (
             value.to(TORCH[working])
             if convert and value.is_floating_point() and recorded == self.program.base
@@ -275,13 +279,13 @@ class Borrowed:
             out[slot] = value
         return out
 
-    def _changed(self, given: Mapping[str, Any], wanted: Collection[str]) -> dict[str, Any]:
+    def _changed(self, own_inputs: Mapping[str, Any], requested: Collection[str]) -> dict[str, Any]:
         """What the call was given, or holds, and changed in place."""
         out = {}
-        for slot in wanted:
+        for slot in requested:
             kind, name = split_slot(slot)
-            if kind == "mutated" and f"input.{name}" in given:
-                out[slot] = given[f"input.{name}"]
+            if kind == "mutated" and f"input.{name}" in own_inputs:
+                out[slot] = own_inputs[f"input.{name}"]
             elif kind == "mutated" and (home := self._homes.get(f"param.{name}")) is not None:
                 out[slot] = get_at(*home)
         return {slot: value.detach().clone() for slot, value in out.items()}
@@ -301,25 +305,25 @@ class Borrowed:
             torch.random.fork_rng(devices=[]),
             eager,
         ):
-            before = torch.get_rng_state()
+            state = torch.get_rng_state()
             if wide is not None and torch.finfo(wide).bits > torch.finfo(default).bits:
                 torch.set_default_dtype(wide)
             try:
                 yield
             finally:
                 torch.set_default_dtype(default)
-            if not torch.equal(before, torch.get_rng_state()):
+            if not torch.equal(state, torch.get_rng_state()):
                 raise ReplayRefused(f"{self.words} draws random numbers")
 
     @contextlib.contextmanager
     def _lent(self, params: Mapping[str, Any], wide: Any) -> Iterator[None]:
         """The copy holds these tensors inside."""
-        before = {}
+        originals = {}
         try:
             for slot, (box, key) in self._homes.items():
                 if slot not in params:
                     continue
-                old = before[slot] = get_at(box, key)
+                old = originals[slot] = get_at(box, key)
                 if isinstance(old, torch.nn.Parameter):
                     grad = (
                         old.requires_grad
@@ -333,7 +337,7 @@ class Borrowed:
                 set_at(box, key, widened(value.detach().cpu().clone(), wide))
             yield
         finally:
-            for slot, old in before.items():
+            for slot, old in originals.items():
                 set_at(*self._homes[slot], old)
             for box, key, value in self._hidden:
                 set_at(box, key, value)
@@ -370,25 +374,25 @@ class Borrowed:
 
     def _home(self, slot: str) -> tuple[Any, Any]:
         """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
-        shape = self._known[slot][1]
-        found = find_tensor(self._module, slot[6:])
-        if found is None:
+        shape = self._forms[slot][1]
+        home = find_tensor(self._module, slot[6:])
+        if home is None:
             raise ReplayRefused(f"{self.words} has no {slot[6:]}, which the recording has")
-        if tuple(get_at(*found).shape) != tuple(shape):
-            has = tuple(get_at(*found).shape)
+        if tuple(get_at(*home).shape) != tuple(shape):
+            has = tuple(get_at(*home).shape)
             raise ReplayRefused(
                 f"{slot[6:]} of {self.words} has shape {has}, the recording's {tuple(shape)}"
             )
-        return found
+        return home
 
     def _has_no_more(self, params: Collection[str]) -> None:
         parts = [self._module] if self._kids else list(self._module.modules())
-        known = {(id(box), key) for box, key in self._homes.values()}
+        homes = {(id(box), key) for box, key in self._homes.values()}
         for part in parts:
             for name, value in (*part._parameters.items(), *part._buffers.items()):
                 if (
                     value is not None
-                    and (id(part), name) not in known
+                    and (id(part), name) not in homes
                     and not any(value is get_at(*self._homes[s]) for s in params)
                 ):
                     raise ReplayRefused(f"{self.words} has {name}, of which nothing was recorded")
@@ -406,15 +410,20 @@ class _Running:
     def __init__(
         self,
         borrowed: Borrowed,
-        left: Mapping[str, Array],
+        from_children: Mapping[str, Array],
         tensor: Callable[[str, Array], Any],
         child: Callable[[int, dict[str, Array]], Mapping[str, Array]] | None,
-        wanted: Collection[str],
+        requested: Collection[str],
     ) -> None:
-        self._borrowed, self._left, self._tensor, self._child = borrowed, left, tensor, child
-        self._wanted, self._made, self._at = set(wanted), dict[str, Any](), 0
+        self._borrowed, self._from_children, self._tensor, self._child = (
+            borrowed,
+            from_children,
+            tensor,
+            child,
+        )
+        self._requested, self._results, self._next_child = set(requested), dict[str, Any](), 0
 
-    def call(self, given: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, tensors: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
         borrowed = self._borrowed
         module = borrowed._module
         called = {id(kid.module): kid for kid in borrowed._kids}
@@ -422,10 +431,10 @@ class _Running:
         try:
             for part, kid in parts:
                 part.forward = self._standing_in(kid)
-            args, kwargs = arguments(given, plain, module.forward)
+            args, kwargs = arguments(tensors, plain, module.forward)
             out = module(*args, **kwargs)
         except _Enough:
-            return self._made
+            return self._results
         except ReplayRefused:
             raise
         except Exception as error:  # whatever the user's code raises on what it was given
@@ -434,25 +443,25 @@ class _Running:
         finally:
             for part, _ in parts:
                 part.forward = None  # else it would keep the tensors of this run
-        if self._at < len(borrowed._kids):
+        if self._next_child < len(borrowed._kids):
             raise ReplayRefused(
-                f"{borrowed.words} does not call {borrowed._kids[self._at].scope} as the "
+                f"{borrowed.words} does not call {borrowed._kids[self._next_child].scope} as the "
                 "recorded one does"
             )
-        self._made.update(self._tensors(out))
-        return self._made
+        self._results.update(self._tensors(out))
+        return self._results
 
     def _tensors(self, out: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        self._borrowed._rebuilt(out, lambda slot, tensor: made.setdefault(slot, tensor.detach()))
-        return made
+        by_slot: dict[str, Any] = {}
+        self._borrowed._rebuilt(out, lambda slot, tensor: by_slot.setdefault(slot, tensor.detach()))
+        return by_slot
 
     def _standing_in(self, called: Kid) -> Callable[..., Any]:
         """What the module runs in the place of a child."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            borrowed, k = self._borrowed, self._at
-            self._at += 1
+            borrowed, k = self._borrowed, self._next_child
+            self._next_child += 1
             kid = borrowed._kids[k] if k < len(borrowed._kids) else None
             if kid is None or kid.module is not called.module:
                 recorded = (
@@ -469,30 +478,39 @@ class _Running:
                 for slot, t in self._tensors(value).items()
             }
             # As they are now: the module may write them later.
-            self._made.update((f"{k}:{slot}", t.clone()) for slot, t in handed.items())
-            if self._wanted <= self._made.keys():
+            self._results.update((f"{k}:{slot}", t.clone()) for slot, t in handed.items())
+            if self._requested <= self._results.keys():
                 raise _Enough
             for slot in kid.fresh:
-                if f"{k}:{slot}" in self._left and slot in handed:
+                if f"{k}:{slot}" in self._from_children and slot in handed:
                     # an expanded tensor, or one of another shape, stays as it is
                     with contextlib.suppress(RuntimeError):
-                        handed[slot].copy_(self._tensor(f"{k}:{slot}", self._left[f"{k}:{slot}"]))
-            made = {
+                        handed[slot].copy_(
+                            self._tensor(f"{k}:{slot}", self._from_children[f"{k}:{slot}"])
+                        )
+            results = {
                 slot: self._tensor(f"{k}:{slot}", array)
                 for slot, array in self._leaves(k, kid, handed).items()
             }
-            for slot, tensor in made.items():
-                if is_mutated(slot) and (written := handed.get(f"input{slot[7:]}")) is not None:
-                    written.copy_(tensor)
-            return borrowed._rebuilt(kid.returned, lambda slot, _: made[slot])
+            for slot, tensor in results.items():
+                if is_mutated(slot) and (argument := handed.get(f"input{slot[7:]}")) is not None:
+                    argument.copy_(tensor)
+            return borrowed._rebuilt(kid.returned, lambda slot, _: results[slot])
 
         return forward
 
     def _leaves(self, k: int, kid: Kid, handed: Mapping[str, Any]) -> Mapping[str, Array]:
-        left = {slot: self._left[f"{k}:{slot}"] for slot in kid.left if f"{k}:{slot}" in self._left}
-        if len(left) < len(kid.left) and self._child is not None:
-            left = {**self._child(k, {slot: to_host(t) for slot, t in handed.items()}), **left}
-        lacking = [slot for slot in kid.left if slot not in left]
+        results = {
+            slot: self._from_children[f"{k}:{slot}"]
+            for slot in kid.outputs
+            if f"{k}:{slot}" in self._from_children
+        }
+        if len(results) < len(kid.outputs) and self._child is not None:
+            results = {
+                **self._child(k, {slot: to_host(t) for slot, t in handed.items()}),
+                **results,
+            }
+        lacking = [slot for slot in kid.outputs if slot not in results]
         if lacking:
             raise ReplayRefused(f"{lacking[0]} of {kid.scope} is not there")
-        return {slot: array for slot, array in left.items() if slot in kid.left}
+        return {slot: array for slot, array in results.items() if slot in kid.outputs}

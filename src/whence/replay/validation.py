@@ -69,10 +69,11 @@ def validate(
     if constants < 0 or constants > MAX_OPERATIONS:
         raise ReplayRefused(f"program has {constants} constants")
     if not all(
-        0 <= k < MAX_OPERATIONS and 0 <= at <= len(program.operations) for k, at in program.calls
+        0 <= k < MAX_OPERATIONS and 0 <= place <= len(program.operations)
+        for k, place in program.calls
     ):
         raise ReplayRefused("program calls children at places that are not in it")
-    if [at for _, at in program.calls] != sorted(at for _, at in program.calls) or len(
+    if [place for _, place in program.calls] != sorted(place for _, place in program.calls) or len(
         {k for k, _ in program.calls}
     ) != len(program.calls):
         raise ReplayRefused("program calls children out of order or twice")
@@ -154,13 +155,13 @@ class _Reader:
             self.value(value, 0)
         return name
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, fault: str) -> None:
         name = (
             self.program.operations[self.place].name
             if self.place < len(self.program.operations)
             else "the outputs"
         )
-        raise ReplayRefused(f"malformed program: operation {self.place} ({name[:100]}) has {what}")
+        raise ReplayRefused(f"malformed program: operation {self.place} ({name[:100]}) has {fault}")
 
     def value(self, value: Any, depth: int) -> None:
         self.values += 1
@@ -181,34 +182,40 @@ class _Reader:
             for item in value:
                 self.value(item, depth + 1)
         elif isinstance(value, dict) and len(value) == 1:
-            kind, at = next(iter(value.items()))
-            self.operand(kind, at, depth)
+            kind, content = next(iter(value.items()))
+            self.operand(kind, content, depth)
         else:
             self.refuse(f"an argument of an unknown form ({type(value).__name__})")
 
-    def operand(self, kind: Any, at: Any, depth: int) -> None:
-        if not self._means_something(kind, at):
-            self.refuse(f"an argument that means nothing: {{{str(kind)[:40]!r}: {str(at)[:60]}}}")
-        for part in at if kind in ("mul", "complex") else ():
+    def operand(self, kind: Any, content: Any, depth: int) -> None:
+        if not self._means_something(kind, content):
+            self.refuse(
+                f"an argument that means nothing: {{{str(kind)[:40]!r}: {str(content)[:60]}}}"
+            )
+        for part in content if kind in ("mul", "complex") else ():
             self.value(part, depth + 1)
 
-    def _means_something(self, kind: Any, at: Any) -> bool:
+    def _means_something(self, kind: Any, content: Any) -> bool:
         if kind in _WORDS:
-            return isinstance(at, str) and at in _WORDS[kind]
+            return isinstance(content, str) and content in _WORDS[kind]
         if kind == "in":
-            return _index(at, len(self.program.inputs))
+            return _index(content, len(self.program.inputs))
         if kind == "param":
-            return isinstance(at, str) and at in self.program.params
+            return isinstance(content, str) and content in self.program.params
         if kind == "const":
-            return _index(at, self.constants)
+            return _index(content, self.constants)
         if kind == "op":
-            return _pair(at) and _index(at[0], self.place) and _index(at[1], 1 << 16)
+            return _pair(content) and _index(content[0], self.place) and _index(content[1], 1 << 16)
         if kind == "dim":
-            return _pair(at) and _index(at[0], len(self.program.inputs)) and _index(at[1], 64)
+            return (
+                _pair(content)
+                and _index(content[0], len(self.program.inputs))
+                and _index(content[1], 64)
+            )
         if kind == "mul":
-            few = isinstance(at, (list, tuple)) and 1 <= len(at) <= 8
-            return few and all(type(f) is int or _tagged(f, "dim") for f in at)
-        return kind == "complex" and _pair(at) and all(map(_is_number, at))
+            few = isinstance(content, (list, tuple)) and 1 <= len(content) <= 8
+            return few and all(type(f) is int or _tagged(f, "dim") for f in content)
+        return kind == "complex" and _pair(content) and all(map(_is_number, content))
 
 
 # Kinds whose value is one of some words.

@@ -221,7 +221,7 @@ class ProgramRun:
                     convert=False,
                     choices=choices,
                     lenient=True,
-                    alone=True,
+                    only_needed=True,
                 )
         return out
 

@@ -22,36 +22,36 @@ _LONGEST = 3
 
 def terms(steps: Sequence[Step]) -> int:
     """The most numbers that one element is summed from, in any of these operators."""
-    most = 1
+    length = 1
     for step in steps:
         func = overload(step.name)
 
-        def shown(value: Any, given: Mapping[int, Any] = step.given) -> Any:
+        def shown(value: Any, tensors: Mapping[int, Any] = step.read_tensors) -> Any:
             if isinstance(value, Value):
-                return given[value.number]
+                return tensors[value.number]
             return [shown(item) for item in value] if isinstance(value, list) else value
 
         named = dict(zip((a.name for a in func._schema.arguments), map(shown, step.args))) | {
             k: shown(v) for k, v in step.kwargs.items()
         }
-        most = max(most, stepwise.reduction_length(step.name.split(".")[1], named))
-    return most
+        length = max(length, stepwise.reduction_length(step.name.split(".")[1], named))
+    return length
 
 
-def judged(p: Piece, made: Sequence[Any]) -> float:
+def judged(p: Piece, outputs: Sequence[Any]) -> float:
     """How far results of a piece are from float64, over what rounding explains; the worst of
     them.
     """
-    given = {f"t{n}": t for n, t in p.inputs.items()}
+    inputs = {f"t{n}": t for n, t in p.inputs.items()}
 
     def run(**inputs: Any) -> list[Any]:
         return p.run(list(inputs.values()))
 
     with torch.no_grad():
-        right = wide(run, given)  # type: ignore[no-untyped-call]
+        right = wide(run, inputs)  # type: ignore[no-untyped-call]
         noise = p.run([t.clone() for t in p.inputs.values()])
     n = terms(p.steps)
-    scores = [beyond_rounding(y, r, w, n)[0] for y, r, w in zip(made, right, noise)]  # type: ignore[no-untyped-call]
+    scores = [beyond_rounding(y, r, w, n)[0] for y, r, w in zip(outputs, right, noise)]  # type: ignore[no-untyped-call]
     return max(scores, default=0.0)
 
 
@@ -88,16 +88,16 @@ class Drill:
         """None when the whole is right as well."""
         count = len(self.trace.steps)
         for length in range(1, min(_LONGEST, count) + 1):
-            found = self._first(
+            window = self._first(
                 [(i, i + length) for i in range(count - length + 1) if self._worth(i, i + length)]
             )
-            if found is not None:
-                what = (
+            if window is not None:
+                extent = (
                     "alone"
                     if length == 1
                     else f"with the {length - 1} before it; no operator alone is wrong"
                 )
-                return Drilled(*found, self.tried, what)
+                return Drilled(*window, self.tried, extent)
             if time.monotonic() > self._until:
                 break
         whole = self._score(0, count)
@@ -144,8 +144,8 @@ class Drill:
         """None where a piece does not run alone."""
         self.tried += len(pieces)
         try:
-            made = run_as(self.way, pieces)
-            return [judged(p, m) for p, m in zip(pieces, made)]
+            outputs = run_as(self.way, pieces)
+            return [judged(p, m) for p, m in zip(pieces, outputs)]
         except Exception:  # noqa: BLE001 - a compiler raises anything; which piece it was is found by halves
             if len(pieces) == 1 or time.monotonic() > self._until:
                 self.failed_to_run += len(pieces)
@@ -211,7 +211,7 @@ def parting(
     bad: Trace,
     good_results: Sequence[int],
     bad_results: Sequence[int],
-    same: Callable[[Any, Any], bool],
+    is_same: Callable[[Any, Any], bool],
 ) -> tuple[Piece, Piece, dict[int, int]]:
     """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is
     left without equal begin and end.
@@ -223,25 +223,31 @@ def parting(
     inputs = set(good.slots.values())
     for slot, n in bad.slots.items():
         m = good.slots.get(slot)
-        if m is not None and same(good.tensors[m], bad.tensors[n]):
+        if m is not None and is_same(good.tensors[m], bad.tensors[n]):
             equal[n] = m
     for n in bad.slots.values():  # under another name
         if (
             n not in equal
-            and (m := next((m for m in inputs if same(good.tensors[m], bad.tensors[n])), None))
+            and (m := next((m for m in inputs if is_same(good.tensors[m], bad.tensors[n])), None))
             is not None
         ):
             equal[n] = m
-    one, two = good.steps, bad.steps
+    good_steps, bad_steps = good.steps, bad.steps
     begin = 0
-    while begin < min(len(one), len(two)) and _alike(one[begin], two[begin], equal):
-        equal.update(zip(two[begin].results, one[begin].results))
+    while begin < min(len(good_steps), len(bad_steps)) and _alike(
+        good_steps[begin], bad_steps[begin], equal
+    ):
+        equal.update(zip(bad_steps[begin].results, good_steps[begin].results))
         begin += 1
     # What lies before a common end is what that end reads: of every length of it, which calls are
     # paired.
     ends = [dict(zip(bad_results, good_results))]
-    while len(ends) <= min(len(one), len(two)) - begin:
-        a, b, now = one[len(one) - len(ends)], two[len(two) - len(ends)], ends[-1]
+    while len(ends) <= min(len(good_steps), len(bad_steps)) - begin:
+        a, b, now = (
+            good_steps[len(good_steps) - len(ends)],
+            bad_steps[len(bad_steps) - len(ends)],
+            ends[-1],
+        )
         wired, read = dict(zip(b.results, a.results)), dict(zip(_order(b), _order(a)))
         if (
             a.name != b.name
@@ -249,21 +255,31 @@ def parting(
             or any(now.get(n, m) != m for n, m in (wired | read).items())
         ):
             break
-        made = {r for s in two[: len(two) - len(ends)] for r in s.results}
-        if any(equal.get(n) != m and (n not in made or n in equal) for n, m in read.items()):
+        produced = {r for s in bad_steps[: len(bad_steps) - len(ends)] for r in s.results}
+        if any(equal.get(n) != m and (n not in produced or n in equal) for n, m in read.items()):
             break  # it reads something from outside that differs
         ends.append({n: m for n, m in (now | read).items() if n not in wired and equal.get(n) != m})
     tail = len(ends) - 1
     while tail and not any(
-        map(_computes, (*one[begin : len(one) - tail], *two[begin : len(two) - tail]))
+        map(
+            _computes,
+            (
+                *good_steps[begin : len(good_steps) - tail],
+                *bad_steps[begin : len(bad_steps) - tail],
+            ),
+        )
     ):
         tail -= 1  # to move elements is no fault: with the next that computes
     facing = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
     if not facing:
-        return piece(good, 0, len(one), good_results), piece(bad, 0, len(two), bad_results), equal
+        return (
+            piece(good, 0, len(good_steps), good_results),
+            piece(bad, 0, len(bad_steps), bad_results),
+            equal,
+        )
     return (
-        _with_passed(piece(good, begin, len(one) - tail, list(facing.values())), good),
-        _with_passed(piece(bad, begin, len(two) - tail, list(facing)), bad),
+        _with_passed(piece(good, begin, len(good_steps) - tail, list(facing.values())), good),
+        _with_passed(piece(bad, begin, len(bad_steps) - tail, list(facing)), bad),
         equal,
     )
 
@@ -275,8 +291,8 @@ def _computes(step: Step) -> bool:
 
 def _with_passed(p: Piece, trace: Trace) -> Piece:
     """A result that no operator of the piece makes is one of its inputs, handed on."""
-    made = {r for s in p.steps for r in s.results}
-    extra = {n: trace.tensors[n] for n in p.results if n not in made and n not in p.inputs}
+    produced = {r for s in p.steps for r in s.results}
+    extra = {n: trace.tensors[n] for n in p.results if n not in produced and n not in p.inputs}
     return Piece(p.steps, p.inputs | extra, p.results, p.slots)
 
 

@@ -79,10 +79,10 @@ class Folder:
         tensors are stored once.
         """
         if record not in self._elements:
-            found = self.run.records[record]
+            tensor = self.run.records[record]
             try:
                 self.run.array(record)
-                content = (found.dtype, found.hash or f"record {record}")
+                content = (tensor.dtype, tensor.hash or f"record {record}")
                 self._elements[record] = self._by_content.setdefault(content, f"r{record}")
                 self._stored.setdefault(self._elements[record], record)
             except ElementsMissing:
@@ -96,8 +96,8 @@ class Folder:
                 raise OutputExists(
                     f"{path} exists; --force replaces tests that were written before"
                 )
-            ours = (path / SUPPORT).exists() or (path / f"{SUPPORT}.py").exists()
-            if not ours and (not path.is_dir() or any(path.iterdir())):
+            is_ours = (path / SUPPORT).exists() or (path / f"{SUPPORT}.py").exists()
+            if not is_ours and (not path.is_dir() or any(path.iterdir())):
                 raise OutputExists(
                     f"{path} holds something else than tests written by whence; choose another "
                     "folder"
@@ -126,36 +126,36 @@ class Folder:
             encoding="utf-8",
         )
         nbytes = self._write_data(path / "data.safetensors")
-        left = {reason: tuple(names) for reason, names in self.left_out.items()}
+        left_out = {reason: tuple(names) for reason, names in self.left_out.items()}
         return Written(
             str(path),
             self.tests,
             len(self._texts),
             sum(map(len, self._texts.values())),
             nbytes,
-            left,
+            left_out,
         )
 
     def _write_data(self, path: Path) -> int:
         header: dict[str, Any] = {}
-        at = 0
+        offset = 0
         for name, record in self._stored.items():
-            found, kind = self.run.records[record], dtypes.named(self.run.records[record].dtype)
-            size = found.count * kind.itemsize
-            shape = [*found.shape, 2] if kind.name == "complex128" else list(found.shape)
+            tensor, kind = self.run.records[record], dtypes.named(self.run.records[record].dtype)
+            size = tensor.count * kind.itemsize
+            shape = [*tensor.shape, 2] if kind.name == "complex128" else list(tensor.shape)
             header[name] = {
                 "dtype": kind.safetensors,
                 "shape": shape,
-                "data_offsets": [at, at + size],
+                "data_offsets": [offset, offset + size],
             }
-            at += size
+            offset += size
         head = json.dumps(header).encode()
         head += b" " * (-len(head) % 8)
         with path.open("wb") as out:
             out.write(len(head).to_bytes(8, "little") + head)
             for record in self._stored.values():
                 out.write(self.run.array(record).tobytes())
-        return at
+        return offset
 
 
 _CONFTEST = '''"""Tests of operators as a run called them; `{versions}`.

@@ -46,8 +46,8 @@ def write_modules(run: Run, folder: Folder, calls: Sequence[Call]) -> None:
 
 
 def _form(run: Run, record: int) -> tuple[Any, ...]:
-    found = run.records[record]
-    return found.dtype, tuple(found.shape), tuple(found.stride)
+    tensor = run.records[record]
+    return tensor.dtype, tuple(tensor.shape), tuple(tensor.stride)
 
 
 def _write_module(run: Run, program: Program, members: Sequence[Call], folder: Folder) -> None:
@@ -81,10 +81,10 @@ def _write_module(run: Run, program: Program, members: Sequence[Call], folder: F
     for call in members:
         scopes[call.scope or call.root] = scopes.get(call.scope or call.root, 0) + 1
     note = origin_note(len(members), scopes, members[0].source)
-    given = [f"{name}={text}," for name, text in tensors.items()]
+    keywords = [f"{name}={text}," for name, text in tensors.items()]
     head = [repr(plain_text(members[0].scope or members[0].root)), "run"]
     text = source_of_test(
-        f"{file}_{folder.taken(file)}", note, "check.module", head, given, samples, inner=body
+        f"{file}_{folder.taken(file)}", note, "check.module", head, keywords, samples, inner=body
     )
     folder.add(
         file,
@@ -119,22 +119,26 @@ def _run_source(program: Program, names: _Names, tensors: Mapping[str, str]) -> 
             return "[" + ", ".join(value(item) for item in v) + "]"
         if not isinstance(v, dict):
             return number_text(v, exact=False) if isinstance(v, float) else repr(v)
-        kind, at = next(iter(v.items()))
+        kind, content = next(iter(v.items()))
         if kind == "in":
-            return names.inputs[at]
+            return names.inputs[content]
         if kind == "param":
-            return names.params[at]
+            return names.params[content]
         if kind == "const":
-            return f"const_{at}"
+            return f"const_{content}"
         if kind == "op":
-            return f"v{at[0]}" if single[at[0]] and not at[1] else f"v{at[0]}[{at[1]}]"
+            return (
+                f"v{content[0]}"
+                if single[content[0]] and not content[1]
+                else f"v{content[0]}[{content[1]}]"
+            )
         if kind == "dim":
-            return f"{names.inputs[at[0]]}.shape[{at[1]}]"
+            return f"{names.inputs[content[0]]}.shape[{content[1]}]"
         if kind == "mul":
-            return " * ".join(value(f) for f in at)
+            return " * ".join(value(f) for f in content)
         if kind == "device":
             return "ops.device"
-        text = tagged_source(kind, at)
+        text = tagged_source(kind, content)
         if not text:
             raise ReplayRefused(f"an argument that cannot be written down: {comment_text(v)[:60]}")
         return text

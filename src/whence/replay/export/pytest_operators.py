@@ -107,7 +107,7 @@ def _write_operator(
     grads = [backward[c.rank, c.order] for c in calls if (c.rank, c.order) in backward]
     if grads and func is not None and sort == support.PLAIN:
         incoming = _incoming(run, calls, backward)
-        shown = ", ".join(f"{k}: {arguments.tensor(refs)}" for k, refs in incoming.items())
+        gradients = ", ".join(f"{k}: {arguments.tensor(refs)}" for k, refs in incoming.items())
         body = [argument_line(name, value) for name, value in named.items()]
         text = source_of_test(
             f"{file}_{count}_backward",
@@ -116,7 +116,7 @@ def _write_operator(
             [repr(group.op)],
             body,
             samples,
-            extra="{" + shown + "}",
+            extra="{" + gradients + "}",
         )
         folder.add(
             f"{file}_backward",
@@ -132,27 +132,29 @@ def _incoming(
     """Output number -> {call: record of the gradient that came into it}: the first tensor of its
     form that its backward reads.
     """
-    found: dict[int, dict[int, int]] = {}
+    gradients: dict[int, dict[int, int]] = {}
     for call in calls:
-        own = {r.record for r in call.refs}
+        records = {r.record for r in call.refs}
         outputs = [
             r for r in call.refs if re.fullmatch(r"output\.\d+", r.slot) or is_mutated(r.slot)
         ]
         for k, out in enumerate(outputs):
             form = run.records[out.record]
             for later in sorted(backward.get((call.rank, call.order), ()), key=lambda c: c.order):
-                reads = [r.record for r in later.refs if is_input(r.slot) and r.record not in own]
+                reads = [
+                    r.record for r in later.refs if is_input(r.slot) and r.record not in records
+                ]
                 like = [
                     r
                     for r in reads
                     if (run.records[r].shape, run.records[r].dtype) == (form.shape, form.dtype)
                 ]
                 if like:
-                    found.setdefault(k, {})[call.id] = like[0]
+                    gradients.setdefault(k, {})[call.id] = like[0]
                     break
-            if found:
+            if gradients:
                 break
-    return found
+    return gradients
 
 
 class Arguments:
@@ -171,11 +173,11 @@ class Arguments:
         first = self.calls[0]
         texts: dict[str, str] = {}
         lists: dict[str, dict[int, str]] = {}
-        given = {r.slot for r in first.refs}
+        slots = {r.slot for r in first.refs}
         for ref in first.refs:
             kind, name = split_slot(ref.slot)
             # out=: what it held before does not matter
-            if kind == "mutated" and f"input.{name}" not in given:
+            if kind == "mutated" and f"input.{name}" not in slots:
                 texts[name] = self.tensor(
                     {c.id: r.record for c in self.calls for r in c.refs if r.slot == ref.slot},
                     blank=True,
@@ -235,9 +237,9 @@ class Arguments:
             low = high = 0
         if low is not None and high is not None:
             exact = not dtypes.is_floating(record.dtype)
-            least, most = (low, high) if exact else readable_range(low, high)
+            least, greatest = (low, high) if exact else readable_range(low, high)
             parts.append(
-                f"values=({number_text(least, exact=exact)}, {number_text(most, exact=exact)})"
+                f"values=({number_text(least, exact=exact)}, {number_text(greatest, exact=exact)})"
             )
         data = {} if blank else {call: self.folder.element(r) for call, r in records.items()}
         if any(data.values()):
@@ -247,15 +249,15 @@ class Arguments:
         return f"tensor({', '.join(parts)})"
 
     def _range(self, records: Mapping[int, int]) -> tuple[float | None, float | None]:
-        known = [
+        statistics = [
             s
             for r in records.values()
             if (s := self.run.records[r].statistics) is not None
             and s.min is not None
             and s.max is not None
         ]
-        return min((s.min for s in known if s.min is not None), default=None), max(
-            (s.max for s in known if s.max is not None), default=None
+        return min((s.min for s in statistics if s.min is not None), default=None), max(
+            (s.max for s in statistics if s.max is not None), default=None
         )
 
     def literal(self, value: Any) -> str:
@@ -265,10 +267,10 @@ class Arguments:
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self.literal(item) for item in value) + "]"
         if isinstance(value, dict) and len(value) == 1:
-            name, at = next(iter(value.items()))
-            if name == "slot" and any(r.slot == at for r in self.calls[0].refs):
-                return self.slot(at)
-            text = tagged_source(name, at)
+            name, content = next(iter(value.items()))
+            if name == "slot" and any(r.slot == content for r in self.calls[0].refs):
+                return self.slot(content)
+            text = tagged_source(name, content)
             if text:
                 return text
         raise ReplayRefused(f"an argument that cannot be written down: {comment_text(value)[:60]}")

@@ -13,20 +13,20 @@ from whence.replay.export import support
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 
-def tagged_source(name: str, at: Any) -> str:
+def tagged_source(name: str, content: Any) -> str:
     """Source of {"dtype": ...} and the like, "" for what is none."""
-    if name == "dtype" and at in support.DTYPES:
-        return f"torch.{at}"
+    if name == "dtype" and content in support.DTYPES:
+        return f"torch.{content}"
     if name == "device":
         return 'torch.device("cpu")'  # on another device, that one
-    if name == "layout" and at in ("strided", "torch.strided"):
+    if name == "layout" and content in ("strided", "torch.strided"):
         return "torch.strided"
-    if name == "memory_format" and str(at).removeprefix("torch.") in _MEMORY_FORMATS:
-        return f"torch.{str(at).removeprefix('torch.')}"
-    if name == "float" and at in ("inf", "-inf", "nan"):
-        return f'float("{at}")'
-    if name == "complex" and isinstance(at, (list, tuple)) and len(at) == 2:
-        parts = [float(p["float"]) if isinstance(p, dict) else p for p in at]
+    if name == "memory_format" and str(content).removeprefix("torch.") in _MEMORY_FORMATS:
+        return f"torch.{str(content).removeprefix('torch.')}"
+    if name == "float" and content in ("inf", "-inf", "nan"):
+        return f'float("{content}")'
+    if name == "complex" and isinstance(content, (list, tuple)) and len(content) == 2:
+        parts = [float(p["float"]) if isinstance(p, dict) else p for p in content]
         if all(isinstance(p, (int, float)) for p in parts):
             return f"complex({', '.join(number_text(p, exact=False) for p in parts)})"
     return ""
@@ -68,9 +68,9 @@ def argument_line(name: str, text: str) -> str:
 
 def origin_note(count: int, scopes: Mapping[str, int], source: str) -> str:
     names = [comment_text(s or "(root)") for s in list(scopes)[:2]]
-    more = f" and {len(scopes) - len(names)} more" if len(scopes) > len(names) else ""
-    at = f", {comment_text(source)}" if source else ""
-    return f"{count} call{'s' if count != 1 else ''} in {', '.join(names)}{more}{at}"[:220]
+    others = f" and {len(scopes) - len(names)} more" if len(scopes) > len(names) else ""
+    place = f", {comment_text(source)}" if source else ""
+    return f"{count} call{'s' if count != 1 else ''} in {', '.join(names)}{others}{place}"[:220]
 
 
 def comment_text(text: Any) -> str:
@@ -92,8 +92,8 @@ def readable_range(low: float, high: float) -> tuple[float, float]:
     """A range with six significant digits that lies in the one given: -0.99999999 must not become a
     -1 whose log1p is infinite.
     """
-    least, most = _six(low, ROUND_CEILING), _six(high, ROUND_FLOOR)
-    return (least, most) if least <= most else (low, high)
+    least, greatest = _six(low, ROUND_CEILING), _six(high, ROUND_FLOOR)
+    return (least, greatest) if least <= greatest else (low, high)
 
 
 def _six(value: float, rounding: str) -> float:

@@ -84,8 +84,8 @@ class _Writer:
                 self.function(good, case.good, {}),
                 self.function(bad, case.bad, case.equal),
             ]
-        for at, tensor in case.recorded.items():
-            self.tensors[f"recorded.{at}"] = tensor
+        for place, tensor in case.recorded.items():
+            self.tensors[f"recorded.{place}"] = tensor
         sides = ["target", "reference"] + (["recorded"] if case.recorded else [])
         self.docstring = self._docstring(sides)
         dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in self.tensors.values())
@@ -126,20 +126,20 @@ class _Writer:
     def function(self, name: str, p: Piece, equal: Mapping[int, int]) -> str:
         """A function of the tensors by name, as code."""
         env: dict[int, str] = {}
-        taken: set[str] = set(self.tensors)
-        wanted = _argument_names(p)
+        used_names: set[str] = set(self.tensors)
+        preferred = _argument_names(p)
         for n, tensor in p.inputs.items():
             if n in equal and equal[n] in self.names:
                 env[n] = self.names[equal[n]]
                 continue
-            base = wanted.get(n, "x") if name != "target" else f"target_{wanted.get(n, 'x')}"
+            base = preferred.get(n, "x") if name != "target" else f"target_{preferred.get(n, 'x')}"
             free = (
                 base
-                if base not in taken
-                else next(f"{base}{k}" for k in range(2, 100_000) if f"{base}{k}" not in taken)
+                if base not in used_names
+                else next(f"{base}{k}" for k in range(2, 100_000) if f"{base}{k}" not in used_names)
             )
             env[n] = free
-            taken.add(free)
+            used_names.add(free)
             self.tensors[free] = tensor
         if name != "target":
             self.names = dict(env)
@@ -152,16 +152,16 @@ class _Writer:
         last = {n: step for step in p.steps for n in step.reads}
         for step in p.steps:
             call = self.call(step.name, step.args, step.kwargs, env)
-            made = list(step.results)
-            fresh = [n for n in made if n not in env]
+            results = list(step.results)
+            fresh = [n for n in results if n not in env]
             for n in fresh:
                 env[n] = f"v{count}"
                 count += 1
-            if len(made) == 1 and returns_one(step.name):
-                target = env[made[0]] if fresh else "_"
+            if len(results) == 1 and returns_one(step.name):
+                target = env[results[0]] if fresh else "_"
             else:
-                shown = [env[n] if n in last or n in p.results else "_" for n in made]
-                target = ", ".join(shown) + ("," if len(shown) == 1 else "")
+                targets = [env[n] if n in last or n in p.results else "_" for n in results]
+                target = ", ".join(targets) + ("," if len(targets) == 1 else "")
             lines += _wrapped(f"    {target} = {call}" if target != "_" else f"    {call}")
         lines.append(f"    return [{', '.join(env[n] for n in p.results)}]")
         return "\n".join(lines)
@@ -172,10 +172,10 @@ class _Writer:
         """One call of an operator, as code."""
         namespace, base, over = operator_name(name, (f"{name.split('.')[0]}::",))
         overload(name)  # it exists
-        known = {a.name for a in overload(name)._schema.arguments}
+        parameters = {a.name for a in overload(name)._schema.arguments}
         parts = [self.value(a, env) for a in args]
         for key, value in kwargs.items():
-            if key not in known or not key.isidentifier():
+            if key not in parameters or not key.isidentifier():
                 raise ReplayRefused(f"{name} has no argument {key!r}")
             parts.append(
                 f"{key}={self.value(value, env)}"
@@ -213,8 +213,10 @@ class _Writer:
         if way.backend:
             for module, values in (("_inductor", way.inductor), ("_dynamo", way.dynamo)):
                 if values:
-                    shown = ", ".join(f"{k!r}: {literal(v)}" for k, v in values.items())
-                    lines.append(f"    {module[1:]} = {{{shown}}}  # what was not at its default")
+                    settings = ", ".join(f"{k!r}: {literal(v)}" for k, v in values.items())
+                    lines.append(
+                        f"    {module[1:]} = {{{settings}}}  # what was not at its default"
+                    )
                     with_.append(f"torch.{module}.config.patch({module[1:]})")
             dynamic = "" if way.dynamic is None else f", dynamic={way.dynamic}"
             lines.append(
@@ -236,14 +238,16 @@ class _Writer:
         }
         width = max(len(s) for s in others) + 28
         usage = [f"    {'python repro.py':<{width}}{fails[first]}: fails"]
-        here = (
+        outcome_here = (
             "not run, for want of it on the machine that wrote this"
             if case.missing
             else "passes on the machine that wrote this"
         )
-        for other in others:
-            ends = "passes" if other == "reference" else here if other == "target" else "fails"
-            usage.append(f"    {'python repro.py --side ' + other:<{width}}{fails[other]}: {ends}")
+        for side in others:
+            ends = (
+                "passes" if side == "reference" else outcome_here if side == "target" else "fails"
+            )
+            usage.append(f"    {'python repro.py --side ' + side:<{width}}{fails[side]}: {ends}")
         usage.append(
             f"    {'pytest repro.py':<{width}}the same as a test; SIDE=reference in the "
             "environment for the other side"
@@ -289,10 +293,10 @@ def literal(value: Any) -> str:
 
 def _argument_names(p: Piece) -> dict[int, str]:
     """A name for every input: of a parameter its own, else that of the first argument it is."""
-    own = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
+    slot_names = {n: slot.rpartition(".")[2] for n, slot in p.slots.items() if n in p.inputs}
     names = {
         n: name
-        for n, name in own.items()
+        for n, name in slot_names.items()
         if _SIMPLE.fullmatch(name) and not keyword.iskeyword(name) and name not in _TAKEN
     }
     for step in p.steps:
@@ -374,12 +378,12 @@ def _quoted(text: str) -> str:
 def _wrapped(line: str) -> list[str]:
     if len(line) <= _WIDTH:
         return [line]
-    head, _, rest = line.partition("(")
+    head, _, arguments = line.partition("(")
     indent = " " * (len(head) - len(head.lstrip()) + 4)
     body = textwrap.wrap(
-        rest[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
+        arguments[:-1], _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
     )
     # A string literal may hold blanks where the line was broken.
-    if '"' in rest or "'" in rest:
+    if '"' in arguments or "'" in arguments:
         return [line]
     return [f"{head}(", *(indent + part for part in body), f"{indent[4:]})"]

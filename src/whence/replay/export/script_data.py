@@ -20,7 +20,7 @@ def save(tensors: Mapping[str, Any]) -> bytes:
     """Tensors in safetensors layout. One that is not contiguous lies as its memory, with its layout
     beside; those that share memory share it.
     """
-    held: dict[str, Any] = {}
+    stored_tensors: dict[str, Any] = {}
     layouts: dict[str, Any] = {}
     memories: dict[tuple[int, Any], tuple[str, list[str]]] = {}
     for name, tensor in tensors.items():
@@ -32,7 +32,7 @@ def save(tensors: Mapping[str, Any]) -> bytes:
             for o in tensors.values()
         )
         if t.is_contiguous() and (shares == 1 or not t.numel()):
-            held[name] = t
+            stored_tensors[name] = t
             continue
         key = (t.untyped_storage().data_ptr(), t.dtype)
         memories.setdefault(key, (f"memory.{len(memories)}", []))[1].append(name)
@@ -46,22 +46,22 @@ def save(tensors: Mapping[str, Any]) -> bytes:
         whole = torch.empty(0, dtype=views[0].dtype).set_(
             views[0].untyped_storage(), first, (reach - first,), (1,)
         )
-        held[memory] = whole
+        stored_tensors[memory] = whole
         layouts |= {
             n: [memory, list(v.shape), list(v.stride()), v.storage_offset() - first]
             for n, v in zip(names, views)
         }
     header: dict[str, Any] = {"__metadata__": {"layouts": json.dumps(layouts)}}
-    chunks, at = [], 0
-    for name, tensor in held.items():
+    chunks, offset = [], 0
+    for name, tensor in stored_tensors.items():
         raw = _bytes(tensor)
         header[name] = {
             "dtype": stored(str(tensor.dtype)[6:]),
             "shape": list(tensor.shape),
-            "data_offsets": [at, at + len(raw)],
+            "data_offsets": [offset, offset + len(raw)],
         }
         chunks.append(raw)
-        at += len(raw)
+        offset += len(raw)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + b"".join(chunks)

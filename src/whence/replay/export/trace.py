@@ -22,14 +22,14 @@ class Value(NamedTuple):
 @dataclass
 class Step:
     """One operator as it ran. args, kwargs: with `Value` for tensors. results: numbers of what it
-    made. given: tensors it read, as they were then. place: its operation in the program.
+    computed. read_tensors: its operands, as they were then. place: its operation in the program.
     """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     place: int
-    given: dict[int, Any] = field(default_factory=dict)
+    read_tensors: dict[int, Any] = field(default_factory=dict)
     results: tuple[int, ...] = ()
 
     @property
@@ -60,7 +60,7 @@ class Trace:
         self.tensors: list[Any] = []
         self.by_place: dict[int, list[int]] = {}
         self._copies = copies
-        self._known: dict[int, int] = {}
+        self._number_of: dict[int, int] = {}
         self._pending: Step | None = None
 
     def given(self, tensors: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Trace:
             {k: self._encode(v) for k, v in kwargs.items()},
             place,
         )
-        step.given = {
+        step.read_tensors = {
             n: self.tensors[n].clone() if self._copies else self.tensors[n] for n in step.reads
         }
         self._pending = step
@@ -83,19 +83,19 @@ class Trace:
         step, self._pending = self._pending, None
         if step is None:
             return
-        before = len(self.tensors)
+        count = len(self.tensors)
         step.results = tuple(self._number(t) for t in results)
         self.by_place[step.place] = list(step.results)
         # a cast that had nothing to do
-        if len(self.tensors) > before or not step.name.startswith("aten._to_copy"):
+        if len(self.tensors) > count or not step.name.startswith("aten._to_copy"):
             self.steps.append(step)
 
     def _number(self, tensor: Any) -> int:
-        found = self._known.get(id(tensor))
-        if found is None:
-            found = self._known[id(tensor)] = len(self.tensors)
+        number = self._number_of.get(id(tensor))
+        if number is None:
+            number = self._number_of[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)  # kept, so that no other tensor gets its id
-        return found
+        return number
 
     def _encode(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -119,11 +119,11 @@ class Piece:
     results: tuple[int, ...]
     slots: dict[int, str] = field(default_factory=dict)
 
-    def run(self, given: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Results on these inputs, in the order of `inputs` and `results`; nothing given may be
         needed afterwards.
         """
-        env = dict(zip(self.inputs, given))
+        env = dict(zip(self.inputs, inputs))
 
         def decode(value: Any) -> Any:
             if isinstance(value, Value):
@@ -158,13 +158,13 @@ def piece(trace: Trace, begin: int, end: int, results: Sequence[int] = ()) -> Pi
     is read after them.
     """
     steps = trace.steps[begin:end]
-    made: set[int] = set()
+    produced: set[int] = set()
     inputs: dict[int, Any] = {}
     for step in steps:
         for n in step.reads:
-            if n not in made and n not in inputs:
-                inputs[n] = step.given[n]
-        made.update(step.results)
+            if n not in produced and n not in inputs:
+                inputs[n] = step.read_tensors[n]
+        produced.update(step.results)
     if not results:
         later = {n for step in trace.steps[end:] for n in step.reads}
         results = tuple(

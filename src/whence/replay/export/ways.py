@@ -56,19 +56,19 @@ def known_config(module: str, values: Mapping[str, Any]) -> tuple[dict[str, Any]
 
     config = importlib.import_module(module)
     fine: dict[str, Any] = {}
-    left = []
+    refused = []
     for name, value in values.items():
-        there = re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) is not None and name in config._config
+        exists = re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name) is not None and name in config._config
         plain = (
             value is None
             or type(value) in (bool, int, float)
             or (type(value) is str and _WORD.fullmatch(value) is not None)
         )
-        if there and plain and _PLACES.isdisjoint(re.split(r"[._]", name)):
+        if exists and plain and _PLACES.isdisjoint(re.split(r"[._]", name)):
             fine[name] = value
         else:
-            left.append(name)
-    return fine, left
+            refused.append(name)
+    return fine, refused
 
 
 def is_backend(name: str) -> bool:
@@ -80,17 +80,17 @@ def run_as(way: Way, pieces: Sequence[Piece]) -> list[list[Any]]:
     """Results of every piece on its own inputs, run as `way` says; compiled ones in one graph, each
     with inputs of its own.
     """
-    given = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
+    inputs_of = [[t.detach().clone().to(way.device) for t in p.inputs.values()] for p in pieces]
     with getattr(torch, way.mode)():
         if not way.backend:
-            return [p.run(inputs) for p, inputs in zip(pieces, given)]
+            return [p.run(inputs) for p, inputs in zip(pieces, inputs_of)]
         compiled = compile_together(way, pieces)
         with configured(way):
-            made = list(compiled(*(t for inputs in given for t in inputs)))
+            outputs = list(compiled(*(t for inputs in inputs_of for t in inputs)))
     out = []
     for p in pieces:
-        out.append(made[: len(p.results)])
-        del made[: len(p.results)]
+        out.append(outputs[: len(p.results)])
+        del outputs[: len(p.results)]
     return out
 
 
@@ -138,12 +138,12 @@ def as_graph(pieces: Sequence[Piece]) -> Any:
             )
             returns = func._schema.returns
             if len(returns) == 1 and not str(returns[0].type).startswith("List"):
-                made = [node]
+                produced = [node]
             else:
                 many = len(step.results)
-                made = [graph.call_function(_item, (node, k)) for k in range(many)]
-            for number, one in zip(step.results, made):
-                env.setdefault(number, one) if number in env else env.__setitem__(number, one)
+                produced = [graph.call_function(_item, (node, k)) for k in range(many)]
+            for number, result in zip(step.results, produced):
+                env.setdefault(number, result) if number in env else env.__setitem__(number, result)
         results += [env[n] for n in p.results]
     graph.output(tuple(results))
     return torch.fx.GraphModule(torch.nn.Module(), graph)

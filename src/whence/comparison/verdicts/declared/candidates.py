@@ -203,6 +203,6 @@ def _quantiser(
         ties = declared_semantics.Ties(4 * judge.unit_roundoff(working))
         return declared_semantics.fake_quantise(
             x, grid, scale, working=working, ties=ties, flips=flips
-        ), ties.most
+        ), ties.per_vector
 
     return quantise

@@ -98,9 +98,9 @@ class Check:
             built = built_from(arguments, elements)
             state = {k: elements.of(f"state.{k}", v) for k, v in states.items() if sample in v.data}
 
-        def run(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
+        def run(ops: Operators, inputs: dict[str, Any]) -> dict[str, Any]:
             with torch.no_grad(), generators_in(state, self.settings.seed):
-                return results(func, invoke(ops, op, given), given)
+                return results(func, invoke(ops, op, inputs), inputs)
 
         sort = kind(func, arguments)
         if sort == RANDOM:
@@ -123,10 +123,10 @@ class Check:
                 {**arguments, **{f"grad.{k}": v for k, v in grads.items()}}, elements
             )
 
-        def run(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
-            named = {k: v for k, v in given.items() if not k.startswith("grad.")}
+        def run(ops: Operators, inputs: dict[str, Any]) -> dict[str, Any]:
+            named = {k: v for k, v in inputs.items() if not k.startswith("grad.")}
             incoming = {
-                int(k.removeprefix("grad.")): v for k, v in given.items() if k.startswith("grad.")
+                int(k.removeprefix("grad.")): v for k, v in inputs.items() if k.startswith("grad.")
             }
             copied = bool(written(func, named))  # a leaf must not be written
             leaves: dict[str, Any] = {}
@@ -145,8 +145,8 @@ class Check:
 
             with torch.enable_grad(), generators_in({}, self.settings.seed):
                 named = {k: leaf(k, v) for k, v in named.items()}
-                made = dict(enumerate(results(func, invoke(ops, op, named), named).values()))
-                usable = {k: t for k, t in made.items() if t.requires_grad}
+                outputs = dict(enumerate(results(func, invoke(ops, op, named), named).values()))
+                usable = {k: t for k, t in outputs.items() if t.requires_grad}
                 chosen = {k: g.to(usable[k].dtype) for k, g in incoming.items() if k in usable}
                 if not chosen:
                     chosen = {
@@ -155,13 +155,13 @@ class Check:
                     }
                 if not chosen:
                     raise Skipped("its results have no gradient")
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     [usable[k] for k in chosen],
                     list(leaves.values()),
                     list(chosen.values()),
                     allow_unused=True,
                 )
-            return {f"grad.{name}": g for name, g in zip(leaves, found) if g is not None}
+            return {f"grad.{name}": g for name, g in zip(leaves, gradients) if g is not None}
 
         return self._three_ways(run, built, func, backward=True).with_note(
             note_of_made_up(elements)
@@ -174,9 +174,9 @@ class Check:
             elements = self._elements(sample, full=False)
             built = built_from(arguments, elements)
 
-        def call(ops: Operators, given: dict[str, Any]) -> dict[str, Any]:
+        def call(ops: Operators, inputs: dict[str, Any]) -> dict[str, Any]:
             with torch.no_grad():
-                return run(ops, **given)
+                return run(ops, **inputs)
 
         return self._three_ways(call, built).with_note(note_of_made_up(elements))
 
@@ -187,10 +187,10 @@ class Check:
     ) -> Row:
         notes: list[str] = []
         with reference_rules():
-            given, calls = built.make(), Calls()
+            inputs, calls = built.make(), Calls()
             # A test of a backward or a module rests on several operators.
             with calls if func is None or backward else contextlib.nullcontext():
-                working, trouble = _tried(run, Operators(), given)
+                working, trouble = _tried(run, Operators(), inputs)
             ops = Operators(floating=torch.float64)
             wide, failed = _tried(run, ops, built.make(floating=torch.float64))
             if wide is None and working is not None:
@@ -208,7 +208,7 @@ class Check:
             if not steps.wrote_out:
                 floors.pop()
         try:
-            made, seconds = self._on_device(run, built)[1:]
+            outputs, seconds = self._on_device(run, built)[1:]
         except Skipped:
             raise
         except Exception as error:
@@ -220,7 +220,7 @@ class Check:
         figures = Figures()
         with reference_rules():
             picks = picks_of(func, built.make()) if func is not None and not backward else {}
-            for slot, value in made.items():
+            for slot, value in outputs.items():
                 value = value.detach().to("cpu")
                 # what only the operator's own backward reads, where a reference was written out
                 if slot not in wide:
@@ -245,7 +245,7 @@ class Check:
                 figures.join(
                     named_figures(slot, value, measure(value, right, others, length=ops.length))
                 )
-            missing = [slot for slot in wide if slot not in made]
+            missing = [slot for slot in wide if slot not in outputs]
         if missing:
             raise Wrong(f"the device made no {', '.join(missing)}")
         return Row(figures, seconds, "; ".join(dict.fromkeys(notes)), tuple(calls.names))
@@ -255,19 +255,19 @@ class Check:
         owner.
         """
         with reference_rules():
-            there = built.make()
-            right = run(Operators(), there)
-        given, made, seconds = self._on_device(run, built)
+            cpu_inputs = built.make()
+            right = run(Operators(), cpu_inputs)
+        inputs, outputs, seconds = self._on_device(run, built)
         figures = Figures()
         with reference_rules():
-            for slot, value in made.items():
-                other = right[slot]
-                layout, right_layout = layout_of(value, given), layout_of(other, there)
+            for slot, value in outputs.items():
+                expected = right[slot]
+                layout, right_layout = layout_of(value, inputs), layout_of(expected, cpu_inputs)
                 if layout != right_layout:
                     raise Wrong(f"{slot}: device made {layout}, CPU {right_layout}")
                 if filled:
                     figures.join(
-                        named_figures(slot, value, measure(value.to("cpu"), other, [other]))
+                        named_figures(slot, value, measure(value.to("cpu"), expected, [expected]))
                     )
         return Row(figures, seconds, "compared structurally")
 
@@ -277,21 +277,21 @@ class Check:
         """
         with reference_rules():
             right = run(Operators(), built.make())
-        _, made, seconds = self._on_device(run, built)
+        _, outputs, seconds = self._on_device(run, built)
         figures = Figures()
         exact = repeated and torch.device(self.settings.device).type == "cpu"
         with reference_rules():
-            for slot, value in made.items():
-                value, other = value.to("cpu"), right[slot]
-                if value.shape != other.shape or value.dtype != other.dtype:
-                    raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(other)}")
+            for slot, value in outputs.items():
+                value, expected = value.to("cpu"), right[slot]
+                if value.shape != expected.shape or value.dtype != expected.dtype:
+                    raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(expected)}")
                 if exact:
-                    figures.join(named_figures(slot, value, measure(value, other, [other])))
+                    figures.join(named_figures(slot, value, measure(value, expected, [expected])))
                     continue
-                far = kolmogorov_smirnov(value, other)
+                far = kolmogorov_smirnov(value, expected)
                 least, greatest = (
-                    (float(t) for t in other.to(torch.float64).aminmax())
-                    if other.numel()
+                    (float(t) for t in expected.to(torch.float64).aminmax())
+                    if expected.numel()
                     else (0.0, 0.0)
                 )
                 alike = Figures(
@@ -311,13 +311,13 @@ class Check:
 
     def _on_device(self, run: Run, built: Built) -> tuple[dict[str, Any], dict[str, Any], float]:
         with reference_rules():
-            given = built.make(self.settings.device)
+            inputs = built.make(self.settings.device)
             ops = Operators(self.settings.device)
             synchronize(self.settings.device)
         began = time.perf_counter()
-        made = run(ops, given)
+        outputs = run(ops, inputs)
         synchronize(self.settings.device)
-        return given, made, time.perf_counter() - began
+        return inputs, outputs, time.perf_counter() - began
 
     def _elements(self, sample: int | None, *, full: bool) -> Elements:
         return Elements(self.settings, self.data, self.name, sample, full=full)
@@ -340,8 +340,8 @@ class Check:
         else:
             failed = row.figures.score > 1
             problem = row.figures.why if failed else ""
-            said = "; ".join(x for x in (problem, row.note) if x)
-            cells |= row.cells() | {"status": "fail" if failed else "pass", "reason": said}
+            outcome = "; ".join(x for x in (problem, row.note) if x)
+            cells |= row.cells() | {"status": "fail" if failed else "pass", "reason": outcome}
         if self.settings.table:
             append(self.settings.table, cells)
         if cells["status"] == "skipped":
@@ -352,9 +352,9 @@ class Check:
             raise AssertionError(f"{op} on {self.settings.device}: {problem}")
 
 
-def _tried(run: Run, ops: Operators, given: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _tried(run: Run, ops: Operators, inputs: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     try:
-        return run(ops, given), ""
+        return run(ops, inputs), ""
     except Skipped:
         raise
     except Exception as error:  # noqa: BLE001 - operators raise anything; the text is kept

@@ -39,17 +39,20 @@ class Figures:
     dtypes: list[str] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
 
-    def join(self, other: Figures) -> None:
+    def join(self, figures: Figures) -> None:
         """Takes in the figures of another result of the same call."""
-        self.numel += other.numel
-        self.least, self.greatest = min(self.least, other.least), max(self.greatest, other.greatest)
-        self.worst, self.ulp = max(self.worst, other.worst), max(self.ulp, other.ulp)
-        self.counts = [a + b for a, b in zip(self.counts, other.counts)]
-        self.nan, self.inf = self.nan + other.nan, self.inf + other.inf
-        if other.score > self.score or not self.why:
-            self.why = other.why
-        self.local, self.score = max(self.local, other.local), max(self.score, other.score)
-        self.dtypes, self.shapes = self.dtypes + other.dtypes, self.shapes + other.shapes
+        self.numel += figures.numel
+        self.least, self.greatest = (
+            min(self.least, figures.least),
+            max(self.greatest, figures.greatest),
+        )
+        self.worst, self.ulp = max(self.worst, figures.worst), max(self.ulp, figures.ulp)
+        self.counts = [a + b for a, b in zip(self.counts, figures.counts)]
+        self.nan, self.inf = self.nan + figures.nan, self.inf + figures.inf
+        if figures.score > self.score or not self.why:
+            self.why = figures.why
+        self.local, self.score = max(self.local, figures.local), max(self.score, figures.score)
+        self.dtypes, self.shapes = self.dtypes + figures.dtypes, self.shapes + figures.shapes
 
 
 def unit_roundoff(dtype: Any) -> float:
@@ -77,10 +80,10 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
     tiny = float(torch.finfo(kind).tiny)
     y, r, *ws = (_flat(t) for t in (output, wide, *floors))
     ws = ws or [r]
-    found = Figures(numel=output.numel())
+    figures = Figures(numel=output.numel())
     finite = r.isfinite()
     if bool(finite.any()):
-        found.least, found.greatest = float(r[finite].min()), float(r[finite].max())
+        figures.least, figures.greatest = float(r[finite].min()), float(r[finite].max())
     limit = _SENTINEL * big
     fine = (y.abs() < limit) & (r.abs() < limit)
     for w in ws:
@@ -91,23 +94,25 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
         wrong &= ~_same(y, w, limit)
     # on both sides of the bound for great numbers
     wrong &= ~(y.isfinite() & ((y - r).abs() <= 0.01 * r.abs()))
-    found.nan = int((wrong & (y.isnan() | r.isnan())).sum())
-    found.inf = int(wrong.sum()) - found.nan
+    figures.nan = int((wrong & (y.isnan() | r.isnan())).sum())
+    figures.inf = int(wrong.sum()) - figures.nan
     counted = y.isfinite() & r.isfinite() & ~wrong
     error = torch.where(counted, y - r, 0.0).abs()
-    found.worst = float(error.max())
-    found.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
-    found.ulp = _ulp(output, wide)
+    figures.worst = float(error.max())
+    figures.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
+    figures.ulp = _ulp(output, wide)
     zero = torch.zeros((), dtype=torch.float64)
     y, r = torch.where(fine, y, zero), torch.where(fine, r, zero)
     # Beyond 1e150 a square overflows.
     scale = max(1.0, float(r.abs().max()) / 1e100, float(y.abs().max()) / 1e100)
     e, fs, r = (y - r) / scale, [(torch.where(fine, w, zero) - r) / scale for w in ws], r / scale
     last = output.shape[-1] * (2 if output.is_complex() else 1) if output.dim() > 1 else y.numel()
-    size, own = float(r.norm()), max(float(f.norm()) for f in fs)
+    size, noise = float(r.norm()), max(float(f.norm()) for f in fs)
     accumulate = 2.0**-53 if kind in (torch.float64, torch.complex128) else 2.0**-24
     smallest = 0.5 * tiny / scale * math.sqrt(y.numel())  # numbers below may be flushed to zero
-    floor = max(own, 0.5 * u * size, 0.3 * math.sqrt(max(length, 1)) * accumulate * size, smallest)
+    floor = max(
+        noise, 0.5 * u * size, 0.3 * math.sqrt(max(length, 1)) * accumulate * size, smallest
+    )
     rho = float(e.norm()) / floor
     spread = torch.zeros_like(r)
     for f in fs:
@@ -122,23 +127,23 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
     # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
     spread += u * r.abs() + 1e-3 * u * rms + tiny / scale
     ratio = e.abs() / spread
-    at = int(ratio.argmax())
-    z = float(ratio[at])
+    worst = int(ratio.argmax())
+    z = float(ratio[worst])
     rho_limit, z_limit = (RHO_16, Z_16) if u > 1e-5 else (RHO, Z)
-    found.local = rho
-    mismatch = found.nan + found.inf
-    found.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
+    figures.local = rho
+    mismatch = figures.nan + figures.inf
+    figures.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
     if mismatch:
-        at = int(wrong.to(torch.uint8).argmax())
-    index = _index(at, output)
+        worst = int(wrong.to(torch.uint8).argmax())
+    index = _index(worst, output)
     y, r = _flat(output), _flat(wide)
-    seen = f"at {index} device {float(y[at]):.9g}, CPU {float(r[at]):.9g}"
-    found.why = (
-        f"{mismatch} elements are NaN or Inf on one side; {seen}"
+    example = f"at {index} device {float(y[worst]):.9g}, CPU {float(r[worst]):.9g}"
+    figures.why = (
+        f"{mismatch} elements are NaN or Inf on one side; {example}"
         if mismatch
-        else f"error {rho:.3g} x its floor, worst element {z:.3g} x; {seen}"
+        else f"error {rho:.3g} x its floor, worst element {z:.3g} x; {example}"
     )
-    return found
+    return figures
 
 
 def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:
@@ -148,22 +153,22 @@ def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:
     y, r = output.to(torch.float64), wide.to(torch.float64)
     error = torch.where(wrong, (y - r).abs(), 0.0)
     count = int(wrong.sum())
-    found = Figures(
+    figures = Figures(
         output.numel(),
         float(r.min()),
         float(r.max()),
         float(error.max()),
         [int((error > 10.0**-k).sum()) for k in range(1, 9)],
     )
-    found.local = found.score = math.inf if count else 0.0
+    figures.local = figures.score = math.inf if count else 0.0
     if count:
-        at = int(wrong.reshape(-1).to(torch.uint8).argmax())
-        index = _index(at, output)
-        found.why = (
+        first = int(wrong.reshape(-1).to(torch.uint8).argmax())
+        index = _index(first, output)
+        figures.why = (
             f"{count} of {output.numel()} elements differ; at {index} device "
-            f"{y.reshape(-1)[at]:.17g}, CPU {r.reshape(-1)[at]:.17g}"
+            f"{y.reshape(-1)[first]:.17g}, CPU {r.reshape(-1)[first]:.17g}"
         )
-    return found
+    return figures
 
 
 def _flat(t: Any) -> Any:
@@ -180,10 +185,10 @@ def _same(a: Any, b: Any, limit: float) -> Any:
     )
 
 
-def _index(at: int, output: Any) -> list[int]:
-    at = at // 2 if output.is_complex() else at
+def _index(place: int, output: Any) -> list[int]:
+    place = place // 2 if output.is_complex() else place
     return (
-        [int(i) for i in torch.unravel_index(torch.tensor(at), output.shape)]
+        [int(i) for i in torch.unravel_index(torch.tensor(place), output.shape)]
         if output.dim()
         else []
     )
@@ -208,14 +213,14 @@ def _ulp(output: Any, wide: Any) -> float:
     for t in (a, b):
         bits = t.view(_ORDERED[size])[keep].to(torch.int64)
         places.append(torch.where(bits < 0, -(1 << (8 * size - 1)) - bits, bits))
-    one, two = places
-    if not one.numel():
+    a_order, b_order = places
+    if not a_order.numel():
         return 0.0
     # Of unlike signs the distance may not fit into int64.
     far = torch.where(
-        (one < 0) == (two < 0),
-        (one - two).to(torch.float64),
-        one.to(torch.float64) - two.to(torch.float64),
+        (a_order < 0) == (b_order < 0),
+        (a_order - b_order).to(torch.float64),
+        a_order.to(torch.float64) - b_order.to(torch.float64),
     )
     return float(far.abs().max())
 

@@ -52,16 +52,16 @@ class Operators:
         """A cast point of the recorded code: "up" to float32, or "back"."""
         return x.to(torch.float32 if self.floating is None else self.floating)
 
-    def guard(self, found: Any, expected: Any) -> Any:
+    def guard(self, result: Any, expected: Any) -> Any:
         """A number that the recorded code read from a tensor, and may have decided by."""
         number = (
-            found
-            if isinstance(found, (bool, int, float))
-            else sum(t.numel() for t in tensors_in(found))
+            result
+            if isinstance(result, (bool, int, float))
+            else sum(t.numel() for t in tensors_in(result))
         )
         if number != expected:
             raise RuntimeError(f"guard: read {number!r} where the recording had {expected!r}")
-        return found
+        return result
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator of this name ("aten.mm.default"), by position and by schema name."""
@@ -94,13 +94,13 @@ class Operators:
             k: widened(v, self.floating) if isinstance(v, torch.dtype) else v
             for k, v in kwargs.items()
         }
-        given = list(tensors_in([args, list(kwargs.values())]))
+        tensors = list(tensors_in([args, list(kwargs.values())]))
         changes = any(a.alias_info is not None for a in func._schema.arguments)
         if (
             torch.Tag.pointwise in func.tags
-            and given
+            and tensors
             and not changes
-            and not any(rounds(t) for t in given)
+            and not any(rounds(t) for t in tensors)
         ):
             # Integers become the default floating dtype on the way (positions / 10).
             with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
@@ -149,18 +149,18 @@ class _Name:
 
 def overload(name: str) -> Any:
     """The operator of a full name. Raises LookupError when this torch has none."""
-    found: Any = torch.ops
+    func: Any = torch.ops
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            func = getattr(func, part)
     except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, torch._ops.OpOverload):
+        func = None
+    if not isinstance(func, torch._ops.OpOverload):
         raise LookupError(
             f"operator {name} does not exist in torch {torch.__version__}; a custom one comes "
             "with --import MODULE"
         )
-    return found
+    return func
 
 
 def invoke(ops: Operators, name: str, named: Mapping[str, Any]) -> Any:
@@ -198,11 +198,11 @@ def _map(value: Any, floating: Any) -> Any:
     return type(value)(_map(v, floating) for v in value) if type(value) in (list, tuple) else value
 
 
-def _as_returned(func: Any, made: list[Any]) -> Any:
+def _as_returned(func: Any, outputs: list[Any]) -> Any:
     """A written-out operator's results in the place of the operator's own; those that only its
     backward needs are missing.
     """
-    return made[0] if len(func._schema.returns) == 1 else tuple(made)
+    return outputs[0] if len(func._schema.returns) == 1 else tuple(outputs)
 
 
 _CONTRACTIONS = words("""
@@ -233,12 +233,12 @@ def reduction_length(base: str, named: Mapping[str, Any]) -> int:
         return int(max(shapes["query"][-1], shapes["query"][-2], shapes["key"][-2]))
     if "conv" in base and "weight" in shapes:
         weight = shapes["weight"]
-        own = math.prod(weight) // max(
+        terms = math.prod(weight) // max(
             1, weight[1 if named.get("transposed") and "backward" not in base else 0]
         )
         return int(
             max(
-                own,
+                terms,
                 math.prod(first) // max(1, first[1])
                 if "backward" in base and len(first) > 1
                 else 1,
@@ -317,7 +317,7 @@ def results(func: Any, out: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     what it wrote.
     """
     wrote = written(func, named)
-    made: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     returns = (
         [out]
         if len(func._schema.returns) == 1
@@ -329,13 +329,13 @@ def results(func: Any, out: Any, named: Mapping[str, Any]) -> dict[str, Any]:
         if declared.alias_info is not None and declared.alias_info.is_write:
             continue
         if isinstance(value, (bool, int, float, complex)):
-            made[f"output.{k}"] = torch.as_tensor(
+            outputs[f"output.{k}"] = torch.as_tensor(
                 value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64
             )
         elif isinstance(value, torch.Tensor):
-            made[f"output.{k}"] = value
+            outputs[f"output.{k}"] = value
         else:
-            made.update(
+            outputs.update(
                 {
                     f"output.{k}.{i}": t
                     for i, t in enumerate(value or ())
@@ -344,9 +344,9 @@ def results(func: Any, out: Any, named: Mapping[str, Any]) -> dict[str, Any]:
             )
     for name in wrote:
         value = named[name]
-        made.update(
+        outputs.update(
             {f"mutated.{name}": value}
             if isinstance(value, torch.Tensor)
             else {f"mutated.{name}.{i}": t for i, t in enumerate(value)}
         )
-    return made
+    return outputs

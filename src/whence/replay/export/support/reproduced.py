@@ -45,29 +45,29 @@ def generators_in(state: Mapping[str, Any], seed: int) -> Iterator[None]:
     """With generators in these states ("cpu", "cuda"); without any, the CPU's is seeded. Afterwards
     the CPU's is as before.
     """
-    before = torch.get_rng_state()
+    saved = torch.get_rng_state()
     torch.manual_seed(seed)
     for device, value in state.items():
         (torch if device == "cpu" else getattr(torch, device)).set_rng_state(value)
     try:
         yield
     finally:
-        torch.set_rng_state(before)
+        torch.set_rng_state(saved)
 
 
-def picks_of(func: Any, given: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
+def picks_of(func: Any, inputs: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
     """For results that are indices: what they point at, by slot; equal values may be pointed at in
     any order.
     """
     name = func._schema.name.partition("::")[2]
     place = chosen_result(func)
-    x = next(tensors_in(list(given.values())), None)
+    x = next(tensors_in(list(inputs.values())), None)
     if place is None or x is None:
         return {}
-    dim = given.get("dim", -1 if name not in ("argmax", "argmin") else None)
+    dim = inputs.get("dim", -1 if name not in ("argmax", "argmin") else None)
 
     def pick(index: Any) -> Any:
-        kept = index
+        shaped = index
         if "pool" in name:
             flat = x.flatten(-3 if "3d" in name else -2)
             index = index.flatten(-3 if "3d" in name else -2)
@@ -80,6 +80,6 @@ def picks_of(func: Any, given: Mapping[str, Any]) -> dict[str, Callable[[Any], A
                 index = index.unsqueeze(dim)
         if index.numel() and not bool(((index >= 0) & (index < flat.shape[axis])).all()):
             raise Wrong("an index beyond its tensor")
-        return flat.gather(axis, index).reshape(kept.shape)
+        return flat.gather(axis, index).reshape(shaped.shape)
 
     return {f"output.{place}": pick}

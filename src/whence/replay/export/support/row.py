@@ -42,12 +42,12 @@ class Row:
         results.
         """
         f = self.figures
-        known = f.least <= f.greatest
+        has_range = f.least <= f.greatest
         return {
             "dtype": "; ".join(dict.fromkeys(f.dtypes)),
             "shape": "; ".join(f.shapes),
-            "min-val": repr(f.least) if known else "",
-            "max-val": repr(f.greatest) if known else "",
+            "min-val": repr(f.least) if has_range else "",
+            "max-val": repr(f.greatest) if has_range else "",
             "max": repr(f.worst),
             **{f"1e-{k + 1}": n for k, n in enumerate(f.counts)},
             "ulp": f"{f.ulp:.17g}",
@@ -81,10 +81,10 @@ def form_of(value: Any) -> str:
     return f"{NAMES.get(value.dtype, value.dtype)} {list(value.shape)}"
 
 
-def layout_of(value: Any, given: Mapping[str, Any]) -> str:
+def layout_of(value: Any, inputs: Mapping[str, Any]) -> str:
     owners = [
         n
-        for n, t in given.items()
+        for n, t in inputs.items()
         if any(
             t.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
             for t in tensors_in(t)

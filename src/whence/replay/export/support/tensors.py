@@ -139,12 +139,12 @@ class Built:
 
         Tensors that share memory do so here too. Memory seen as several dtypes keeps them.
         """
-        made: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for group in self._groups.values():
-            one = len({spec.dtype for _, spec in group}) == 1
+            one_dtype = len({spec.dtype for _, spec in group}) == 1
             values = [
                 widened(self.elements[name], floating)
-                if floating is not None and one
+                if floating is not None and one_dtype
                 else self.elements[name]
                 for name, _ in group
             ]
@@ -164,26 +164,26 @@ class Built:
                     if raw.numel()
                     else torch.empty(0, dtype=value.dtype, device=device)
                 )
-                at = spec.offset - first if value.numel() else 0
-                made[name] = base.as_strided(spec.shape, spec.stride, at)
-        return {key: _filled(value, key, made, device) for key, value in self.arguments.items()}
+                offset = spec.offset - first if value.numel() else 0
+                tensors[name] = base.as_strided(spec.shape, spec.stride, offset)
+        return {key: _filled(value, key, tensors, device) for key, value in self.arguments.items()}
 
 
 def positions(spec: Tensor, first: int = 0) -> Any:
     """Where each element of the tensor lies in its storage, counted from `first`: int64, flat, in
     logical order.
     """
-    at = torch.full((), spec.offset - first, dtype=torch.int64)
+    indices = torch.full((), spec.offset - first, dtype=torch.int64)
     for extent, step in zip(spec.shape, spec.stride):
-        at = at.unsqueeze(-1) + torch.arange(extent) * step
-    return at.reshape(-1)
+        indices = indices.unsqueeze(-1) + torch.arange(extent) * step
+    return indices.reshape(-1)
 
 
-def _filled(value: Any, name: str, made: Mapping[str, Any], device: Any) -> Any:
+def _filled(value: Any, name: str, tensor: Mapping[str, Any], device: Any) -> Any:
     if isinstance(value, Tensor):
-        return made[name]
+        return tensor[name]
     if isinstance(value, (list, tuple)):
-        return [_filled(item, f"{name}.{k}", made, device) for k, item in enumerate(value)]
+        return [_filled(item, f"{name}.{k}", tensor, device) for k, item in enumerate(value)]
     return torch.device(device) if isinstance(value, torch.device) else value
 
 
@@ -288,9 +288,9 @@ class Elements:
             chosen = torch.tensor(
                 special_values(dtype, least, greatest, full=self.full), dtype=torch.float64
             )
-            which = uniform.argsort()  # a permutation of the positions
-            odd = which % 3 == 0 if count > 1 else torch.ones(count, dtype=torch.bool)
-            values = torch.where(odd, chosen[(which // 3) % len(chosen)], values)
+            kind = uniform.argsort()  # a permutation of the positions
+            odd = kind % 3 == 0 if count > 1 else torch.ones(count, dtype=torch.bool)
+            values = torch.where(odd, chosen[(kind // 3) % len(chosen)], values)
         return values.to(dtype).reshape(spec.shape)
 
 
