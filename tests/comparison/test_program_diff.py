@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.comparison.programs import program_diff
-from whence.comparison.programs.program_diff import blocks
+from whence.comparison.programs import operator_pairing
+from whence.comparison.programs.operator_pairing import blocks
 from whence.errors import UsageError
 
 WORDS = st.lists(st.sampled_from("abcd"), max_size=24)
@@ -48,6 +48,6 @@ def test_one_more_operator_moves_no_other(place):
 
 
 def test_too_much_work_is_refused_with_what_was_shared(monkeypatch):
-    monkeypatch.setattr(program_diff, "_MAX_WORK", 50)
+    monkeypatch.setattr(operator_pairing, "_MAX_WORK", 50)
     with pytest.raises(UsageError, match="share 1 operators at their ends and then 40 face 40"):
         blocks(["s", *range(40)], ["s", *range(100, 140)])

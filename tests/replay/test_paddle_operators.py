@@ -411,7 +411,7 @@ def zoo(tmp_path_factory):
         )
         assert done.returncode == 0, done.stderr[-3000:]
     run = whence.open_run(str(folder / "run"))
-    return statics.laid(run, run, ())[0]
+    return statics.apply_programs(run, run, ())[0]
 
 
 @pytest.mark.paddle

@@ -83,7 +83,7 @@ class PreparedRuns:
     def notes(self) -> list[str]:
         """Which tensors were computed in a coarser dtype than they are stored in."""
         bases = (self.read_reference.base, self.read_target.base)
-        return [note for b in bases if isinstance(b, StoredPrecisionRun) for note in b.said]
+        return [note for b in bases if isinstance(b, StoredPrecisionRun) for note in b.sentences]
 
 
 def prepare(reference: Run, target: Run, options: CompareOptions) -> PreparedRuns:

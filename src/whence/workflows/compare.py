@@ -77,7 +77,7 @@ def compare(
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
     from whence.comparison.prepare import partial_prints
-    from whence.comparison.programs import programs
+    from whence.comparison.programs import program_flow, programs
     from whence.comparison.replays import user_model
     from whence.readers.opening import open_run
     from whence.workflows.capture import arrays
@@ -120,8 +120,10 @@ def compare(
         opened(third) if third is not None else None,
     )
     runs = left, right
-    left, right, given = programs.laid(left, right, programs.programs(program, opened))
-    left, right = partial_prints.alike(*programs.agreed(left, right))
+    left, right, given = programs.apply_programs(
+        left, right, programs.open_programs(program, opened)
+    )
+    left, right = partial_prints.alike(*program_flow.with_agreeing_inputs(left, right))
     options = CompareOptions(
         replay=replay,
         strict=strict,
@@ -141,7 +143,7 @@ def compare(
     if programs.is_program(left) or programs.is_program(right):
         result = programs.compare(left, right)
     else:
-        result = programs.told(
+        result = programs.with_differences(
             compare_runs(left, right, options, again=[opened(run) for run in again], third=finer),
             given,
             left,

@@ -240,9 +240,7 @@ def _row(row: TensorMatcher) -> ViewRow:
 
 def _shown(label: Label) -> Shown:
     record, call = label.record, label.call
-    data_id = label.given or "/".join(
-        x for x in (label.task, f"{call.scope}#{label.occurrence}") if x
-    )
+    data_id = label.id or "/".join(x for x in (label.task, f"{call.scope}#{label.occurrence}") if x)
     return Shown(
         name=data_id,
         kind=call.kind,

@@ -10,7 +10,7 @@ from whence.comparison.context import prepare
 from whence.comparison.options import CompareOptions
 from whence.comparison.prepare import partial_prints
 from whence.comparison.prepare.labels import plain
-from whence.comparison.programs import programs
+from whence.comparison.programs import program_flow, programs
 from whence.errors import UnreadableRun
 from whence.readers.opening import open_run
 from whence.records import Run
@@ -61,9 +61,9 @@ def reopened(
         policy=load_policy(asked["policy"]) if "policy" in asked else None,
         model=model,
     )
-    left, right, _ = programs.laid(
-        left, right, programs.programs(compared.program_files or None, open_run)
+    left, right, _ = programs.apply_programs(
+        left, right, programs.open_programs(compared.program_files or None, open_run)
     )
-    left, right, _ = plain(*partial_prints.alike(*programs.agreed(left, right)))
+    left, right, _ = plain(*partial_prints.alike(*program_flow.with_agreeing_inputs(left, right)))
     aligned = prepare(left, right, options).aligned
     return aligned, options

@@ -42,8 +42,8 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
             "whence show lists the calls"
         )
     left, right = (open_run(path) for path in (result.reference, result.target))
-    left, right, _ = programs.laid(
-        left, right, programs.programs(result.program_files or None, open_run)
+    left, right, _ = programs.apply_programs(
+        left, right, programs.open_programs(result.program_files or None, open_run)
     )
     left, right = with_figures(left), with_figures(right)
     named = {row.pair: row.name for row in result.rows}

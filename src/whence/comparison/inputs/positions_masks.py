@@ -15,6 +15,7 @@ import numpy as np
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
+from whence.records.slots import is_input, is_output, is_written
 from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
@@ -29,19 +30,19 @@ class PositionsAndMasks:
         self._padded: dict[str, Call] = {}
         # By side and call: how many columns of padding were before the first token that both runs
         # have.
-        self._before = {
+        self._padding_before = {
             (j.side, j.root, j.step, j.micro): j.pieces[0][2]
             for j in paired.plan.joined
             if j.pieces
         }
-        self._given: set[int] = set()
-        made: set[int] = set()
+        self._from_caller: set[int] = set()
+        produced: set[int] = set()
         for call in paired.target.calls:
             if call.parent == -1:
-                self._given.update(r.record for r in call.slots("input"))
-            made.update(r.record for r in call.refs if r.slot.startswith(("output", "mutated")))
-        self._given -= made
-        self._found: dict[tuple[int, int], SlotPair] = {}
+                self._from_caller.update(r.record for r in call.slots("input"))
+            produced.update(r.record for r in call.refs if is_written(r.slot))
+        self._from_caller -= produced
+        self._differing: dict[tuple[int, int], SlotPair] = {}
         # pairs of roots, by step
         self._roots: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, pair in enumerate(paired.plan.pairs):
@@ -68,13 +69,13 @@ class PositionsAndMasks:
         operator of it is at fault; it is noted.
         """
         exact = judge.unit_roundoff(self.paired.target.records[slot.target_record].dtype) == 0.0
-        if not exact or slot.target_record not in self._given:
+        if not exact or slot.target_record not in self._from_caller:
             return False
         if not self.paired.measured[slot.reference_record, slot.target_record].identical:
             self.blame(slot)
         return True
 
-    def counts_padding(self, call: Call, other: Call, slot: SlotPair) -> bool:
+    def counts_padding(self, call: Call, partner: Call, slot: SlotPair) -> bool:
         """Are these positions that the model counts from the first column, also of padding, so that
         they differ by its width alone?
 
@@ -83,11 +84,13 @@ class PositionsAndMasks:
         """
         if judge.unit_roundoff(self.paired.target.records[slot.target_record].dtype) != 0.0:
             return False
-        sides = (("reference", call), ("target", other))
-        before = [self._before.get((side, c.root, c.step, c.micro), 0) for side, c in sides]
+        sides = (("reference", call), ("target", partner))
+        padding = [
+            self._padding_before.get((side, c.root, c.step, c.micro), 0) for side, c in sides
+        ]
         arrays = self.paired.arrays(slot)
         if (
-            before[0] == before[1]
+            padding[0] == padding[1]
             or arrays is None
             or arrays[0].shape != arrays[1].shape
             or not arrays[0].ndim
@@ -96,13 +99,13 @@ class PositionsAndMasks:
         a, b = (x.astype(np.int64) for x in arrays)
         if not all(
             (np.diff(x, axis=-1) == 1).all() and (x[..., 0] == n).all()
-            for x, n in zip((a, b), before, strict=True)
+            for x, n in zip((a, b), padding, strict=True)
         ):
             return False
         sentence = (
             "the model counts positions from the first column, padding too: tokens that both "
             "runs have start from "
-            f"{before[0]} in the reference and from {before[1]} in the target; pass position_ids "
+            f"{padding[0]} in the reference and from {padding[1]} in the target; pass position_ids "
             "that leave the padding out"
         )
         self._padded.setdefault(sentence, call)
@@ -121,7 +124,7 @@ class PositionsAndMasks:
 
     def blame(self, slot: SlotPair) -> None:
         """Take such a tensor that the callers of both runs chose, and chose differently."""
-        self._found.setdefault((slot.reference_record, slot.target_record), slot)
+        self._differing.setdefault((slot.reference_record, slot.target_record), slot)
 
     def harmless(self, call: Call, slot: SlotPair) -> bool:
         """Does nothing that the root of a call returns depend on this difference beyond rounding?
@@ -147,7 +150,7 @@ class PositionsAndMasks:
             if call.root in others or self.harmless(call, slot):
                 continue
             error, limit = self._outputs(call)
-            what = f"{name.removeprefix('input.')} {self._where(slot)}"
+            tensor = f"{name.removeprefix('input.')} {self._where(slot)}"
             number = self.paired.pair_of[call.id]
             size = (
                 f"the outputs differ by rel_l2 {error:.2g}, rounding explains {limit:.1g}"
@@ -164,7 +167,7 @@ class PositionsAndMasks:
                 cause=CauseKind.INPUT,
                 numbers={"e_out": error},
                 slot=name,
-                sentence=f"given another {what}; {size}",
+                sentence=f"given another {tensor}; {size}",
             )
         return out
 
@@ -173,13 +176,16 @@ class PositionsAndMasks:
         one, and its slot.
         """
         users: dict[tuple[int, int], list[tuple[Call, str]]] = defaultdict(list)
-        for pair in self.paired.plan.pairs if self._found else ():
+        for pair in self.paired.plan.pairs if self._differing else ():
             for slot in pair.slots:
                 key = slot.reference_record, slot.target_record
-                if key in self._found and slot.reference_slot.startswith("input"):
+                if key in self._differing and is_input(slot.reference_slot):
                     users[key].append((self.paired.calls[pair.reference], slot.reference_slot))
-        for key, found in users.items():
-            yield *min(found, key=lambda user: (not user[0].leaf, user[0].order)), self._found[key]
+        for key, candidates in users.items():
+            yield (
+                *min(candidates, key=lambda user: (not user[0].leaf, user[0].order)),
+                self._differing[key],
+            )
 
     def _outputs(self, call: Call) -> tuple[float | None, float]:
         """(largest relative 2-norm of the root's outputs, what rounding may make of it) in the step
@@ -191,7 +197,7 @@ class PositionsAndMasks:
             self._error_of(s)
             for index in self._roots[align.step_of(call)]
             for s in self.paired.slots[index].values()
-            if s.reference_slot.startswith("output") and not align.is_cache(s.reference_slot)
+            if is_output(s.reference_slot) and not align.is_cache(s.reference_slot)
         ]
         u = max((e.u for e in errors), default=0.0)
         limit = judge.LIMITS.root_output_room(u)
@@ -205,5 +211,5 @@ class PositionsAndMasks:
         different = np.argwhere(arrays[0] != arrays[1])
         if not len(different):
             return f"({arrays[0].dtype} against {arrays[1].dtype})"
-        at = tuple(int(i) for i in different[0])
-        return f"(at {list(at)}: {arrays[0][at]} against {arrays[1][at]})"
+        index = tuple(int(i) for i in different[0])
+        return f"(at {list(index)}: {arrays[0][index]} against {arrays[1][index]})"

@@ -11,8 +11,9 @@ from whence import align, judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
-from whence.readers import GATHERED
 from whence.records import Call
+from whence.records.marks import Mark, has_mark
+from whence.records.slots import input_name, is_input, is_output
 from whence.results import CallPair, Confidence, Evidence, Parted, SlotPair, Verdict, VerdictKind
 
 
@@ -36,16 +37,15 @@ class RootInputs:
         """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
-        behind = align.followers(self.paired.calls)  # what those are given was made by the program
+        made_by_program = align.followers(
+            self.paired.calls
+        )  # what those are given was made by the program
         for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
             call = self.paired.calls[pair.reference]
-            if call.parent != -1 or call.id in behind:
+            if call.parent != -1 or call.id in made_by_program:
                 continue
             for slot in slots.values():
-                if (
-                    not slot.reference_slot.startswith("input")
-                    or slot.reference_record in self.paired.written
-                ):
+                if not is_input(slot.reference_slot) or slot.reference_record in self.paired.written:
                     continue
                 a, b = (
                     self.paired.reference.records[slot.reference_record],
@@ -60,10 +60,10 @@ class RootInputs:
                 if (
                     error.value is None
                     and a.shape == b.shape
-                    and (GATHERED in call.notes or self._unknown(slot))
+                    and (has_mark(call, Mark.PUT_TOGETHER) or self._unknown(slot))
                 ):
                     # else an input of the first call; the count of what is incomparable says so
-                    if GATHERED not in call.notes:
+                    if not has_mark(call, Mark.PUT_TOGETHER):
                         self.notes.append(
                             f"{self._input_sentence(call, slot)}: not known whether both runs "
                             "were given the same"
@@ -86,7 +86,7 @@ class RootInputs:
                     elif not told_apart:
                         self.differ.add(call.root)
         return sentences + [
-            said for parted in self.paired.plan.parted if (said := self._parted(parted))
+            text for parted in self.paired.plan.parted if (text := self._parted(parted))
         ]
 
     def doubted(
@@ -140,14 +140,14 @@ class RootInputs:
             f" row {parted.micro}" if parted.micro else ""
         )
         if parted.before:
-            shown = ", ".join(map(str, parted.before[:4])) + (
+            tokens_shown = ", ".join(map(str, parted.before[:4])) + (
                 ", ..." if len(parted.before) > 4 else ""
             )
-            what = (
+            finding = (
                 f"{len(parted.before)} tokens ahead of it in the target that the reference "
-                f"has not: {shown}"
+                f"has not: {tokens_shown}"
             )
-            return f"{where}: {what}; no mask says that they are padding"
+            return f"{where}: {finding}; no mask says that they are padding"
         if parted.reference is None or parted.target is None:
             return (
                 f"{where}: only {parted.tokens} of {parted.of} tokens of the reference are in "
@@ -166,11 +166,7 @@ class RootInputs:
             tie = _tie(
                 parted.reference,
                 parted.target,
-                (
-                    self.paired.arrays(s)
-                    for s in slots.values()
-                    if s.reference_slot.startswith("output")
-                ),
+                (self.paired.arrays(s) for s in slots.values() if is_output(s.reference_slot)),
             )
             if tie:
                 gap, noise = tie
@@ -182,7 +178,7 @@ class RootInputs:
         return f"{where}: {tokens}; compared up to there"
 
     def _input_sentence(self, call: Call, slot: SlotPair) -> str:
-        name = slot.reference_slot.removeprefix("input.")
+        name = input_name(slot.reference_slot)
         where = f"{call.root} step {call.step}: {name}"
         arrays = self.paired.arrays(slot)
         if arrays is None or arrays[0].shape != arrays[1].shape:
@@ -193,9 +189,9 @@ class RootInputs:
         different = np.argwhere(arrays[0] != arrays[1])
         if different.size == 0 and arrays[0].ndim:
             return f"{where} ({arrays[0].dtype} against {arrays[1].dtype})"
-        at = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
+        index = tuple(int(i) for i in different[0]) if arrays[0].ndim else ()
         return (
-            f"{where} at {list(at)}: {arrays[0][at]} against {arrays[1][at]} "
+            f"{where} at {list(index)}: {arrays[0][index]} against {arrays[1][index]} "
             f"({len(different)} of {arrays[0].size} differ)"
         )
 
@@ -212,7 +208,7 @@ class RootInputs:
             or arrays[0].ndim == 0
         ):
             return ""
-        before = next(
+        previous = next(
             (
                 slots
                 for p, slots in zip(self.paired.plan.pairs, self.paired.slots)
@@ -220,8 +216,8 @@ class RootInputs:
             ),
             None,
         )
-        for score in (before or {}).values():
-            if not score.reference_slot.startswith("output"):
+        for score in (previous or {}).values():
+            if not is_output(score.reference_slot):
                 continue
             scores = self.paired.arrays(score)
             if (
@@ -240,8 +236,8 @@ class RootInputs:
 
     def _precedes(self, pair: CallPair, call: Call) -> bool:
         """Is this the call of the same root one step before?"""
-        other = self.paired.calls[pair.reference]
-        return (other.parent, other.root, other.step, other.rank) == (
+        earlier = self.paired.calls[pair.reference]
+        return (earlier.parent, earlier.root, earlier.step, earlier.rank) == (
             -1,
             call.root,
             call.step - 1,
@@ -250,7 +246,7 @@ class RootInputs:
 
 
 def _tie(
-    token: int, other: int, outputs: Iterable[tuple[Array, Array] | None]
+    token: int, target_token: int, outputs: Iterable[tuple[Array, Array] | None]
 ) -> tuple[float, float] | None:
     """(gap, noise) when both tokens are the best of their run's last scores, and nearly tied in the
     reference's.
@@ -264,22 +260,22 @@ def _tie(
         ):
             continue
         x, y = (s.reshape(-1, s.shape[-1])[-1].astype(np.float64) for s in scores)
-        found = _near(x, y, token, other)
-        if found:
-            return found
+        gap_and_noise = _near(x, y, token, target_token)
+        if gap_and_noise:
+            return gap_and_noise
     return None
 
 
 def _near(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, other: int
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], token: int, target_token: int
 ) -> tuple[float, float] | None:
     if (
-        not (0 <= token < x.size and 0 <= other < x.size)
+        not (0 <= token < x.size and 0 <= target_token < x.size)
         or int(x.argmax()) != token
-        or int(y.argmax()) != other
+        or int(y.argmax()) != target_token
     ):
         return None
-    gap, noise = float(x[token] - x[other]), float(np.abs(x - y).max())
+    gap, noise = float(x[token] - x[target_token]), float(np.abs(x - y).max())
     return (gap, noise) if gap <= 2 * noise else None
 
 
@@ -291,8 +287,8 @@ def _flips(
     """
     differ = np.argwhere(tokens[0] != tokens[1])
     first: tuple[int, int, float, float] | None = None
-    for at in differ:
-        row = int(at[0]) if tokens[0].ndim > 1 else 0
+    for index in differ:
+        row = int(index[0]) if tokens[0].ndim > 1 else 0
         a, b = (
             s.astype(np.float64).reshape(-1, s.shape[-2] if s.ndim > 2 else 1, s.shape[-1])
             for s in scores
@@ -300,7 +296,7 @@ def _flips(
         if row >= a.shape[0]:
             return None
         x, y = a[row, -1], b[row, -1]
-        i, j = int(tokens[0][tuple(at)]), int(tokens[1][tuple(at)])
+        i, j = int(tokens[0][tuple(index)]), int(tokens[1][tuple(index)])
         near = _near(x, y, i, j)
         if near is None:
             return None

@@ -26,8 +26,8 @@ class Label:
     call: Call
     side: str
     task: str
-    given: str
-    at: int
+    id: str
+    time: int
     occurrence: int
     step: int
 
@@ -54,27 +54,27 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
     """All labels, in the order in which they were set. Of two runs the first is the reference where
     its labels name no side.
     """
-    found: list[tuple[int, int, Run, Call, str]] = []
+    listed: list[tuple[int, int, Run, Call, str]] = []
     for place, run in enumerate(runs):
         assumed = ("reference", "target")[place] if len(runs) == 2 else ""
         labels = (call for call in run.calls if call.kind == "label")
-        found += [
+        listed += [
             (int(call.arguments.get("at", call.order)), place, run, call, call.root or assumed)
             for call in labels
         ]
     # Processes number for themselves; clocks of one machine put them in order.
-    found.sort(key=lambda item: (item[1], item[0]) if len(runs) == 2 else (0, item[0]))
+    listed.sort(key=lambda item: (item[1], item[0]) if len(runs) == 2 else (0, item[0]))
     steps: dict[str, int] = {}
-    seen: Counter[tuple[int, str, str, str]] = Counter()
+    counts: Counter[tuple[int, str, str, str]] = Counter()
     out = []
-    for at, _, run, call, side in found:
+    for time, _, run, call, side in listed:
         task = str(call.arguments.get("task", ""))
         key = call.rank, task, side, call.scope
         step = steps.setdefault(task, len(steps))
         out.append(
-            Label(run, call, side, task, str(call.arguments.get("id", "")), at, seen[key], step)
+            Label(run, call, side, task, str(call.arguments.get("id", "")), time, counts[key], step)
         )
-        seen[key] += 1
+        counts[key] += 1
     return out
 
 
@@ -105,20 +105,20 @@ def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
         for label in sides["reference"]:
             k = key(label)
             if id(label) not in partner and k is not None and open_.get(k):
-                found = open_[k].pop(0)
-                partner[id(label)], partner[id(found)] = found, label
+                partner_label = open_[k].pop(0)
+                partner[id(label)], partner[id(partner_label)] = partner_label, label
     out += [
         TensorMatcher(label, partner[id(label)])
         for label in sides["reference"]
         if id(label) in partner
     ]
-    for name, other in (("reference", "target"), ("target", "reference")):
+    for name, opposite in (("reference", "target"), ("target", "reference")):
         places: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
-        for label in sides[other]:
+        for label in sides[opposite]:
             places[label.call.scope][label.task, label.call.rank] += 1
         for label in sides[name]:
             if id(label) not in partner:
-                why = _alone(label, other, places[label.call.scope])
+                why = _alone(label, opposite, places[label.call.scope])
                 out.append(
                     TensorMatcher(label, None, why)
                     if name == "reference"
@@ -128,27 +128,27 @@ def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
 
 
 def _by_id(label: Label) -> Any:
-    return (label.call.rank, label.task, label.given) if label.given else None
+    return (label.call.rank, label.task, label.id) if label.id else None
 
 
 def _by_name(label: Label) -> Any:
     return label.call.rank, label.task, label.call.scope, label.occurrence
 
 
-def _alone(label: Label, other: str, places: Counter[tuple[str, int]]) -> str:
+def _alone(label: Label, opposite: str, places: Counter[tuple[str, int]]) -> str:
     """Why nothing faces a label. places: (task, rank) at which the other side has that name, and
     how often.
     """
-    what = f"id {label.given}" if label.given else label.words
-    here = places[label.task, label.call.rank]
-    if here:
-        return f"the {other} has no label {what}, only {here} of that name"
+    name = f"id {label.id}" if label.id else label.words
+    count = places[label.task, label.call.rank]
+    if count:
+        return f"the {opposite} has no label {name}, only {count} of that name"
     where = sorted(
         (f"task {task}" if task else "no task") + f", rank {rank}"
         for (task, rank), n in places.items()
         if n
     )
-    return f"the {other} has no label {what}" + (
+    return f"the {opposite} has no label {name}" + (
         f"; it has that name in {'; '.join(where[:3])}" if where else ""
     )
 
@@ -210,20 +210,21 @@ def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
         for row in rows
         if row.reference is not None and row.target is not None
     ]
-    seen: Counter[tuple[int, int, str]] = Counter()
+    counts: Counter[tuple[int, int, str]] = Counter()
     names = []
-    for own, _ in pairs:
-        key = own.call.rank, own.step, own.call.scope
-        names.append((own.call.scope, seen[key]))
-        seen[key] += 1
+    for label, _ in pairs:
+        key = label.call.rank, label.step, label.call.scope
+        names.append((label.call.scope, counts[key]))
+        counts[key] += 1
     reference = Side([a for a, _ in pairs], names, "reference labels")
     target = Side([b for _, b in pairs], names, "target labels")
     # One task has one number on both sides.
     target.calls = [
-        msgspec.structs.replace(c, step=own.step) for c, own in zip(target.calls, reference.calls)
+        msgspec.structs.replace(c, step=label.step)
+        for c, label in zip(target.calls, reference.calls)
     ]
-    laid, said = _laid_out(reference, target)
-    return reference, laid, said
+    aligned, sentences = _laid_out(reference, target)
+    return reference, aligned, sentences
 
 
 def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
@@ -233,25 +234,29 @@ def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
     from whence import align
 
     making = align.DerivedTensors(target)
-    calls, said = list(target.calls), []
-    for i, (own, other) in enumerate(zip(reference.records, target.records)):
-        if own.shape == other.shape or not own.count or own.count != other.count:
+    calls, sentences = list(target.calls), []
+    for i, (reference_record, target_record) in enumerate(zip(reference.records, target.records)):
+        if (
+            reference_record.shape == target_record.shape
+            or not reference_record.count
+            or reference_record.count != target_record.count
+        ):
             continue
         try:
-            found = align.fit(target.array(i), reference.array(i))
+            fit = align.fit(target.array(i), reference.array(i))
         except ElementsMissing:
             continue
-        if found is None:
+        if fit is None:
             continue
-        made = making.add(found.node, {"x": [i]}, "its elements")
-        calls[i] = msgspec.structs.replace(calls[i], refs=(Ref("output.0", made),))
-        said.append(
-            f"{calls[i].scope}#{calls[i].occurrence}: the target's {list(other.shape)} is read "
-            f"as {found.node}"
+        derived = making.add(fit.node, {"x": [i]}, "its elements")
+        calls[i] = msgspec.structs.replace(calls[i], refs=(Ref("output.0", derived),))
+        sentences.append(
+            f"{calls[i].scope}#{calls[i].occurrence}: the target's {list(target_record.shape)} is "
+            f"read as {fit.node}"
         )
     run = making.done()
-    if said:
+    if sentences:
         from whence.records import Over
 
         run = Over(run, calls)
-    return run, said
+    return run, sentences

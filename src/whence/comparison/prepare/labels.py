@@ -23,19 +23,21 @@ def plain(reference: Run, target: Run) -> tuple[Run, Run, tuple[str, ...]]:
     labels = [_labels(run) for run in runs]
     if not any(labels):
         return reference, target, ()
-    others = [len(run.calls) > len(found) for run, found in zip(runs, labels)]
+    others = [len(run.calls) > len(calls) for run, calls in zip(runs, labels)]
     if all(others):
         counts = " and ".join(
-            f"{len(found)} of {run.path}" for run, found in zip(runs, labels) if found
+            f"{len(calls)} of {run.path}" for run, calls in zip(runs, labels) if calls
         )
-        said = (
+        sentence = (
             f"labels ({counts}) are not part of this comparison: whence labels "
             f"{reference.path} {target.path} compares them"
         )
-        return _without(reference), _without(target), (said,)
-    both = all(len({call.root for call in found}) > 1 for found in labels)
-    left, right = (_renamed(run, both) if found else run for run, found in zip(runs, labels))
-    return left, right, ()
+        return _without(reference), _without(target), (sentence,)
+    name_sides = all(len({call.root for call in calls}) > 1 for calls in labels)
+    renamed_reference, renamed_target = (
+        _renamed(run, name_sides) if calls else run for run, calls in zip(runs, labels)
+    )
+    return renamed_reference, renamed_target, ()
 
 
 def _labels(run: Run) -> list[Call]:
@@ -44,25 +46,25 @@ def _labels(run: Run) -> list[Call]:
 
 
 def _without(run: Run) -> Run:
-    kept = [call for call in run.calls if call.kind != "label" or "at" not in call.arguments]
-    if len(kept) == len(run.calls):
+    others = [call for call in run.calls if call.kind != "label" or "at" not in call.arguments]
+    if len(others) == len(run.calls):
         return run
-    places = {call.id: place for place, call in enumerate(kept)}
+    places = {call.id: place for place, call in enumerate(others)}
     calls = [
-        msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in kept
+        msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1)) for c in others
     ]
     return Over(run, calls)
 
 
 def _renamed(run: Run, sides: bool) -> Run:
-    seen: Counter[tuple[int, int, str, str]] = Counter()
+    counts: Counter[tuple[int, int, str, str]] = Counter()
     times: Sequence[Call] = sorted(_labels(run), key=lambda call: call.arguments["at"])
     renamed: dict[int, Call] = {}
     for call in times:
         root = call.root if sides else ""
         key = call.rank, call.step, root, call.scope
         renamed[call.id] = msgspec.structs.replace(
-            call, root=root, occurrence=seen[key], arguments={}
+            call, root=root, occurrence=counts[key], arguments={}
         )
-        seen[key] += 1
+        counts[key] += 1
     return Over(run, [renamed.get(call.id, call) for call in run.calls])

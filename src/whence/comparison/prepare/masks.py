@@ -29,34 +29,35 @@ class UnifiedMasks(Over):
         super().__init__(
             base,
             records=Looked(
-                len(base.records), lambda at: read[at][0] if at in read else base.records[at]
+                len(base.records),
+                lambda number: read[number][0] if number in read else base.records[number],
             ),
         )
-        self._arrays = {at: array for at, (_, array) in read.items()}
+        self._arrays = {number: array for number, (_, array) in read.items()}
 
     def array(self, record: int) -> Array:
         """Elements of a record, in the form it is read in. Raises ElementsMissing."""
-        found = self._arrays.get(record)
-        return self.base.array(record) if found is None else found
+        mask = self._arrays.get(record)
+        return self.base.array(record) if mask is None else mask
 
 
 def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
     """The target with its masks in the reference's form; the target itself where none has
     another.
     """
-    faced: dict[int, set[int]] = {}
+    pairs: dict[int, set[int]] = {}
     for pair in plan.pairs:
         for slot in pair.slots:
             a, b = reference.records[slot.reference_record], target.records[slot.target_record]
             if a.shape == b.shape and (a.dtype == "bool") != (b.dtype == "bool"):
-                faced.setdefault(b.id, set()).add(a.id)
+                pairs.setdefault(b.id, set()).add(a.id)
     read: dict[int, tuple[Record, Array]] = {}
-    for mine, theirs in faced.items():
-        records = [reference.records[i] for i in theirs]
+    for target_id, reference_ids in pairs.items():
+        records = [reference.records[i] for i in reference_ids]
         if len({r.dtype for r in records}) > 1:
             continue
         try:
-            as_theirs = in_form_of(reference.array(records[0].id), target.array(mine))
+            as_theirs = in_form_of(reference.array(records[0].id), target.array(target_id))
             equal = next(
                 (
                     r
@@ -71,14 +72,14 @@ def unify_masks(reference: Run, target: Run, plan: Plan) -> Run:
             continue
         # Equal content has the reference's hash; of other content nothing is known but its
         # elements.
-        known = (
+        facts = (
             {"hash": equal.hash, "statistics": equal.statistics}
             if equal is not None
             else {"hash": "", "statistics": None}
         )
-        read[mine] = (
+        read[target_id] = (
             msgspec.structs.replace(
-                target.records[mine], dtype=records[0].dtype, sketch=None, **known
+                target.records[target_id], dtype=records[0].dtype, sketch=None, **facts
             ),
             as_theirs,
         )
@@ -92,18 +93,20 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
     -inf), or 0 and 1. True may mean "look" or "look away": the meaning that agrees with the
     reference in more places is taken.
     """
-    said, meant = _bits(reference), _bits(target)
-    if said is None or meant is None:
+    allowed, allowed_target = _bits(reference), _bits(target)
+    if allowed is None or allowed_target is None:
         return None
-    if 2 * np.count_nonzero(said == meant) < said.size:
-        meant = ~meant
+    if 2 * np.count_nonzero(allowed == allowed_target) < allowed.size:
+        allowed_target = ~allowed_target
     if reference.dtype.kind == "b":
-        return meant
+        return allowed_target
     values = np.unique(reference.astype(np.float64))
     if np.all((values == 0) | (values == 1)) and 1 in values:
-        return meant.astype(reference.dtype)
+        return allowed_target.astype(reference.dtype)
     top = dtypes.of(reference).max_finite or np.inf
-    return np.where(meant, 0.0, values[0] if values[0] < 0 else -top).astype(reference.dtype)
+    return np.where(allowed_target, 0.0, values[0] if values[0] < 0 else -top).astype(
+        reference.dtype
+    )
 
 
 def _bits(mask: Array) -> Bits | None:

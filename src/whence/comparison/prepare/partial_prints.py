@@ -23,13 +23,17 @@ def alike(reference: Run, target: Run) -> tuple[Run, Run]:
         return reference, target
     others = _by_key(target)
     cut: tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]] = ({}, {})
-    for key, mine in _by_key(reference).items():
+    for key, number in _by_key(reference).items():
         if key not in others:
             continue
-        one, two = reference.records[mine], target.records[others[key]]
-        if one.shape != two.shape and (one.whole or one.shape) == (two.whole or two.shape):
-            shape = tuple(min(pair) for pair in zip(one.shape, two.shape, strict=True))
-            for table, record in zip(cut, (one, two), strict=True):
+        reference_record, target_record = reference.records[number], target.records[others[key]]
+        if reference_record.shape != target_record.shape and (
+            reference_record.whole or reference_record.shape
+        ) == (target_record.whole or target_record.shape):
+            shape = tuple(
+                min(pair) for pair in zip(reference_record.shape, target_record.shape, strict=True)
+            )
+            for table, record in zip(cut, (reference_record, target_record), strict=True):
                 if record.shape != shape and not record.why:
                     table[record.id] = shape
     return _cut(reference, cut[0]), _cut(target, cut[1])

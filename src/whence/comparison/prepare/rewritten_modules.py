@@ -17,6 +17,7 @@ import msgspec
 from whence import align
 from whence.errors import ReplayRefused
 from whence.records import Call, Over, Program, Ref, Run, children
+from whence.records.slots import is_output, is_param, is_read
 from whence.replay.composed import compose
 from whence.results import Plan
 
@@ -51,62 +52,69 @@ def written_otherwise(
     across = {p.reference: p.target for p in plan.pairs}
     below, below_target = children(reference.calls), children(target.calls)
     back = {b: a for a, b in across.items()}
-    ours: dict[Site, Site] = {}
+    sites: dict[Site, Site] = {}
     counts: Counter[Site] = Counter()
     for pair in plan.pairs:
-        call, other = reference.calls[pair.reference], target.calls[pair.target]
-        if call.kind != "module" or other.kind != "module":
+        call, partner = reference.calls[pair.reference], target.calls[pair.target]
+        if call.kind != "module" or partner.kind != "module":
             continue
-        mine = [k for k in below.get(call.id, ()) if reference.calls[k].kind == "operator"]
-        theirs = [k for k in below_target.get(other.id, ()) if target.calls[k].kind == "operator"]
-        if not mine and not theirs:
+        operators = [k for k in below.get(call.id, ()) if reference.calls[k].kind == "operator"]
+        partner_operators = [
+            k for k in below_target.get(partner.id, ()) if target.calls[k].kind == "operator"
+        ]
+        if not operators and not partner_operators:
             continue
-        alone = sum(k not in across for k in mine) + sum(k not in back for k in theirs)
-        alike = _forms(reference, call) == _forms(target, other)
-        if alone or (alike and _is_wired_otherwise(reference, target, mine, across)):
-            ours[call.root, call.scope] = other.root, other.scope
+        unpaired = sum(k not in across for k in operators) + sum(
+            k not in back for k in partner_operators
+        )
+        alike = _forms(reference, call) == _forms(target, partner)
+        if unpaired or (alike and _is_wired_otherwise(reference, target, operators, across)):
+            sites[call.root, call.scope] = partner.root, partner.scope
             counts[call.root, call.scope] += 1
-    if not ours:
+    if not sites:
         return set(), set(), ()
-    names = list(dict.fromkeys(align.starred(scope) or root for root, scope in ours))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    said = (
-        f"{', '.join(names[:3])}{more}: both runs have other operators there; each is judged "
+    names = list(dict.fromkeys(align.starred(scope) or root for root, scope in sites))
+    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    sentence = (
+        f"{', '.join(names[:3])}{others}: both runs have other operators there; each is judged "
         "as a whole, by its operators run again"
     )
-    return set(ours), set(ours.values()), (said,)
+    return set(sites), set(sites.values()), (sentence,)
 
 
 def _is_wired_otherwise(
-    reference: Run, target: Run, mine: Sequence[int], across: Mapping[int, int]
+    reference: Run, target: Run, operators: Sequence[int], across: Mapping[int, int]
 ) -> bool:
     """Do operators of one name stand for something else: other shapes out of equal ones, or other
     operators whose results they read?
     """
-    faced = [(reference.calls[k], target.calls[across[k]]) for k in mine if k in across]
-    ours, theirs = _makers([a for a, _ in faced]), _makers([b for _, b in faced])
-    for call, other in faced:
-        given = {r.slot: r.record for r in other.slots("input")}
+    pairs = [(reference.calls[k], target.calls[across[k]]) for k in operators if k in across]
+    makers, partner_makers = _makers([a for a, _ in pairs]), _makers([b for _, b in pairs])
+    for call, partner in pairs:
+        partner_inputs = {r.slot: r.record for r in partner.slots("input")}
         for ref in call.slots("input"):
-            maker, instead = ours.get(ref.record), theirs.get(given.get(ref.slot, -1))
+            maker, instead = (
+                makers.get(ref.record),
+                partner_makers.get(partner_inputs.get(ref.slot, -1)),
+            )
             if maker is not None and instead is not None and across[maker] != instead:
                 return True
-        if _forms(reference, call) != _forms(target, other):
+        if _forms(reference, call) != _forms(target, partner):
             return True
     return False
 
 
 def _makers(calls: Sequence[Call]) -> dict[int, int]:
     """Which of these calls made a record; not of records that several calls could have made."""
-    made: dict[int, list[int]] = {}
+    calls_of: dict[int, list[int]] = {}
     for call in calls:
         for ref in call.slots("output"):
-            made.setdefault(ref.record, []).append(call.id if not ref.edge else -1)
-    return {record: found[0] for record, found in made.items() if len(found) == 1 and found[0] >= 0}
+            calls_of.setdefault(ref.record, []).append(call.id if not ref.edge else -1)
+    return {record: ids[0] for record, ids in calls_of.items() if len(ids) == 1 and ids[0] >= 0}
 
 
 def _forms(run: Run, call: Call) -> list[tuple[int, ...]]:
-    return [run.records[r.record].shape for r in call.refs if not r.slot.startswith("param")]
+    return [run.records[r.record].shape for r in call.refs if not is_param(r.slot)]
 
 
 def folded(run: Run, sites: Collection[Site]) -> Run:
@@ -119,11 +127,11 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
     dropped: set[int] = set()
     for call in run.calls:
         kids = [run.calls[k] for k in below.get(call.id, ())]
-        own = {k.id for k in kids if k.kind == "operator"}
-        if (call.root, call.scope) not in sites or call.kind != "module" or not own:
+        operators = {k.id for k in kids if k.kind == "operator"}
+        if (call.root, call.scope) not in sites or call.kind != "module" or not operators:
             continue
-        dropped |= own
-        leaf = len(own) == len(kids)
+        dropped |= operators
+        leaf = len(operators) == len(kids)
         try:
             program = compose(call, kids, run.programs, run.records)
         except ReplayRefused as refused:
@@ -141,10 +149,11 @@ def folded(run: Run, sites: Collection[Site]) -> Run:
     for group in _backward_of(run, sites):
         dropped |= {c.id for c in group[1:]}
         changed[group[0].id] = _one_call(run, group)
-    kept = [changed.get(c.id, c) for c in run.calls if c.id not in dropped]
-    number = {c.id: i for i, c in enumerate(kept)}
+    remaining = [changed.get(c.id, c) for c in run.calls if c.id not in dropped]
+    number = {c.id: i for i, c in enumerate(remaining)}
     calls = [
-        msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1)) for c in kept
+        msgspec.structs.replace(c, id=number[c.id], parent=number.get(c.parent, -1))
+        for c in remaining
     ]
     return Folded(run, calls, programs, sites)
 
@@ -188,7 +197,7 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
     named.
     """
     first, inside = group[0], {c.id for c in group}
-    made = {r.record for c in group for kind in ("output", "mutated") for r in c.slots(kind)}
+    results = [r.record for c in group for r in (*c.slots("output"), *c.slots("mutated"))]
     forward = [
         c
         for c in run.calls
@@ -197,37 +206,20 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
     refs: dict[str, Ref] = {}
     for number, call in enumerate(forward):
         for ref in call.refs:
-            if ref.slot.startswith(("input", "output", "param")):
+            if is_read(ref.slot) or is_output(ref.slot):
                 slot = f"input.forward.{number}.{ref.slot}"
                 refs[slot] = Ref(slot, ref.record)
+    others = [c for c in run.calls if c.id not in inside]
     gradients = {
         r.record
-        for c in run.calls
-        if c.phase == "backward" and c.id not in inside
+        for c in others
+        if c.phase == "backward"
         for r in (*c.slots("output"), *c.slots("mutated"))
-    }
-    read_elsewhere = {r.record for c in run.calls if c.id not in inside for r in c.slots("input")}
-    for kind, records in (
-        (
-            "input",
-            [
-                r.record
-                for c in group
-                for r in c.slots("input")
-                if r.record in gradients and r.record not in made
-            ],
-        ),
-        (
-            "output",
-            [
-                r.record
-                for c in group
-                for k in ("output", "mutated")
-                for r in c.slots(k)
-                if r.record in read_elsewhere
-            ],
-        ),
-    ):
+    }.difference(results)
+    read_elsewhere = {r.record for c in others for r in c.slots("input")}
+    inputs = [r.record for c in group for r in c.slots("input") if r.record in gradients]
+    outputs = [record for record in results if record in read_elsewhere]
+    for kind, records in (("input", inputs), ("output", outputs)):
         counts: Counter[str] = Counter()
         for record in dict.fromkeys(records):
             shape = "x".join(map(str, run.records[record].shape)) or "scalar"
@@ -256,15 +248,15 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
     reference, target = aligned.reference, aligned.target
     if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):
         return aligned
-    ours, theirs, said = written_otherwise(reference, target, aligned.plan)
-    if not ours:
+    reference_sites, target_sites, sentences = written_otherwise(reference, target, aligned.plan)
+    if not reference_sites:
         return aligned
-    again = align.align(
-        folded(reference, ours), folded(target, theirs), match=match, user_map=chart
+    realigned = align.align(
+        folded(reference, reference_sites), folded(target, target_sites), match=match, user_map=chart
     )
-    notes = tuple(dict.fromkeys((*aligned.plan.notes, *said, *again.plan.notes)))
+    notes = tuple(dict.fromkeys((*aligned.plan.notes, *sentences, *realigned.plan.notes)))
     return align.Aligned(
-        again.reference, again.target, msgspec.structs.replace(again.plan, notes=notes)
+        realigned.reference, realigned.target, msgspec.structs.replace(realigned.plan, notes=notes)
     )
 
 

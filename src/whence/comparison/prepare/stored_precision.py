@@ -17,8 +17,8 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
-from whence.readers import WIDER
 from whence.records import Dumped, Over, Run
+from whence.records.marks import Mark, has_mark
 
 # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SAMPLE = 1 << 12
@@ -35,13 +35,13 @@ _MANY = 16  # significant bits that constants and steps of a grid do without
 
 class StoredPrecisionRun(Over):
     """A run of which some records are given in the dtype they were computed in; elements are the
-    same numbers. said: which.
+    same numbers. sentences: which.
     """
 
     def __init__(self, base: Run, kinds: dict[int, str]) -> None:
         records = list(base.records)
         pairs = Counter((records[number].dtype, kind) for number, kind in kinds.items())
-        self.said = [
+        self.sentences = [
             f"{base.path}: {count} {'tensor' if count == 1 else 'tensors'} stored in {stored} "
             f"hold numbers of {kind}, and are judged so"
             for (stored, kind), count in pairs.items()
@@ -77,7 +77,10 @@ def as_computed(run: Run) -> Run:
     they are.
     """
     labels = dict.fromkeys(
-        r.record for c in run.calls if c.kind == "label" or WIDER in c.notes for r in c.refs
+        r.record
+        for c in run.calls
+        if c.kind == "label" or has_mark(c, Mark.STORED_WIDER)
+        for r in c.refs
     )
     kinds: dict[int, str] = {}
     open_: list[int] = []
@@ -114,7 +117,7 @@ def held(array: Array) -> str | None:
     largest only, and prove nothing; nor do whole numbers. For float32 one number that is not whole
     and needs more than 16 bits is enough: chance makes such a float64 once in 2^29.
     """
-    own = dtypes.of(array).name
+    dtype = dtypes.of(array).name
     flat = array.reshape(-1)
     sample = flat[:: max(flat.size // _SAMPLE, 1)]
     sample = sample[np.isfinite(sample) & (sample != 0)].astype(np.float64)
@@ -124,7 +127,7 @@ def held(array: Array) -> str | None:
     open_ = False
     for kind, bits in _SIGNIFICANT.items():
         if (
-            bits >= (24 if own == "float32" else 53)
+            bits >= (24 if dtype == "float32" else 53)
             or not _fits(sample, kind)
             or not _fits(flat, kind)
         ):
@@ -136,7 +139,7 @@ def held(array: Array) -> str | None:
             bits == 24 and (needed > _MANY).any()
         ):
             return kind
-    return None if open_ else own
+    return None if open_ else dtype
 
 
 def _bits(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -7,249 +7,230 @@ every program it is believed only where it reproduces what the run holds.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from whence.errors import ReplayRefused
-from whence.frameworks.paddle_programs import DRAWS
-from whence.readers import TAKES, ForeignRun
+from whence.frameworks.paddle_programs import DRAWS, FOLDED
+from whence.readers import ForeignRun
 from whence.records import Call, Over, Program, Ref, Run
+from whence.records.marks import Mark, mark_values
+from whence.records.slots import input_name, is_input, param_name, split_slot
 from whence.replay.paddle_translation import Operand, program
 
 _Maker = tuple[int, int]  # (operator of the program, which of its outputs)
 
 
-def with_programs(run: Run, written: Run, found: Mapping[int, int]) -> Run:
+def with_programs(run: Run, saved: Run, operator_of: Mapping[int, int]) -> Run:
     """A run whose calls have programs, as far as their operators are known and what they read was
     captured.
 
-    written: the program that ran. found: calls of the run -> calls of the program.
+    saved: the program that ran. operator_of: calls of the run -> calls of the program.
     """
-    makers = {
-        ref.record: (call.id, i)
-        for call in written.calls
-        if call.leaf
-        for i, ref in enumerate(call.slots("output"))
-    }
-    names, twins = _names(written), _twins(written, makers)
     programs: dict[str, Program] = dict(run.programs)
     changed: dict[int, Call] = {}
+    variables = _Variables(saved)
     steps: defaultdict[tuple[int, str, int, int], list[Call]] = defaultdict(list)
-    for call in sorted((c for c in run.calls if c.id in found), key=lambda c: c.order):
+    for call in sorted((c for c in run.calls if c.id in operator_of), key=lambda c: c.order):
         steps[call.rank, call.root, call.step, call.micro].append(call)
     for calls in steps.values():
-        made: dict[_Maker, int] = {}
-        computed: dict[_Maker, int] = {}
+        variables.begin_step()
         unseen: dict[int, Call] = {}
         for call in calls:
-            operator = written.calls[found[call.id]]
-            lists = [
-                makers[r.record][0]
+            operator = saved.calls[operator_of[call.id]]
+            lists = dict.fromkeys(
+                maker[0]
                 for r in operator.slots("input")
-                if r.record in makers and makers[r.record][0] in unseen
-            ]
+                if (maker := variables.makers.get(r.record)) is not None and maker[0] in unseen
+            )
             if lists:  # no hook shows a list of tensors: what it was made of counts as read
-                more = [
-                    r.record for maker in dict.fromkeys(lists) for r in unseen[maker].slots("input")
-                ]
-                refs = (
-                    *(Ref(f"input.of_{i}", record, "identity") for i, record in enumerate(more)),
-                    *call.refs,
-                )
-                changed[call.id] = call = msgspec.structs.replace(call, refs=refs)
+                records = [r.record for maker in lists for r in unseen[maker].slots("input")]
+                members = [Ref(f"input.of_{i}", n, "identity") for i, n in enumerate(records)]
+                changed[call.id] = call = msgspec.structs.replace(call, refs=(*members, *call.refs))
             if not call.slots("output"):
                 unseen[operator.id] = call
             if not call.program and operator.leaf:
                 try:
-                    one = _program(
-                        run,
-                        call,
-                        written,
-                        operator,
-                        partial(_seen, makers, twins, made, computed),
-                        names,
-                    )
-                    programs[one.id] = one
-                    # A number of the program that a hook shows as a tensor is an attribute.
-                    refs = tuple(
-                        r
-                        for r in call.refs
-                        if not r.slot.startswith("param.constant_folding@") or r.slot in one.params
-                    )
-                    changed[call.id] = msgspec.structs.replace(
-                        call, program=one.id, no_program="", refs=refs
-                    )
+                    program = _program(run, call, operator, variables)
+                    programs[program.id] = program
+                    changed[call.id] = _with_program(call, program)
                 except ReplayRefused as refused:
                     changed[call.id] = msgspec.structs.replace(call, no_program=str(refused))
-            slots = [i for i, ref in enumerate(operator.slots("output")) if ref.record in names]
-            left = call.slots("output")
-            at = _which(call, operator, written, names) if len(left) == 1 else None
-            for i, ref in zip(slots if at is None else [at], left):
-                made[operator.id, i] = ref.record
-                computed.setdefault(twins.get((operator.id, i), (operator.id, i)), ref.record)
+            variables.add(call, operator)
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.programs = programs
     return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
 
 
-def _seen(
-    makers: Mapping[int, _Maker],
-    twins: Mapping[_Maker, _Maker],
-    made: Mapping[_Maker, int],
-    computed: Mapping[_Maker, int],
-    variable: int,
-) -> int | None:
-    """The record that a variable of the program is; made: by maker; computed: by the first of those
-    that compute the same.
+def _with_program(call: Call, program: Program) -> Call:
+    """The call with its program. A number of the program that a hook shows as a tensor is an
+    attribute, and no parameter of it.
     """
-    maker = makers.get(variable)
-    return made.get(maker, computed.get(twins[maker])) if maker is not None else None
+    refs = tuple(
+        r
+        for r in call.refs
+        if not param_name(r.slot).startswith(FOLDED) or r.slot in program.params
+    )
+    return msgspec.structs.replace(call, program=program.id, no_program="", refs=refs)
 
 
-def _twins(written: Run, makers: Mapping[int, _Maker]) -> dict[_Maker, _Maker]:
+class _Variables:
+    """Variables of a program, and the records of a run that they are in one step. names: by record
+    of the program. makers: by record of the program, (operator, which of its outputs).
+    """
+
+    def __init__(self, saved: Run) -> None:
+        self.saved, self.names = saved, _names(saved)
+        self.makers = {
+            ref.record: (call.id, i)
+            for call in saved.calls
+            if call.leaf
+            for i, ref in enumerate(call.slots("output"))
+        }
+        self._twins = _twins(saved, self.makers)
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the records of the step before."""
+        self._produced: dict[_Maker, int] = {}
+        self._computed: dict[_Maker, int] = {}
+
+    def add(self, call: Call, operator: Call) -> None:
+        """Take in the outputs of a call of the run."""
+        slots = [i for i, r in enumerate(operator.slots("output")) if r.record in self.names]
+        outputs = call.slots("output")
+        if len(outputs) == 1:
+            slots = [self.position(call, operator)]
+        for i, ref in zip(slots, outputs):
+            maker = operator.id, i
+            self._produced[maker] = ref.record
+            self._computed.setdefault(self._twins.get(maker, maker), ref.record)
+
+    def record(self, variable: int) -> int | None:
+        """The record that a variable is in this step: of its own maker, else of the first operator
+        that computes the same.
+        """
+        maker = self.makers.get(variable)
+        if maker is None:
+            return None
+        return self._produced.get(maker, self._computed.get(self._twins[maker]))
+
+    def position(self, call: Call, operator: Call) -> int:
+        """Which output of the operator a call with one tensor holds: that of its name, else the
+        first.
+        """
+        outputs = enumerate(operator.slots("output"))
+        return next((i for i, ref in outputs if self.names.get(ref.record) == call.scope), 0)
+
+
+def _twins(saved: Run, makers: Mapping[int, _Maker]) -> dict[_Maker, _Maker]:
     """For each result of a program the first that is the same of the same operands: Paddle computes
     it once.
     """
     twins: dict[_Maker, _Maker] = {}
     first: dict[tuple[Any, ...], int] = {}
-    for call in written.calls:
+    for call in saved.calls:
         if not call.leaf:
             continue
         reads = [(r.slot, r.record) for kind in ("input", "param") for r in call.slots(kind)]
-        told = tuple((slot, twins.get(makers[v]) if v in makers else v) for slot, v in reads)
+        operands = tuple((slot, twins.get(makers[v]) if v in makers else v) for slot, v in reads)
         outputs = len(call.slots("output"))
-        key = (call.op_type, msgspec.json.encode(call.arguments, order="sorted"), told, outputs)
-        found = call.id if call.op_type in DRAWS else first.setdefault(key, call.id)
-        twins.update(((call.id, i), (found, i)) for i in range(outputs))
+        key = (call.op_type, msgspec.json.encode(call.arguments, order="sorted"), operands, outputs)
+        first_call = call.id if call.op_type in DRAWS else first.setdefault(key, call.id)
+        twins.update(((call.id, i), (first_call, i)) for i in range(outputs))
     return twins
 
 
-def _names(written: Run) -> dict[int, str]:
+def _names(saved: Run) -> dict[int, str]:
     """Records of a program -> the names of their variables, "" where they have none (PIR)."""
     out: dict[int, str] = {}
-    for call in written.calls:
+    for call in saved.calls:
         outputs = call.slots("output")
-        told = [
-            call.scope,
-            *(note.removeprefix("writes ") for note in call.notes if note.startswith("writes ")),
-        ]
-        named = len(told) == len(outputs)
+        variables = [call.scope, *mark_values(call, Mark.WRITES)]
+        named = len(variables) == len(outputs)
         for i, ref in enumerate(outputs):
-            out[ref.record] = told[i] if named else ""
+            out[ref.record] = variables[i] if named else ""
     return out
 
 
-def _which(call: Call, operator: Call, written: Run, names: Mapping[int, str]) -> int:
-    """Which output of the operator a call with one tensor holds: that of its name, else the
-    first.
-    """
-    outputs = operator.slots("output")
-    return next((i for i, ref in enumerate(outputs) if names.get(ref.record) == call.scope), 0)
-
-
-def _program(
-    run: Run,
-    call: Call,
-    written: Run,
-    operator: Call,
-    seen: Callable[[int], int | None],
-    names: Mapping[int, str],
-) -> Program:
-    """The program of one call. seen: a variable -> its record of this step. Raises ReplayRefused
-    with the reason.
-    """
+def _program(run: Run, call: Call, operator: Call, variables: _Variables) -> Program:
+    """The program of one call. Raises ReplayRefused with the reason."""
     reads = {r.slot: r.record for kind in ("input", "param") for r in call.slots(kind)}
-    operands: dict[str, Operand] = {}
-    inputs = operator.slots("input")
-    in_order = [slot for slot in reads if slot.startswith("input.")]
-    numbered = all(slot[6:].isdigit() for slot in in_order) and len(in_order) == len(inputs)
-    for place, ref in enumerate(inputs):
-        record = seen(ref.record)
-        slot = next((s for s, r in reads.items() if r == record), "") if record is not None else ""
-        slot = slot or next((s for s in (f"input.{names.get(ref.record, '')}",) if s in reads), "")
-        if not slot and numbered:
-            slot = in_order[place]
-        if slot:
-            operands[ref.slot[6:]] = _operand(run, slot, reads[slot])
-    for name, own in _parameters(operator):
-        slot = next((s for s in (f"param.{name}", f"input.{name}") if s in reads), "")
-        if slot:
-            operands[own] = _operand(run, slot, reads[slot])
-    wanted = {ref.slot[6:]: ref.record for ref in inputs} | {
-        own: -1 for _, own in _parameters(operator)
-    }
-    lost = [own for own in wanted if own not in operands]
+    operands = _operands(run, operator, reads, variables)
+    wanted = {split_slot(ref.slot)[1]: ref.record for ref in operator.slots("input")}
+    wanted |= dict.fromkeys((slot for _, slot in _parameters(operator)), -1)
+    lost = [slot for slot in wanted if slot not in operands]
     if len(lost) == 1:
         # Folded constants, what the model was given, what a change of layout lies before: the one
         # that is left over.
         used = {operand.slot for operand in operands.values()}
-        left = [
-            s for s in reads if s not in used and _could_be(run, reads[s], written, wanted[lost[0]])
+        candidates = [
+            s
+            for s, record in reads.items()
+            if s not in used and _could_be(run, record, variables.saved, wanted[lost[0]])
         ]
-        if len(left) == 1:
-            operands[lost.pop()] = _operand(run, left[0], reads[left[0]])
-    missing = lost[0] if lost else ""
-    if missing:
-        raise ReplayRefused(f"what {operator.op_type} reads as {missing} was not captured")
-    left_, outputs, shapes = call.slots("output"), {}, {}
-    for i, ref in enumerate(operator.slots("output")):
-        at = _which(call, operator, written, names) if len(left_) == 1 else i
-        mine = (
-            left_[0]
-            if len(left_) == 1 and i == at
-            else left_[i]
-            if len(left_) == len(operator.slots("output"))
-            else None
-        )
-        if mine is not None:
-            outputs[ref.slot[7:]], shapes[ref.slot[7:]] = mine.slot, run.records[mine.record].shape
-    if not outputs:
+        if len(candidates) == 1:
+            operands[lost.pop()] = _operand(run, candidates[0], reads[candidates[0]])
+    if lost:
+        raise ReplayRefused(f"what {operator.op_type} reads as {lost[0]} was not captured")
+    refs, declared = call.slots("output"), operator.slots("output")
+    pairs = list(zip(declared, refs)) if len(refs) == len(declared) else []
+    if len(refs) == 1 and declared:
+        pairs = [(declared[variables.position(call, operator)], refs[0])]
+    if not pairs:
         raise ReplayRefused(
             "none of its outputs was captured"
-            if not left_
-            else f"which of its {len(left_)} tensors is which is not known"
+            if not refs
+            else f"which of its {len(refs)} tensors is which is not known"
         )
+    outputs = {split_slot(a.slot)[1]: b.slot for a, b in pairs}
+    shapes = {split_slot(a.slot)[1]: run.records[b.record].shape for a, b in pairs}
     return program(operator.op_type, operator.arguments, operands, outputs, shapes)
 
 
-def _could_be(run: Run, record: int, written: Run, variable: int) -> bool:
+def _operands(
+    run: Run, operator: Call, reads: Mapping[str, int], variables: _Variables
+) -> dict[str, Operand]:
+    """By slot of the operator the tensor that the call read there, as far as that can be told."""
+    operands: dict[str, Operand] = {}
+    inputs = operator.slots("input")
+    in_order = [slot for slot in reads if is_input(slot)]
+    numbered = all(input_name(s).isdigit() for s in in_order) and len(in_order) == len(inputs)
+    for place, ref in enumerate(inputs):
+        record = variables.record(ref.record)
+        slot = next((s for s, r in reads.items() if r == record), "") if record is not None else ""
+        named = f"input.{variables.names.get(ref.record, '')}"
+        slot = slot or (named if named in reads else in_order[place] if numbered else "")
+        if slot:
+            operands[split_slot(ref.slot)[1]] = _operand(run, slot, reads[slot])
+    for name, operator_slot in _parameters(operator):
+        slot = next((s for s in (f"param.{name}", f"input.{name}") if s in reads), "")
+        if slot:
+            operands[operator_slot] = _operand(run, slot, reads[slot])
+    return operands
+
+
+def _could_be(run: Run, record: int, saved: Run, variable: int) -> bool:
     """Can a tensor of a run be this variable of its program, as far as dtype and extents say?"""
-    one = run.records[record]
+    actual = run.records[record]
     if variable < 0:
         return True
-    two = written.records[variable]
-    same = len(one.shape) == len(two.shape) and all(
-        n in (-1, m) for m, n in zip(one.shape, two.shape)
+    declared = saved.records[variable]
+    same_shape = len(actual.shape) == len(declared.shape) and all(
+        n in (-1, m) for m, n in zip(actual.shape, declared.shape)
     )
-    return same and two.dtype in ("", one.dtype)
+    return same_shape and declared.dtype in ("", actual.dtype)
 
 
 def _operand(run: Run, slot: str, record: int) -> Operand:
-    found = run.records[record]
-    return Operand(slot, found.dtype, found.shape)
+    tensor = run.records[record]
+    return Operand(slot, tensor.dtype, tensor.shape)
 
 
 def _parameters(operator: Call) -> Sequence[tuple[str, str]]:
     """(name, slot of the operator) of the parameters that an operator takes."""
-    told = [
-        note.removeprefix(TAKES).rpartition(" as ")
-        for note in operator.notes
-        if note.startswith(TAKES)
-    ]
-    return [(name, slot) for name, _, slot in told]
-
-
-def refusals(run: Run) -> str:
-    """How many calls have no program and the most frequent reasons, in words; "" when all have
-    one.
-    """
-    leaves = [c for c in run.calls if c.leaf and c.kind == "operator"]
-    why = Counter(c.no_program for c in leaves if not c.program)
-    if not why:
-        return ""
-    said = "; ".join(f"{text} ({count})" for text, count in why.most_common(3))
-    return f"{sum(why.values())} of {len(leaves)} operators cannot be replayed: {said}"
+    pairs = [taken.rpartition(" as ") for taken in mark_values(operator, Mark.TAKES)]
+    return [(name, slot) for name, _, slot in pairs]

@@ -7,39 +7,38 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence, Set
 
-from whence.comparison.programs.program_diff import blocks
+from whence.comparison.programs.operator_pairing import blocks
 from whence.frameworks.paddle_programs import FOLDED
-from whence.readers import TAKES
 from whence.records import Call
+from whence.records.marks import Mark, mark_values
+from whence.records.slots import param_name
 
 
 def taking(call: Call) -> tuple[str, frozenset[str]]:
     """An operator by its type and the parameters it takes."""
-    told = {
-        note.removeprefix(TAKES).rpartition(" as ")[0]
-        for note in call.notes
-        if note.startswith(TAKES)
-    }
-    return call.op_type, frozenset(told | {ref.slot[6:] for ref in call.slots("param")})
+    names = {taken.rpartition(" as ")[0] for taken in mark_values(call, Mark.TAKES)}
+    return call.op_type, frozenset(names | {param_name(r.slot) for r in call.slots("param")})
 
 
-def in_order(calls: Sequence[Call], made: Sequence[Call]) -> dict[int, int]:
+def in_order(calls: Sequence[Call], operators: Sequence[Call]) -> dict[int, int]:
     """Calls of one step of a run -> operators of its program, both in order of execution.
 
     Outside of blocks along a longest common subsequence of types; in the block of a loop round and
     round; of a branch, the block whose operators have the attributes that the run saw.
     """
-    mine, others = _by_block(calls), _by_block(made)
-    if len(mine) == 1:  # a log has no blocks
-        others = defaultdict(list, {None: list(made)})
+    call_blocks, operator_blocks = _by_block(calls), _by_block(operators)
+    if len(call_blocks) == 1:  # a log has no blocks
+        operator_blocks = defaultdict(list, {None: list(operators)})
     out: dict[int, int] = {}
-    todo = [(mine[None], others[None], False)]
+    todo = [(call_blocks[None], operator_blocks[None], False)]
     while todo:
-        ran, held, inside = todo.pop()
-        pairs = _round(ran, held) if inside else _along(ran, held)
+        ran, block, inside = todo.pop()
+        pairs = _round(ran, block) if inside else _along(ran, block)
         out.update((a.id, b.id) for a, b in pairs)
         todo += [
-            (mine[a.id], others[b.id], True) for a, b in pairs if a.id in mine and b.id in others
+            (call_blocks[a.id], operator_blocks[b.id], True)
+            for a, b in pairs
+            if a.id in call_blocks and b.id in operator_blocks
         ]
     return out
 
@@ -52,35 +51,35 @@ def _by_block(calls: Sequence[Call]) -> defaultdict[int | None, list[Call]]:
     return out
 
 
-def _along(calls: Sequence[Call], made: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _along(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call, Call]]:
     out: list[tuple[Call, Call]] = []
-    for a0, a1, b0, b1, equal in blocks([c.op_type for c in calls], [c.op_type for c in made]):
+    for a0, a1, b0, b1, equal in blocks([c.op_type for c in calls], [c.op_type for c in operators]):
         if equal:
-            out += zip(calls[a0:a1], made[b0:b1], strict=True)
+            out += zip(calls[a0:a1], operators[b0:b1], strict=True)
     return out
 
 
-def _round(calls: Sequence[Call], made: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _round(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call, Call]]:
     """Each call and the next operator like it, beginning again behind the last. Of several alike,
     when nothing tells them apart, none.
     """
-    named = {name for op in made for name in taking(op)[1]}
+    named = {name for op in operators for name in taking(op)[1]}
     out: list[tuple[Call, Call]] = []
-    at = 0
+    start = 0
     for call in calls:
-        around = [*range(at, len(made)), *range(at)]
-        found = next((i for i in around if _alike(call, made[i], named)), None)
-        if found is not None:
-            out.append((call, made[found]))
-            at = found + 1
+        around = [*range(start, len(operators)), *range(start)]
+        position = next((i for i in around if _alike(call, operators[i], named)), None)
+        if position is not None:
+            out.append((call, operators[position]))
+            start = position + 1
     return out
 
 
 def _alike(call: Call, operator: Call, named: Set[str]) -> bool:
-    (kind, taken), (other, wanted) = taking(call), taking(operator)
-    read = {name for name in taken if name in named and not name.startswith(FOLDED)}
+    (kind, params), (operator_kind, operator_params) = taking(call), taking(operator)
+    read = {name for name in params if name in named and not name.startswith(FOLDED)}
     return (
-        kind == other
-        and read == wanted
+        kind == operator_kind
+        and read == operator_params
         and (not call.arguments or call.arguments == operator.arguments)
     )

@@ -19,6 +19,7 @@ from whence.comparison.replays.side import ReplaySource
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call
+from whence.records.slots import is_input, is_mutated, is_of_child
 
 Noise = np.random.Generator
 
@@ -38,66 +39,66 @@ class TreeReplay:
         self,
         side: ReplaySource,
         working: str,
-        held: Callable[[Any, Call, str], Any],
+        params_of: Callable[[Any, Call, str], Any],
         *,
         noise: Noise | None = None,
         state: Mapping[int, Array] | None = None,
     ) -> None:
-        self.side, self.working, self._held, self._noise = side, working, held, noise
+        self.side, self.working, self._params_of, self._noise = side, working, params_of, noise
         self.state: dict[int, Array] = dict(state or {})
         self.ran: list[Call] = []
 
-    def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
         """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises
         ReplayRefused.
         """
         loaded = self.side.trusted(call)
         program = loaded.program
-        own = {r.slot: r.record for r in call.refs}
+        records = {r.slot: r.record for r in call.refs}
         inputs: dict[str, Array] = {}
         for slot in program.inputs:
-            if slot[0].isdigit():
+            if is_of_child(slot):
                 continue
-            array = given.get(slot)
-            array = array if array is not None else self.state.get(own.get(slot, -1))
-            array = array if array is not None else self.side.lent(own.get(slot), self.working)
+            array = given_tensors.get(slot)
+            array = array if array is not None else self.state.get(records.get(slot, -1))
+            array = array if array is not None else self.side.lent(records.get(slot), self.working)
             if array is not None:
                 inputs[slot] = array
         inputs = self.passing(call, inputs)
-        there = {
+        available = {
             *inputs,
             *program.params,
             *(s for k, kid in enumerate(self.side.children(call.id)) for s in self.leaves(k, kid)),
         }
-        wanted = loaded.determined(there)
-        if not wanted:
-            first = min(loaded.needs(program.outputs[0][0]) - there)
+        outputs = loaded.determined(available)
+        if not outputs:
+            first = min(loaded.needs(program.outputs[0][0]) - available)
             raise ReplayRefused(
                 f"{first} of {call.scope or call.root} is made where nothing was recorded"
             )
-        held = self._held(loaded, call, self.working)
-        made: dict[str, Array] = loaded.run(
+        params = self._params_of(loaded, call, self.working)
+        results: dict[str, Array] = loaded.run(
             inputs,
-            held,
+            params,
             working=self.working,
-            outputs=wanted,
+            outputs=outputs,
             child=lambda k, handed: self.child(call, k, handed),
             convert=False,
             trace=self.trace(call),
         )
         self.ran.append(call)
-        left = {
+        written = {
             slot: self._noisy(array) if call.leaf else array
-            for slot, array in made.items()
-            if not slot[0].isdigit()
+            for slot, array in results.items()
+            if not is_of_child(slot)
         }
-        left = self.passing(call, left)
+        written = self.passing(call, written)
         self.state.update(
-            (own[slot], array)
-            for slot, array in left.items()
-            if slot.startswith("mutated") and slot in own
+            (records[slot], array)
+            for slot, array in written.items()
+            if is_mutated(slot) and slot in records
         )
-        return left
+        return written
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """What goes on in the place of what a call is given or leaves, by slot: here, as it is."""
@@ -119,10 +120,10 @@ class TreeReplay:
         given, and what it leaves.
         """
         call = self.side.run.calls[kid]
-        made = self.side.left(call)
+        results = self.side.left(call)
         return (
-            [f"{k}:{slot}" for slot in (*made, *(r.slot for r in call.slots("input")))]
-            if made
+            [f"{k}:{slot}" for slot in (*results, *(r.slot for r in call.slots("input")))]
+            if results
             else []
         )
 
@@ -162,58 +163,62 @@ class TreeWalk(TreeReplay):
         self,
         side: ReplaySource,
         working: str,
-        held: Callable[[Any, Call, str], Any],
+        params_of: Callable[[Any, Call, str], Any],
         instead: Callable[[int], Array | None],
         *,
         noise: Noise | None = None,
         coarser: Callable[[Array], Array] | None = None,
     ) -> None:
-        super().__init__(side, working, held, noise=noise)
+        super().__init__(side, working, params_of, noise=noise)
         self._instead, self._coarser = instead, coarser
         self.inner: dict[tuple[int, int], int] = {}
         self.why = ""
-        self._came: dict[int, Array] = {}
+        self._reached: dict[int, Array] = {}
         self._owned: set[int] | None = None
 
     def through(self, root: Call) -> dict[int, Array]:
         """What came up in this call and below, by record. What is not seen of its inputs is as
         before it, or the reference's.
         """
-        self._came = {}
-        given: dict[str, Array] = {}
+        self._reached = {}
+        inputs: dict[str, Array] = {}
         for ref in root.slots("input"):
             try:
-                given[ref.slot] = self._known(ref.record, self.side.run)
+                inputs[ref.slot] = self._known(ref.record, self.side.run)
             except ElementsMissing as error:
                 self.why = self.why or str(error)
-        self._try(root, given)
-        return self._came
+        self._try(root, inputs)
+        return self._reached
 
     def _known(self, record: int, run: Any) -> Array:
-        other = self._instead(record)
-        other = other if other is not None else self.state.get(record)
-        array: Array = other if other is not None else run.array(record)
+        substitute = self._instead(record)
+        substitute = substitute if substitute is not None else self.state.get(record)
+        array: Array = substitute if substitute is not None else run.array(record)
         return array
 
-    def _try(self, call: Call, given: Mapping[str, Array]) -> None:
+    def _try(self, call: Call, inputs: Mapping[str, Array]) -> None:
         """Run a call; where that is refused, the calls below it that all is known for."""
         try:
-            left = self.run(call, given)
+            results = self.run(call, inputs)
         except (ReplayRefused, ElementsMissing) as error:
             self.why = self.why or f"{call.scope or call.root}: {error}"
             for kid in (self.side.run.calls[k] for k in self.side.children(call.id)):
-                there = {r.slot: self._instead(r.record) for r in kid.slots("input")}
-                known = self._parameters(kid) | {
+                substitutes = {r.slot: self._instead(r.record) for r in kid.slots("input")}
+                inputs_known = self._parameters(kid) | {
                     r.slot: self.state[r.record]
                     for r in kid.slots("input")
                     if r.record in self.state
                 }
                 self._try(
-                    kid, known | {slot: array for slot, array in there.items() if array is not None}
+                    kid,
+                    inputs_known
+                    | {slot: array for slot, array in substitutes.items() if array is not None},
                 )
             return
-        own = {r.slot: r.record for r in call.refs}
-        self.state.update((own[slot], array) for slot, array in left.items() if slot in own)
+        records = {r.slot: r.record for r in call.refs}
+        self.state.update(
+            (records[slot], array) for slot, array in results.items() if slot in records
+        )
 
     def _parameters(self, call: Call) -> dict[str, Array]:
         """The parameters that an operator was given as inputs: the reference's own."""
@@ -228,17 +233,17 @@ class TreeWalk(TreeReplay):
         }
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        own = {r.slot: r.record for r in call.refs}
+        records = {r.slot: r.record for r in call.refs}
         out = dict(arrays)
         for slot, array in arrays.items():
-            record = own.get(slot)
-            other = self._instead(record) if record is not None else None
-            if record is not None and other is not None and other.shape == array.shape:
-                self._came.setdefault(record, array)
-                out[slot] = other
+            record = records.get(slot)
+            substitute = self._instead(record) if record is not None else None
+            if record is not None and substitute is not None and substitute.shape == array.shape:
+                self._reached.setdefault(record, array)
+                out[slot] = substitute
             if (
                 self._coarser is not None
-                and slot.startswith("input")
+                and is_input(slot)
                 and call.leaf
                 and self._multiplies(call)
             ):
@@ -246,13 +251,15 @@ class TreeWalk(TreeReplay):
         return out
 
     def trace(self, call: Call) -> Callable[[int, Array], None] | None:
-        wanted = {at: record for (owner, at), record in self.inner.items() if owner == call.id}
-        if not wanted:
+        records = {
+            place: record for (owner, place), record in self.inner.items() if owner == call.id
+        }
+        if not records:
             return None
 
-        def take(at: int, array: Array) -> None:
-            if at in wanted:
-                self._came.setdefault(wanted[at], array)
+        def take(place: int, array: Array) -> None:
+            if place in records:
+                self._reached.setdefault(records[place], array)
 
         return take
 

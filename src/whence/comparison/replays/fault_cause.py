@@ -23,11 +23,12 @@ from whence.comparison.replays.tied_choices import Figures, settled
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program
+from whence.records.marks import NoProgram, is_without_program
 from whence.results import CauseKind
 
 
 def fault_cause(
-    sides: BothSides, call: Call, other: Call, slots: Slots, flagged: Sequence[str]
+    sides: BothSides, call: Call, partner: Call, slots: Slots, flagged: Sequence[str]
 ) -> FaultCause:
     """The cause of an introduced error whose parameters are equal. flagged: the outputs in
     question.
@@ -36,50 +37,35 @@ def fault_cause(
     rounding), the kernel does what the code says, so the code differs (`semantic`); where it
     does not, the kernel is at fault.
     """
-    if not other.program:
+    if not partner.program:
         # The reference could be replayed, so it drew none.
-        random = other.no_program.startswith("draws random numbers")
-        return (
-            FaultCause(CauseKind.SEMANTIC, f"only the target {other.no_program}")
-            if random
-            else FaultCause()
-        )
+        is_random = is_without_program(partner, NoProgram.RANDOM)
+        words = f"only the target {partner.no_program}" if is_random else ""
+        return FaultCause(CauseKind.SEMANTIC if is_random else CauseKind.UNKNOWN, words)
     words = ""
     try:
-        theirs, borrowed = sides.unmasked.program(other), sides.reference.borrows(call)
-        mine = sides.reference.program(call) if not borrowed else None
-        anew = mine is not None and written_anew(mine, theirs)
-        words = difference(mine, theirs) if mine is not None and not anew else ""
+        target_program, borrowed = sides.unmasked.program(partner), sides.reference.borrows(call)
+        reference_program = sides.reference.program(call) if not borrowed else None
+        anew = reference_program is not None and written_anew(reference_program, target_program)
+        words = (
+            difference(reference_program, target_program)
+            if reference_program is not None and not anew
+            else ""
+        )
         outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
-        outputs = [s for s in outputs if s in dict(theirs.outputs)] or [
-            s for s, _ in theirs.outputs
+        outputs = [s for s in outputs if s in dict(target_program.outputs)] or [
+            s for s, _ in target_program.outputs
         ]
         with Threads(1):
-            score, wide, right = own_score(sides.unmasked, other, outputs)
+            score, wide, right = own_score(sides.unmasked, partner, outputs)
             if score > 1:
-                alone = only_operator(theirs)
-                what = (
-                    f"the target's own operators ({alone})"
-                    if alone
-                    else "the target's own operators"
-                )
-                source = source_line(
-                    other,
-                    theirs,
-                    next((i for i, op in enumerate(theirs.operations) if op.name == alone), -1),
-                )
-                return FaultCause(
-                    CauseKind.KERNEL,
-                    f"{what}, run again on its own inputs, do not give what it recorded",
-                    alone,
-                    source,
-                )
-            if mine is None:
+                return _kernel_fault(partner, target_program)
+            if reference_program is None:
                 parting = Parting()
             elif anew:
-                parting = other_function(mine, theirs)
+                parting = other_function(reference_program, target_program)
             else:
-                parting = _parting(sides, call, slots, flagged, theirs, right, wide)
+                parting = _parting(sides, call, slots, flagged, target_program, right, wide)
     except (ReplayRefused, ElementsMissing, KeyError, ValueError):
         return FaultCause(CauseKind.UNKNOWN, words)
     because = "; ".join(w for w in (words, parting.words) if w)
@@ -87,7 +73,21 @@ def fault_cause(
         CauseKind.SEMANTIC,
         because or "the target's own operators reproduce it, so its code computes something else",
         parting.operator,
-        source_line(other, theirs, parting.place),
+        source_line(partner, target_program, parting.place),
+    )
+
+
+def _kernel_fault(partner: Call, program: Program) -> FaultCause:
+    """The cause where the target's own program does not give what the target recorded."""
+    operator = only_operator(program)
+    named = f" ({operator})" if operator else ""
+    place = next((i for i, op in enumerate(program.operations) if op.name == operator), -1)
+    return FaultCause(
+        CauseKind.KERNEL,
+        f"the target's own operators{named}, run again on its own inputs, do not give what it "
+        "recorded",
+        operator,
+        source_line(partner, program, place),
     )
 
 
@@ -96,20 +96,22 @@ def _parting(
     call: Call,
     slots: Slots,
     flagged: Sequence[str],
-    theirs: Program,
-    right: Mapping[int, Array],
+    target_program: Program,
+    target_results: Mapping[int, Array],
     wide: str,
 ) -> Parting:
     """Where the reference's program, on the target's inputs, first gives something else than
     the target's own (`right`).
     """
     loaded = sides.reference.load(call)
-    mine = loaded.program
-    faced = {
-        slot: pair for slot in (*mine.inputs, *mine.params) if (pair := slots(slot)) is not None
+    program = loaded.program
+    pairs = {
+        slot: pair
+        for slot in (*program.inputs, *program.params)
+        if (pair := slots(slot)) is not None
     }
-    arrays, strides = sides.target.arrays({s: pair.target_record for s, pair in faced.items()})
-    left: dict[int, Array] = {}
+    arrays, strides = sides.target.arrays({s: pair.target_record for s, pair in pairs.items()})
+    results: dict[int, Array] = {}
     try:
         loaded.run(
             arrays,
@@ -117,11 +119,13 @@ def _parting(
             working=wide,
             strides=strides,
             outputs=list(flagged),
-            trace=left.__setitem__,
+            trace=results.__setitem__,
         )
     except ReplayRefused:
         return Parting()
-    return first_parting(mine, theirs, left, right, 1e-9 if wide == "float64" else 1e-4)
+    return first_parting(
+        program, target_program, results, target_results, 1e-9 if wide == "float64" else 1e-4
+    )
 
 
 def own_score(
@@ -136,37 +140,42 @@ def own_score(
     loaded = side.load(call)
     program = loaded.program
     arrays, strides = side.arrays(side.records(call, (*program.inputs, *program.params)))
-    made, _ = side.arrays(side.records(call, outputs))
+    recorded, _ = side.arrays(side.records(call, outputs))
     wide = (
         "float64"
-        if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in made.values()) < 1e-5
+        if min(judge.unit_roundoff(dtypes.of(a).name) or 1.0 for a in recorded.values()) < 1e-5
         else "float32"
     )
-    right: dict[int, Array] = {}
-    r = loaded.run(
-        arrays, arrays, working=wide, strides=strides, outputs=list(made), trace=right.__setitem__
+    results: dict[int, Array] = {}
+    exact = loaded.run(
+        arrays,
+        arrays,
+        working=wide,
+        strides=strides,
+        outputs=list(recorded),
+        trace=results.__setitem__,
     )
     score = 0.0
     for stepwise in (False, True):
-        w = loaded.run(
+        working = loaded.run(
             arrays,
             arrays,
             working="recorded",
             strides=strides,
-            outputs=list(made),
+            outputs=list(recorded),
             stepwise=stepwise,
         )
         figures: Figures = {
-            s: judge.local(y, r[s], w[s], written_out=stepwise)
-            for s, y in made.items()
-            if r[s].shape == y.shape
+            s: judge.local(output, exact[s], working[s], written_out=stepwise)
+            for s, output in recorded.items()
+            if exact[s].shape == output.shape
         }
         run = functools.partial(
-            loaded.run, arrays, arrays, strides=strides, outputs=list(made), stepwise=stepwise
+            loaded.run, arrays, arrays, strides=strides, outputs=list(recorded), stepwise=stepwise
         )
-        figures = settled(loaded, made, run, wide, figures)
-        found = max((local.score for local in figures.values()), default=0.0)
-        score = min(score, found) if stepwise else found
+        figures = settled(loaded, recorded, run, wide, figures)
+        worst = max((local.score for local in figures.values()), default=0.0)
+        score = min(score, worst) if stepwise else worst
         if score <= 1:
             break
-    return score, wide, right
+    return score, wide, results

@@ -53,16 +53,17 @@ def difference(reference: Program, target: Program) -> str:
 
     Casts are passed over: a run in another precision has other casts and computes the same.
     """
-    left, right = _steps(reference), _steps(target)
-    for a, b in zip(left, right):
+    reference_steps, target_steps = _steps(reference), _steps(target)
+    for a, b in zip(reference_steps, target_steps):
         if a.name != b.name:
             return f"the reference runs {_short(a.name)} where the target runs {_short(b.name)}"
-        what = _arguments(a, b)
-        if what:
-            return f"{_short(a.name)} is called with {what}"
-    if len(left) != len(right):
-        longer, side = (left, "reference") if len(left) > len(right) else (right, "target")
-        return f"only the {side} runs {_short(longer[min(len(left), len(right))].name)}"
+        words = _arguments(a, b)
+        if words:
+            return f"{_short(a.name)} is called with {words}"
+    common = min(len(reference_steps), len(target_steps))
+    for side, steps in (("reference", reference_steps), ("target", target_steps)):
+        if len(steps) > common:
+            return f"only the {side} runs {_short(steps[common].name)}"
     return ""
 
 
@@ -70,23 +71,32 @@ def written_anew(reference: Program, target: Program) -> bool:
     """Do two programs run so few operators in the same order that comparing them one by one says
     nothing?
     """
-    ours, theirs = (
+    reference_names, target_names = (
         [op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))]
         for p in (reference, target)
     )
-    if not ours or not theirs or max(len(ours), len(theirs)) < _LEAST:
+    if (
+        not reference_names
+        or not target_names
+        or max(len(reference_names), len(target_names)) < _LEAST
+    ):
         return False
-    return bool(SequenceMatcher(None, ours, theirs, autojunk=False).ratio() < _ANEW)
+    return bool(
+        SequenceMatcher(None, reference_names, target_names, autojunk=False).ratio() < _ANEW
+    )
 
 
 def other_function(reference: Program, target: Program) -> Parting:
     """The function that only the target computes in the place of one that only the reference does,
     where both are written anew.
     """
-    ours, theirs = (
+    reference_functions, target_functions = (
         {_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
     )
-    only, missing = sorted(theirs - ours), sorted(ours - theirs)
+    only, missing = (
+        sorted(target_functions - reference_functions),
+        sorted(reference_functions - target_functions),
+    )
     if len(only) != 1 or len(missing) > 1:
         return Parting(words="its code is written otherwise, so no operator of it can be named")
     place = next(i for i, op in enumerate(target.operations) if _base(op.name) == only[0])
@@ -106,8 +116,8 @@ def _base(name: str) -> str:
 def first_parting(
     reference: Program,
     target: Program,
-    left: Mapping[int, Array],
-    right: Mapping[int, Array],
+    reference_results: Mapping[int, Array],
+    target_results: Mapping[int, Array],
     tolerance: float,
 ) -> Parting:
     """The first operator of the target whose result is not the reference's; of one that is missing
@@ -117,26 +127,26 @@ def first_parting(
     in wide arithmetic. tolerance: relative 2-norm up to which two results are the same. Operators
     that only move elements are passed over: what they hand on shows in the next.
     """
-    ours = [
+    reference_places = [
         i
         for i, op in enumerate(reference.operations)
-        if not op.name.startswith((*_CASTS, *_MOVES)) and i in left
+        if not op.name.startswith((*_CASTS, *_MOVES)) and i in reference_results
     ]
-    theirs = [
+    target_places = [
         i
         for i, op in enumerate(target.operations)
-        if not op.name.startswith((*_CASTS, *_MOVES)) and i in right
+        if not op.name.startswith((*_CASTS, *_MOVES)) and i in target_results
     ]
     names = [
         [p.operations[i].name for i in places]
-        for p, places in ((reference, ours), (target, theirs))
+        for p, places in ((reference, reference_places), (target, target_places))
     ]
     for tag, a0, a1, b0, b1 in SequenceMatcher(
         None, names[0], names[1], autojunk=False
     ).get_opcodes():
         if tag == "equal":
-            for a, b in zip(ours[a0:a1], theirs[b0:b1]):
-                error = _distance(left[a], right[b])
+            for a, b in zip(reference_places[a0:a1], target_places[b0:b1]):
+                error = _distance(reference_results[a], target_results[b])
                 if error > tolerance:
                     name = target.operations[b].name
                     size = f"off by {error:.2g}" if error < np.inf else "of another shape"
@@ -146,17 +156,17 @@ def first_parting(
                     )
                     return Parting(name, words, b)
         elif b1 > b0:
-            name = target.operations[theirs[b0]].name
+            name = target.operations[target_places[b0]].name
             instead = f" in place of {_short(names[0][a0])}" if a1 > a0 else ""
             words = (
-                f"{_short(name)} (operator {theirs[b0] + 1} of {len(target.operations)}) "
+                f"{_short(name)} (operator {target_places[b0] + 1} of {len(target.operations)}) "
                 f"runs only in the target{instead}"
             )
-            return Parting(name, words, theirs[b0])
+            return Parting(name, words, target_places[b0])
         else:
-            name = reference.operations[ours[a0]].name
+            name = reference.operations[reference_places[a0]].name
             words = (
-                f"{_short(name)} (operator {ours[a0] + 1} of the reference's "
+                f"{_short(name)} (operator {reference_places[a0] + 1} of the reference's "
                 f"{len(reference.operations)}) is missing in the target"
             )
             return Parting(name, words)
@@ -178,11 +188,11 @@ def _distance(a: Array, b: Array) -> float:
         a.astype(np.complex128 if a.dtype.kind == "c" else np.float64),
         b.astype(np.complex128 if b.dtype.kind == "c" else np.float64),
     )
-    same = np.isfinite(x) & np.isfinite(y)
+    finite = np.isfinite(x) & np.isfinite(y)
     if not np.array_equal(np.isnan(x), np.isnan(y)):
         return float(np.inf)
-    size = float(np.linalg.norm(x[same]))
-    return float(np.linalg.norm(x[same] - y[same])) / size if size else float(np.any(y[same]))
+    size = float(np.linalg.norm(x[finite]))
+    return float(np.linalg.norm(x[finite] - y[finite])) / size if size else float(np.any(y[finite]))
 
 
 def _steps(program: Program) -> list[Operation]:

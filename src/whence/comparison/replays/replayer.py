@@ -261,10 +261,10 @@ class Replayer:
             for pair in cached.values()
         }
         whole = WholeCall(self.sides, call, request.partner, run, state)
-        same = all(map(self.sides.is_equal, (*prepared.pairs.values(), *cached.values())))
+        equal_inputs = all(map(self.sides.is_equal, (*prepared.pairs.values(), *cached.values())))
         records = {slot: pair.reference_record for slot, pair in prepared.outputs.items()}
         try:
-            whole.measure(result, produced, records, same=same)
+            whole.measure(result, produced, records, equal_inputs=equal_inputs)
         except ReplayRefused as refused:
             raise run.unserved(refused) from refused
 
@@ -300,25 +300,25 @@ class Replayer:
         if refused_otherwise is not None and any(e.score > 1 for e in result.local.values()):
             raise run.misrouted(refused_otherwise)
 
-    def examined(self, call: Call, found: ReplayResult) -> ReplayResult:
+    def examined(self, call: Call, result: ReplayResult) -> ReplayResult:
         """What stands of a finding: nothing where the program is wrong about the reference too,
         unless the target agrees with it.
         """
         with Threads(1):
-            for ran in (call, *found.ran):
+            for ran in (call, *result.ran):
                 why, score = self.reference.confirm(ran)
                 if not why:
                     continue
                 agrees = (
-                    found.local
-                    and all(local.score <= 1 for local in found.local.values())
-                    and not found.ran
+                    result.local
+                    and all(local.score <= 1 for local in result.local.values())
+                    and not result.ran
                 )
                 if agrees and np.isfinite(score) and score > 1:
-                    return dataclasses.replace(found, broken=score)
+                    return dataclasses.replace(result, broken=score)
                 self.refused[why] += 1
                 return ReplayResult(refused={"": why})
-        return found
+        return result
 
     def instead(self, call: Call, why: str) -> bool:
         """Does the user's model stand for the call from now on, and did not before? why: its
@@ -334,14 +334,14 @@ class Replayer:
         """The outputs of a program without parameters on the target's inputs, in float64. Raises
         ReplayRefused, ElementsMissing.
         """
-        faced = {
+        records = {
             slot: pair.target_record
             for slot in program.inputs
             if (pair := inputs(slot)) is not None
         }
-        arrays, strides = self.target.arrays(faced)
+        arrays, strides = self.target.arrays(records)
         with Threads(1):
-            made: dict[str, Array] = self.reference.edited(program).run(
+            outputs: dict[str, Array] = self.reference.edited(program).run(
                 arrays, {}, working="float64", strides=strides
             )
-        return made
+        return outputs

@@ -24,11 +24,11 @@ class Sampling:
         for call in calls:
             steps.setdefault(call.root, set()).add(call.step)
         self._of = {
-            root: len(found)
-            for root, found in steps.items()
-            if len(found) > MANY_STEPS and not everything
+            root: len(numbers)
+            for root, numbers in steps.items()
+            if len(numbers) > MANY_STEPS and not everything
         }
-        self._chosen = {root: _three(sorted(found)) for root, found in steps.items()}
+        self._chosen = {root: _three(sorted(numbers)) for root, numbers in steps.items()}
         self._ends = time.monotonic() + budget if budget is not None else None
         self._hurried = budget is not None
         self.spent = False
@@ -48,19 +48,19 @@ class Sampling:
         """Does it come before the others where time is short?"""
         return not self._hurried or call.step in self._chosen[call.root]
 
-    def notes(self, left: int) -> list[str]:
+    def notes(self, skipped: int) -> list[str]:
         """What was not replayed, in words. left: how many calls."""
-        if not left:
+        if not skipped:
             return []
-        found = [
+        sampled = [
             f"{root}: steps {self._words(root)} of {count} were replayed, and what stood out in "
             "the others; --sample all replays every step"
             for root, count in self._of.items()
         ]
         return (
-            [f"the time budget was spent: {left} calls were not replayed", *found]
+            [f"the time budget was spent: {skipped} calls were not replayed", *sampled]
             if self.spent
-            else found
+            else sampled
         )
 
     def _words(self, root: str) -> str:

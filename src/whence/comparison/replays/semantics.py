@@ -66,16 +66,16 @@ class Semantics:
             raise ReplayRefused("it has no floating input whose activations could be quantised")
         kind = _numpy(working, arrays[first])
         values, ties = self.quantise(arrays[first], ())
-        made = run({**arrays, first: values.astype(kind)})
+        results = run({**arrays, first: values.astype(kind)})
         for flips in _subsets(min(ties, _MOST_TIES)):
-            other = run({**arrays, first: self.quantise(arrays[first], flips)[0].astype(kind)})
-            made = {
-                slot: _nearer(made[slot], other[slot], produced[slot])
+            flipped = run({**arrays, first: self.quantise(arrays[first], flips)[0].astype(kind)})
+            results = {
+                slot: _nearer(results[slot], flipped[slot], produced[slot])
                 if slot in produced
-                else made[slot]
-                for slot in made
+                else results[slot]
+                for slot in results
             }
-        return made
+        return results
 
     def param(self, slot: str, working: str, recorded: str) -> Array:
         """The stand-in of a parameter in the dtype of this replay. recorded: the dtype the
@@ -173,14 +173,14 @@ def _subsets(ties: int) -> Iterable[tuple[int, ...]]:
     return (c for n in range(1, ties + 1) for c in itertools.combinations(range(ties), n))
 
 
-def _nearer(one: Array, other: Array, produced: Array) -> Array:
+def _nearer(first: Array, second: Array, produced: Array) -> Array:
     """Row by row (vectors along the last axis), whichever is nearer to what was produced."""
-    if one.shape != produced.shape or one.ndim == 0 or not dtypes.of(one).is_floating:
-        return one
+    if first.shape != produced.shape or first.ndim == 0 or not dtypes.of(first).is_floating:
+        return first
     y = produced.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        a, b = (np.square(x.astype(np.float64) - y).sum(-1, keepdims=True) for x in (one, other))
-        return np.where(b < a, other, one)
+        a, b = (np.square(x.astype(np.float64) - y).sum(-1, keepdims=True) for x in (first, second))
+        return np.where(b < a, second, first)
 
 
 @dataclass(slots=True)

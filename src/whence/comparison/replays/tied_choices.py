@@ -54,29 +54,29 @@ class Choosing:
     ) -> None:
         self._program, self._produced, self._run_wide = program, produced, wide
         self._proposed = functools.cache(proposed)
-        self._told: dict[int, I64] = {}
+        self._forced: dict[int, I64] = {}
         self._accepted: dict[int, I64] = {}
         self._wide: Choices | None = None
         self._workings: list[Choices] = []
-        self._found: dict[int, ties.Followed] = {}
+        self._followed: dict[int, ties.Followed] = {}
 
     def wide(self) -> Mapping[str, Array]:
         """The wide replay, with what it was told so far."""
-        choices, made = self._run(self._told)
+        choices, outputs = self._run(self._forced)
         self._wide, self._workings = choices, []
-        return made
+        return outputs
 
     def for_working(self) -> Choices:
         """For a replay in the working dtype, which chooses as the wide one did."""
         from whence.replay.choices import Choices
 
         assert self._wide is not None
-        choices = Choices(told={place: seen.used for place, seen in self._wide.seen.items()})
+        choices = Choices(told={place: choice.used for place, choice in self._wide.seen.items()})
         self._workings.append(choices)
         return choices
 
     def figures(
-        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+        self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """The wide replay and the figures of the outputs with the other side's choices where they
         tie.
@@ -88,58 +88,58 @@ class Choosing:
         for _ in range(_PASSES):
             if not self._told_anew(self._shown() or self._proposals()):
                 break
-            wide, found = self._nearer(wide, found, measure)
-        if max(local.score for local in found.values()) > 1 and self._told_anew(
+            wide, errors = self._nearer(wide, errors, measure)
+        if max(local.score for local in errors.values()) > 1 and self._told_anew(
             self._proposals() | self._shown()
         ):
-            wide, found = self._nearer(wide, found, measure)
-        if max(local.score for local in found.values()) > 1:
-            wide, found = self._hidden(wide, found, measure)
-        return wide, found
+            wide, errors = self._nearer(wide, errors, measure)
+        if max(local.score for local in errors.values()) > 1:
+            wide, errors = self._hidden(wide, errors, measure)
+        return wide, errors
 
     def _nearer(
-        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+        self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """Run again with what is told now; as it was where the figures of that are worse."""
-        before = self._wide, self._workings
-        again = self.wide()
-        figures = measure(again)
-        if _badness(figures) <= _badness(found):
-            self._accepted = dict(self._told)
-            return again, figures
-        self._wide, self._workings = before
-        self._told = dict(self._accepted)
-        return wide, found
+        previous = self._wide, self._workings
+        rerun = self.wide()
+        new_errors = measure(rerun)
+        if _badness(new_errors) <= _badness(errors):
+            self._accepted = dict(self._forced)
+            return rerun, new_errors
+        self._wide, self._workings = previous
+        self._forced = dict(self._accepted)
+        return wide, errors
 
-    def said(self, found: Figures) -> dict[str, judge.ReplayError]:
+    def said(self, errors: Figures) -> dict[str, judge.ReplayError]:
         """The figures, with what is to be said of each operator that chose otherwise."""
         choices = self._choices()
-        return {slot: dataclasses.replace(local, choices=choices) for slot, local in found.items()}
+        return {slot: dataclasses.replace(local, choices=choices) for slot, local in errors.items()}
 
     def _choices(self) -> tuple[judge.Choice, ...]:
         out = []
         assert self._wide is not None
-        for place, found in sorted(self._found.items()):
-            seen = self._wide.seen[place]
+        for place, followed in sorted(self._followed.items()):
+            choice = self._wide.seen[place]
             rows = [
-                tuple(int(i) for i in np.unravel_index(r, seen.shape)) if seen.shape else ()
-                for r in np.flatnonzero(found.tied)[:_SHOWN]
+                tuple(int(i) for i in np.unravel_index(r, choice.shape)) if choice.shape else ()
+                for r in np.flatnonzero(followed.tied)[:_SHOWN]
             ]
-            at = (
-                [int(i) for i in np.unravel_index(found.worst.row, seen.shape)]
-                if found.worst is not None and seen.shape
+            worst_row = (
+                [int(i) for i in np.unravel_index(followed.worst.row, choice.shape)]
+                if followed.worst is not None and choice.shape
                 else []
             )
-            widest, worst = found.widest, found.worst
+            widest, worst = followed.widest, followed.worst
             out.append(
                 judge.Choice(
-                    seen.operator,
-                    len(found.indices),
-                    int(found.tied.sum()),
+                    choice.operator,
+                    len(followed.indices),
+                    int(followed.tied.sum()),
                     tuple(rows),
                     widest,
                     worst,
-                    tuple(at),
+                    tuple(worst_row),
                 )
             )
         return tuple(out)
@@ -153,15 +153,15 @@ class Choosing:
         """
         from whence.replay.choices import Choices
 
-        choices = self._wide = Choices(told=self._told)
+        choices = self._wide = Choices(told=self._forced)
         with contextlib.suppress(ReplayRefused):
             self._run_wide(choices)
         with contextlib.suppress(ReplayRefused):
             working()
         return self._told_anew(
             {
-                p: other
-                for p, other in self._proposals().items()
+                p: proposal
+                for p, proposal in self._proposals().items()
                 if any(p in w.seen for w in self._workings)
             }
         )
@@ -175,22 +175,22 @@ class Choosing:
         """
         assert self._wide is not None
         ways: list[tuple[int, int, int, ties.Followed, I64]] = []
-        for place, seen in self._wide.seen.items():
-            for n, other in enumerate(self._fitting(place, seen)):
-                followed = self._judged(place, seen, other)
-                ways.append((int(followed.wrong.sum()), place, n, followed, other))
-        for rows, place, _, followed, other in sorted(ways, key=lambda way: way[:3]):
-            if agrees({**self._told, place: other}):
-                self._found = {place: followed}
+        for place, choice in self._wide.seen.items():
+            for n, proposal in enumerate(self._fitting(place, choice)):
+                followed = self._judged(place, choice, proposal)
+                ways.append((int(followed.wrong.sum()), place, n, followed, proposal))
+        for rows, place, _, followed, proposal in sorted(ways, key=lambda way: way[:3]):
+            if agrees({**self._forced, place: proposal}):
+                self._followed = {place: followed}
                 return self._choices()[0].of_the_wrong if rows else ""
         return ""
 
     # ---- what the outputs show
 
-    def _run(self, told: Mapping[int, I64]) -> tuple[Choices, Mapping[str, Array]]:
+    def _run(self, forced: Mapping[int, I64]) -> tuple[Choices, Mapping[str, Array]]:
         from whence.replay.choices import Choices
 
-        choices = Choices(told=told)
+        choices = Choices(told=forced)
         return choices, self._run_wide(choices)
 
     def _shown(self) -> dict[int, I64]:
@@ -198,22 +198,24 @@ class Choosing:
         assert self._wide is not None
         out: dict[int, I64] = {}
         for slot, operand in self._program.outputs:
-            found = (
+            shown = (
                 self._wide.shown.get(tuple(operand["op"]))
                 if "op" in operand and slot in self._produced
                 else None
             )
-            if found is None:
+            if shown is None:
                 continue
-            place, positions = found[0], found[1].numpy()
-            made = self._produced[slot]
+            place, positions = shown[0], shown[1].numpy()
+            indices = self._produced[slot]
             if (
                 place not in out
-                and made.shape == positions.shape
-                and not dtypes.of(made).is_floating
+                and indices.shape == positions.shape
+                and not dtypes.of(indices).is_floating
             ):
                 out[place] = _completed(
-                    self._wide.seen[place], positions.reshape(-1), made.reshape(-1).astype(np.int64)
+                    self._wide.seen[place],
+                    positions.reshape(-1),
+                    indices.reshape(-1).astype(np.int64),
                 )
         return out
 
@@ -223,18 +225,18 @@ class Choosing:
         """
         assert self._wide is not None
         out: dict[int, I64] = {}
-        shown = self._shown()
-        for place, seen in self._wide.seen.items():
-            if place in shown:
+        shown_choices = self._shown()
+        for place, choice in self._wide.seen.items():
+            if place in shown_choices:
                 continue
-            fitting = self._fitting(place, seen)
-            followed = [self._judged(place, seen, p) for p in fitting]
+            fitting = self._fitting(place, choice)
+            followed = [self._judged(place, choice, p) for p in fitting]
             judged = [(int(f.wrong.sum()), -int(f.tied.sum()), n) for n, f in enumerate(followed)]
-            if judged and (best := min(judged))[0] < len(seen.own) / 2:
+            if judged and (best := min(judged))[0] < len(choice.own) / 2:
                 out[place] = fitting[best[2]]
         return out
 
-    def _fitting(self, place: int, seen: SeenChoices) -> list[I64]:
+    def _fitting(self, place: int, choice: SeenChoices) -> list[I64]:
         """The whole numbers of the other side's own program that have the extents of a choice, each
         once.
         """
@@ -243,40 +245,43 @@ class Choosing:
         fitting = [
             p
             for p in self._proposed()
-            if p.size == seen.own.size and p.shape[-1:] == seen.own.shape[1:]
+            if p.size == choice.own.size and p.shape[-1:] == choice.own.shape[1:]
         ]
-        return list({p.tobytes(): p.reshape(seen.own.shape) for p in fitting}.values())
+        return list({p.tobytes(): p.reshape(choice.own.shape) for p in fitting}.values())
 
-    def _told_anew(self, shown: Mapping[int, I64]) -> bool:
+    def _told_anew(self, proposals: Mapping[int, I64]) -> bool:
         """Tell the replay the shown choices that differ by ties alone. Is anything new among
         them?
         """
         assert self._wide is not None
         changed = False
-        for place, other in shown.items():
-            seen = self._wide.seen[place]
-            found = self._judged(place, seen, other)
-            told = np.where(found.tied[:, None], found.indices, -1)
-            if found.tied.any() or found.wrong.any():
-                self._found[place] = found
+        for place, proposal in proposals.items():
+            choice = self._wide.seen[place]
+            followed = self._judged(place, choice, proposal)
+            forced = np.where(followed.tied[:, None], followed.indices, -1)
+            if followed.tied.any() or followed.wrong.any():
+                self._followed[place] = followed
             else:
-                self._found.pop(place, None)
-            before = self._told.get(place)
+                self._followed.pop(place, None)
+            previous = self._forced.get(place)
             changed |= bool(
-                found.tied.any() if before is None else not np.array_equal(before, told)
+                followed.tied.any() if previous is None else not np.array_equal(previous, forced)
             )
-            self._told[place] = told
+            self._forced[place] = forced
         return changed
 
-    def _noise(self, place: int, seen: SeenChoices) -> F64:
+    def _noise(self, place: int, choice: SeenChoices) -> F64:
         workings = [
             w.seen[place]
             for w in self._workings
-            if place in w.seen and w.seen[place].scores.shape == seen.scores.shape
+            if place in w.seen and w.seen[place].scores.shape == choice.scores.shape
         ]
         return np.asarray(
             np.maximum.reduce(
-                [ties.noise_of(seen.scores, w.scores, seen.own, seen.length) for w in workings]
+                [
+                    ties.noise_of(choice.scores, w.scores, choice.own, choice.length)
+                    for w in workings
+                ]
             )
         )
 
@@ -285,59 +290,61 @@ class Choosing:
             judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen
         )
 
-    def _judged(self, place: int, seen: SeenChoices, other: I64) -> ties.Followed:
+    def _judged(self, place: int, choice: SeenChoices, proposal: I64) -> ties.Followed:
         return ties.follow(
-            seen.own,
-            other,
-            seen.scores,
-            self._noise(place, seen),
+            choice.own,
+            proposal,
+            choice.scores,
+            self._noise(place, choice),
             self._unit(place),
-            ordered=seen.ordered,
-            distinct=seen.distinct,
+            ordered=choice.ordered,
+            distinct=choice.distinct,
         )
 
     # ---- what no output shows
 
     def _hidden(
-        self, wide: Mapping[str, Array], found: Figures, measure: Measure
+        self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """Follow choices that no output shows, in the order in which they are made."""
         assert self._wide is not None
-        shown = self._shown()
+        shown_choices = self._shown()
         for place in sorted(self._wide.seen):
-            for _ in range(_PASSES if place not in shown else 0):
-                seen = self._wide.seen.get(place)
-                told = self._best(place, seen, wide) if seen is not None else None
-                if seen is None or told is None:
+            for _ in range(_PASSES if place not in shown_choices else 0):
+                choice = self._wide.seen.get(place)
+                forced = self._best(place, choice, wide) if choice is not None else None
+                if choice is None or forced is None:
                     break
-                self._told[place] = told
-                self._found[place] = self._judged(place, seen, np.where(told < 0, seen.own, told))
-                wide, found = self._nearer(wide, found, measure)
+                self._forced[place] = forced
+                self._followed[place] = self._judged(
+                    place, choice, np.where(forced < 0, choice.own, forced)
+                )
+                wide, errors = self._nearer(wide, errors, measure)
                 if self._told_anew(self._shown()):
-                    wide, found = self._nearer(wide, found, measure)
-        return wide, found
+                    wide, errors = self._nearer(wide, errors, measure)
+        return wide, errors
 
-    def _best(self, place: int, seen: SeenChoices, made: Mapping[str, Array]) -> I64 | None:
+    def _best(self, place: int, choice: SeenChoices, outputs: Mapping[str, Array]) -> I64 | None:
         """Of every row the tied choice that explains the outputs best, -1 where it is the replay's
         own; None: of every row.
         """
         ways = ties.alternatives(
-            seen.used, seen.scores, self._noise(place, seen), self._unit(place), _WAYS
+            choice.used, choice.scores, self._noise(place, choice), self._unit(place), _WAYS
         )
-        told = np.where(seen.used != seen.own, seen.used, -1)
-        best: F64 = np.zeros(len(told), np.float64)
+        forced = np.where(choice.used != choice.own, choice.used, -1)
+        best: F64 = np.zeros(len(forced), np.float64)
         for way in ways:
-            rows = np.flatnonzero((way != seen.used).any(axis=1))[:_ROWS]
-            gains = self._gains(place, seen, way, rows, made)
+            rows = np.flatnonzero((way != choice.used).any(axis=1))[:_ROWS]
+            gains = self._gains(place, choice, way, rows, outputs)
             if gains is None:
                 continue
             better = gains > best
-            told[better] = way[better]
+            forced[better] = way[better]
             best[better] = gains[better]
-        return told if (best > 0).any() else None
+        return forced if (best > 0).any() else None
 
     def _gains(
-        self, place: int, seen: SeenChoices, way: I64, rows: I64, made: Mapping[str, Array]
+        self, place: int, choice: SeenChoices, way: I64, rows: I64, outputs: Mapping[str, Array]
     ) -> F64 | None:
         """By how much the outputs come nearer with this way of choosing, by row; None where the
         program does not run so.
@@ -348,27 +355,33 @@ class Choosing:
         numbers = np.zeros(len(way), np.int64)
         numbers[rows] = np.arange(1, len(rows) + 1)
         owner = {
-            slot: np.zeros(a.shape, np.int64) for slot, a in made.items() if slot in self._produced
+            slot: np.zeros(a.shape, np.int64)
+            for slot, a in outputs.items()
+            if slot in self._produced
         }
-        value = {slot: made[slot].copy() for slot in owner}
+        value = {slot: outputs[slot].copy() for slot in owner}
         for bit in range(len(rows).bit_length()):
             half = (numbers >> bit & 1).astype(bool)[:, None]
             try:
                 _, run = self._run(
-                    self._told
-                    | {place: np.where(half, way, np.where(seen.used != seen.own, seen.used, -1))}
+                    self._forced
+                    | {
+                        place: np.where(
+                            half, way, np.where(choice.used != choice.own, choice.used, -1)
+                        )
+                    }
                 )
             except ReplayRefused:
                 return None
             for slot in owner:
-                if run[slot].shape != made[slot].shape:
+                if run[slot].shape != outputs[slot].shape:
                     return None
-                moved = run[slot] != made[slot]
+                moved = run[slot] != outputs[slot]
                 owner[slot] |= moved.astype(np.int64) << bit
                 value[slot] = np.where(moved, run[slot], value[slot])
         gains = np.zeros(len(rows) + 1, np.float64)
         for slot, of in owner.items():
-            gain = _error(self._produced[slot], made[slot]) - _error(
+            gain = _error(self._produced[slot], outputs[slot]) - _error(
                 self._produced[slot], value[slot]
             )
             fits = of <= len(rows)
@@ -378,37 +391,39 @@ class Choosing:
         return out
 
 
-def _completed(seen: SeenChoices, positions: I64, shown: I64) -> I64:
+def _completed(choice: SeenChoices, positions: I64, indices: I64) -> I64:
     """The indices of a choice of which some elements are shown: the others keep the replay's
     order.
     """
-    flat = np.full(seen.own.size, -1, np.int64)
-    flat[positions] = shown
-    out = flat.reshape(seen.own.shape)
-    if (out >= 0).all() or positions.size == seen.own.size:
+    flat = np.full(choice.own.size, -1, np.int64)
+    flat[positions] = indices
+    out = flat.reshape(choice.own.shape)
+    if (out >= 0).all() or positions.size == choice.own.size:
         return out
-    shown_at = np.zeros(seen.own.size, bool)
+    shown_at = np.zeros(choice.own.size, bool)
     shown_at[positions] = True
-    known = shown_at.reshape(seen.own.shape)
+    is_shown = shown_at.reshape(choice.own.shape)
     for row in range(len(out)):
-        if not seen.distinct or np.array_equal(out[row, known[row]], seen.own[row, known[row]]):
-            out[row, ~known[row]] = seen.own[row, ~known[row]]
+        if not choice.distinct or np.array_equal(
+            out[row, is_shown[row]], choice.own[row, is_shown[row]]
+        ):
+            out[row, ~is_shown[row]] = choice.own[row, ~is_shown[row]]
             continue
-        left = seen.own[row, ~np.isin(seen.own[row], out[row, known[row]])]
-        free = np.flatnonzero(~known[row])
-        out[row, free] = np.resize(left, len(free)) if len(left) else -1
+        unused = choice.own[row, ~np.isin(choice.own[row], out[row, is_shown[row]])]
+        free = np.flatnonzero(~is_shown[row])
+        out[row, free] = np.resize(unused, len(free)) if len(unused) else -1
     return out
 
 
-def _error(produced: Array, made: Array) -> F64:
+def _error(produced: Array, computed: Array) -> F64:
     """The error of every element: squared, over the mean square of the output; of exact kinds,
     whether it differs.
     """
     if not dtypes.of(produced).is_floating:
-        return np.asarray(produced != made.astype(produced.dtype), np.float64)
+        return np.asarray(produced != computed.astype(produced.dtype), np.float64)
     y, r = (
         np.nan_to_num(np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64))
-        for x in (produced, made)
+        for x in (produced, computed)
     )
     size = float(np.mean(r * r)) or 1.0
     return np.asarray((y - r) ** 2 / size)
@@ -419,7 +434,7 @@ def settled(
     produced: Mapping[str, Array],
     run: Callable[..., Mapping[str, Array]],
     wide: str,
-    found: Figures,
+    errors: Figures,
 ) -> Figures:
     """The figures of outputs against their own program, with the choices that they show where these
     tie; `found` are those without.
@@ -427,8 +442,8 @@ def settled(
     run: the program, given `working`, what sees and tells choices, and whether to write fused
     operators out. wide: working dtype.
     """
-    if not loaded.chooses or max((local.score for local in found.values()), default=0.0) <= 1:
-        return found
+    if not loaded.chooses or max((local.score for local in errors.values()), default=0.0) <= 1:
+        return errors
 
     def measure(r: Mapping[str, Array]) -> Figures:
         w = run(working="recorded", choices=choosing.for_working())
@@ -444,7 +459,9 @@ def settled(
     first = choosing.wide()
     measured = measure(first)
     return (
-        choosing.figures(first, measured, measure)[1] if measured.keys() == found.keys() else found
+        choosing.figures(first, measured, measure)[1]
+        if measured.keys() == errors.keys()
+        else errors
     )
 
 

@@ -18,6 +18,7 @@ from whence import align, extras
 from whence.dtypes import Array
 from whence.errors import ReplayRefused, UsageError
 from whence.records import Call
+from whence.records.slots import is_read
 
 if TYPE_CHECKING:
     from whence.replay.user_module import Known
@@ -47,7 +48,7 @@ class Models:
         self,
         call: Call,
         kids: Sequence[Call],
-        known: Known,
+        forms: Known,
         arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
     ) -> Any:
@@ -58,9 +59,9 @@ class Models:
         inputs of a call. grad: as recorded. Raises ReplayRefused where the model has no such
         module, or another one.
         """
-        form = tuple((slot, dtype) for slot, (dtype, _) in known.items())
+        form = tuple((slot, dtype) for slot, (dtype, _) in forms.items())
         numbers: dict[int, int] = {}  # which of the tensors are one
-        made = tuple(
+        wiring = tuple(
             (c.scope, tuple((r.slot, numbers.setdefault(r.record, len(numbers))) for r in c.refs))
             for c in (call, *kids)
         )
@@ -71,37 +72,37 @@ class Models:
             grad,
             form,
             tuple(sorted(call.arguments.items(), key=str)),
-            made,
+            wiring,
         )
-        found = self._borrowed.get(key)
-        if found is None:
+        borrowed = self._borrowed.get(key)
+        if borrowed is None:
             try:
-                found = self._make(
-                    call, kids, known, arrays, grad, f"{self.words} {len(self._borrowed)}"
+                borrowed = self._make(
+                    call, kids, forms, arrays, grad, f"{self.words} {len(self._borrowed)}"
                 )
             except ReplayRefused as refused:
-                found = refused
-            self._borrowed[key] = found
-        if isinstance(found, ReplayRefused):
-            raise ReplayRefused(str(found))
-        return found
+                borrowed = refused
+            self._borrowed[key] = borrowed
+        if isinstance(borrowed, ReplayRefused):
+            raise ReplayRefused(str(borrowed))
+        return borrowed
 
     def notes(self) -> list[str]:
         """A sentence about what was judged by it; none when nothing was."""
         if not self.used:
             return []
         names = list(dict.fromkeys(self.used.values()))
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return [
             f"model {self.words}: replayed {len(self.used)} calls that have no usable program: "
-            f"{', '.join(names[:_NAMED])}{more}"
+            f"{', '.join(names[:_NAMED])}{others}"
         ]
 
     def _make(
         self,
         call: Call,
         kids: Sequence[Call],
-        known: Known,
+        forms: Known,
         arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
         name: str,
@@ -112,27 +113,30 @@ class Models:
         if call.error:
             raise ReplayRefused("the call raised")
         module = self._module(call)
-        made, seen = [], {r.record for r in call.refs if r.slot.startswith(("input", "param"))}
+        children, visible = (
+            [],
+            {r.record for r in call.refs if is_read(r.slot)},
+        )
         for kid in kids:
-            fresh = tuple(r.slot for r in kid.slots("input") if r.record not in seen)
-            seen.update(r.record for r in kid.refs)
-            given, left = (
+            fresh = tuple(r.slot for r in kid.slots("input") if r.record not in visible)
+            visible.update(r.record for r in kid.refs)
+            inputs, outputs = (
                 tuple(r.slot for r in kid.refs if r.slot.startswith(kinds))
                 for kinds in ("input", ("output", "mutated"))
             )
             below = self._module(kid)
-            made.append(
+            children.append(
                 Kid(
                     kid.scope,
                     below,
-                    given,
-                    left,
-                    self._what_returns(kid, below, arrays, left),
+                    inputs,
+                    outputs,
+                    self._what_returns(kid, below, arrays, outputs),
                     fresh,
                 )
             )
         return Borrowed(
-            module, call, known, made, rebuilt, name=name, grad=grad, forbidden=self._forbidden
+            module, call, forms, children, rebuilt, name=name, grad=grad, forbidden=self._forbidden
         )
 
     def _module(self, call: Call) -> Any:
@@ -146,7 +150,7 @@ class Models:
         kid: Call,
         module: Any,
         arrays: Callable[[Call], Mapping[str, Array]],
-        left: tuple[str, ...],
+        outputs: tuple[str, ...],
     ) -> Any:
         """Something of the form that a module returns: slots do not tell a tensor from a tuple of
         one. It is run once to see it.
@@ -154,7 +158,7 @@ class Models:
         from whence.frameworks.torch_trees import rebuilt
         from whence.replay.module_arguments import form_of
 
-        key = (kid.scope, left)
+        key = (kid.scope, outputs)
         if key not in self._returned:
             self._returned[key] = form_of(module, kid, arrays(kid), rebuilt)
         return self._returned[key]
@@ -173,7 +177,7 @@ def read(model: Any) -> Models:
     else:
         words, factory = getattr(model, "__qualname__", type(model).__name__), model
     torch = extras.needed("torch", f"model {words}: replay")
-    made = factory
+    instance = factory
     if not isinstance(factory, torch.nn.Module):
         if not callable(factory):
             raise UsageError(
@@ -182,17 +186,18 @@ def read(model: Any) -> Models:
             )
         try:
             with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
-                made = factory()
+                instance = factory()
         except (Exception, SystemExit) as error:  # the user's code
             raise UsageError(
                 f"model {words}: {_call(words)} raised {_words(error)}; it is called without "
                 "arguments"
             ) from error
-    if not isinstance(made, torch.nn.Module):
+    if not isinstance(instance, torch.nn.Module):
         raise UsageError(
-            f"model {words}: {_call(words)} returned a {type(made).__name__}, not a torch.nn.Module"
+            f"model {words}: {_call(words)} returned a {type(instance).__name__}, not a "
+            "torch.nn.Module"
         )
-    return Models(made, words)
+    return Models(instance, words)
 
 
 def _imported(words: str) -> Any:
@@ -204,7 +209,7 @@ def _imported(words: str) -> Any:
         )
     with _current_folder(), contextlib.redirect_stdout(sys.stderr):
         try:
-            found: Any = importlib.import_module(name)
+            attribute: Any = importlib.import_module(name)
         except (
             Exception,
             SystemExit,
@@ -215,18 +220,18 @@ def _imported(words: str) -> Any:
             ) from error
     for part in path.split("."):
         try:
-            found = getattr(found, part)
+            attribute = getattr(attribute, part)
         except AttributeError:
-            there = [
+            callables = [
                 n
-                for n, v in getattr(found, "__dict__", {}).items()
+                for n, v in getattr(attribute, "__dict__", {}).items()
                 if callable(v) and not n.startswith("_")
             ]
             raise UsageError(
                 f"model {words}: {name} has no {part}; callable there: "
-                f"{', '.join(there)[:200] or 'nothing'}"
+                f"{', '.join(callables)[:200] or 'nothing'}"
             ) from None
-    return found
+    return attribute
 
 
 @contextlib.contextmanager

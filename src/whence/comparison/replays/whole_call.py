@@ -15,6 +15,7 @@ from whence.comparison.replays.semantics import ReplayResult
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Call
+from whence.records.slots import is_mutated
 
 
 class _TreeBetweenPairs(TreeReplay):
@@ -26,23 +27,23 @@ class _TreeBetweenPairs(TreeReplay):
         self,
         sides: BothSides,
         working: str,
-        held: Callable[[Any, Call, str], Any],
+        params_of: Callable[[Any, Call, str], Any],
         **options: Any,
     ) -> None:
-        super().__init__(sides.reference, working, held, **options)
+        super().__init__(sides.reference, working, params_of, **options)
         self._sides = sides
 
-    def run(self, call: Call, given: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, call: Call, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """What `call` leaves. Raises ReplayRefused."""
-        shown = self._shown(call) if call.id in self._sides.paired else {}
-        own = {r.slot: r.record for r in call.refs}
+        target_tensors = self._shown(call) if call.id in self._sides.paired else {}
+        records = {r.slot: r.record for r in call.refs}
         self.state.update(
-            (own[slot], array) for slot, array in shown.items() if slot.startswith("mutated")
+            (records[slot], array) for slot, array in target_tensors.items() if is_mutated(slot)
         )
         return (
-            shown
-            if shown and shown.keys() >= set(self.side.left(call))
-            else super().run(call, given) | shown
+            target_tensors
+            if target_tensors and target_tensors.keys() >= set(self.side.left(call))
+            else super().run(call, inputs) | target_tensors
         )
 
     def _shown(self, call: Call) -> dict[str, Array]:
@@ -69,11 +70,11 @@ class WholeCall:
         self,
         sides: BothSides,
         call: Call,
-        other: Call,
+        partner: Call,
         run: ProgramRun,
         state: Mapping[int, Array],
     ) -> None:
-        self._sides, self._call, self._other = sides, call, other
+        self._sides, self._call, self._partner = sides, call, partner
         self._loaded, self._state = run.loaded, state
         self._inputs, self._params, self._strides = run.inputs, run.params, run.strides
         self._wide, self._working = run.wide_dtype, run.working_dtype
@@ -81,11 +82,11 @@ class WholeCall:
 
     def measure(
         self,
-        found: ReplayResult,
+        result: ReplayResult,
         produced: Mapping[str, Array],
         records: Mapping[str, int],
         *,
-        same: bool,
+        equal_inputs: bool,
     ) -> None:
         """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both
         sides' inputs equal?
@@ -95,20 +96,24 @@ class WholeCall:
         side = self._sides.reference
         for slot, y in produced.items():
             if slot not in r or any(slot not in c or c[slot].shape != y.shape for c in copies):
-                found.refused[slot] = "made inside, where it could not be followed"
+                result.refused[slot] = "made inside, where it could not be followed"
                 continue
-            reference = side.run.array(records[slot]) if same else None
-            found.local[slot] = judge.whole(
+            reference = side.run.array(records[slot]) if equal_inputs else None
+            result.local[slot] = judge.whole(
                 y, r[slot], [c[slot] for c in copies], reference=reference
             )
-        found.inside, found.ran = len(self._ran), self._ran
+        result.inside, result.ran = len(self._ran), self._ran
 
     def _run(self, working: str, records: Mapping[str, int], seed: int | None) -> dict[str, Array]:
         side, call, loaded = self._sides.reference, self._call, self._loaded
-        own = side.records(call, loaded.program.inputs)
+        input_records = side.records(call, loaded.program.inputs)
         state = {
             **self._state,
-            **{own[slot]: array for slot, array in self._inputs.items() if slot in own},
+            **{
+                input_records[slot]: array
+                for slot, array in self._inputs.items()
+                if slot in input_records
+            },
         }
         noise = np.random.default_rng(seed) if seed is not None else None
         chain = _TreeBetweenPairs(self._sides, working, self._held, noise=noise, state=state)
@@ -119,14 +124,14 @@ class WholeCall:
             if kid not in self._sides.paired
             for s in chain.leaves(k, kid)
         }
-        there = {*self._inputs, *loaded.program.params, *leaves}
-        held = self._params.held(working)
-        made: dict[str, Array] = loaded.run(
+        available = {*self._inputs, *loaded.program.params, *leaves}
+        params = self._params.held(working)
+        outputs: dict[str, Array] = loaded.run(
             self._inputs,
-            held,
+            params,
             working=working,
             strides=self._strides,
-            outputs=loaded.determined(there),
+            outputs=loaded.determined(available),
             child=lambda k, handed: chain.child(call, k, handed),
             convert=False,
         )
@@ -134,7 +139,7 @@ class WholeCall:
         # A cache that calls inside filled is not among what the call's own operators made.
         return {
             slot: chain.state[record] for slot, record in records.items() if record in chain.state
-        } | made
+        } | outputs
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
         """The parameters of a call inside: the target's where it shows them, else the reference's
@@ -147,15 +152,15 @@ class WholeCall:
             raise ReplayRefused(f"{missing[0]} of {call.scope} was not captured")
 
         def rounded(slot: str) -> Array:
-            pair = sides.inner(self._other, call, slot) if sides.inner is not None else None
+            pair = sides.inner(self._partner, call, slot) if sides.inner is not None else None
             array = run.array(refs[slot])
             if pair is not None:  # one that is not the reference's is a finding of its own
                 return sides.target.run.array(pair.target_record)
-            same = dtypes.of(array).name == loaded.program.base and self._working in (
+            is_base = dtypes.of(array).name == loaded.program.base and self._working in (
                 "bfloat16",
                 "float16",
             )
-            return judge.rounded(array, self._working) if same else array
+            return judge.rounded(array, self._working) if is_base else array
 
         key = (
             loaded.program.id,

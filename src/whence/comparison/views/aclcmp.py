@@ -14,10 +14,10 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
     """`ait debug compare aclcmp`: as msit, but the cosine of one zero vector is the text NaN, with
     the machine epsilon of float64.
     """
-    found, why = msit.figures(reference, target)
+    numbers, why = msit.figures(reference, target)
     if why:
-        return found, why
+        return numbers, why
     return {
-        **found,
+        **numbers,
         "cosine_similarity": cosine(narrow(reference), narrow(target), EPS64, 10, lone="NaN"),
     }, ""

@@ -38,17 +38,17 @@ def wide(array: Array) -> npt.NDArray[np.float64]:
 
 def masked(g: npt.NDArray[np.float32], m: npt.NDArray[np.float32], eps: float) -> Figures:
     """Errors that count as 0 where |g| <= eps."""
-    there = np.abs(g) > eps
+    counted = np.abs(g) > eps
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.where(
-            there, np.abs(m / np.where(there, g, np.float32(1)) - np.float32(1)), np.float32(0)
+            counted, np.abs(m / np.where(counted, g, np.float32(1)) - np.float32(1)), np.float32(0)
         )
-        apart = np.where(there, np.abs(m - g), np.float32(0))
+        absolute = np.where(counted, np.abs(m - g), np.float32(0))
     return {
         "max_relative_error": float(relative.max()),
         "mean_relative_error": float(relative.mean()),
-        "max_absolute_error": float(apart.max()),
-        "mean_absolute_error": float(apart.mean()),
+        "max_absolute_error": float(absolute.max()),
+        "mean_absolute_error": float(absolute.mean()),
     }
 
 
@@ -58,12 +58,12 @@ def cosine(
     """lone: what the tool says where one side alone is zero."""
     a, b = g.astype(np.float64), m.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        one, two = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-        if one <= eps and two <= eps:
+        norm_a, norm_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+        if norm_a <= eps and norm_b <= eps:
             return 1.0
-        if one <= eps or two <= eps:
+        if norm_a <= eps or norm_b <= eps:
             return lone
-        value = float(np.dot(a / one, b / two))
+        value = float(np.dot(a / norm_a, b / norm_b))
     return round(value, digits) if np.isfinite(value) else None
 
 

@@ -29,13 +29,13 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
             return {}, f"{name} includes NAN or inf."
     if not g.size:
         return {}, "empty"  # the tool ends with an error here
-    found = masked(g, m, EPS32)
-    found["cosine_similarity"] = cosine(g, m, EPS32, 10, lone=0.0)
-    found["kl_divergence"] = kl(g, m)
+    numbers = masked(g, m, EPS32)
+    numbers["cosine_similarity"] = cosine(g, m, EPS32, 10, lone=0.0)
+    numbers["kl_divergence"] = kl(g, m)
     size = float(np.linalg.norm(g.astype(np.float64)))
-    apart = float(np.linalg.norm(m.astype(np.float64) - g.astype(np.float64)))
-    found["relative_euclidean_distance"] = apart / size if size > EPS32 else 0.0
-    return found, ""
+    distance = float(np.linalg.norm(m.astype(np.float64) - g.astype(np.float64)))
+    numbers["relative_euclidean_distance"] = distance / size if size > EPS32 else 0.0
+    return numbers, ""
 
 
 def decide(rows: Sequence[ViewRow]) -> list[ViewRow]:

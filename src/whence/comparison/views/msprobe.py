@@ -19,6 +19,7 @@ from whence.comparison.views.formulas import (
     with_result,
 )
 from whence.dtypes import Array
+from whence.records.slots import is_output
 from whence.results import ViewRow
 
 MOVES_AGAINST_THEMSELVES = False
@@ -54,7 +55,7 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
         if not np.array_equal(test(b), test(n)):
             return {}, "Position of inf or nan in NPU and bench Tensor do not match."
     b, n = np.where(odd, 0.0, b), np.where(odd, 0.0, n)
-    apart = np.abs(n - b)
+    absolute = np.abs(n - b)
     is_wide = reference.dtype.itemsize > 4
     dtype, eps = (np.dtype(np.float64), EPS64) if is_wide else (np.dtype(np.float32), EPS32)
     bench: npt.NDArray[Any] = b.astype(dtype)
@@ -66,8 +67,8 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
         similarity = round(similarity, 6)
     return {
         "cosine": similarity,
-        "euc_dist": float(np.linalg.norm(apart)),
-        "max_abs_err": round(float(apart.max()), 12),
+        "euc_dist": float(np.linalg.norm(absolute)),
+        "max_abs_err": round(float(absolute.max()), 12),
         "max_relative_err": round(float(relative.max()), 12),
         "one_thousandth": round(float(np.mean(relative < 1e-3)), 12),
         "five_thousandths": round(float(np.mean(relative < 5e-3)), 12),
@@ -80,16 +81,16 @@ def decide(rows: Sequence[ViewRow]) -> list[ViewRow]:
     """
     out = list(rows)
     calls: dict[tuple[int, int], list[int]] = {}
-    for at, row in enumerate(rows):
-        calls.setdefault(row.call, []).append(at)
+    for index, row in enumerate(rows):
+        calls.setdefault(row.call, []).append(index)
     for members in calls.values():
-        outputs = [at for at in members if rows[at].slot.startswith("output")]
-        inputs = [at for at in members if at not in outputs]
-        for at in members:
-            found = _row_result(rows[at])
-            if found is None and at == next(iter(outputs), -1):
-                found = _call_result(rows, inputs, outputs)
-            out[at] = with_result(rows[at], *(found or ("pass", "")))
+        outputs = [index for index in members if is_output(rows[index].slot)]
+        inputs = [index for index in members if index not in outputs]
+        for index in members:
+            result = _row_result(rows[index])
+            if result is None and index == next(iter(outputs), -1):
+                result = _call_result(rows, inputs, outputs)
+            out[index] = with_result(rows[index], *(result or ("pass", "")))
     return out
 
 
@@ -113,10 +114,13 @@ def _row_result(row: ViewRow) -> tuple[str, str] | None:
 def _call_result(
     rows: Sequence[ViewRow], inputs: Sequence[int], outputs: Sequence[int]
 ) -> tuple[str, str] | None:
-    if any(a is not None and a.op_type in _SKIPPED for a in (rows[at].reference for at in outputs)):
+    if any(
+        a is not None and a.op_type in _SKIPPED
+        for a in (rows[index].reference for index in outputs)
+    ):
         return None
     ratio = [
-        min((_missing(rows[at], "one_thousandth") for at in members), default=1.0)
+        min((_missing(rows[index], "one_thousandth") for index in members), default=1.0)
         for members in (inputs, outputs)
     ]
     if ratio[0] > _RATIO_IN and ratio[1] < _RATIO_OUT:
@@ -125,7 +129,7 @@ def _call_result(
             "The input/parameters of One Thousandth Err Ratio > 0.9 while the output < 0.6.",
         )
     cosine = [
-        min((_missing(rows[at], "cosine") for at in members), default=1.0)
+        min((_missing(rows[index], "cosine") for index in members), default=1.0)
         for members in (inputs, outputs)
     ]
     if cosine[0] > _COSINE_IN and cosine[0] - cosine[1] > _COSINE_DROP:

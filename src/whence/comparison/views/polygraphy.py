@@ -27,18 +27,18 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
     second, first = wide(reference), wide(target)
     least = 0.0 if reference.dtype.kind in "iub" else 2.220446049250313e-16
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        apart = np.abs(first - second)
-        relative = apart / np.where(second == 0, least, np.abs(second))
-        found: Figures = {}
-        for name, values in (("absdiff", apart), ("reldiff", relative)):
-            found |= {
+        absolute = np.abs(first - second)
+        relative = absolute / np.where(second == 0, least, np.abs(second))
+        numbers: Figures = {}
+        for name, values in (("absdiff", absolute), ("reldiff", relative)):
+            numbers |= {
                 f"max_{name}": float(np.max(values)),
                 f"mean_{name}": float(np.mean(values)),
                 f"median_{name}": float(np.median(values)),
                 f"quantile_{name}": float(np.quantile(values, 0.99)),
             }
-        found["failing"] = float(np.count_nonzero(~((apart <= 1e-5) | (relative <= 1e-5))))
-    return found, ""
+        numbers["failing"] = float(np.count_nonzero(~((absolute <= 1e-5) | (relative <= 1e-5))))
+    return numbers, ""
 
 
 def decide(rows: Sequence[ViewRow]) -> list[ViewRow]:

@@ -15,9 +15,9 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.views import Tool, tool
 from whence.comparison.views.formulas import Figures
 from whence.errors import ElementsMissing
-from whence.readers import GATHERED
 from whence.records import Call, Dumped, Record, Run
-from whence.results import Shown, SlotPair, ViewRow
+from whence.records.marks import Mark, has_mark
+from whence.results import CallPair, Shown, SlotPair, ViewRow
 
 _Place = tuple[int, int, int]
 _MOVES = ("cast", "transdata")
@@ -51,61 +51,63 @@ def _rows(
     that has a partner.
     """
     plan, target = paired.plan, paired.shown
-    behind: dict[int, int] = {}  # calls of the target -> order of the reference
+    order_of: dict[int, int] = {}  # calls of the target -> order of the reference
     for pair in plan.pairs:
-        mine, other = paired.calls[pair.reference], target.calls[pair.target]
-        behind[pair.target] = mine.order
-        if GATHERED in mine.notes and GATHERED in other.notes:
+        call, partner = paired.calls[pair.reference], target.calls[pair.target]
+        order_of[pair.target] = call.order
+        if has_mark(call, Mark.PUT_TOGETHER) and has_mark(partner, Mark.PUT_TOGETHER):
             continue
-        call, verdict = (pair.reference, pair.target), per_call.get(pair.reference, "")
-        if moves_against_themselves and align.is_handed_on(mine) and _moves(other):
-            yield (
-                (mine.order, 0, 0),
-                msgspec.structs.replace(_against_itself(target, other), verdict=verdict),
-            )
-            continue
-        place = {ref.slot: i for i, ref in enumerate(mine.refs)}
-        for slot in pair.slots:
-            numbers = paired.measured[slot.reference_record, slot.target_record]
-            yield (
-                (mine.order, 0, place.get(slot.reference_slot, 0)),
-                ViewRow(
-                    call,
-                    slot.reference_slot,
-                    _shown(paired.reference, mine, slot.reference_slot, slot.reference_record),
-                    _shown(target, other, slot.target_slot, slot.target_record),
-                    verdict=verdict,
-                    rel_l2=0.0 if numbers.identical else numbers.values.get("rel_l2"),
-                    max_abs_err=0.0 if numbers.identical else numbers.values.get("max_abs_err"),
-                    note=numbers.why,
-                ),
-            )
-        for name in pair.only_reference:
-            yield (
-                (mine.order, 0, place.get(name, 0)),
-                _lone(call, paired.reference, mine, name, is_target=False),
-            )
-        for i, name in enumerate(pair.only_target):
-            yield (mine.order, 1, i), _lone(call, target, other, name, is_target=True)
-    lost = [*plan.unmatched_reference, *(a for a, _ in plan.ambiguous)]
-    for call_id in lost:
-        one = paired.calls[call_id]
-        for i, ref in enumerate(one.refs if GATHERED not in one.notes else ()):
-            yield (
-                (one.order, 0, i),
-                _lone((call_id, -1), paired.reference, one, ref.slot, is_target=False),
-            )
+        verdict = per_call.get(pair.reference, "")
+        if moves_against_themselves and align.is_handed_on(call) and _moves(partner):
+            row = _against_itself(target, partner)
+            yield (call.order, 0, 0), msgspec.structs.replace(row, verdict=verdict)
+        else:
+            yield from _rows_of_pair(paired, pair, verdict)
+    for call_id in (*plan.unmatched_reference, *(a for a, _ in plan.ambiguous)):
+        call = paired.calls[call_id]
+        for i, ref in enumerate(() if has_mark(call, Mark.PUT_TOGETHER) else call.refs):
+            row = _lone((call_id, -1), paired.reference, call, ref.slot, is_target=False)
+            yield (call.order, 0, i), row
     free = {*plan.unmatched_target, *(b for _, others in plan.ambiguous for b in others)}
     last, count = -1, 0
-    for one in sorted(target.calls, key=lambda c: c.order):
-        last = behind.get(one.id, last)
-        if one.id in free and moves_against_themselves and _moves(one):
+    for call in sorted(target.calls, key=lambda c: c.order):
+        last = order_of.get(call.id, last)
+        if call.id in free and moves_against_themselves and _moves(call):
             count += 1
-            yield (last, 2, count), _against_itself(target, one)
-        elif one.id in free and GATHERED not in one.notes:
-            for ref in one.refs:
+            yield (last, 2, count), _against_itself(target, call)
+        elif call.id in free and not has_mark(call, Mark.PUT_TOGETHER):
+            for ref in call.refs:
                 count += 1
-                yield (last, 2, count), _lone((-1, one.id), target, one, ref.slot, is_target=True)
+                row = _lone((-1, call.id), target, call, ref.slot, is_target=True)
+                yield (last, 2, count), row
+
+
+def _rows_of_pair(
+    paired: PairedRuns, pair: CallPair, verdict: str
+) -> Iterator[tuple[_Place, ViewRow]]:
+    """(place, row) of every tensor of two calls."""
+    reference, target = paired.reference, paired.shown
+    call, partner = paired.calls[pair.reference], target.calls[pair.target]
+    ids = pair.reference, pair.target
+    place = {ref.slot: i for i, ref in enumerate(call.refs)}
+    for slot in pair.slots:
+        numbers = paired.measured[slot.reference_record, slot.target_record]
+        row = ViewRow(
+            ids,
+            slot.reference_slot,
+            _shown(reference, call, slot.reference_slot, slot.reference_record),
+            _shown(target, partner, slot.target_slot, slot.target_record),
+            verdict=verdict,
+            rel_l2=0.0 if numbers.identical else numbers.values.get("rel_l2"),
+            max_abs_err=0.0 if numbers.identical else numbers.values.get("max_abs_err"),
+            note=numbers.why,
+        )
+        yield (call.order, 0, place.get(slot.reference_slot, 0)), row
+    for name in pair.only_reference:
+        row = _lone(ids, reference, call, name, is_target=False)
+        yield (call.order, 0, place.get(name, 0)), row
+    for i, name in enumerate(pair.only_target):
+        yield (call.order, 1, i), _lone(ids, target, partner, name, is_target=True)
 
 
 def _moves(call: Call) -> bool:
@@ -119,27 +121,21 @@ def _moves(call: Call) -> bool:
 
 
 def _against_itself(run: Run, call: Call) -> ViewRow:
-    given, made = call.slots("input")[0], call.slots("output")[0]
-    one, two = (
-        _shown(run, call, given.slot, given.record),
-        _shown(run, call, made.slot, made.record),
-    )
+    source, moved = call.slots("input")[0], call.slots("output")[0]
     return ViewRow(
         (-1, call.id),
-        made.slot,
-        one,
-        two,
+        moved.slot,
+        _shown(run, call, source.slot, source.record),
+        _shown(run, call, moved.slot, moved.record),
         note="only the target has it: its input against its output",
     )
 
 
 def _lone(call: tuple[int, int], run: Run, of: Call, slot: str, *, is_target: bool) -> ViewRow:
     record = next(ref.record for ref in of.refs if ref.slot == slot)
-    shown = _shown(run, of, slot, record)
+    side = _shown(run, of, slot, record)
     note = f"only the {'target' if is_target else 'reference'} has it"
-    return ViewRow(
-        call, slot, None if is_target else shown, shown if is_target else None, note=note
-    )
+    return ViewRow(call, slot, None if is_target else side, side if is_target else None, note=note)
 
 
 def _shown(run: Run, call: Call, slot: str, number: int) -> Shown:
@@ -186,12 +182,12 @@ def _figures(
     paired: PairedRuns, view: str, rows: Sequence[ViewRow], tell: Callable[[int, int, str], None]
 ) -> Iterator[ViewRow]:
     its = tool(view)
-    known: dict[tuple[int, int], tuple[Figures, str]] = {}
+    measured: dict[tuple[int, int], tuple[Figures, str]] = {}
     pairs = {
         (p.reference, p.target): {s.reference_slot: s for s in p.slots} for p in paired.plan.pairs
     }
-    for done, row in enumerate(rows):
-        tell(done + 1, len(rows), f"view {view}")
+    for count, row in enumerate(rows):
+        tell(count + 1, len(rows), f"view {view}")
         slot: SlotPair | None = (
             pairs.get(row.call, {}).get(row.slot) if row.reference and row.target else None
         )
@@ -203,14 +199,14 @@ def _figures(
             yield msgspec.structs.replace(row, why=row.note)
             continue
         key = slot.reference_record, slot.target_record
-        if key not in known:
+        if key not in measured:
             arrays = paired.arrays(slot)
-            known[key] = (
+            measured[key] = (
                 its.figures(*arrays)
                 if arrays is not None
                 else ({}, paired.measured[key].why or "elements are missing")
             )
-        figures, why = known[key]
+        figures, why = measured[key]
         yield msgspec.structs.replace(row, figures=figures, why=why)
 
 

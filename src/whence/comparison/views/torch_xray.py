@@ -24,16 +24,16 @@ def figures(reference: Array, target: Array) -> tuple[Figures, str]:
         return {}, "empty"
     g, m = wide(reference), wide(target)
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.abs(m - g)
+        absolute = np.abs(m - g)
         rmse, close = (
-            float(np.sqrt(np.mean(apart**2))),
+            float(np.sqrt(np.mean(absolute**2))),
             np.isclose(m, g, rtol=1e-3, atol=1e-5, equal_nan=True),
         )
     return {
         "cosine": cosine(g, m, 0.0, 10, lone=0.0),
         "rmse": rmse,
         "is_close": 100.0 * float(np.mean(close)),
-        "max_err": float(np.max(apart)),
+        "max_err": float(np.max(absolute)),
         "gt_num": float(np.count_nonzero(~((g == m) | (np.isnan(g) & np.isnan(m))))),
     }, ""
 

@@ -1,0 +1,350 @@
+"""Which operators of two programs are paired.
+
+Along a longest common subsequence of (type, rank of what they make), so that one inserted, removed
+or fused operator moves no other. Names and numbers of variables may differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from whence.align.calls.sequence_alignment import common_subsequence
+from whence.errors import UsageError
+from whence.records import Call, Ref, Run
+from whence.records.marks import Mark, has_mark, mark_values
+from whence.records.slots import split_slot
+
+_MAX_WORK = 40_000_000  # steps of the search for a common subsequence
+
+
+def operators(run: Run) -> list[Call]:
+    """The operators of a program, or of a run of one, in order."""
+    calls = (c for c in run.calls if not has_mark(c, Mark.PUT_TOGETHER))
+    return sorted(calls, key=lambda c: c.order)
+
+
+def running_operators(calls: Sequence[Call]) -> int:
+    """How many operators rest on what the model is given, not on parameters alone."""
+    constant = constant_records(calls)
+    return sum(
+        not (outputs := c.slots("output")) or any(r.record not in constant for r in outputs)
+        for c in calls
+    )
+
+
+def pair_operators(
+    longer: tuple[Run, list[Call]], shorter: tuple[Run, list[Call]]
+) -> tuple[list[tuple[Call, Call]], FusedChains]:
+    """(pairs, what the second does at once) of two programs with their operators."""
+    longer_calls, shorter_calls = longer[1], shorter[1]
+    by_name = _one_naming(longer_calls, shorter_calls)
+    longer_tokens, shorter_tokens = (
+        [_token(run, c, by_name, made_of) for c in calls]
+        for run, calls in (longer, shorter)
+        for made_of in (constant_records(calls),)
+    )
+    pairs: list[tuple[Call, Call]] = []
+    gaps: list[tuple[list[Call], list[Call]]] = []
+    for a0, a1, b0, b1, equal in blocks(longer_tokens, shorter_tokens):
+        if equal:
+            pairs += zip(longer_calls[a0:a1], shorter_calls[b0:b1], strict=True)
+        else:
+            gaps += _pieces(longer_calls[a0:a1], shorter_calls[b0:b1])
+    pairs += [
+        (a, b)
+        for longer_part, shorter_part in gaps
+        for a in longer_part
+        for b in shorter_part
+        if a.scope == b.scope and plain(a.op_type) == plain(b.op_type) and _is_name(a)
+    ]
+    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    gaps = [
+        (
+            [c for c in longer_part if c.id not in paired_longer],
+            [c for c in shorter_part if c.id not in paired_shorter],
+        )
+        for longer_part, shorter_part in gaps
+    ]
+    pairs += _crossing(
+        gaps,
+        {c.id: t for c, t in zip(longer_calls, longer_tokens)},
+        {c.id: t for c, t in zip(shorter_calls, shorter_tokens)},
+    )
+    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    for longer_part, shorter_part in gaps:
+        longer_part, shorter_part = (
+            [c for c in longer_part if c.id not in paired_longer],
+            [c for c in shorter_part if c.id not in paired_shorter],
+        )
+        if len(longer_part) == len(shorter_part):
+            pairs += zip(longer_part, shorter_part, strict=True)
+    pairs, fused = _extend_fused(pairs, longer_calls)
+    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    for longer_part, shorter_part in gaps:
+        unfused = [c for c in longer_part if c.id not in fused.inside and c.id not in paired_longer]
+        free = bool(shorter_part) and shorter_part[-1].id not in paired_shorter
+        if (
+            unfused
+            and free
+            and len(longer_part) != len(shorter_part)
+            and shorter_part[-1].scope == unfused[-1].scope
+            and _is_name(unfused[-1])
+        ):
+            pairs.append((unfused[-1], shorter_part[-1]))  # they end in one tensor
+            fused.pairs[unfused[-1].id] = list(longer_part)
+    return pairs, fused
+
+
+def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:
+    """(from, to, from, to, equal) of runs of operators that are paired and of what lies
+    between, in order.
+
+    Along a longest common subsequence. Raises UsageError when the two have too little in common to
+    be searched.
+    """
+    start, least = 0, min(len(first), len(second))
+    while start < least and first[start] == second[start]:
+        start += 1
+    end = 0
+    while end < least - start and first[-1 - end] == second[-1 - end]:
+        end += 1
+    middle = first[start : len(first) - end], second[start : len(second) - end]
+    common = common_subsequence(*middle, _MAX_WORK)
+    if common is None:
+        raise UsageError(
+            f"the programs share {start + end} operators at their ends and then {len(middle[0])} "
+            f"face {len(middle[1])}; that is not compared"
+        )
+    matched = (
+        [(i, i) for i in range(start)]
+        + [(start + i, start + j) for i, j in common]
+        + [(len(first) - end + i, len(second) - end + i) for i in range(end)]
+    )
+    out: list[tuple[int, int, int, int, bool]] = []
+    a = b = 0
+    for i, j in [*matched, (len(first), len(second))]:
+        if i > a or j > b:
+            out.append((a, i, b, j, False))
+        if i < len(first) and j < len(second):
+            if out and out[-1][4] and out[-1][1] == i and out[-1][3] == j:
+                out[-1] = (out[-1][0], i + 1, out[-1][2], j + 1, True)
+            else:
+                out.append((i, i + 1, j, j + 1, True))
+        a, b = i + 1, j + 1
+    return out
+
+
+_SAME = {
+    "matmul_v2": "matmul",
+    "mul": "matmul",
+    "fc": "matmul",
+    "fused_matmul": "matmul",
+    "fused_gemm_epilogue": "matmul",
+    "reduce_mean": "mean",
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reshape2": "reshape",
+    "transpose2": "transpose",
+    "fused_transpose": "transpose",
+    "squeeze2": "squeeze",
+    "unsqueeze2": "unsqueeze",
+    "lookup_table_v2": "embedding",
+    "fused_conv2d": "conv2d",
+    "fused_conv2d_add_act": "conv2d",
+    "elementwise_sub": "subtract",
+    "elementwise_mul": "multiply",
+    "elementwise_div": "divide",
+    "expand_v2": "expand",
+    "flatten_contiguous_range": "flatten",
+}
+
+
+_BEHIND = (
+    "matmul",
+    "fc",
+    "fused_matmul",
+    "fused_gemm_epilogue",
+    "fused_conv2d",
+    "fused_conv2d_add_act",
+    "conv2d",
+)
+
+
+def plain(op_type: str) -> str:
+    """One name for operators that another format or a pass calls otherwise: elementwise_add and
+    fused_elementwise_add are add.
+    """
+    name = op_type.removeprefix("fused_") if op_type.startswith("fused_elementwise_") else op_type
+    return _SAME.get(name, name.removeprefix("elementwise_"))
+
+
+def _crossing(
+    gaps: Sequence[tuple[list[Call], list[Call]]],
+    longer_tokens: Mapping[int, tuple[Any, ...]],
+    shorter_tokens: Mapping[int, tuple[Any, ...]],
+) -> list[tuple[Call, Call]]:
+    """Of what a common subsequence leaves over, pairs that take a matrix which nobody else there
+    takes: passes move operators too.
+    """
+    longer, shorter = (
+        [(table[c.id], c) for pair in gaps for c in pair[side] if table[c.id][1]]
+        for side, table in enumerate((longer_tokens, shorter_tokens))
+    )
+    counts = Counter(t for t, _ in longer), Counter(t for t, _ in shorter)
+    by_token = {t: c for t, c in shorter if counts[1][t] == 1}
+    return [(c, by_token[t]) for t, c in longer if counts[0][t] == 1 and t in by_token]
+
+
+def _fused_behind(call: Call) -> list[str]:
+    """What a pass may have fused behind the operator that a call is named after, in the order it is
+    done.
+    """
+    attributes, out = call.arguments, []
+    slots = {split_slot(r.slot)[1] for r in call.slots("input")} | {
+        taken.rpartition(" as ")[2] for taken in mark_values(call, Mark.TAKES)
+    }
+    if call.op_type in _BEHIND:
+        out += (
+            ["scale"]
+            if attributes.get("matmul_alpha", attributes.get("alpha", 1.0)) not in (1.0, None)
+            else []
+        )
+        out += ["transpose"] if attributes.get("fused_transpose_out") else []
+        out += (
+            ["reshape"]
+            if attributes.get("fused_reshape_out") or attributes.get("fused_reshape2_shape")
+            else []
+        )
+        out += ["add"] if call.op_type != "fused_matmul" and slots & {"Bias", "2"} else []
+        out += ["batch_norm"] if plain(call.op_type) == "conv2d" and slots & {"Bias", "2"} else []
+        out += (
+            ["add"]
+            if "ResidualData" in slots
+            or (call.op_type == "fused_matmul" and "2" in slots)
+            or "3" in slots
+            else []
+        )
+    for key in ("activation_type", "fuse_activation", "activation"):
+        name = str(attributes.get(key) or "")
+        if name not in ("", "identity", "none"):
+            out.append(
+                "gelu"
+                if name.startswith("gelu")
+                else {"swish": "silu", "hard_swish": "hardswish"}.get(name, name)
+            )
+            break
+    out += ["scale"] if attributes.get("fused_output_scale", 1.0) not in (1.0, None) else []
+    return out
+
+
+class FusedChains(NamedTuple):
+    """pairs: operator of the reference that ends a chain -> the chain; inside: all in chains but
+    their ends.
+    """
+
+    pairs: dict[int, list[Call]]
+    inside: set[int]
+
+
+def _extend_fused(
+    pairs: list[tuple[Call, Call]], calls: Sequence[Call]
+) -> tuple[list[tuple[Call, Call]], FusedChains]:
+    """Pairs, where the target's operator does what follows in the reference too moved on to the
+    last of it.
+    """
+    readers: dict[int, list[Call]] = {}
+    for call in calls:
+        for ref in call.slots("input"):
+            readers.setdefault(ref.record, []).append(call)
+    fused, moved, met = FusedChains({}, set()), [], {a.id for a, _ in pairs}
+    for a, b in pairs:
+        chain, own_steps = [a], _fused_behind(a)
+        for step in (w for w in _fused_behind(b) if w not in own_steps):
+            outputs = chain[-1].slots("output")
+            following = readers.get(outputs[0].record, []) if outputs else []
+            # it goes into the weights, and the sum behind
+            free = step != "batch_norm" or (following and following[0].id not in met)
+            if len(following) == 1 and plain(following[0].op_type) == step and free:
+                chain.append(following[0])
+        moved.append((chain, b))
+    ends = {chain[-1].id for chain, _ in moved if len(chain) > 1}
+    out = []
+    for chain, b in moved:
+        if len(chain) == 1 and chain[0].id in ends:
+            continue  # another operator of the target does this already
+        if len(chain) > 1:
+            fused.pairs[chain[-1].id] = chain
+            fused.inside.update(c.id for c in chain[:-1])
+        out.append((chain[-1], b))
+    return out, fused
+
+
+def _one_naming(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> bool:
+    """Do both programs call their parameters the same?"""
+    a, b = (
+        {r.slot for c in calls for r in c.slots("param")}
+        for calls in (reference_calls, target_calls)
+    )
+    return 2 * len(a & b) >= min(len(a), len(b))
+
+
+def constant_records(calls: Sequence[Call]) -> dict[int, tuple[Ref, ...]]:
+    """Records that rest on parameters and constants alone -> the parameters: passes compute weights
+    of others.
+    """
+    out: dict[int, tuple[Ref, ...]] = {}
+    for call in calls:
+        inputs, params = call.slots("input"), call.slots("param")
+        if call.leaf and (inputs or params) and all(r.record in out for r in inputs):
+            by_slot = {r.slot: r for r in (*params, *(p for r in inputs for p in out[r.record]))}
+            out.update((r.record, tuple(by_slot.values())) for r in call.slots("output"))
+    return out
+
+
+def _token(
+    run: Run, call: Call, by_name: bool, made_of: Mapping[int, Sequence[Ref]]
+) -> tuple[Any, ...]:
+    """What operators that are paired have in common: their kind and the parameters they take,
+    as they are or computed with.
+    """
+    kind, params = (
+        plain(call.op_type),
+        [
+            *call.slots("param"),
+            *(p for r in call.slots("input") for p in made_of.get(r.record, ())),
+        ],
+    )
+    # Of products the matrix only: passes put the sum with a vector into them.
+    counted = [
+        r
+        for r in params
+        if len(run.records[r.record].shape) > 1 or kind not in ("matmul", "conv2d")
+    ]
+    names = tuple(sorted(r.slot if by_name else str(run.records[r.record].shape) for r in counted))
+    return kind, names
+
+
+def _pieces(
+    longer_calls: Sequence[Call], shorter_calls: Sequence[Call]
+) -> Iterator[tuple[list[Call], list[Call]]]:
+    """A stretch that differs, cut where both write a tensor of one name: passes fuse operators and
+    keep the last name.
+    """
+    names = {c.scope: j for j, c in enumerate(shorter_calls)}
+    a = b = 0
+    for i, call in enumerate(longer_calls):
+        j = names.get(call.scope, -1)
+        if j >= b and _is_name(call):
+            yield list(longer_calls[a : i + 1]), list(shorter_calls[b : j + 1])
+            a, b = i + 1, j + 1
+    if a < len(longer_calls) or b < len(shorter_calls):
+        yield list(longer_calls[a:]), list(shorter_calls[b:])
+
+
+def _is_name(call: Call) -> bool:
+    """Is a call named by a variable, not by a layer, an operator and a place (PIR)?"""
+    head, _, place = call.scope.rpartition("_")
+    return not (place.isdigit() and head.rpartition(".")[2] == call.op_type)

@@ -1,0 +1,233 @@
+"""The data flow that a log does not tell, from the program of its run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from whence.comparison.programs.operator_pairing import operators
+from whence.comparison.programs.paddle_attributes import with_programs
+from whence.comparison.programs.program_order import in_order, taking
+from whence.errors import UsageError
+from whence.frameworks.paddle_programs import DRAWS, FOLDED
+from whence.readers import UNTOLD, ForeignRun
+from whence.records import Call, Note, Over, Ref, Run
+from whence.records.marks import Mark, mark_values
+from whence.records.slots import is_input, param_name
+
+PROGRAM = "program"
+PLACED = "its operator is known by its place in the program, not by a name"
+"""The note of a call whose inputs a program tells that may be another operator's: they are right
+where replay reproduces the recording.
+"""
+RUNS = "operator of the program: "
+"""Before the operator, in the note of a call."""
+_LOG = "paddle log"
+_LEAST = 0.5  # of a log's tensors that a program must write to be its program
+
+
+def name_in_program(call: Call) -> str:
+    """The name of the operator of the program that a call is, its own where none is known."""
+    return next((n.removeprefix(RUNS) for n in call.notes if n.startswith(RUNS)), call.scope)
+
+
+def operators_of_calls(run: Run, program: Run, root: str | None = None) -> dict[int, int]:
+    """Calls of a run -> operators of its program. root: only calls of this one."""
+    program_operators = _unfolded(run, operators(program))
+    writers: defaultdict[str, list[int]] = defaultdict(list)
+    for call in program_operators:
+        for name in _written(call):
+            writers[name].append(call.id)
+    ran = [c for c in operators(run) if c.kind == "operator" and root in (None, c.root)]
+    named = sum(c.scope in writers for c in ran)
+    out: dict[int, int] = {}
+    for calls in _by_step(ran).values():
+        if named >= _LEAST * len(ran):
+            out |= {c.id: w[c.occurrence % len(w)] for c in calls if (w := writers.get(c.scope))}
+        else:
+            out |= in_order(calls, program_operators)
+    return out
+
+
+def _written(operator: Call) -> tuple[str, ...]:
+    """The names of the variables that an operator of a program writes."""
+    return (
+        operator.scope,
+        *mark_values(operator, Mark.WRITES),
+    )
+
+
+def _unfolded(run: Run, program_operators: list[Call]) -> list[Call]:
+    """Operators of a program without those that rest on constants and parameters alone, where a run
+    shows that Paddle folded them.
+    """
+    if not any(param_name(ref.slot).startswith(FOLDED) for call in run.calls for ref in call.refs):
+        return program_operators
+    ran = {taking(call) for call in run.calls}
+    constant: set[int] = set()
+    out = []
+    for call in program_operators:
+        is_kept = call.op_type in DRAWS or (bool(taking(call)[1]) and taking(call) in ran)
+        if call.leaf and not is_kept and all(ref.record in constant for ref in call.slots("input")):
+            constant.update(ref.record for ref in call.slots("output"))
+        else:
+            out.append(call)
+    return out
+
+
+def _by_step(calls: Iterable[Call]) -> dict[tuple[int, str, int, int], list[Call]]:
+    out: dict[tuple[int, str, int, int], list[Call]] = {}
+    for call in calls:
+        out.setdefault((call.rank, call.root, call.step, call.micro), []).append(call)
+    return out
+
+
+def with_data_flow(run: Run, program: Run) -> Run:
+    """A log with the data flow of its program: every tensor gets the operator's inputs, as far as
+    the log has them, and attributes.
+
+    A tensor is found by its name (the n-th writer of a name is its n-th print of a step), or by the
+    order of operators where names are numbers of the executor's. Of operators whose outputs were
+    not printed, what they read counts. Raises UsageError when it fits less than half.
+    """
+    program_operators = operators(program)
+    maker = {ref.record: call.id for call in program_operators for ref in call.slots("output")}
+    logged = [c for c in operators(run) if c.kind == "operator" and c.leaf]
+    where = operators_of_calls(run, program)
+    changed: dict[int, Call] = {}
+    for calls in _by_step(logged).values():
+        matches = {c.id: where[c.id] for c in calls if c.id in where}
+        changed |= _linked(calls, matches, program, maker, seen_only=run.info.kind == _LOG)
+    linked = len(changed)
+    if linked < _LEAST * len(logged):
+        raise UsageError(
+            f"{program.path} is not the program of {run.path}: it writes {linked} of its "
+            f"{len(logged)} tensors; "
+            "give the program that was run (after its passes: Config.enable_save_optim_model)"
+        )
+    for call in logged:
+        if call.id not in changed and not call.slots("input"):
+            changed[call.id] = msgspec.structs.replace(call, notes=(*call.notes, UNTOLD))
+    note = Note("program", f"data flow from {program.path}: {linked} of {len(logged)} tensors")
+    out = Over(run, [changed.get(c.id, c) for c in run.calls])
+    out.notes = [*run.notes, note]
+    return with_programs(
+        ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out, program, where
+    )
+
+
+def _linked(
+    calls: Sequence[Call],
+    operator_of: Mapping[int, int],
+    program: Run,
+    maker: Mapping[int, int],
+    *,
+    seen_only: bool,
+) -> dict[int, Call]:
+    """The calls with the outputs of others as inputs. operator_of: the operator of each call;
+    maker: by record of the program, the operator that writes it.
+
+    seen_only: the run saw what operators wrote, not what they read (a log).
+    """
+    printed: dict[int, int] = {}  # operator -> the record of the log, as the step goes on
+    out: dict[int, Call] = {}
+    for call in calls:
+        if call.id not in operator_of:
+            continue
+        operator = program.calls[operator_of[call.id]]
+        sources = _sources(operator, program, maker, printed)
+        is_inner = operator.parent != -1 and program.calls[operator.parent].parent != -1
+        is_known = sources is not None and not is_inner
+        refs = call.refs
+        if seen_only and is_known and sources:  # a capture saw what was read
+            inputs = [Ref(f"input.{name}", n, PROGRAM) for name, n in sources.items()]
+            refs = (*inputs, *(r for r in call.refs if not is_input(r.slot)))
+        notes = [*call.notes, f"{RUNS}{operator.scope}"]
+        if seen_only and call.scope not in _written(operator):
+            notes.append(PLACED)
+        if not is_known and not call.slots("input"):
+            notes.append(UNTOLD)
+        out[call.id] = msgspec.structs.replace(
+            call,
+            refs=refs,
+            arguments=operator.arguments,
+            source=operator.source or call.source,
+            notes=tuple(notes),
+        )
+        outputs = call.slots("output")
+        if outputs:
+            printed[operator.id] = outputs[0].record
+    return out
+
+
+def _sources(
+    operator: Call, program: Run, maker: Mapping[int, int], printed: Mapping[int, int]
+) -> dict[str, int] | None:
+    """By name the records of the log that an operator reads, through operators that were not
+    printed; None behind loops and branches, which hand on what was computed inside.
+    """
+    sources: dict[str, int] = {}
+    visited, todo = {operator.id}, [r.record for r in reversed(operator.slots("input"))]
+    while todo:
+        number = maker.get(todo.pop())
+        if number is None or number in visited:
+            continue
+        visited.add(number)
+        producer = program.calls[number]
+        if number in printed:
+            sources[producer.scope] = printed[number]
+        elif producer.leaf:
+            todo += [r.record for r in reversed(producer.slots("input"))]
+        else:
+            return None
+    return sources
+
+
+def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
+    """Both logs, without the inputs of calls that do not read the same: one log skips operators
+    (fused ones) that the other shows.
+
+    What such a call was given cannot be compared; it counts as depending on everything before
+    it.
+    """
+    if {reference.info.kind, target.info.kind} != {_LOG}:
+        return reference, target
+    reference_calls, target_calls = _by_operator(reference), _by_operator(target)
+    out = []
+    for run, own_calls, partner_calls in (
+        (reference, reference_calls, target_calls),
+        (target, target_calls, reference_calls),
+    ):
+        cut = {
+            call.id: msgspec.structs.replace(
+                call,
+                refs=tuple(r for r in call.refs if not is_input(r.slot)),
+                notes=(*call.notes, UNTOLD),
+            )
+            for key, call in own_calls.items()
+            if key in partner_calls
+            and {r.slot for r in call.slots("input")}
+            != {r.slot for r in partner_calls[key].slots("input")}
+        }
+        changed = Over(run, [cut.get(c.id, c) for c in run.calls]) if cut else run
+        out.append(
+            ForeignRun(changed, run.reader) if cut and isinstance(run, ForeignRun) else changed
+        )
+    return out[0], out[1]
+
+
+def _by_operator(run: Run) -> dict[Any, Call]:
+    """The calls of a log by what stays the same when names do not: the operator of the program,
+    else the name; and which time it ran.
+    """
+    out: dict[Any, Call] = {}
+    for call in operators(run):
+        name = next((note for note in call.notes if note.startswith(RUNS)), call.scope)
+        key, time = (call.rank, call.root, call.step, call.micro, name), 0
+        while (*key, time) in out:
+            time += 1
+        out[*key, time] = call
+    return out
