@@ -1,13 +1,18 @@
-"""Which dtype every tensor and dtype argument has in a run, and how its tensors lie in memory."""
+"""Which dtype every tensor and dtype argument has in a run, how its tensors lie in memory, and
+parameters that are brought to both once for several runs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from whence.dtypes import Array
 from whence.errors import ReplayRefused
-from whence.frameworks.torch_arrays import TORCH
+from whence.frameworks.torch_arrays import TORCH, from_host
 from whence.replay.binding import BoundOperation
 
 WORKING = ("recorded", "float64", "float32", "bfloat16", "float16")
@@ -30,6 +35,38 @@ _DEFAULT_DTYPE = {
 _EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
 
 
+@dataclass(frozen=True, slots=True)
+class HeldParameters:
+    """Parameters brought to one working dtype and layout, to be used by several runs of one
+    program. See `Loaded.hold`.
+    """
+
+    tensors: dict[str, Any]
+    working: str
+
+
+def hold(
+    params: Mapping[str, Array] | HeldParameters,
+    slots: Iterable[str],
+    working: str,
+    strides: Mapping[str, tuple[int, ...]],
+    convert: Callable[[Any], Any],
+) -> HeldParameters:
+    """The parameters of these slots, as far as they are there; those that are held already as they
+    are. Raises ReplayRefused for parameters held for another working dtype.
+    """
+    if isinstance(params, HeldParameters):
+        if params.working != working:
+            raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
+        return params
+    tensors = {
+        slot: laid_out(convert(from_host(params[slot])), strides.get(slot))
+        for slot in slots
+        if slot in params
+    }
+    return HeldParameters(tensors, working)
+
+
 def floating_dtype(name: str) -> Any:
     """The torch dtype of this name, None for ""; only real floating ones."""
     if not name:
@@ -41,9 +78,13 @@ def floating_dtype(name: str) -> Any:
 
 
 class DtypePolicy:
-    """Which dtype a tensor or a dtype argument has in this run."""
+    """Which dtype a tensor or a dtype argument has in this run. Raises ReplayRefused for a working
+    dtype that there is not.
+    """
 
     def __init__(self, working: str, base: Any, default: Any) -> None:
+        if working not in WORKING:
+            raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
         self.recorded = working == "recorded"
         self.base, self.default = base, default
         self.working: Any = None if self.recorded else TORCH[working]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,23 +19,53 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Program
+from whence.records.slots import is_of_child
 from whence.replay.allowed_operators import OperatorName
 from whence.replay.binding import Dependencies, bind_program, dependencies
 from whence.replay.choices import Choices
-from whence.replay.dtype_policy import WORKING, DtypePolicy, floating_dtype, laid_out
+from whence.replay.dtype_policy import (
+    DtypePolicy,
+    HeldParameters,
+    floating_dtype,
+    hold,
+    laid_out,
+)
 from whence.replay.execution import Execution, Watch
 from whence.replay.memory_bound import MemoryBudget
 
 
-class HeldParameters:
-    """Parameters brought to one working dtype and layout, to be used by several runs of one
-    program. See `Loaded.hold`.
+@dataclass(frozen=True, slots=True)
+class _Children:
+    """Calls a child with what it was given, and takes in what it left, between two operations.
+
+    awaited: inputs of the program that children leave. prepare: (input, array) -> its tensor.
+    check_shapes: raises ReplayRefused for extents that the program does not serve.
     """
 
-    __slots__ = ("tensors", "working")
+    child: Callable[[int, dict[str, Array]], Mapping[str, Array]]
+    awaited: Collection[str]
+    part: Dependencies
+    execution: Execution
+    prepare: Callable[[int, Array], Any]
+    check_shapes: Callable[[Sequence[tuple[int, ...] | None]], None]
 
-    def __init__(self, tensors: dict[str, Any], working: str) -> None:
-        self.tensors, self.working = tensors, working
+    def __call__(self, k: int) -> None:
+        prefix, execution = f"{k}:", self.execution
+        if not any(slot.startswith(prefix) for slot in self.awaited):
+            return
+        program = execution.bound.program
+        # What rests on tensors that are not there was not computed; the child may know those by
+        # itself.
+        inputs = {
+            slot.removeprefix(prefix): to_host(execution.result(operand))
+            for slot, operand in program.outputs
+            if slot in self.part.outputs and slot.startswith(prefix)
+        }
+        results = {**inputs, **self.child(k, inputs)}
+        for place, slot in enumerate(program.inputs):
+            if slot.startswith(prefix) and slot.removeprefix(prefix) in results:
+                execution.inputs[place] = self.prepare(place, results[slot.removeprefix(prefix)])
+        self.check_shapes([None if t is None else tuple(t.shape) for t in execution.inputs])
 
 
 class Loaded:
@@ -102,7 +133,7 @@ class Loaded:
 
     def hold(
         self,
-        params: Mapping[str, Array],
+        params: Mapping[str, Array] | HeldParameters,
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
@@ -110,17 +141,8 @@ class Loaded:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
-        if working not in WORKING:
-            raise ReplayRefused(f"no working dtype {working!r}")
-        policy, layouts = DtypePolicy(working, self.base, self.default), strides or {}
-        slots = [slot for slot in self.program.params if slot in params]
-        return HeldParameters(
-            {
-                slot: laid_out(policy.param(from_host(params[slot])), layouts.get(slot))
-                for slot in slots
-            },
-            working,
-        )
+        policy = DtypePolicy(working, self.base, self.default)
+        return hold(params, self.program.params, working, strides or {}, policy.param)
 
     def run(
         self,
@@ -144,38 +166,32 @@ class Loaded:
         working: "recorded" runs as recorded. "float64", "float32": wide; every floating tensor and
         dtype argument is at least that (float64: exactly that). "bfloat16", "float16": dtypes equal
         to the recording's base dtype become the working one, what the code widens explicitly stays
-        wide. Inputs of the recording's base dtype are converted to working (convert=False: kept as
-        given, for a target that really hands over another dtype); params are used as given, only
-        widened. params: arrays, or what `hold` made of them for the same working dtype. stepwise:
-        fused operators are written out, rounding at every step. strides: layout of inputs and
-        params in elements, by slot. outputs: only these are computed, from what they need. child:
-        called where the recording called its k-th module, if what that left is not among `inputs`;
-        takes what it was given ({"input.0": array}) and gives what it left ({"output.0": array}).
-        trace: called with every operation's number and its first result, after it ran. watch: sees
-        every operator as it is run. choices: sees what operators choose among scores, and tells
-        them what to choose. lenient: on other extents than the recording allows and as far as the
-        inputs go; what that gives proves something only where the other run has the same.
-        only_needed: run only what the outputs are computed from, no guard that another result has.
-        Raises ReplayRefused with the reason; nothing given is ever written.
+        wide. convert: inputs of the recording's base dtype too; False keeps them as given, for a
+        target that really hands over another dtype. params: arrays, or what `hold` returned for the
+        same working dtype. stepwise: fused operators are written out, rounding at every step.
+        strides: layout of inputs and params in elements, by slot. outputs: only these are computed,
+        from what they need. child: called where the recording called its k-th module, if what that
+        left is not among `inputs`; takes what it was given ({"input.0": array}) and returns what it
+        left ({"output.0": array}). trace: called with every operation's number and first result.
+        watch: sees every operator as it runs. choices: sees what operators choose among scores, and
+        tells them what to choose. lenient: on other extents than the recording allows and as far as
+        the inputs go; the result proves something only where the other run has the same.
+        only_needed: no guard that another result has. Raises ReplayRefused with the reason; nothing
+        given is ever written.
         """
-        if working not in WORKING:
-            raise ReplayRefused(f"working dtype {working!r} is not one of {', '.join(WORKING)}")
+        params = self.hold(params, working=working, strides=strides)
         part = self.part(outputs, only_needed=only_needed)
-        if not isinstance(params, HeldParameters):
-            params = self.hold(params, working=working, strides=strides)
-        elif params.working != working:
-            raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
-        later = self._from_children(inputs) if child is not None else frozenset()
+        awaited = self._from_children(inputs) if child is not None else frozenset()
         if not lenient:
-            self._check_given(part, inputs, params, later)
+            self._check_given(part, inputs, params, awaited)
         policy = DtypePolicy(working, self.base, self.default)
         layouts = strides or {}
 
-        def tensor(k: int, array: Array) -> Any:
+        def prepare(k: int, array: Array) -> Any:
             return self._input(k, array, policy, layouts, convert)
 
         slots = enumerate(self.program.inputs)
-        tensors = [tensor(k, inputs[slot]) if slot in inputs else None for k, slot in slots]
+        tensors = [prepare(k, inputs[slot]) if slot in inputs else None for k, slot in slots]
         private = {slot: self._private(slot, t) for slot, t in params.tensors.items()}
         key = (_forms(tensors), _forms(private.values()), tuple(private), stepwise, part.outputs)
         checked_length = self._within_budget.get(key) if child is None else None
@@ -192,28 +208,11 @@ class Loaded:
             watch,
             choices,
         )
-
-        def enter(k: int) -> None:
-            """Call a child with what it was given, and take in what it left."""
-            assert child is not None
-            prefix = f"{k}:"
-            if not any(slot.startswith(prefix) for slot in later):
-                return
-            # What rests on tensors that are not there was not computed; the child may know those by
-            # itself.
-            inputs_of_child = {
-                slot.removeprefix(prefix): to_host(execution.result(operand))
-                for slot, operand in self.program.outputs
-                if slot in part.outputs and slot.startswith(prefix)
-            }
-            outputs_of_child = {**inputs_of_child, **child(k, inputs_of_child)}
-            for place, slot in enumerate(self.program.inputs):
-                if slot.startswith(prefix) and slot.removeprefix(prefix) in outputs_of_child:
-                    tensors[place] = tensor(place, outputs_of_child[slot.removeprefix(prefix)])
-            self._check_shapes([None if t is None else tuple(t.shape) for t in tensors])
-
+        enter = None
+        if child is not None:
+            enter = _Children(child, awaited, part, execution, prepare, self._check_shapes)
         with self._context():
-            execution.run(part, enter if child is not None else None, trace)
+            execution.run(part, enter, trace)
             budget = execution.budget
             if budget is not None and not budget.data_dependent and child is None:
                 self._within_budget[key] = execution.length
@@ -226,7 +225,7 @@ class Loaded:
 
     def _from_children(self, inputs: Collection[str]) -> frozenset[str]:
         """Inputs that children leave and that are not there."""
-        slots = (s for s in self.program.inputs if s[0].isdigit() and s not in inputs)
+        slots = (s for s in self.program.inputs if is_of_child(s) and s not in inputs)
         return frozenset(slots)
 
     def _check_given(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from whence.errors import ReplayRefused
+from whence.records.slots import param_name
+from whence.replay.module_arithmetic import widened
 
 
 def copied_module(module: Any) -> tuple[Any, dict[int, Any]]:
@@ -113,3 +116,116 @@ def addresses(model: Any) -> frozenset[int]:
         if t.device.type == "cpu" and not torch.nn.parameter.is_lazy(t)
     )
     return frozenset(t.data_ptr() for t in tensors) - {0}
+
+
+class ModuleCopy:
+    """A copy of a module of the user's model, into which recorded tensors are put for one run at a
+    time. parts: by the id of each module below the original its copy.
+
+    shapes: of the recorded parameters, by slot. called: (scope, module) of the modules below that
+    the recorded one called. Raises ReplayRefused where the module does not hold what the recorded
+    one held.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        shapes: Mapping[str, Sequence[int]],
+        called: Sequence[tuple[str, Any]],
+        *,
+        training: bool,
+    ) -> None:
+        self.module, self.parts = copied_module(module)
+        self.words = f"the model's {type(self.module).__name__}"
+        if called:
+            self._stub(called)
+        self._homes = {slot: self._home(slot, shape) for slot, shape in shapes.items()}
+        self._check_all_recorded([self.module] if called else self.module.modules())
+        known = {(id(box), key) for box, key in self._homes.values()}
+        self._hidden = list(hidden_tensors(self.module, known))
+        for part in self.module.modules():
+            part.training = training
+
+    def tensor(self, slot: str) -> Any:
+        """The tensor that the copy holds in this slot, None where the recording has none."""
+        return get_at(*self._homes[slot]) if slot in self._homes else None
+
+    @contextlib.contextmanager
+    def lent(self, params: Mapping[str, Any], wide: Any, *, grad: bool) -> Iterator[None]:
+        """The copy holds these tensors inside, by slot. wide: dtype of what no capture sees. grad:
+        do parameters require it as they do in the user's model?
+        """
+        originals = {}
+        try:
+            for slot, (box, key) in self._homes.items():
+                if slot not in params:
+                    continue
+                old = originals[slot] = get_at(box, key)
+                if isinstance(old, torch.nn.Parameter):
+                    needs_grad = grad and old.requires_grad and params[slot].is_floating_point()
+                    set_at(box, key, torch.nn.Parameter(params[slot], requires_grad=needs_grad))
+                else:  # a call may write its buffers
+                    set_at(box, key, params[slot].clone())
+            for box, key, value in self._hidden:
+                set_at(box, key, widened(value.detach().cpu().clone(), wide))
+            yield
+        finally:
+            for slot, old in originals.items():
+                set_at(*self._homes[slot], old)
+            for box, key, value in self._hidden:
+                set_at(box, key, value)
+
+    # ---- making the copy
+
+    def _stub(self, called: Sequence[tuple[str, Any]]) -> None:
+        """Of a module that calls others those below hold no elements: a weight used past its module
+        is not what was recorded for it.
+        """
+        for part in list(self.module.modules())[1:]:
+            for name, value in part._parameters.items():
+                if value is not None:
+                    part._parameters[name] = torch.nn.Parameter(
+                        value.detach().to("meta"), requires_grad=False
+                    )
+            for name, value in part._buffers.items():
+                if value is not None:
+                    part._buffers[name] = value.to("meta")
+        for scope, module in called:
+            part = self.parts.get(id(module))
+            if part is None or part is self.module:
+                raise ReplayRefused(
+                    f"{self.words} does not hold {scope}, which the recorded one calls"
+                )
+            # What a call was given and left, as recorded, lies outside of its hooks.
+            for hooks in (
+                "_forward_hooks",
+                "_forward_pre_hooks",
+                "_forward_hooks_with_kwargs",
+                "_forward_pre_hooks_with_kwargs",
+            ):
+                getattr(part, hooks).clear()
+
+    def _home(self, slot: str, shape: Sequence[int]) -> tuple[Any, Any]:
+        """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
+        name = param_name(slot)
+        home = find_tensor(self.module, name)
+        if home is None:
+            raise ReplayRefused(f"{self.words} has no {name}, which the recording has")
+        if tuple(get_at(*home).shape) != tuple(shape):
+            has = tuple(get_at(*home).shape)
+            raise ReplayRefused(
+                f"{name} of {self.words} has shape {has}, the recording's {tuple(shape)}"
+            )
+        return home
+
+    def _check_all_recorded(self, parts: Iterable[Any]) -> None:
+        """Raises ReplayRefused for a tensor of these modules of which nothing was recorded."""
+        homes = {(id(box), key) for box, key in self._homes.values()}
+        for part in parts:
+            for name, value in (*part._parameters.items(), *part._buffers.items()):
+                if (
+                    value is not None
+                    and (id(part), name) not in homes
+                    and not any(value is get_at(*self._homes[s]) for s in self._homes)
+                ):
+                    raise ReplayRefused(f"{self.words} has {name}, of which nothing was recorded")

@@ -21,14 +21,22 @@ from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
 from whence.records import Call, Program
-from whence.records.slots import is_input, is_mutated, is_of_child, is_param, is_written, split_slot
-from whence.replay.dtype_policy import WORKING, laid_out
-from whence.replay.engine import HeldParameters
+from whence.records.slots import (
+    SlotKind,
+    is_input,
+    is_mutated,
+    is_of_child,
+    is_param,
+    is_written,
+    slot_of_kind,
+    split_slot,
+)
+from whence.replay.dtype_policy import WORKING, HeldParameters, hold, laid_out
 from whence.replay.module_arguments import Rebuilt, arguments, call_order
 from whence.replay.module_arithmetic import Arithmetic, wide_dtype, widened
-from whence.replay.module_copy import copied_module, find_tensor, get_at, hidden_tensors, set_at
+from whence.replay.module_copy import ModuleCopy
 
-Known = Mapping[str, tuple[str, tuple[int, ...]]]
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]
 """(dtype, shape) of a call's tensors by slot."""
 GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}
 
@@ -52,7 +60,7 @@ class Kid:
 
 
 class Borrowed:
-    """A module of the user's model, run in the place of `call`; has what `torch_engine.Loaded` has.
+    """A module of the user's model, run in the place of `call`; has what `engine.Loaded` has.
 
     call: of the reference. forms: (dtype, shape) of its tensors by slot. kids: the calls it made,
     in order. grad: a name of `GRAD`. forbidden: what `addresses` gives of the model. Raises
@@ -64,7 +72,7 @@ class Borrowed:
         self,
         module: Any,
         call: Call,
-        forms: Known,
+        forms: Forms,
         kids: Sequence[Kid],
         rebuilt: Rebuilt,
         *,
@@ -76,71 +84,30 @@ class Borrowed:
         self.check_note = ""
         self.length = 1
         self.chooses = False  # what a module chooses inside cannot be told
-        self._call, self._forms, self._kids, self._rebuilt, self._grad = (
-            call,
-            dict(forms),
-            tuple(kids),
-            rebuilt,
-            grad,
+        self._call, self._forms, self.kids = call, dict(forms), tuple(kids)
+        self.rebuilt, self._grad, self._forbidden = rebuilt, grad, forbidden
+        self.program = _program_of_slots(name, call, kids, forms)
+        self.copy = ModuleCopy(
+            module,
+            {slot: forms[slot][1] for slot in self.program.params},
+            [(kid.scope, kid.module) for kid in kids],
+            training=call.training,
         )
-        self._forbidden = forbidden
-        slots = [ref.slot for ref in call.refs]
-        params = tuple(dict.fromkeys(s for s in slots if is_param(s)))
-        inputs = [s for s in slots if is_input(s)] + [
-            f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)
-        ]
-        outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs] + [
-            s for s in slots if is_written(s)
-        ]
-        # A cache: what it holds is changed inside an object, of which slots show neither the class
-        # nor how it began.
-        inside = [
-            s
-            for s in outputs
-            if is_mutated(s) and not {f"input{s[7:]}", f"param{s[7:]}"} & {*slots}
-        ]
-        lost = tuple(
-            (s, "hangs in an object, which the model's module cannot be given") for s in inside
-        )
-        outputs = [s for s in outputs if s not in inside]
-        floating = [
-            dtype
-            for slot in (*params, *slots)
-            if (dtype := forms[slot][0]) in TORCH and TORCH[dtype].is_floating_point
-        ]
-        self.program = Program(
-            name,
-            (),
-            tuple(dict.fromkeys(inputs)),
-            tuple((slot, {"op": [0, n]}) for n, slot in enumerate(dict.fromkeys(outputs))),
-            params,
-            base=floating[0] if floating else "",
-            lost=lost,
-        )
-        self._module, self._parts = copied_module(module)
-        self._stub()
-        self._homes = {slot: self._home(slot) for slot in params}
-        self._has_no_more(params)
-        self._hidden = list(
-            hidden_tensors(self._module, {(id(box), key) for box, key in self._homes.values()})
-        )
-        for part in self._module.modules():
-            part.training = call.training
 
     @property
     def module(self) -> Any:
         """The copy of the user's module that is run."""
-        return self._module
+        return self.copy.module
 
     @property
     def kind(self) -> str:
         """The class of the module."""
-        return type(self._module).__name__
+        return type(self.module).__name__
 
     @property
     def words(self) -> str:
         """What it is, in a sentence."""
-        return f"the model's {self.kind}"
+        return self.copy.words
 
     # ---- what it rests on
 
@@ -148,7 +115,7 @@ class Borrowed:
         """Slots of the inputs and params that this output may rest on: all that is known when it is
         made.
         """
-        program, calls_before = self.program, call_order(output, len(self._kids))
+        program, calls_before = self.program, call_order(output, len(self.kids))
         return frozenset(
             (*program.params, *(s for s in program.inputs if call_order(s, -1) < calls_before))
         )
@@ -163,7 +130,7 @@ class Borrowed:
 
     def hold(
         self,
-        params: Mapping[str, Array],
+        params: Mapping[str, Array] | HeldParameters,
         *,
         working: str = "recorded",
         strides: Mapping[str, tuple[int, ...]] | None = None,
@@ -171,14 +138,12 @@ class Borrowed:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
-        wide, layouts = wide_dtype(working), strides or {}
-        slots = [slot for slot in self.program.params if slot in params]
-        return HeldParameters(
-            {
-                slot: laid_out(widened(from_host(params[slot]), wide), layouts.get(slot))
-                for slot in slots
-            },
+        return hold(
+            params,
+            self.program.params,
             working,
+            strides or {},
+            lambda tensor: widened(tensor, wide_dtype(working)),
         )
 
     # ---- running
@@ -203,22 +168,9 @@ class Borrowed:
         operator for. In 16 bits what the code widens stays wide. trace is never called: there are
         no operations of a program. Raises ReplayRefused with the reason.
         """
-        wide = wide_dtype(working)
-        if not isinstance(params, HeldParameters):
-            params = self.hold(params, working=working, strides=strides)
-        elif params.working != working:
-            raise ReplayRefused(f"parameters held for {params.working} given to a run in {working}")
+        params = self.hold(params, working=working, strides=strides)
         requested = [slot for slot, _ in self.program.outputs] if outputs is None else list(outputs)
-        needed = frozenset[str]().union(*(self.needs(slot) for slot in requested))
-        lacking = [
-            s
-            for s in sorted(needed)
-            if s not in inputs
-            and s not in params.tensors
-            and not (child is not None and s[0].isdigit())
-        ]
-        if lacking:
-            raise ReplayRefused(f"the module needs {', '.join(lacking[:5])}, which is not there")
+        self._check_given(requested, {*inputs, *params.tensors}, has_child=child is not None)
         layouts = strides or {}
 
         def tensor(slot: str, array: Array) -> Any:
@@ -242,10 +194,11 @@ class Borrowed:
             for slot in self.program.inputs
             if is_of_child(slot) and slot in inputs
         }
+        wide = wide_dtype(working)
         running = _Running(self, from_children, tensor, child, requested)
         with (
             self._surroundings(wide),
-            self._lent(params.tensors, wide),
+            self.copy.lent(params.tensors, wide, grad=self._grad == "grad"),
             Arithmetic(wide, stepwise, self.notes, self._forbidden) as arithmetic,
         ):
             results = running.call(own_inputs, self._plain(working))
@@ -255,6 +208,15 @@ class Borrowed:
         if missing:
             raise ReplayRefused(f"{self.words} has no {missing[0]}")
         return {slot: to_host(results[slot]) for slot in requested}
+
+    def _check_given(
+        self, requested: Sequence[str], available: Collection[str], *, has_child: bool
+    ) -> None:
+        """Raises ReplayRefused when something is missing that these outputs may rest on."""
+        needed = frozenset[str]().union(*(self.needs(slot) for slot in requested))
+        lacking = [s for s in sorted(needed - {*available}) if not (has_child and is_of_child(s))]
+        if lacking:
+            raise ReplayRefused(f"the module needs {', '.join(lacking[:5])}, which is not there")
 
     def _input(self, slot: str, value: Any, working: str, convert: bool) -> Any:
         if working in ("recorded", "float64", "float32"):
@@ -286,8 +248,8 @@ class Borrowed:
             kind, name = split_slot(slot)
             if kind == "mutated" and f"input.{name}" in own_inputs:
                 out[slot] = own_inputs[f"input.{name}"]
-            elif kind == "mutated" and (home := self._homes.get(f"param.{name}")) is not None:
-                out[slot] = get_at(*home)
+            elif kind == "mutated" and (held := self.copy.tensor(f"param.{name}")) is not None:
+                out[slot] = held
         return {slot: value.detach().clone() for slot, value in out.items()}
 
     @contextlib.contextmanager
@@ -315,87 +277,39 @@ class Borrowed:
             if not torch.equal(state, torch.get_rng_state()):
                 raise ReplayRefused(f"{self.words} draws random numbers")
 
-    @contextlib.contextmanager
-    def _lent(self, params: Mapping[str, Any], wide: Any) -> Iterator[None]:
-        """The copy holds these tensors inside."""
-        originals = {}
-        try:
-            for slot, (box, key) in self._homes.items():
-                if slot not in params:
-                    continue
-                old = originals[slot] = get_at(box, key)
-                if isinstance(old, torch.nn.Parameter):
-                    grad = (
-                        old.requires_grad
-                        and params[slot].is_floating_point()
-                        and self._grad == "grad"
-                    )
-                    set_at(box, key, torch.nn.Parameter(params[slot], requires_grad=grad))
-                else:  # a call may write its buffers
-                    set_at(box, key, params[slot].clone())
-            for box, key, value in self._hidden:
-                set_at(box, key, widened(value.detach().cpu().clone(), wide))
-            yield
-        finally:
-            for slot, old in originals.items():
-                set_at(*self._homes[slot], old)
-            for box, key, value in self._hidden:
-                set_at(box, key, value)
 
-    # ---- making the copy
-
-    def _stub(self) -> None:
-        """Of a module that calls others those below hold no elements: a weight used past its module
-        is not what was recorded for it.
-        """
-        for part in list(self._module.modules())[1:] if self._kids else ():
-            for name, value in part._parameters.items():
-                if value is not None:
-                    part._parameters[name] = torch.nn.Parameter(
-                        value.detach().to("meta"), requires_grad=False
-                    )
-            for name, value in part._buffers.items():
-                if value is not None:
-                    part._buffers[name] = value.to("meta")
-        for kid in self._kids:
-            part = self._parts.get(id(kid.module))
-            if part is None or part is self._module:
-                raise ReplayRefused(
-                    f"{self.words} does not hold {kid.scope}, which the recorded one calls"
-                )
-            # What a call was given and left, as recorded, lies outside of its hooks.
-            for hooks in (
-                "_forward_hooks",
-                "_forward_pre_hooks",
-                "_forward_hooks_with_kwargs",
-                "_forward_pre_hooks_with_kwargs",
-            ):
-                getattr(part, hooks).clear()
-
-    def _home(self, slot: str) -> tuple[Any, Any]:
-        """Where the copy keeps the tensor of this slot: (module, list or dict, key)."""
-        shape = self._forms[slot][1]
-        home = find_tensor(self._module, slot[6:])
-        if home is None:
-            raise ReplayRefused(f"{self.words} has no {slot[6:]}, which the recording has")
-        if tuple(get_at(*home).shape) != tuple(shape):
-            has = tuple(get_at(*home).shape)
-            raise ReplayRefused(
-                f"{slot[6:]} of {self.words} has shape {has}, the recording's {tuple(shape)}"
-            )
-        return home
-
-    def _has_no_more(self, params: Collection[str]) -> None:
-        parts = [self._module] if self._kids else list(self._module.modules())
-        homes = {(id(box), key) for box, key in self._homes.values()}
-        for part in parts:
-            for name, value in (*part._parameters.items(), *part._buffers.items()):
-                if (
-                    value is not None
-                    and (id(part), name) not in homes
-                    and not any(value is get_at(*self._homes[s]) for s in params)
-                ):
-                    raise ReplayRefused(f"{self.words} has {name}, of which nothing was recorded")
+def _program_of_slots(name: str, call: Call, kids: Sequence[Kid], forms: Forms) -> Program:
+    """The slots of a call as a program without operations."""
+    slots = [ref.slot for ref in call.refs]
+    params = dict.fromkeys(s for s in slots if is_param(s))
+    inputs = [s for s in slots if is_input(s)]
+    inputs += [f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)]
+    outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs]
+    outputs += [s for s in slots if is_written(s)]
+    # A cache: what it holds is changed inside an object, of which slots show neither the class nor
+    # how it began.
+    inside = [
+        s
+        for s in outputs
+        if is_mutated(s)
+        and not {slot_of_kind(s, SlotKind.INPUT), slot_of_kind(s, SlotKind.PARAM)} & {*slots}
+    ]
+    outputs = [s for s in outputs if s not in inside]
+    floating = (
+        dtype
+        for slot in (*params, *slots)
+        if (dtype := forms[slot][0]) in TORCH and TORCH[dtype].is_floating_point
+    )
+    why = "hangs in an object, which the model's module cannot be given"
+    return Program(
+        name,
+        (),
+        tuple(dict.fromkeys(inputs)),
+        tuple((slot, {"op": [0, n]}) for n, slot in enumerate(dict.fromkeys(outputs))),
+        tuple(params),
+        base=next(floating, ""),
+        lost=tuple((slot, why) for slot in inside),
+    )
 
 
 class _Enough(BaseException):
@@ -425,9 +339,9 @@ class _Running:
 
     def call(self, tensors: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
         borrowed = self._borrowed
-        module = borrowed._module
-        called = {id(kid.module): kid for kid in borrowed._kids}
-        parts = [(borrowed._parts[place], kid) for place, kid in called.items()]
+        module = borrowed.module
+        called = {id(kid.module): kid for kid in borrowed.kids}
+        parts = [(borrowed.copy.parts[place], kid) for place, kid in called.items()]
         try:
             for part, kid in parts:
                 part.forward = self._standing_in(kid)
@@ -443,9 +357,9 @@ class _Running:
         finally:
             for part, _ in parts:
                 part.forward = None  # else it would keep the tensors of this run
-        if self._next_child < len(borrowed._kids):
+        if self._next_child < len(borrowed.kids):
             raise ReplayRefused(
-                f"{borrowed.words} does not call {borrowed._kids[self._next_child].scope} as the "
+                f"{borrowed.words} does not call {borrowed.kids[self._next_child].scope} as the "
                 "recorded one does"
             )
         self._results.update(self._tensors(out))
@@ -453,7 +367,7 @@ class _Running:
 
     def _tensors(self, out: Any) -> dict[str, Any]:
         by_slot: dict[str, Any] = {}
-        self._borrowed._rebuilt(out, lambda slot, tensor: by_slot.setdefault(slot, tensor.detach()))
+        self._borrowed.rebuilt(out, lambda slot, tensor: by_slot.setdefault(slot, tensor.detach()))
         return by_slot
 
     def _standing_in(self, called: Kid) -> Callable[..., Any]:
@@ -462,7 +376,7 @@ class _Running:
         def forward(*args: Any, **kwargs: Any) -> Any:
             borrowed, k = self._borrowed, self._next_child
             self._next_child += 1
-            kid = borrowed._kids[k] if k < len(borrowed._kids) else None
+            kid = borrowed.kids[k] if k < len(borrowed.kids) else None
             if kid is None or kid.module is not called.module:
                 recorded = (
                     f"the recording called {kid.scope}"
@@ -473,7 +387,7 @@ class _Running:
                     f"guard: {borrowed.words} calls {called.scope} where {recorded}"
                 )
             handed = {
-                f"input{slot[6:]}": t
+                slot_of_kind(slot, SlotKind.INPUT): t
                 for value in (args, kwargs)
                 for slot, t in self._tensors(value).items()
             }
@@ -493,9 +407,12 @@ class _Running:
                 for slot, array in self._leaves(k, kid, handed).items()
             }
             for slot, tensor in results.items():
-                if is_mutated(slot) and (argument := handed.get(f"input{slot[7:]}")) is not None:
+                if (
+                    is_mutated(slot)
+                    and (argument := handed.get(slot_of_kind(slot, SlotKind.INPUT))) is not None
+                ):
                     argument.copy_(tensor)
-            return borrowed._rebuilt(kid.returned, lambda slot, _: results[slot])
+            return borrowed.rebuilt(kid.returned, lambda slot, _: results[slot])
 
         return forward
 

@@ -21,7 +21,7 @@ from whence.records import Call
 from whence.records.slots import is_read
 
 if TYPE_CHECKING:
-    from whence.replay.user_module import Known
+    from whence.replay.user_module import Forms
 
 _NAMED = 8  # modules, in the note
 
@@ -48,14 +48,14 @@ class Models:
         self,
         call: Call,
         kids: Sequence[Call],
-        forms: Known,
+        forms: Forms,
         arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
     ) -> Any:
         """The module that stands for a call of the reference, ready to run
-        (`replay.torch_factory.Borrowed`).
+        (`replay.user_module.Borrowed`).
 
-        kids: the calls it made. known: (dtype, shape) of its tensors by slot. arrays: the recorded
+        kids: the calls it made. forms: (dtype, shape) of its tensors by slot. arrays: the recorded
         inputs of a call. grad: as recorded. Raises ReplayRefused where the model has no such
         module, or another one.
         """
@@ -102,7 +102,7 @@ class Models:
         self,
         call: Call,
         kids: Sequence[Call],
-        forms: Known,
+        forms: Forms,
         arrays: Callable[[Call], Mapping[str, Array]],
         grad: str,
         name: str,
