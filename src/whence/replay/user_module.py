@@ -10,6 +10,7 @@ the place of a child stands what the child left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,13 +139,8 @@ class Borrowed:
         """The params that are there, converted once for several runs with this `working` and
         `strides`.
         """
-        return hold(
-            params,
-            self.program.params,
-            working,
-            strides or {},
-            lambda tensor: widened(tensor, wide_dtype(working)),
-        )
+        convert = functools.partial(widened, wide=wide_dtype(working))
+        return hold(params, self.program.params, working, strides or {}, convert)
 
     # ---- running
 

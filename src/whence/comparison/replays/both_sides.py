@@ -13,8 +13,8 @@ import numpy as np
 
 from whence import dtypes, judge
 from whence.comparison.replays.program_run import ParameterCache
+from whence.comparison.replays.seen_choices import I64
 from whence.comparison.replays.side import ReplaySource
-from whence.comparison.replays.tied_choices import I64
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Record

@@ -13,8 +13,9 @@ import numpy as np
 
 from whence import judge
 from whence.comparison.replays.call_tree import REPLICAS, perturbed
+from whence.comparison.replays.seen_choices import I64
 from whence.comparison.replays.semantics import Semantics
-from whence.comparison.replays.tied_choices import I64, Choosing
+from whence.comparison.replays.tied_choices import Choosing
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.records import Run

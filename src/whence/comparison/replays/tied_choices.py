@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from whence import dtypes, judge
+from whence.comparison.replays.seen_choices import F64, I64, ObservedChoices
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.judge import ties
@@ -25,12 +25,9 @@ from whence.records import Program
 if TYPE_CHECKING:
     from whence.replay.choices import Choices, SeenChoices
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 _PASSES = 3  # one choice may be made among what another chose
 _WAYS = 4  # other choices tried of a row whose choice no output shows
 _ROWS = 1023  # such rows that are tried
-_SHOWN = 4  # rows that are named
 
 Replay = Callable[["Choices"], Mapping[str, Array]]
 Figures = Mapping[str, judge.ReplayError]
@@ -56,24 +53,34 @@ class Choosing:
         self._proposed = functools.cache(proposed)
         self._forced: dict[int, I64] = {}
         self._accepted: dict[int, I64] = {}
-        self._wide: Choices | None = None
-        self._workings: list[Choices] = []
+        self._observed: ObservedChoices | None = None
         self._followed: dict[int, ties.Followed] = {}
 
     def wide(self) -> Mapping[str, Array]:
         """The wide replay, with what it was told so far."""
         choices, outputs = self._run(self._forced)
-        self._wide, self._workings = choices, []
+        self._observe(choices, [])
         return outputs
 
     def for_working(self) -> Choices:
         """For a replay in the working dtype, which chooses as the wide one did."""
         from whence.replay.choices import Choices
 
-        assert self._wide is not None
-        choices = Choices(told={place: choice.used for place, choice in self._wide.seen.items()})
-        self._workings.append(choices)
+        seen = self._seen.wide.seen
+        choices = Choices(told={place: choice.used for place, choice in seen.items()})
+        self._seen.workings.append(choices)
         return choices
+
+    def _observe(self, wide: Choices, workings: list[Choices]) -> None:
+        self._observed = ObservedChoices(
+            self._program, self._produced, self._proposed, wide, workings
+        )
+
+    @property
+    def _seen(self) -> ObservedChoices:
+        """What the last wide replay saw, and the working ones after it."""
+        assert self._observed is not None
+        return self._observed
 
     def figures(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
@@ -86,11 +93,11 @@ class Choosing:
         explains the outputs best. Both are kept where nothing comes nearer.
         """
         for _ in range(_PASSES):
-            if not self._told_anew(self._shown() or self._proposals()):
+            if not self._told_anew(self._seen.shown() or self._seen.proposals()):
                 break
             wide, errors = self._nearer(wide, errors, measure)
         if max(local.score for local in errors.values()) > 1 and self._told_anew(
-            self._proposals() | self._shown()
+            self._seen.proposals() | self._seen.shown()
         ):
             wide, errors = self._nearer(wide, errors, measure)
         if max(local.score for local in errors.values()) > 1:
@@ -101,48 +108,20 @@ class Choosing:
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """Run again with what is told now; as it was where the figures of that are worse."""
-        previous = self._wide, self._workings
+        previous = self._observed
         rerun = self.wide()
         new_errors = measure(rerun)
         if _badness(new_errors) <= _badness(errors):
             self._accepted = dict(self._forced)
             return rerun, new_errors
-        self._wide, self._workings = previous
+        self._observed = previous
         self._forced = dict(self._accepted)
         return wide, errors
 
     def said(self, errors: Figures) -> dict[str, judge.ReplayError]:
         """The figures, with what is to be said of each operator that chose otherwise."""
-        choices = self._choices()
+        choices = self._seen.described(self._followed)
         return {slot: dataclasses.replace(local, choices=choices) for slot, local in errors.items()}
-
-    def _choices(self) -> tuple[judge.Choice, ...]:
-        out = []
-        assert self._wide is not None
-        for place, followed in sorted(self._followed.items()):
-            choice = self._wide.seen[place]
-            rows = [
-                tuple(int(i) for i in np.unravel_index(r, choice.shape)) if choice.shape else ()
-                for r in np.flatnonzero(followed.tied)[:_SHOWN]
-            ]
-            worst_row = (
-                [int(i) for i in np.unravel_index(followed.worst.row, choice.shape)]
-                if followed.worst is not None and choice.shape
-                else []
-            )
-            widest, worst = followed.widest, followed.worst
-            out.append(
-                judge.Choice(
-                    choice.operator,
-                    len(followed.indices),
-                    int(followed.tied.sum()),
-                    tuple(rows),
-                    widest,
-                    worst,
-                    tuple(worst_row),
-                )
-            )
-        return tuple(out)
 
     def looked(self, working: Callable[[], object]) -> bool:
         """Run as far as the program goes, and tell it what the other side's own program chose. Did
@@ -153,7 +132,8 @@ class Choosing:
         """
         from whence.replay.choices import Choices
 
-        choices = self._wide = Choices(told=self._forced)
+        choices = Choices(told=self._forced)
+        self._observe(choices, self._observed.workings if self._observed is not None else [])
         with contextlib.suppress(ReplayRefused):
             self._run_wide(choices)
         with contextlib.suppress(ReplayRefused):
@@ -161,8 +141,8 @@ class Choosing:
         return self._told_anew(
             {
                 p: proposal
-                for p, proposal in self._proposals().items()
-                if any(p in w.seen for w in self._workings)
+                for p, proposal in self._seen.proposals().items()
+                if any(p in w.seen for w in self._seen.workings)
             }
         )
 
@@ -173,19 +153,16 @@ class Choosing:
         agrees: does a replay that is told this choice make what the other side made? Only then is
         the choice known to be that one.
         """
-        assert self._wide is not None
         ways: list[tuple[int, int, int, ties.Followed, I64]] = []
-        for place, choice in self._wide.seen.items():
-            for n, proposal in enumerate(self._fitting(place, choice)):
-                followed = self._judged(place, choice, proposal)
+        for place, choice in self._seen.wide.seen.items():
+            for n, proposal in enumerate(self._seen.fitting(place, choice)):
+                followed = self._seen.judged(place, choice, proposal)
                 ways.append((int(followed.wrong.sum()), place, n, followed, proposal))
         for rows, place, _, followed, proposal in sorted(ways, key=lambda way: way[:3]):
             if agrees({**self._forced, place: proposal}):
                 self._followed = {place: followed}
-                return self._choices()[0].of_the_wrong if rows else ""
+                return self._seen.described(self._followed)[0].of_the_wrong if rows else ""
         return ""
-
-    # ---- what the outputs show
 
     def _run(self, forced: Mapping[int, I64]) -> tuple[Choices, Mapping[str, Array]]:
         from whence.replay.choices import Choices
@@ -193,71 +170,14 @@ class Choosing:
         choices = Choices(told=forced)
         return choices, self._run_wide(choices)
 
-    def _shown(self) -> dict[int, I64]:
-        """By choice, the indices that the outputs of the other side show, [rows, k]."""
-        assert self._wide is not None
-        out: dict[int, I64] = {}
-        for slot, operand in self._program.outputs:
-            shown = (
-                self._wide.shown.get(tuple(operand["op"]))
-                if "op" in operand and slot in self._produced
-                else None
-            )
-            if shown is None:
-                continue
-            place, positions = shown[0], shown[1].numpy()
-            indices = self._produced[slot]
-            if (
-                place not in out
-                and indices.shape == positions.shape
-                and not dtypes.of(indices).is_floating
-            ):
-                out[place] = _completed(
-                    self._wide.seen[place],
-                    positions.reshape(-1),
-                    indices.reshape(-1).astype(np.int64),
-                )
-        return out
-
-    def _proposals(self) -> dict[int, I64]:
-        """By choice that no output shows, what the other side's own program chose: of what could be
-        that, the least wrong.
-        """
-        assert self._wide is not None
-        out: dict[int, I64] = {}
-        shown_choices = self._shown()
-        for place, choice in self._wide.seen.items():
-            if place in shown_choices:
-                continue
-            fitting = self._fitting(place, choice)
-            followed = [self._judged(place, choice, p) for p in fitting]
-            judged = [(int(f.wrong.sum()), -int(f.tied.sum()), n) for n, f in enumerate(followed)]
-            if judged and (best := min(judged))[0] < len(choice.own) / 2:
-                out[place] = fitting[best[2]]
-        return out
-
-    def _fitting(self, place: int, choice: SeenChoices) -> list[I64]:
-        """The whole numbers of the other side's own program that have the extents of a choice, each
-        once.
-        """
-        if not any(place in w.seen for w in self._workings):
-            return []
-        fitting = [
-            p
-            for p in self._proposed()
-            if p.size == choice.own.size and p.shape[-1:] == choice.own.shape[1:]
-        ]
-        return list({p.tobytes(): p.reshape(choice.own.shape) for p in fitting}.values())
-
     def _told_anew(self, proposals: Mapping[int, I64]) -> bool:
         """Tell the replay the shown choices that differ by ties alone. Is anything new among
         them?
         """
-        assert self._wide is not None
         changed = False
         for place, proposal in proposals.items():
-            choice = self._wide.seen[place]
-            followed = self._judged(place, choice, proposal)
+            choice = self._seen.wide.seen[place]
+            followed = self._seen.judged(place, choice, proposal)
             forced = np.where(followed.tied[:, None], followed.indices, -1)
             if followed.tied.any() or followed.wrong.any():
                 self._followed[place] = followed
@@ -270,66 +190,38 @@ class Choosing:
             self._forced[place] = forced
         return changed
 
-    def _noise(self, place: int, choice: SeenChoices) -> F64:
-        workings = [
-            w.seen[place]
-            for w in self._workings
-            if place in w.seen and w.seen[place].scores.shape == choice.scores.shape
-        ]
-        return np.asarray(
-            np.maximum.reduce(
-                [
-                    ties.noise_of(choice.scores, w.scores, choice.own, choice.length)
-                    for w in workings
-                ]
-            )
-        )
-
-    def _unit(self, place: int) -> float:
-        return max(
-            judge.unit_roundoff(w.seen[place].dtype) for w in self._workings if place in w.seen
-        )
-
-    def _judged(self, place: int, choice: SeenChoices, proposal: I64) -> ties.Followed:
-        return ties.follow(
-            choice.own,
-            proposal,
-            choice.scores,
-            self._noise(place, choice),
-            self._unit(place),
-            ordered=choice.ordered,
-            distinct=choice.distinct,
-        )
-
     # ---- what no output shows
 
     def _hidden(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """Follow choices that no output shows, in the order in which they are made."""
-        assert self._wide is not None
-        shown_choices = self._shown()
-        for place in sorted(self._wide.seen):
+        shown_choices = self._seen.shown()
+        for place in sorted(self._seen.wide.seen):
             for _ in range(_PASSES if place not in shown_choices else 0):
-                choice = self._wide.seen.get(place)
+                choice = self._seen.wide.seen.get(place)
                 forced = self._best(place, choice, wide) if choice is not None else None
                 if choice is None or forced is None:
                     break
                 self._forced[place] = forced
-                self._followed[place] = self._judged(
+                self._followed[place] = self._seen.judged(
                     place, choice, np.where(forced < 0, choice.own, forced)
                 )
                 wide, errors = self._nearer(wide, errors, measure)
-                if self._told_anew(self._shown()):
+                if self._told_anew(self._seen.shown()):
                     wide, errors = self._nearer(wide, errors, measure)
         return wide, errors
 
     def _best(self, place: int, choice: SeenChoices, outputs: Mapping[str, Array]) -> I64 | None:
-        """Of every row the tied choice that explains the outputs best, -1 where it is the replay's
-        own; None: of every row.
+        """Of every row the tied choice that explains the outputs best, -1 where that is the
+        replay's own; None where it is for all rows.
         """
         ways = ties.alternatives(
-            choice.used, choice.scores, self._noise(place, choice), self._unit(place), _WAYS
+            choice.used,
+            choice.scores,
+            self._seen.noise(place, choice),
+            self._seen.unit(place),
+            _WAYS,
         )
         forced = np.where(choice.used != choice.own, choice.used, -1)
         best: F64 = np.zeros(len(forced), np.float64)
@@ -389,30 +281,6 @@ class Choosing:
         out: F64 = np.zeros(len(way), np.float64)
         out[rows] = gains[1:]
         return out
-
-
-def _completed(choice: SeenChoices, positions: I64, indices: I64) -> I64:
-    """The indices of a choice of which some elements are shown: the others keep the replay's
-    order.
-    """
-    flat = np.full(choice.own.size, -1, np.int64)
-    flat[positions] = indices
-    out = flat.reshape(choice.own.shape)
-    if (out >= 0).all() or positions.size == choice.own.size:
-        return out
-    shown_at = np.zeros(choice.own.size, bool)
-    shown_at[positions] = True
-    is_shown = shown_at.reshape(choice.own.shape)
-    for row in range(len(out)):
-        if not choice.distinct or np.array_equal(
-            out[row, is_shown[row]], choice.own[row, is_shown[row]]
-        ):
-            out[row, ~is_shown[row]] = choice.own[row, ~is_shown[row]]
-            continue
-        unused = choice.own[row, ~np.isin(choice.own[row], out[row, is_shown[row]])]
-        free = np.flatnonzero(~is_shown[row])
-        out[row, free] = np.resize(unused, len(free)) if len(unused) else -1
-    return out
 
 
 def _error(produced: Array, computed: Array) -> F64:
