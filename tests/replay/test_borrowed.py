@@ -12,8 +12,8 @@ from torch import nn  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.frameworks.torch_trees import rebuilt  # noqa: E402
 from whence.records import Call, Ref  # noqa: E402
-from whence.replay.module_arguments import arguments  # noqa: E402
-from whence.replay.user_module import Borrowed, Kid  # noqa: E402
+from whence.replay.module_arguments import Kid, arguments  # noqa: E402
+from whence.replay.user_module import Borrowed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

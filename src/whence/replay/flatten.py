@@ -82,6 +82,25 @@ class _Builder:
         """
         return _Inlining(self, node, inputs).outputs()
 
+    def flat(self, name: str, outputs: tuple[tuple[str, Any], ...], first: Program) -> Flat:
+        """All of it as one program, with the settings of `first`."""
+        program = Program(
+            name,
+            tuple(self.operations),
+            tuple(self.inputs),
+            outputs,
+            tuple(self.params),
+            tuple(self.constants),
+            first.base,
+            tuple(self.input_dtypes),
+            first.default_dtype,
+            tuple(self.fixed),
+            (),
+            first.inference,
+            tuple(self.grad),
+        )
+        return Flat(program, self.origins, tuple(self.places))
+
 
 class _Inlining:
     """One call put into the whole. places: by operation of its program, that operation's place in
@@ -222,23 +241,7 @@ def flatten(call: int, node_of: Callable[[int], Node]) -> Flat:
         return Flat(root.program, origins, (call,) * len(root.program.operations))
     builder = _Builder(node_of)
     outputs = builder.put(root, None)
-    base = root.program.base
-    program = Program(
-        f"flat {root.program.id}",
-        tuple(builder.operations),
-        tuple(builder.inputs),
-        tuple(outputs.items()),
-        tuple(builder.params),
-        tuple(builder.constants),
-        base,
-        tuple(builder.input_dtypes),
-        root.program.default_dtype,
-        tuple(builder.fixed),
-        (),
-        root.program.inference,
-        tuple(builder.grad),
-    )
-    return Flat(program, builder.origins, tuple(builder.places))
+    return builder.flat(f"flat {root.program.id}", tuple(outputs.items()), root.program)
 
 
 def gather(
@@ -285,20 +288,4 @@ def gather(
     gathered_outputs = tuple(
         (slot, operand_of[record]) for slot, record in outputs.items() if record in operand_of
     )
-    first = operators[0].program
-    program = Program(
-        "gathered",
-        tuple(builder.operations),
-        tuple(builder.inputs),
-        gathered_outputs,
-        tuple(builder.params),
-        tuple(builder.constants),
-        first.base,
-        tuple(builder.input_dtypes),
-        first.default_dtype,
-        tuple(builder.fixed),
-        (),
-        first.inference,
-        tuple(builder.grad),
-    )
-    return Flat(program, builder.origins, tuple(builder.places))
+    return builder.flat("gathered", gathered_outputs, operators[0].program)

@@ -1,10 +1,13 @@
-"""Arguments of a module's `forward`, rebuilt from the slots that a run recorded."""
+"""The slots that a run recorded of a module's call: as arguments of its `forward`, and as a program
+without operations.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +15,43 @@ import torch
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host
-from whence.records import Call
+from whence.records import Call, Program
+from whence.records.slots import (
+    SlotKind,
+    is_input,
+    is_mutated,
+    is_of_child,
+    is_param,
+    is_written,
+    slot_of_kind,
+    split_child,
+)
 from whence.replay.module_copy import copied_module
 
 Rebuilt = Callable[[Any, Callable[[str, Any], Any]], Any]
 """(what a call returned, put) -> the same with `put(slot, tensor)` in the place of each tensor;
 slots are named as in a capture.
 """
+Forms = Mapping[str, tuple[str, tuple[int, ...]]]
+"""(dtype, shape) of a call's tensors by slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kid:
+    """A call that the borrowed module makes. module: of the user's model. inputs, outputs: its
+    slots when it was recorded.
+
+    fresh: inputs that no slot showed before; what follows starts from the target's, not from what
+    they were computed of. returned: something of the form that it returns, whatever its tensors
+    are.
+    """
+
+    scope: str
+    module: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    returned: Any
+    fresh: tuple[str, ...] = ()
 
 
 class _Fields(dict[str, Any]):
@@ -82,8 +115,7 @@ def _value(node: Any) -> Any:
 
 def call_order(slot: str, otherwise: int) -> int:
     """Of "3:input.0": 3; of a slot of the call itself: `otherwise`."""
-    head, colon, _ = slot.partition(":")
-    return int(head) if colon else otherwise
+    return split_child(slot)[0] if is_of_child(slot) else otherwise
 
 
 def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebuilt) -> Any:
@@ -124,3 +156,37 @@ def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebui
             f"what {call.scope} of the model returns is not known: {text}"
         ) from error
     return rebuilt(out, lambda slot, tensor: torch.empty(0))
+
+
+def program_of_slots(name: str, call: Call, kids: Sequence[Kid], forms: Forms) -> Program:
+    """The slots of a call as a program without operations."""
+    slots = [ref.slot for ref in call.refs]
+    params = dict.fromkeys(s for s in slots if is_param(s))
+    inputs = [s for s in slots if is_input(s)]
+    inputs += [f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)]
+    outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs]
+    outputs += [s for s in slots if is_written(s)]
+    # A cache: what it holds is changed inside an object, of which slots show neither the class nor
+    # how it began.
+    inside = [
+        s
+        for s in outputs
+        if is_mutated(s)
+        and not {slot_of_kind(s, SlotKind.INPUT), slot_of_kind(s, SlotKind.PARAM)} & {*slots}
+    ]
+    outputs = [s for s in outputs if s not in inside]
+    floating = (
+        dtype
+        for slot in (*params, *slots)
+        if (dtype := forms[slot][0]) in TORCH and TORCH[dtype].is_floating_point
+    )
+    why = "hangs in an object, which the model's module cannot be given"
+    return Program(
+        name,
+        (),
+        tuple(dict.fromkeys(inputs)),
+        tuple((slot, {"op": [0, n]}) for n, slot in enumerate(dict.fromkeys(outputs))),
+        tuple(params),
+        base=next(floating, ""),
+        lost=tuple((slot, why) for slot in inside),
+    )

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,43 +20,28 @@ import torch
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
-from whence.records import Call, Program
+from whence.records import Call
 from whence.records.slots import (
     SlotKind,
     is_input,
     is_mutated,
     is_of_child,
-    is_param,
-    is_written,
     slot_of_kind,
     split_slot,
 )
 from whence.replay.dtype_policy import WORKING, HeldParameters, hold, laid_out
-from whence.replay.module_arguments import Rebuilt, arguments, call_order
+from whence.replay.module_arguments import (
+    Forms,
+    Kid,
+    Rebuilt,
+    arguments,
+    call_order,
+    program_of_slots,
+)
 from whence.replay.module_arithmetic import Arithmetic, wide_dtype, widened
 from whence.replay.module_copy import ModuleCopy
 
-Forms = Mapping[str, tuple[str, tuple[int, ...]]]
-"""(dtype, shape) of a call's tensors by slot."""
 GRAD = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": torch.enable_grad}
-
-
-@dataclass(frozen=True, slots=True)
-class Kid:
-    """A call that the borrowed module makes. module: of the user's model. inputs, outputs: its
-    slots when it was recorded.
-
-    fresh: inputs that no slot showed before; what follows starts from the target's, not from what
-    they were computed of. returned: something of the form that it returns, whatever its tensors
-    are.
-    """
-
-    scope: str
-    module: Any
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    returned: Any
-    fresh: tuple[str, ...] = ()
 
 
 class Borrowed:
@@ -87,7 +71,7 @@ class Borrowed:
         self.chooses = False  # what a module chooses inside cannot be told
         self._call, self._forms, self.kids = call, dict(forms), tuple(kids)
         self.rebuilt, self._grad, self._forbidden = rebuilt, grad, forbidden
-        self.program = _program_of_slots(name, call, kids, forms)
+        self.program = program_of_slots(name, call, kids, forms)
         self.copy = ModuleCopy(
             module,
             {slot: forms[slot][1] for slot in self.program.params},
@@ -272,40 +256,6 @@ class Borrowed:
                 torch.set_default_dtype(default)
             if not torch.equal(state, torch.get_rng_state()):
                 raise ReplayRefused(f"{self.words} draws random numbers")
-
-
-def _program_of_slots(name: str, call: Call, kids: Sequence[Kid], forms: Forms) -> Program:
-    """The slots of a call as a program without operations."""
-    slots = [ref.slot for ref in call.refs]
-    params = dict.fromkeys(s for s in slots if is_param(s))
-    inputs = [s for s in slots if is_input(s)]
-    inputs += [f"{k}:{s}" for k, kid in enumerate(kids) for s in (*kid.fresh, *kid.outputs)]
-    outputs = [f"{k}:{s}" for k, kid in enumerate(kids) for s in kid.inputs]
-    outputs += [s for s in slots if is_written(s)]
-    # A cache: what it holds is changed inside an object, of which slots show neither the class nor
-    # how it began.
-    inside = [
-        s
-        for s in outputs
-        if is_mutated(s)
-        and not {slot_of_kind(s, SlotKind.INPUT), slot_of_kind(s, SlotKind.PARAM)} & {*slots}
-    ]
-    outputs = [s for s in outputs if s not in inside]
-    floating = (
-        dtype
-        for slot in (*params, *slots)
-        if (dtype := forms[slot][0]) in TORCH and TORCH[dtype].is_floating_point
-    )
-    why = "hangs in an object, which the model's module cannot be given"
-    return Program(
-        name,
-        (),
-        tuple(dict.fromkeys(inputs)),
-        tuple((slot, {"op": [0, n]}) for n, slot in enumerate(dict.fromkeys(outputs))),
-        tuple(params),
-        base=next(floating, ""),
-        lost=tuple((slot, why) for slot in inside),
-    )
 
 
 class _Enough(BaseException):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from whence import align, judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.paired_runs import PairedRuns
 from whence.dtypes import Array
-from whence.records import Call
+from whence.records import Call, Record
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import input_name, is_input, is_output
 from whence.results import CallPair, Confidence, Evidence, Parted, SlotPair, Verdict, VerdictKind
@@ -37,57 +37,61 @@ class RootInputs:
         """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
-        made_by_program = align.followers(
-            self.paired.calls
-        )  # what those are given was made by the program
-        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
+        for pair, slot in self._root_inputs():
             call = self.paired.calls[pair.reference]
-            if call.parent != -1 or call.id in made_by_program:
+            if any(root == call.root and step < call.step for root, step in parted):
                 continue
-            for slot in slots.values():
-                if not is_input(slot.reference_slot) or slot.reference_record in self.paired.written:
-                    continue
-                a, b = (
-                    self.paired.reference.records[slot.reference_record],
-                    self.paired.target.records[slot.target_record],
-                )
-                error = self._error_of(slot)
-                limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
-                if error.exact or (error.value is not None and error.value <= limit):
-                    continue
-                if any(root == call.root and step < call.step for root, step in parted):
-                    continue
-                if (
-                    error.value is None
-                    and a.shape == b.shape
-                    and (has_mark(call, Mark.PUT_TOGETHER) or self._unknown(slot))
-                ):
-                    # else an input of the first call; the count of what is incomparable says so
-                    if not has_mark(call, Mark.PUT_TOGETHER):
-                        self.notes.append(
-                            f"{self._input_sentence(call, slot)}: not known whether both runs "
-                            "were given the same"
-                        )
-                    continue
-                if align.is_told_apart(slot.reference_slot, a.dtype) and self._otherwise.harmless(
-                    call, slot
-                ):
-                    continue
-                sentence = self._input_sentence(call, slot)
-                told_apart = align.is_told_apart(slot.reference_slot, a.dtype)
-                why = self._token_flip(pair, slot) if call.step > 0 else ""
-                if why:
-                    parted.add((call.root, call.step - 1))
-                    self.notes.append(why)
-                else:
-                    sentences.append(sentence)
-                    if told_apart and align.is_position_or_mask(slot.reference_slot):
-                        self._otherwise.blame(slot)
-                    elif not told_apart:
-                        self.differ.add(call.root)
+            if self._is_unknown(call, slot):
+                # else an input of the first call; the count of what is incomparable says so
+                if not has_mark(call, Mark.PUT_TOGETHER):
+                    self.notes.append(
+                        f"{self._input_sentence(call, slot)}: not known whether both runs "
+                        "were given the same"
+                    )
+                continue
+            dtype = self.paired.reference.records[slot.reference_record].dtype
+            told_apart = align.is_told_apart(slot.reference_slot, dtype)
+            if told_apart and self._otherwise.harmless(call, slot):
+                continue
+            sentence = self._input_sentence(call, slot)
+            why = self._token_flip(pair, slot) if call.step > 0 else ""
+            if why:
+                parted.add((call.root, call.step - 1))
+                self.notes.append(why)
+                continue
+            sentences.append(sentence)
+            if told_apart and align.is_position_or_mask(slot.reference_slot):
+                self._otherwise.blame(slot)
+            elif not told_apart:
+                self.differ.add(call.root)
         return sentences + [
             text for parted in self.paired.plan.parted if (text := self._parted(parted))
         ]
+
+    def _root_inputs(self) -> Iterator[tuple[CallPair, SlotPair]]:
+        """Inputs of roots that come from the caller and are not equal within rounding."""
+        # What a follower is given was computed by the program.
+        followers = align.followers(self.paired.calls)
+        for pair, slots in zip(self.paired.plan.pairs, self.paired.slots):
+            call = self.paired.calls[pair.reference]
+            if call.parent != -1 or call.id in followers:
+                continue
+            for slot in slots.values():
+                is_produced = slot.reference_record in self.paired.written
+                if not is_input(slot.reference_slot) or is_produced:
+                    continue
+                a, b = self._records(slot)
+                error = self._error_of(slot)
+                limit = max(2 * judge.roundoff(a, b), judge.LIMITS.spread * error.spread)
+                is_equal = error.exact or (error.value is not None and error.value <= limit)
+                if not is_equal:
+                    yield pair, slot
+
+    def _records(self, slot: SlotPair) -> tuple[Record, Record]:
+        return (
+            self.paired.reference.records[slot.reference_record],
+            self.paired.target.records[slot.target_record],
+        )
 
     def doubted(
         self, verdicts: Mapping[tuple[int, int], Verdict]
@@ -119,14 +123,15 @@ class RootInputs:
             return True
         return any(self.paired.partly(slot) for slot in self.paired.slots[verdict.pair].values())
 
-    def _unknown(self, slot: SlotPair) -> bool:
-        """Of one dtype, without elements and without digests that part?"""
-        a, b = (
-            self.paired.reference.records[slot.reference_record],
-            self.paired.target.records[slot.target_record],
-        )
+    def _is_unknown(self, call: Call, slot: SlotPair) -> bool:
+        """Can it not be told whether both runs were given the same: one dtype and shape, without
+        elements and without digests that differ?
+        """
+        a, b = self._records(slot)
+        if self._error_of(slot).value is not None or a.shape != b.shape:
+            return False
         measured = self.paired.measured[slot.reference_record, slot.target_record]
-        return (
+        return has_mark(call, Mark.PUT_TOGETHER) or (
             measured.tier == "none"
             and a.dtype == b.dtype
             and not (a.hash and b.hash and a.hash != b.hash)

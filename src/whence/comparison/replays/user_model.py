@@ -21,7 +21,7 @@ from whence.records import Call
 from whence.records.slots import is_read
 
 if TYPE_CHECKING:
-    from whence.replay.user_module import Forms
+    from whence.replay.module_arguments import Forms
 
 _NAMED = 8  # modules, in the note
 
@@ -108,7 +108,8 @@ class Models:
         name: str,
     ) -> Any:
         from whence.frameworks.torch_trees import rebuilt
-        from whence.replay.user_module import Borrowed, Kid
+        from whence.replay.module_arguments import Kid
+        from whence.replay.user_module import Borrowed
 
         if call.error:
             raise ReplayRefused("the call raised")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from whence import judge
 from whence.comparison.inputs.positions_masks import PositionsAndMasks
 from whence.comparison.paired_runs import PairedCall
-from whence.comparison.programs.programs import PLACED
+from whence.comparison.programs.program_flow import PLACED
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs

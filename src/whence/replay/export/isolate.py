@@ -216,38 +216,64 @@ def parting(
     """(operators of `good`, those of `bad`, bad input -> good input that holds the same): what is
     left without equal begin and end.
 
-    Operators are equal when they have one name, equal arguments, and read what is equal. same: are
-    two tensors one?
+    Operators are equal when they have one name, equal arguments, and read what is equal. is_same:
+    are two tensors one?
     """
-    equal: dict[int, int] = {}  # bad -> good
-    inputs = set(good.slots.values())
+    equal = _equal_inputs(good, bad, is_same)
+    begin, common = 0, min(len(good.steps), len(bad.steps))
+    while begin < common and _alike(good.steps[begin], bad.steps[begin], equal):
+        equal.update(zip(bad.steps[begin].results, good.steps[begin].results))
+        begin += 1
+    ends = _common_ends(
+        good.steps, bad.steps, dict(zip(bad_results, good_results)), equal, common - begin
+    )
+    tail = len(ends) - 1
+
+    def between(steps: Sequence[Step]) -> Sequence[Step]:
+        return steps[begin : len(steps) - tail]
+
+    while tail and not any(map(_computes, (*between(good.steps), *between(bad.steps)))):
+        tail -= 1  # to move elements is no fault: with the next that computes
+    pairs = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
+    if not pairs:
+        whole = piece(good, 0, len(good.steps), good_results)
+        return whole, piece(bad, 0, len(bad.steps), bad_results), equal
+    return (
+        _with_passed(piece(good, begin, len(good.steps) - tail, list(pairs.values())), good),
+        _with_passed(piece(bad, begin, len(bad.steps) - tail, list(pairs)), bad),
+        equal,
+    )
+
+
+def _equal_inputs(good: Trace, bad: Trace, is_same: Callable[[Any, Any], bool]) -> dict[int, int]:
+    """Bad input -> good input that holds the same, of the same name where there is one."""
+    equal: dict[int, int] = {}
     for slot, n in bad.slots.items():
         m = good.slots.get(slot)
         if m is not None and is_same(good.tensors[m], bad.tensors[n]):
             equal[n] = m
-    for n in bad.slots.values():  # under another name
-        if (
-            n not in equal
-            and (m := next((m for m in inputs if is_same(good.tensors[m], bad.tensors[n])), None))
-            is not None
-        ):
-            equal[n] = m
-    good_steps, bad_steps = good.steps, bad.steps
-    begin = 0
-    while begin < min(len(good_steps), len(bad_steps)) and _alike(
-        good_steps[begin], bad_steps[begin], equal
-    ):
-        equal.update(zip(bad_steps[begin].results, good_steps[begin].results))
-        begin += 1
-    # What lies before a common end is what that end reads: of every length of it, which calls are
-    # paired.
-    ends = [dict(zip(bad_results, good_results))]
-    while len(ends) <= min(len(good_steps), len(bad_steps)) - begin:
-        a, b, now = (
-            good_steps[len(good_steps) - len(ends)],
-            bad_steps[len(bad_steps) - len(ends)],
-            ends[-1],
-        )
+    inputs = set(good.slots.values())
+    for n in bad.slots.values():
+        if n not in equal:
+            m = next((m for m in inputs if is_same(good.tensors[m], bad.tensors[n])), None)
+            if m is not None:
+                equal[n] = m
+    return equal
+
+
+def _common_ends(
+    good_steps: Sequence[Step],
+    bad_steps: Sequence[Step],
+    results: dict[int, int],
+    equal: Mapping[int, int],
+    longest: int,
+) -> list[dict[int, int]]:
+    """What lies before a common end is what that end reads: of every length of it, from none, bad
+    tensor -> good tensor. results: of the traces. longest: operators that a common end may have.
+    """
+    ends = [results]
+    while len(ends) <= longest:
+        a, b, now = good_steps[-len(ends)], bad_steps[-len(ends)], ends[-1]
         wired, read = dict(zip(b.results, a.results)), dict(zip(_order(b), _order(a)))
         if (
             a.name != b.name
@@ -255,33 +281,11 @@ def parting(
             or any(now.get(n, m) != m for n, m in (wired | read).items())
         ):
             break
-        produced = {r for s in bad_steps[: len(bad_steps) - len(ends)] for r in s.results}
+        produced = {r for s in bad_steps[: -len(ends)] for r in s.results}
         if any(equal.get(n) != m and (n not in produced or n in equal) for n, m in read.items()):
             break  # it reads something from outside that differs
         ends.append({n: m for n, m in (now | read).items() if n not in wired and equal.get(n) != m})
-    tail = len(ends) - 1
-    while tail and not any(
-        map(
-            _computes,
-            (
-                *good_steps[begin : len(good_steps) - tail],
-                *bad_steps[begin : len(bad_steps) - tail],
-            ),
-        )
-    ):
-        tail -= 1  # to move elements is no fault: with the next that computes
-    facing = {n: m for n, m in ends[tail].items() if equal.get(n) != m}
-    if not facing:
-        return (
-            piece(good, 0, len(good_steps), good_results),
-            piece(bad, 0, len(bad_steps), bad_results),
-            equal,
-        )
-    return (
-        _with_passed(piece(good, begin, len(good_steps) - tail, list(facing.values())), good),
-        _with_passed(piece(bad, begin, len(bad_steps) - tail, list(facing)), bad),
-        equal,
-    )
+    return ends
 
 
 def _computes(step: Step) -> bool:

@@ -52,15 +52,14 @@ def _write_operator(
     *,
     keep_trivial: bool,
 ) -> None:
-    schema: Any = None
     func: Any = None
     try:
         func = support.overload(group.op)
-        schema = func._schema
     except LookupError:
         if group.op.startswith(("aten.", "prims.")):
             folder.leave_out(f"torch {torch.__version__} has no such operator", group.op)
             return
+    schema = None if func is None else func._schema
     if schema is not None and any(a.name in ("filename", "file_name") for a in schema.arguments):
         folder.leave_out("it reads or writes files", group.op)
         return
@@ -73,17 +72,11 @@ def _write_operator(
     except ReplayRefused as reason:
         folder.leave_out(str(reason), group.op)
         return
-    sort = (
-        support.PLAIN
-        if func is None
-        else support.kind(func, dict(calls[0].arguments) | dict.fromkeys(arguments.tensors, True))
-    )
-    makes = (
-        schema is None
-        or any("Tensor" in str(r.type) for r in schema.returns)
-        or support.written(func, dict.fromkeys(arguments.tensors, True))
-    )
-    if sort == support.PLAIN and not makes:
+    tensors = dict.fromkeys(arguments.tensors, True)
+    sort = support.PLAIN
+    if func is not None:
+        sort = support.kind(func, dict(calls[0].arguments) | tensors)
+    if sort == support.PLAIN and not _makes_tensors(func, tensors):
         folder.leave_out("makes no tensor", group.op)
         return
     if sort != support.PLAIN and not keep_trivial:
@@ -91,39 +84,52 @@ def _write_operator(
         return
     namespace, base, over = group.op.split(".")
     stem = f"{base}_{over}" if namespace == "aten" else f"{namespace}_{base}_{over}"
-    file = f"test_{stem}"
-    count = folder.taken(file)
+    name = f"test_{stem}", folder.taken(f"test_{stem}")
     samples = [c.id for c in calls if c.id in group.with_elements]
-    title = f"{group.op} as the run called it."
     states = {} if sort != support.RANDOM else arguments.states()
-    body = [argument_line(name, value) for name, value in {**states, **named}.items()]
-    note = origin_note(group.count, group.scopes, group.source)
-    folder.add(
-        file,
-        title,
-        source_of_test(f"{file}_{count}", note, "check", [repr(group.op)], body, samples),
-        max(1, len(samples)),
-    )
-    grads = [backward[c.rank, c.order] for c in calls if (c.rank, c.order) in backward]
-    if grads and func is not None and sort == support.PLAIN:
+    _add_test(folder, group, name, samples, {**states, **named})
+    has_backward = any((c.rank, c.order) in backward for c in calls)
+    if has_backward and func is not None and sort == support.PLAIN:
         incoming = _incoming(run, calls, backward)
         gradients = ", ".join(f"{k}: {arguments.tensor(refs)}" for k, refs in incoming.items())
-        body = [argument_line(name, value) for name, value in named.items()]
-        text = source_of_test(
-            f"{file}_{count}_backward",
-            note,
-            "check.gradient",
-            [repr(group.op)],
-            body,
-            samples,
-            extra="{" + gradients + "}",
-        )
-        folder.add(
-            f"{file}_backward",
-            f"{group.op} and its backward, by autograd.",
-            text,
-            max(1, len(samples)),
-        )
+        _add_test(folder, group, name, samples, named, gradients=f"{{{gradients}}}")
+
+
+def _makes_tensors(func: Any, tensors: Mapping[str, Any]) -> bool:
+    """Does an operator return or write tensors, as far as is known?"""
+    return (
+        func is None
+        or any("Tensor" in str(r.type) for r in func._schema.returns)
+        or bool(support.written(func, tensors))
+    )
+
+
+def _add_test(
+    folder: Folder,
+    group: Any,
+    name: tuple[str, int],
+    samples: Sequence[int],
+    arguments: Mapping[str, str],
+    *,
+    gradients: str = "",
+) -> None:
+    """Add the test of a signature, of its backward with `gradients`. name: of the file, and of the
+    test in it.
+    """
+    file, number = name
+    call, suffix, what = "check", "", "as the run called it"
+    if gradients:
+        call, suffix, what = "check.gradient", "_backward", "and its backward, by autograd"
+    text = source_of_test(
+        f"{file}_{number}{suffix}",
+        origin_note(group.count, group.scopes, group.source),
+        call,
+        [repr(group.op)],
+        [argument_line(key, value) for key, value in arguments.items()],
+        samples,
+        extra=gradients,
+    )
+    folder.add(f"{file}{suffix}", f"{group.op} {what}.", text, max(1, len(samples)))
 
 
 def _incoming(
