@@ -172,11 +172,7 @@ def program(
         if "op" not in results
         else dict.fromkeys(("Out", "out", "Output", "Y", "y", "0"), results)
     )
-    program_outputs = tuple(
-        (slot, named[operator_slot])
-        for operator_slot, slot in outputs.items()
-        if operator_slot in named
-    )
+    program_outputs = tuple((slot, named[key]) for key, slot in outputs.items() if key in named)
     if not program_outputs:
         raise ReplayRefused(
             f"{op_type}: of its outputs {', '.join(outputs)} none is known to whence"

@@ -59,25 +59,13 @@ def pair_operators(
         for b in shorter_part
         if a.scope == b.scope and plain(a.op_type) == plain(b.op_type) and _is_name(a)
     ]
-    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
-    gaps = [
-        (
-            [c for c in longer_part if c.id not in paired_longer],
-            [c for c in shorter_part if c.id not in paired_shorter],
-        )
-        for longer_part, shorter_part in gaps
-    ]
+    gaps = _unpaired(gaps, pairs)
     pairs += _crossing(
         gaps,
         {c.id: t for c, t in zip(longer_calls, longer_tokens)},
         {c.id: t for c, t in zip(shorter_calls, shorter_tokens)},
     )
-    paired_longer, paired_shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
-    for longer_part, shorter_part in gaps:
-        longer_part, shorter_part = (
-            [c for c in longer_part if c.id not in paired_longer],
-            [c for c in shorter_part if c.id not in paired_shorter],
-        )
+    for longer_part, shorter_part in _unpaired(gaps, pairs):
         if len(longer_part) == len(shorter_part):
             pairs += zip(longer_part, shorter_part, strict=True)
     pairs, fused = _extend_fused(pairs, longer_calls)
@@ -95,6 +83,17 @@ def pair_operators(
             pairs.append((unfused[-1], shorter_part[-1]))  # they end in one tensor
             fused.pairs[unfused[-1].id] = list(longer_part)
     return pairs, fused
+
+
+def _unpaired(
+    gaps: Sequence[tuple[list[Call], list[Call]]], pairs: Sequence[tuple[Call, Call]]
+) -> list[tuple[list[Call], list[Call]]]:
+    """The gaps without the operators that are paired by now."""
+    longer, shorter = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    return [
+        ([c for c in part if c.id not in longer], [c for c in counterpart if c.id not in shorter])
+        for part, counterpart in gaps
+    ]
 
 
 def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, int, int, bool]]:

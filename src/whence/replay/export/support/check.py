@@ -226,25 +226,17 @@ class Check:
                 if slot not in wide:
                     notes.append(f"{slot} has no reference")
                     continue
-                right, form = wide[slot], (working or wide)[slot]
-                if value.shape != right.shape or (
+                form = (working or wide)[slot]
+                if value.shape != wide[slot].shape or (
                     working is not None and value.dtype != form.dtype
                 ):
                     raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(form)}")
-                others = [
-                    f[slot]
-                    for f in floors
-                    if f is not None and slot in f and f[slot].shape == value.shape
-                ]
-                if slot in picks:
-                    value, right, others = (
-                        picks[slot](value),
-                        picks[slot](right),
-                        [picks[slot](o) for o in others],
-                    )
-                figures.join(
-                    named_figures(slot, value, measure(value, right, others, length=ops.length))
-                )
+                right = [f[slot] for f in floors if f is not None and slot in f]
+                right = [wide[slot], *(t for t in right if t.shape == value.shape)]
+                pick = picks.get(slot, lambda t: t)
+                value, exact, *rounded = map(pick, (value, *right))
+                measured = measure(value, exact, rounded, length=ops.length)
+                figures.join(named_figures(slot, value, measured))
             missing = [slot for slot in wide if slot not in outputs]
         if missing:
             raise Wrong(f"the device made no {', '.join(missing)}")

@@ -64,27 +64,54 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
     """Judge what a device made against the CPU.
 
     output: CPU tensor of any dtype. wide: the same computed in float64. floors: the same computed
-    in output's own dtype, one
-    or several right ways. length: largest number of terms that one element is summed from. All of
-    one shape.
+    in output's own dtype, one or several right ways. length: largest number of terms that one
+    element is summed from. All of one shape.
     Source: the error of the device over the largest error of the floors (2-norm), at least half a
-    unit in the last place and
-    0.3 sqrt(length) u; and the worst element over the rounding of its row and column.
+    unit in the last place and 0.3 sqrt(length) u; and the worst element over the rounding of its
+    row and column.
     """
     if output.numel() == 0:
         return Figures()
     if not rounds(output):
         return _exact(output, wide, floors)
-    kind = output.dtype
-    u, big = unit_roundoff(kind), float(torch.finfo(kind).max)
-    tiny = float(torch.finfo(kind).tiny)
     y, r, *ws = (_flat(t) for t in (output, wide, *floors))
     ws = ws or [r]
     figures = Figures(numel=output.numel())
     finite = r.isfinite()
     if bool(finite.any()):
         figures.least, figures.greatest = float(r[finite].min()), float(r[finite].max())
-    limit = _SENTINEL * big
+    fine, wrong = _fine_and_wrong(y, r, ws, _SENTINEL * float(torch.finfo(output.dtype).max))
+    figures.nan = int((wrong & (y.isnan() | r.isnan())).sum())
+    figures.inf = int(wrong.sum()) - figures.nan
+    counted = y.isfinite() & r.isfinite() & ~wrong
+    error = torch.where(counted, y - r, 0.0).abs()
+    figures.worst = float(error.max())
+    figures.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
+    figures.ulp = _ulp(output, wide)
+    compared = [torch.where(fine, t, 0.0) for t in (y, r, *ws)]
+    rho, ratio = _in_roundings(output, *compared, length=length)
+    worst = int(ratio.argmax())
+    z = float(ratio[worst])
+    rho_limit, z_limit = (RHO_16, Z_16) if unit_roundoff(output.dtype) > 1e-5 else (RHO, Z)
+    figures.local = rho
+    mismatch = figures.nan + figures.inf
+    figures.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
+    if mismatch:
+        worst = int(wrong.to(torch.uint8).argmax())
+    index = _index(worst, output)
+    example = f"at {index} device {float(y[worst]):.9g}, CPU {float(r[worst]):.9g}"
+    figures.why = (
+        f"{mismatch} elements are NaN or Inf on one side; {example}"
+        if mismatch
+        else f"error {rho:.3g} x its floor, worst element {z:.3g} x; {example}"
+    )
+    return figures
+
+
+def _fine_and_wrong(y: Any, r: Any, ws: Sequence[Any], limit: float) -> tuple[Any, Any]:
+    """(elements that are compared, elements that are NaN or Inf on one side only). y: output, r:
+    wide, ws: floors. limit: beyond it a number stands for "masked".
+    """
     fine = (y.abs() < limit) & (r.abs() < limit)
     for w in ws:
         fine &= w.abs() < limit
@@ -94,56 +121,33 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
         wrong &= ~_same(y, w, limit)
     # on both sides of the bound for great numbers
     wrong &= ~(y.isfinite() & ((y - r).abs() <= 0.01 * r.abs()))
-    figures.nan = int((wrong & (y.isnan() | r.isnan())).sum())
-    figures.inf = int(wrong.sum()) - figures.nan
-    counted = y.isfinite() & r.isfinite() & ~wrong
-    error = torch.where(counted, y - r, 0.0).abs()
-    figures.worst = float(error.max())
-    figures.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
-    figures.ulp = _ulp(output, wide)
-    zero = torch.zeros((), dtype=torch.float64)
-    y, r = torch.where(fine, y, zero), torch.where(fine, r, zero)
+    return fine, wrong
+
+
+def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[float, Any]:
+    """(the error of y over its floor in 2-norm, that of each element over the rounding of its row
+    and column). output: as it is; y, r, ws: it, wide and floors as float64, flat, 0 where nothing
+    is compared.
+    """
+    u, tiny = unit_roundoff(output.dtype), float(torch.finfo(output.dtype).tiny)
     # Beyond 1e150 a square overflows.
     scale = max(1.0, float(r.abs().max()) / 1e100, float(y.abs().max()) / 1e100)
-    e, fs, r = (y - r) / scale, [(torch.where(fine, w, zero) - r) / scale for w in ws], r / scale
+    e, fs, r = (y - r) / scale, [(w - r) / scale for w in ws], r / scale
     last = output.shape[-1] * (2 if output.is_complex() else 1) if output.dim() > 1 else y.numel()
     size, noise = float(r.norm()), max(float(f.norm()) for f in fs)
-    accumulate = 2.0**-53 if kind in (torch.float64, torch.complex128) else 2.0**-24
+    accumulate = 2.0**-53 if output.dtype in (torch.float64, torch.complex128) else 2.0**-24
     smallest = 0.5 * tiny / scale * math.sqrt(y.numel())  # numbers below may be flushed to zero
-    floor = max(
-        noise, 0.5 * u * size, 0.3 * math.sqrt(max(length, 1)) * accumulate * size, smallest
-    )
-    rho = float(e.norm()) / floor
+    summed = 0.3 * math.sqrt(max(length, 1)) * accumulate * size
+    floor = max(noise, 0.5 * u * size, summed, smallest)
     spread = torch.zeros_like(r)
     for f in fs:
         square = (f * f).reshape(-1, last)
-        spread = torch.maximum(
-            spread,
-            torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True))
-            .sqrt()
-            .reshape(-1),
-        )
-    rms = size / math.sqrt(r.numel())
+        means = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True))
+        spread = torch.maximum(spread, means.sqrt().reshape(-1))
     # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
+    rms = size / math.sqrt(r.numel())
     spread += u * r.abs() + 1e-3 * u * rms + tiny / scale
-    ratio = e.abs() / spread
-    worst = int(ratio.argmax())
-    z = float(ratio[worst])
-    rho_limit, z_limit = (RHO_16, Z_16) if u > 1e-5 else (RHO, Z)
-    figures.local = rho
-    mismatch = figures.nan + figures.inf
-    figures.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
-    if mismatch:
-        worst = int(wrong.to(torch.uint8).argmax())
-    index = _index(worst, output)
-    y, r = _flat(output), _flat(wide)
-    example = f"at {index} device {float(y[worst]):.9g}, CPU {float(r[worst]):.9g}"
-    figures.why = (
-        f"{mismatch} elements are NaN or Inf on one side; {example}"
-        if mismatch
-        else f"error {rho:.3g} x its floor, worst element {z:.3g} x; {example}"
-    )
-    return figures
+    return float(e.norm()) / floor, e.abs() / spread
 
 
 def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:
