@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from whence.errors import ReplayRefused  # noqa: E402
-from whence.frameworks.torch_trees import rebuilt  # noqa: E402
 from whence.records import Call, Ref  # noqa: E402
 from whence.replay.module_arguments import Kid, arguments  # noqa: E402
 from whence.replay.user_module import Borrowed  # noqa: E402
@@ -46,7 +45,7 @@ def borrowed(module, slots, kids=(), **facts):
         leaf=not kids,
         **facts,
     )
-    return Borrowed(module, call, known, kids, rebuilt, name="test")
+    return Borrowed(module, call, known, kids, name="test")
 
 
 def narrowing():

@@ -15,6 +15,7 @@ import torch
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host
+from whence.frameworks.torch_trees import rebuilt
 from whence.records import Call, Program
 from whence.records.slots import (
     SlotKind,
@@ -28,10 +29,6 @@ from whence.records.slots import (
 )
 from whence.replay.module_copy import copied_module
 
-Rebuilt = Callable[[Any, Callable[[str, Any], Any]], Any]
-"""(what a call returned, put) -> the same with `put(slot, tensor)` in the place of each tensor;
-slots are named as in a capture.
-"""
 Forms = Mapping[str, tuple[str, tuple[int, ...]]]
 """(dtype, shape) of a call's tensors by slot."""
 
@@ -118,7 +115,7 @@ def call_order(slot: str, otherwise: int) -> int:
     return split_child(slot)[0] if is_of_child(slot) else otherwise
 
 
-def form_of(module: Any, call: Call, inputs: Mapping[str, Array], rebuilt: Rebuilt) -> Any:
+def form_of(module: Any, call: Call, inputs: Mapping[str, Array]) -> Any:
     """Something of the form that a module returns when it is called as `call` was, with the weights
     it has, whatever they are.
 

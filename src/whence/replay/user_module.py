@@ -20,6 +20,7 @@ import torch
 from whence.dtypes import Array
 from whence.errors import ReplayRefused
 from whence.frameworks.torch_arrays import TORCH, from_host, to_host
+from whence.frameworks.torch_trees import rebuilt
 from whence.records import Call
 from whence.records.slots import (
     SlotKind,
@@ -33,7 +34,6 @@ from whence.replay.dtype_policy import WORKING, HeldParameters, hold, laid_out
 from whence.replay.module_arguments import (
     Forms,
     Kid,
-    Rebuilt,
     arguments,
     call_order,
     program_of_slots,
@@ -59,7 +59,6 @@ class Borrowed:
         call: Call,
         forms: Forms,
         kids: Sequence[Kid],
-        rebuilt: Rebuilt,
         *,
         name: str,
         grad: str = "no_grad",
@@ -70,7 +69,7 @@ class Borrowed:
         self.length = 1
         self.chooses = False  # what a module chooses inside cannot be told
         self._call, self._forms, self.kids = call, dict(forms), tuple(kids)
-        self.rebuilt, self._grad, self._forbidden = rebuilt, grad, forbidden
+        self._grad, self._forbidden = grad, forbidden
         self.program = program_of_slots(name, call, kids, forms)
         self.copy = ModuleCopy(
             module,
@@ -313,7 +312,7 @@ class _Running:
 
     def _tensors(self, out: Any) -> dict[str, Any]:
         by_slot: dict[str, Any] = {}
-        self._borrowed.rebuilt(out, lambda slot, tensor: by_slot.setdefault(slot, tensor.detach()))
+        rebuilt(out, lambda slot, tensor: by_slot.setdefault(slot, tensor.detach()))
         return by_slot
 
     def _standing_in(self, called: Kid) -> Callable[..., Any]:
@@ -358,7 +357,7 @@ class _Running:
                     and (argument := handed.get(slot_of_kind(slot, SlotKind.INPUT))) is not None
                 ):
                     argument.copy_(tensor)
-            return borrowed.rebuilt(kid.returned, lambda slot, _: results[slot])
+            return rebuilt(kid.returned, lambda slot, _: results[slot])
 
         return forward
 

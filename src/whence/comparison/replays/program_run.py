@@ -130,24 +130,27 @@ class Misrouted(ReplayRefused):
 
 
 class ProgramRun:
-    """One call's program on the target's inputs, in the dtypes that are needed."""
+    """One call's program on the target's inputs, in the dtypes that are needed.
+
+    arrays: inputs with their strides, by slot. produced: outputs of the target. dtypes: of the wide
+    replay and of the working one. proposed: see `Choosing`.
+    """
 
     def __init__(
         self,
         loaded: Any,
-        inputs: Mapping[str, Array],
+        arrays: tuple[Mapping[str, Array], Mapping[str, tuple[int, ...]]],
         params: CallParameters,
-        strides: Mapping[str, tuple[int, ...]],
         produced: Mapping[str, Array],
         semantics: Semantics,
-        wide: str,
-        working: str,
+        dtypes: tuple[str, str],
         proposed: Callable[[], list[I64]],
     ) -> None:
         self._lenient = False
-        self.loaded, self.inputs, self.params, self.strides = loaded, inputs, params, strides
+        self.loaded, self.params = loaded, params
+        self.inputs, self.strides = arrays
         self._produced, self._semantics = produced, semantics
-        self.wide_dtype, self.working_dtype = wide, working
+        self.wide_dtype, self.working_dtype = wide, _ = dtypes
         self.choosing = None
         if loaded.chooses:
             self.choosing = Choosing(

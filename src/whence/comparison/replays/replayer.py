@@ -168,13 +168,11 @@ class Replayer:
         }
         run = ProgramRun(
             loaded,
-            inputs,
+            (inputs, strides),
             params,
-            strides,
             produced,
             semantics,
-            wide,
-            working,
+            (wide, working),
             lambda: both_sides.own_integers(self.sides, request.partner),
         )
         if any(prepared.inside & loaded.needs(slot) for slot in prepared.outputs):

@@ -107,7 +107,6 @@ class Models:
         grad: str,
         name: str,
     ) -> Any:
-        from whence.frameworks.torch_trees import rebuilt
         from whence.replay.module_arguments import Kid
         from whence.replay.user_module import Borrowed
 
@@ -137,7 +136,7 @@ class Models:
                 )
             )
         return Borrowed(
-            module, call, forms, children, rebuilt, name=name, grad=grad, forbidden=self._forbidden
+            module, call, forms, children, name=name, grad=grad, forbidden=self._forbidden
         )
 
     def _module(self, call: Call) -> Any:
@@ -156,12 +155,11 @@ class Models:
         """Something of the form that a module returns: slots do not tell a tensor from a tuple of
         one. It is run once to see it.
         """
-        from whence.frameworks.torch_trees import rebuilt
         from whence.replay.module_arguments import form_of
 
         key = (kid.scope, outputs)
         if key not in self._returned:
-            self._returned[key] = form_of(module, kid, arrays(kid), rebuilt)
+            self._returned[key] = form_of(module, kid, arrays(kid))
         return self._returned[key]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -231,12 +231,10 @@ class Check:
                     working is not None and value.dtype != form.dtype
                 ):
                     raise Wrong(f"{slot}: device made {form_of(value)}, CPU {form_of(form)}")
-                right = [f[slot] for f in floors if f is not None and slot in f]
-                right = [wide[slot], *(t for t in right if t.shape == value.shape)]
-                pick = picks.get(slot, lambda t: t)
-                value, exact, *rounded = map(pick, (value, *right))
-                measured = measure(value, exact, rounded, length=ops.length)
-                figures.join(named_figures(slot, value, measured))
+                rounded = [f[slot] for f in floors if f is not None and slot in f]
+                figures.join(
+                    _compared(slot, (value, wide[slot], *rounded), picks.get(slot), ops.length)
+                )
             missing = [slot for slot in wide if slot not in outputs]
         if missing:
             raise Wrong(f"the device made no {', '.join(missing)}")
@@ -342,6 +340,18 @@ class Check:
             pytest.skip(cells["reason"])
         if problem:
             raise AssertionError(f"{op} on {self.settings.device}: {problem}")
+
+
+def _compared(
+    slot: str, tensors: Sequence[Any], pick: Callable[[Any], Any] | None, length: int
+) -> Figures:
+    """Figures of an output. tensors: of the device, in float64, and rounded in one or several ways.
+    pick: what indices point at, where the output is indices.
+    """
+    output, *others = [t for t in tensors if t.shape == tensors[0].shape]
+    if pick is not None:
+        output, *others = map(pick, (output, *others))
+    return named_figures(slot, output, measure(output, others[0], others[1:], length=length))
 
 
 def _tried(run: Run, ops: Operators, inputs: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
