@@ -20,8 +20,8 @@ from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, V
 
 
 class PositionsAndMasks:
-    """Integers that are no tokens and differ, where the target was given them and did not make
-    them.
+    """Integer inputs other than token ids (positions, masks) that differ between the runs and come
+    from the caller of the target.
     """
 
     def __init__(self, paired: PairedRuns, error_of: Callable[[SlotPair], judge.PairError]) -> None:
@@ -51,7 +51,7 @@ class PositionsAndMasks:
                 self._roots[align.step_of(call)].append(index)
 
     def notes(self) -> list[str]:
-        """What was given otherwise and does no harm, a sentence for each tensor of each module."""
+        """Inputs that differ and do no harm, a sentence for each tensor of each module."""
 
         def where(steps: list[str]) -> str:
             return steps[0] + (f" and {len(steps) - 1} more" if len(steps) > 1 else "")
@@ -76,11 +76,11 @@ class PositionsAndMasks:
         return True
 
     def counts_padding(self, call: Call, partner: Call, slot: SlotPair) -> bool:
-        """Are these positions that the model counts from the first column, also of padding, so that
+        """Are these positions that the model counts from the first column, padding too, so that
         they differ by its width alone?
 
-        Then no operator is at fault for them: they are noted, and what rests on them is compared
-        knowing it.
+        Then no operator is at fault: they are noted, and what depends on them is compared given
+        them.
         """
         if judge.unit_roundoff(self.paired.target.records[slot.target_record].dtype) != 0.0:
             return False
@@ -112,8 +112,8 @@ class PositionsAndMasks:
         return True
 
     def padded(self, *, matters: bool) -> list[str]:
-        """Of positions that count the padding, a sentence each: where the outputs depend on that
-        beyond rounding, or do not.
+        """A sentence for each tensor of positions that count the padding. matters: those on which
+        the outputs depend beyond rounding, or the others.
         """
         out = []
         for sentence, call in self._padded.items():
@@ -123,7 +123,7 @@ class PositionsAndMasks:
         return out
 
     def blame(self, slot: SlotPair) -> None:
-        """Take such a tensor that the callers of both runs chose, and chose differently."""
+        """Add a tensor that the callers of both runs chose differently."""
         self._differing.setdefault((slot.reference_record, slot.target_record), slot)
 
     def harmless(self, call: Call, slot: SlotPair) -> bool:
@@ -140,10 +140,10 @@ class PositionsAndMasks:
     def judged(
         self, verdicts: Mapping[tuple[int, int], Verdict], others: Collection[str]
     ) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with the first call that uses such a tensor guilty where its root's outputs
-        are beyond rounding; else a note.
+        """The verdicts, with a fault at the first call that uses such a tensor where its root's
+        outputs are beyond rounding; else a note.
 
-        others: roots that were given other tokens, so that their outputs prove nothing.
+        others: roots that have other tokens, so that their outputs prove nothing.
         """
         out = dict(verdicts)
         for call, name, slot in self._users():

@@ -1,4 +1,4 @@
-"""First things first: do both runs get the same inputs?"""
+"""Inputs of the roots: are they the same in both runs?"""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RootInputs:
         self.differ: set[str] = set()
 
     def sentences(self) -> list[str]:
-        """Root inputs that differ without an explanation, in sentences. Tokens that parted within
-        noise explain themselves: a note each.
+        """Root inputs that differ without an explanation, a sentence each. Tokens that parted
+        within noise are explained by it: a note each.
         """
         sentences: list[str] = []
         parted: set[tuple[str, int]] = set()
@@ -96,10 +96,10 @@ class RootInputs:
     def doubted(
         self, verdicts: Mapping[tuple[int, int], Verdict]
     ) -> dict[tuple[int, int], Verdict]:
-        """The verdicts, with what two dumps say of statistics and parts of prints a mere suspicion
-        where the root was given something else.
+        """The verdicts, with those of statistics and partial prints reduced to a suspicion where
+        the root inputs differ.
 
-        Such figures move as far as their tensors do, and not less as under rounding.
+        Such figures move as far as their tensors do, not less as under rounding.
         """
         out = dict(verdicts)
         for key, verdict in verdicts.items():
@@ -138,8 +138,8 @@ class RootInputs:
         )
 
     def _parted(self, parted: Parted) -> str:
-        """A sequence that goes another way, in a sentence; "" where the scores before were a near
-        tie, which is noted.
+        """A sentence about a sequence that continues with other tokens; "" where the scores before
+        were a near tie, which is noted.
         """
         where = f"{parted.root} step {parted.step}" + (
             f" row {parted.micro}" if parted.micro else ""

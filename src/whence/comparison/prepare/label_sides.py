@@ -1,4 +1,4 @@
-"""Labels of two sides face to face: the reference's against the target's, of one run or of two."""
+"""Labels of the reference paired with labels of the target, in one run or in two."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def labels_of(runs: Sequence[Run]) -> list[Label]:
 
 
 def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
-    """Which calls are paired: equal ids, else equal names and occurrences, of one rank and one
-    task. Whoever is left is alone.
+    """The labels as rows. Labels of one rank and one task are paired by id, else by name and
+    occurrence; a label that stays over has a row of its own.
     """
     labels = list(labels)
     sides: dict[str, list[Label]] = {"reference": [], "target": []}
@@ -136,7 +136,7 @@ def _by_name(label: Label) -> Any:
 
 
 def _alone(label: Label, opposite: str, places: Counter[tuple[str, int]]) -> str:
-    """Why nothing faces a label. places: (task, rank) at which the other side has that name, and
+    """Why a label has no partner. places: (task, rank) at which the other side has that name, and
     how often.
     """
     name = f"id {label.id}" if label.id else label.words
@@ -154,7 +154,9 @@ def _alone(label: Label, opposite: str, places: Counter[tuple[str, int]]) -> str
 
 
 class Side:
-    """The labels of one side as a Run: call k faces call k of the other side, under one name."""
+    """The labels of one side as a Run: call k is paired with call k of the other side, under one
+    name.
+    """
 
     def __init__(
         self, labels: Sequence[Label], names: Sequence[tuple[str, int]], words: str
@@ -202,8 +204,8 @@ class Side:
 
 
 def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
-    """Both sides of the rows that are paired, the target's tensors in the reference's shapes;
-    and what was done for that.
+    """Both sides of the paired rows, with the target's tensors in the reference's shapes, and a
+    sentence for each tensor that was laid out.
     """
     pairs = [
         (row.reference, row.target)
@@ -229,7 +231,7 @@ def sides(rows: Sequence[TensorMatcher]) -> tuple[Run, Run, list[str]]:
 
 def _laid_out(reference: Side, target: Side) -> tuple[Run, list[str]]:
     """The target with tensors of another shape brought to the reference's axes, where their
-    elements say how.
+    elements tell the layout.
     """
     from whence import align
 

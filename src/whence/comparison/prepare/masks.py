@@ -110,7 +110,7 @@ def in_form_of(reference: Array, target: Array) -> Array | None:
 
 
 def _bits(mask: Array) -> Bits | None:
-    """True where a mask lets look, as far as its form tells; None when it is no mask."""
+    """True where a mask lets attention look, as far as its form tells; None when it is no mask."""
     if mask.dtype.kind == "b":
         return np.asarray(mask)
     kind = dtypes.of(mask)

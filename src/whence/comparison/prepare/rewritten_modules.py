@@ -105,7 +105,7 @@ def _is_wired_otherwise(
 
 
 def _makers(calls: Sequence[Call]) -> dict[int, int]:
-    """Which of these calls made a record; not of records that several calls could have made."""
+    """The call that wrote each record; records that several calls could have written are left out."""
     calls_of: dict[int, list[int]] = {}
     for call in calls:
         for ref in call.slots("output"):
@@ -242,8 +242,8 @@ def _one_call(run: Run, group: Sequence[Call]) -> Call:
 
 
 def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None) -> align.Aligned:
-    """Both runs as they are judged: modules that are written otherwise as a whole. Only captures of
-    operators have such.
+    """Both runs in the form they are judged in: modules that are written otherwise stand as a
+    whole. Only captures of operators have such modules.
     """
     reference, target = aligned.reference, aligned.target
     if match not in ("auto", "names") or not (has_operators(reference) and has_operators(target)):

@@ -1,5 +1,5 @@
-"""Roots that no dump held: what they were given and returned is that of their first and last call,
-and faces what these face.
+"""Roots that no dump holds: what they read and returned is that of their first and last call, and
+is paired as there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from whence.results import CallPair, Plan, SlotPair
 
 
 def put_together(plan: Plan, reference: Sequence[Call], target: Sequence[Call]) -> Plan:
-    """The plan, with such a root's tensors facing what they face in the calls they come from, and
-    nothing where they have no partner there.
+    """The plan, with the tensors of such a root paired as in the calls they come from, and unpaired
+    where they have no partner there.
 
     Dumps end with different calls: the last that one tool hooked is a layer, of another the block
-    around it. That these are both the last does not make them one tensor.
+    around it. That both are the last does not make them one tensor.
     """
     roots = {
         i

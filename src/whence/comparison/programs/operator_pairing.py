@@ -26,7 +26,7 @@ def operators(run: Run) -> list[Call]:
 
 
 def running_operators(calls: Sequence[Call]) -> int:
-    """How many operators rest on what the model is given, not on parameters alone."""
+    """How many operators depend on the inputs of the model, not on parameters alone."""
     constant = constant_records(calls)
     return sum(
         not (outputs := c.slots("output")) or any(r.record not in constant for r in outputs)
@@ -37,7 +37,7 @@ def running_operators(calls: Sequence[Call]) -> int:
 def pair_operators(
     longer: tuple[Run, list[Call]], shorter: tuple[Run, list[Call]]
 ) -> tuple[list[tuple[Call, Call]], FusedChains]:
-    """(pairs, what the second does at once) of two programs with their operators."""
+    """(pairs, chains that the shorter program runs as one) of two programs with their operators."""
     longer_calls, shorter_calls = longer[1], shorter[1]
     by_name = _one_naming(longer_calls, shorter_calls)
     longer_tokens, shorter_tokens = (
@@ -173,7 +173,7 @@ _BEHIND = (
 
 
 def plain(op_type: str) -> str:
-    """One name for operators that another format or a pass calls otherwise: elementwise_add and
+    """One name for operators that another format or a pass names otherwise: elementwise_add and
     fused_elementwise_add are add.
     """
     name = op_type.removeprefix("fused_") if op_type.startswith("fused_elementwise_") else op_type
@@ -185,8 +185,8 @@ def _crossing(
     longer_tokens: Mapping[int, tuple[Any, ...]],
     shorter_tokens: Mapping[int, tuple[Any, ...]],
 ) -> list[tuple[Call, Call]]:
-    """Of what a common subsequence leaves over, pairs that take a matrix which nobody else there
-    takes: passes move operators too.
+    """Pairs, among what a common subsequence leaves over, that read the same matrix, which no other
+    operator there reads: passes move operators too.
     """
     longer, shorter = (
         [(table[c.id], c) for pair in gaps for c in pair[side] if table[c.id][1]]
@@ -198,8 +198,8 @@ def _crossing(
 
 
 def _fused_behind(call: Call) -> list[str]:
-    """What a pass may have fused behind the operator that a call is named after, in the order it is
-    done.
+    """What a pass may have fused behind the operator that a call is named after, in order of
+    execution.
     """
     attributes, out = call.arguments, []
     slots = {split_slot(r.slot)[1] for r in call.slots("input")} | {
@@ -251,8 +251,8 @@ class FusedChains(NamedTuple):
 def _extend_fused(
     pairs: list[tuple[Call, Call]], calls: Sequence[Call]
 ) -> tuple[list[tuple[Call, Call]], FusedChains]:
-    """Pairs, where the target's operator does what follows in the reference too moved on to the
-    last of it.
+    """The pairs, where an operator of the shorter program also does what follows in the longer one
+    moved on to the last operator of that chain.
     """
     readers: dict[int, list[Call]] = {}
     for call in calls:
@@ -329,8 +329,8 @@ def _token(
 def _pieces(
     longer_calls: Sequence[Call], shorter_calls: Sequence[Call]
 ) -> Iterator[tuple[list[Call], list[Call]]]:
-    """A stretch that differs, cut where both write a tensor of one name: passes fuse operators and
-    keep the last name.
+    """Operators that differ, cut where both programs write a tensor of one name: passes fuse
+    operators and keep the last name.
     """
     names = {c.scope: j for j, c in enumerate(shorter_calls)}
     a = b = 0

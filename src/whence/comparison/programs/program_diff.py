@@ -63,7 +63,7 @@ class ProgramDiff(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What is to be said of both, a clause."""
+        """Both programs in a clause."""
         differences = self.differences
         if not differences:
             return (
@@ -234,9 +234,7 @@ def _with_changes_of_shape(
 
 
 def _folded(calls: Sequence[Call], ends: Sequence[Call], met: Set[int]) -> set[int]:
-    """Operators without a partner that compute what fused ones take as weights: a pass put them
-    there.
-    """
+    """Operators without a partner that compute the weights of fused ones: a pass put them there."""
     maker = {r.record: c for c in calls for r in c.slots("output")}
     folded: set[int] = set()
     todo = [r.record for end in ends for r in end.slots("input")]
@@ -266,8 +264,8 @@ def _as_one(reference_calls: Sequence[Call], target_calls: Sequence[Call]) -> Di
 
 
 def _across(pairs: Sequence[tuple[Call, Call]]) -> dict[int, int]:
-    """Records of the reference -> records of the target that face them as outputs or parameters of
-    partners.
+    """Records of the reference -> records of the target that partners have in the same output or
+    parameter.
     """
     out: dict[int, int] = {}
     for a, b in pairs:

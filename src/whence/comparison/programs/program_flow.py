@@ -220,8 +220,8 @@ def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
 
 
 def _by_operator(run: Run) -> dict[Any, Call]:
-    """The calls of a log by what stays the same when names do not: the operator of the program,
-    else the name; and which time it ran.
+    """The calls of a log by what does not depend on names of variables: the operator of the
+    program, else the name; and which time it ran.
     """
     out: dict[Any, Call] = {}
     for call in operators(run):

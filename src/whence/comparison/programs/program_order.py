@@ -60,8 +60,8 @@ def _along(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call,
 
 
 def _round(calls: Sequence[Call], operators: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Each call and the next operator like it, beginning again behind the last. Of several alike,
-    when nothing tells them apart, none.
+    """Each call and the next operator like it, starting over behind the last; a call without an
+    operator like it is left out.
     """
     named = {name for op in operators for name in taking(op)[1]}
     out: list[tuple[Call, Call]] = []

@@ -82,9 +82,7 @@ class BothSides:
 
 
 def own_integers(sides: BothSides, partner: Call) -> list[I64]:
-    """The whole numbers that the target's own program makes on its own inputs, as far as it
-    runs.
-    """
+    """The integers that the target's own program computes on its own inputs, as far as it runs."""
     from whence.replay.choices import Integers
 
     integers = Integers()
@@ -100,11 +98,11 @@ def own_integers(sides: BothSides, partner: Call) -> list[I64]:
 def check_same_choices(
     sides: BothSides, call: Call, loaded: Any, pairs: Mapping[str, SlotPair]
 ) -> None:
-    """Raises ReplayRefused where integers inside a composed program are others on the target's
-    inputs than on the reference's.
+    """Raises ReplayRefused where integers inside a composed program differ between the target's
+    inputs and the reference's.
 
-    Code that loops over experts or takes what a mask lets through looked at such numbers, and
-    the operators that were recorded are those of the reference's.
+    Code that loops over experts or selects by a mask looked at such numbers, and the operators that
+    were recorded are those of the reference.
     """
     slots = (*loaded.program.inputs, *loaded.program.params)
     reference, strides = sides.reference.arrays(sides.reference.records(call, slots))
@@ -126,8 +124,8 @@ def check_same_choices(
 
 
 def load(sides: BothSides, call: Call) -> Any:
-    """The call's program; also one that only a call of the reference itself contradicts, for
-    `examined` to decide.
+    """The call's program; also one that only a call of the reference itself contradicts: `examined`
+    decides about that.
     """
     try:
         return sides.reference.trusted(call)
@@ -156,8 +154,8 @@ def inside_slots(
 
 
 def check_still_one(sides: BothSides, first: str, second: str, slots: Slots) -> None:
-    """What a module was given and what it returned were one tensor: where the target's are not,
-    which was used is unknown.
+    """Raises ReplayRefused where two slots were one tensor in the reference and are two in the
+    target: which of them was used is unknown.
     """
     pairs = [pair for slot in (first, second) if (pair := slots(slot)) is not None]
     if len(pairs) < 2 or pairs[0].target_record == pairs[1].target_record:

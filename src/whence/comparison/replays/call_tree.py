@@ -28,9 +28,9 @@ REPLICAS = 3
 
 
 class TreeReplay:
-    """One evaluation of calls of the reference, in one working dtype.
+    """Runs calls of the reference with all that they call, in one working dtype.
 
-    held: gives a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
+    params_of: a call's parameters for `Loaded.run`. noise: every leaf's floating outputs are
     multiplied by 1 + u xi, xi uniform in (-1, 1) (VERDICT.md level 3); None for none. state:
     tensors that hang in caches, by the reference's record.
     """
@@ -49,7 +49,7 @@ class TreeReplay:
         self.ran: list[Call] = []
 
     def run(self, call: Call, given_tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """What `call` leaves (outputs and mutations by slot) when it is given these tensors. Raises
+        """Outputs and mutations of `call`, by slot, when it is called with these tensors. Raises
         ReplayRefused.
         """
         loaded = self.side.trusted(call)
@@ -101,23 +101,23 @@ class TreeReplay:
         return written
 
     def passing(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """What goes on in the place of what a call is given or leaves, by slot: here, as it is."""
+        """The tensors that go on in place of the inputs or outputs of a call: here, the same."""
         return dict(arrays)
 
     def trace(self, call: Call) -> Callable[[int, Array], None] | None:
-        """What is told of every operator of a call; here, nothing is."""
+        """Called with the result of every operator of a call; None where nobody listens, as here."""
         return None
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:
-        """What the k-th child of `call` leaves."""
+        """Outputs and mutations of the k-th child of `call`."""
         kids = self.side.children(call.id)
         if k >= len(kids):
             raise ReplayRefused(f"call {k} below {call.scope or call.root} was not recorded")
         return self.run(self.side.run.calls[kids[k]], handed)
 
     def leaves(self, k: int, kid: int) -> list[str]:
-        """The slots that the k-th child (call `kid`) fills in the program above it: what it is
-        given, and what it leaves.
+        """The slots that the k-th child (call `kid`) fills in the program above it: its inputs and
+        what it writes.
         """
         call = self.side.run.calls[kid]
         results = self.side.left(call)
@@ -150,13 +150,12 @@ _PRODUCTS = frozenset({"linear", "mm", "addmm", "matmul", "bmm"})
 
 
 class TreeWalk(TreeReplay):
-    """A chain over whole roots, one after the other, that shows each tensor which comes up and goes
-    on with the target's.
+    """Replays whole roots, one after the other. Every tensor that is computed is kept, and the
+    target's goes on in its place.
 
-    instead: the target's tensor for a record of the reference, None where it shows none. inner:
-    (call, operation) -> record of what one operator gives. coarser: done to what calls that are a
-    matrix product are given, None for nothing. why: why something could not be run, "" when all
-    was.
+    instead: the target's tensor for a record of the reference, None where it has none. inner:
+    (call, operation) -> record of the result of one operator. coarser: applied to the inputs of
+    matrix products, None for nothing. why: why something could not be run, "" when all was.
     """
 
     def __init__(
@@ -177,8 +176,8 @@ class TreeWalk(TreeReplay):
         self._owned: set[int] | None = None
 
     def through(self, root: Call) -> dict[int, Array]:
-        """What came up in this call and below, by record. What is not seen of its inputs is as
-        before it, or the reference's.
+        """The tensors that were computed in this call and below, by record. An input that the
+        target does not have is as computed before, or the reference's.
         """
         self._reached = {}
         inputs: dict[str, Array] = {}
@@ -197,7 +196,7 @@ class TreeWalk(TreeReplay):
         return array
 
     def _try(self, call: Call, inputs: Mapping[str, Array]) -> None:
-        """Run a call; where that is refused, the calls below it that all is known for."""
+        """Run a call; where that is refused, run the calls below it whose inputs are known."""
         try:
             results = self.run(call, inputs)
         except (ReplayRefused, ElementsMissing) as error:
@@ -221,7 +220,7 @@ class TreeWalk(TreeReplay):
         )
 
     def _parameters(self, call: Call) -> dict[str, Array]:
-        """The parameters that an operator was given as inputs: the reference's own."""
+        """The parameters among the inputs of an operator: the reference's own."""
         if call.kind != "operator":
             return {}
         if self._owned is None:

@@ -100,8 +100,8 @@ def _parting(
     target_results: Mapping[int, Array],
     wide: str,
 ) -> Parting:
-    """Where the reference's program, on the target's inputs, first gives something else than
-    the target's own (`right`).
+    """The first operator at which the reference's program, on the target's inputs, gives another
+    result than the target's own program (`target_results`).
     """
     loaded = sides.reference.load(call)
     program = loaded.program

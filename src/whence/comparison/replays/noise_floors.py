@@ -186,7 +186,7 @@ def measure(measurement: Measurement) -> ReplayErrors:
     for floor in FLOORS:
         floor(measurement)
     choosing = measurement.run.choosing
-    return choosing.said(measurement.errors) if choosing is not None else measurement.errors
+    return choosing.with_choices(measurement.errors) if choosing is not None else measurement.errors
 
 
 def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> ReplayErrors:

@@ -38,7 +38,7 @@ _FUNCTIONS = frozenset((
 
 
 class Parting(NamedTuple):
-    """An operator with which two programs part, in words. place: of the operation in the target's
+    """The first operator in which two programs differ, in words. place: its place in the target's
     program, -1 where it has none.
     """
 
@@ -68,9 +68,7 @@ def difference(reference: Program, target: Program) -> str:
 
 
 def written_anew(reference: Program, target: Program) -> bool:
-    """Do two programs run so few operators in the same order that comparing them one by one says
-    nothing?
-    """
+    """Do two programs share so few operators in order that comparing them one by one says nothing?"""
     reference_names, target_names = (
         [op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))]
         for p in (reference, target)
@@ -87,8 +85,8 @@ def written_anew(reference: Program, target: Program) -> bool:
 
 
 def other_function(reference: Program, target: Program) -> Parting:
-    """The function that only the target computes in the place of one that only the reference does,
-    where both are written anew.
+    """The function that only the target computes in place of one that only the reference computes,
+    where the code is written anew.
     """
     reference_functions, target_functions = (
         {_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
@@ -120,12 +118,12 @@ def first_parting(
     target_results: Mapping[int, Array],
     tolerance: float,
 ) -> Parting:
-    """The first operator of the target whose result is not the reference's; of one that is missing
-    there, the reference's.
+    """The first operator of the target whose result differs from the reference's; the reference's
+    operator where the target has none.
 
-    left, right: first result of each operation, by place, of both programs run on the same inputs
-    in wide arithmetic. tolerance: relative 2-norm up to which two results are the same. Operators
-    that only move elements are passed over: what they hand on shows in the next.
+    reference_results, target_results: first result of each operation, by place, of both programs
+    run on the same inputs in wide arithmetic. tolerance: relative 2-norm up to which two results
+    are the same. Operators that only move elements are passed over: their effect shows in the next.
     """
     reference_places = [
         i

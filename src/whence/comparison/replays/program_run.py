@@ -59,7 +59,7 @@ class ParameterCache:
         return judge.rounded(self._reference.array(pair.reference_record), record.dtype)
 
     def hold(self, key: tuple[Any, ...], convert: Callable[[], Any]) -> Any:
-        """Converted parameters by key, converted when they are not there; the oldest are let go."""
+        """Converted parameters by key, converted when they are not cached; the oldest are dropped."""
         cache = self._cache
         if key in cache:
             cache.move_to_end(key)
@@ -111,7 +111,7 @@ class CallParameters:
 
 
 def _in_words(computed: Array, produced: Array) -> str:
-    """What the target gives a call inside, beside what the reference's operators give it."""
+    """The target's input of a call inside, compared with what the reference's operators give it."""
     same_rows = computed.ndim == produced.ndim > 0 and computed.shape[1:] == produced.shape[1:]
     if same_rows and len(computed) != len(produced):
         rows = "1 row" if len(produced) == 1 else f"{len(produced)} rows"
@@ -120,8 +120,8 @@ def _in_words(computed: Array, produced: Array) -> str:
 
 
 class Misrouted(ReplayRefused):
-    """A program that does not serve the target's inputs, since another choice, which no tie
-    explains, gave calls inside other rows.
+    """A program that does not serve the target's inputs, since a choice that no tie explains gave
+    calls inside other rows. slots: what those were given, in words.
     """
 
     def __init__(self, why: str, slots: dict[str, str]) -> None:
@@ -158,10 +158,10 @@ class ProgramRun:
             )
 
     def wide_or_routed(self) -> tuple[Mapping[str, Array], ReplayRefused | None]:
-        """The wide replay; where another choice among ties gives the program other extents than it
-        was recorded with, as that gives.
+        """The wide replay. Where the target chose otherwise among ties, and the program therefore
+        meets other extents than it was recorded with, the replay with those choices.
 
-        Also the refusal that is raised instead where the target is not what that gives: then it
+        Second, the refusal to raise where the target does not agree with that replay, which then
         proves nothing.
         """
         try:
@@ -170,21 +170,21 @@ class ProgramRun:
             if self.choosing is None:
                 raise
             self._lenient = True
-            if self.choosing.looked(self.working):
+            if self.choosing.follow_own_program(self.working):
                 with contextlib.suppress(ReplayRefused):
                     return self.wide(), refused
             raise self.misrouted(refused) from refused
 
     def unserved(self, refused: ReplayRefused) -> ReplayRefused:
-        """`misrouted`, of a call for which calls inside it could not be run again."""
+        """The refusal of a call inside which calls could not be run again, as `misrouted` words it."""
         if self.choosing is not None:
             self._lenient = True
-            self.choosing.looked(self.working)
+            self.choosing.follow_own_program(self.working)
         return self.misrouted(refused)
 
     def misrouted(self, refused: ReplayRefused) -> ReplayRefused:
-        """The refusal; one with what calls inside were given, where only a choice that rounding
-        does not explain gives them that.
+        """The refusal; a `Misrouted` one where only a choice that rounding does not explain gives
+        calls inside the rows they have in the target.
         """
         if self.choosing is None:
             return refused
@@ -198,7 +198,7 @@ class ProgramRun:
         differing = self._differing(computed, {})
         wrong = ""
         if differing:
-            wrong = self.choosing.wrong(lambda chosen: not self._differing(computed, chosen))
+            wrong = self.choosing.unexplained(lambda chosen: not self._differing(computed, chosen))
         if not wrong:
             return refused
         sentences = {
@@ -210,8 +210,8 @@ class ProgramRun:
     def _computed_inside(
         self, slots: Iterable[str], dtype: str, choices: Choices | None = None
     ) -> dict[str, Array]:
-        """What the program gives the calls inside, by slot, on any extents; of slots that it cannot
-        compute on these, nothing.
+        """The inputs that the program computes for calls inside, by slot, on any extents; slots
+        that it cannot compute are left out.
         """
         out: dict[str, Array] = {}
         for slot in slots:
@@ -230,8 +230,8 @@ class ProgramRun:
         return out
 
     def _differing(self, slots: Iterable[str], chosen: Mapping[int, I64]) -> list[str]:
-        """The slots in which calls inside were given something else than the program gives them
-        where it chooses as in `chosen`.
+        """The inputs of calls inside that differ from what the program computes when it chooses as
+        in `chosen`.
         """
         from whence.replay.choices import Choices
 

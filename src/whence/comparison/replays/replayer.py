@@ -299,8 +299,8 @@ class Replayer:
             raise run.misrouted(refused_otherwise)
 
     def examined(self, call: Call, result: ReplayResult) -> ReplayResult:
-        """What stands of a finding: nothing where the program is wrong about the reference too,
-        unless the target agrees with it.
+        """The result; none where the program is wrong about the reference too, unless the target
+        agrees with it.
         """
         with Threads(1):
             for ran in (call, *result.ran):

@@ -13,10 +13,10 @@ MANY_STEPS = 16
 
 
 class Sampling:
-    """Chooses calls to replay.
+    """Chooses the calls to replay.
 
-    calls: those that a capture was asked for; steps that it left out are none. everything: sample
-    nothing. budget: seconds of wall time for all replays, None for no end.
+    calls: those that a capture kept; steps that it left out do not count. everything: sample
+    nothing. budget: seconds of wall time for all replays, None for no limit.
     """
 
     def __init__(self, calls: Sequence[Call], *, everything: bool, budget: float | None) -> None:
@@ -49,7 +49,7 @@ class Sampling:
         return not self._hurried or call.step in self._chosen[call.root]
 
     def notes(self, skipped: int) -> list[str]:
-        """What was not replayed, in words. left: how many calls."""
+        """What was not replayed, in words. skipped: how many calls."""
         if not skipped:
             return []
         sampled = [

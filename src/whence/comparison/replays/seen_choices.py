@@ -39,7 +39,7 @@ class ObservedChoices:
     workings: list[Choices]
 
     def shown(self) -> dict[int, I64]:
-        """By choice, the indices that the outputs of the other side show, [rows, k]."""
+        """The indices that outputs of the other run hold, by choice, [rows, k]."""
         out: dict[int, I64] = {}
         for slot, operand in self.program.outputs:
             shown = (
@@ -64,8 +64,8 @@ class ObservedChoices:
         return out
 
     def proposals(self) -> dict[int, I64]:
-        """By choice that no output shows, what the other side's own program chose: of what could be
-        that, the least wrong.
+        """By choice that no output holds, what the other run's own program chose: of the integers
+        that fit, the least wrong.
         """
         out: dict[int, I64] = {}
         shown_choices = self.shown()
@@ -80,9 +80,7 @@ class ObservedChoices:
         return out
 
     def fitting(self, place: int, choice: SeenChoices) -> list[I64]:
-        """The whole numbers of the other side's own program that have the extents of a choice, each
-        once.
-        """
+        """The integers of the other run's own program that have the extents of a choice, each once."""
         if not any(place in w.seen for w in self.workings):
             return []
         fitting = [
@@ -127,7 +125,7 @@ class ObservedChoices:
         )
 
     def described(self, followed_by_place: Mapping[int, ties.Followed]) -> tuple[judge.Choice, ...]:
-        """What is said of each operator that chose otherwise. followed_by_place: by choice."""
+        """A description of each operator that chose otherwise. followed_by_place: by choice."""
         out = []
         for place, followed in sorted(followed_by_place.items()):
             choice = self.wide.seen[place]
@@ -156,9 +154,7 @@ class ObservedChoices:
 
 
 def _completed(choice: SeenChoices, positions: I64, indices: I64) -> I64:
-    """The indices of a choice of which some elements are shown: the others keep the replay's
-    order.
-    """
+    """The indices of a choice of which an output holds some: the others keep the replay's order."""
     flat = np.full(choice.own.size, -1, np.int64)
     flat[positions] = indices
     out = flat.reshape(choice.own.shape)

@@ -185,8 +185,8 @@ def _is_from_elsewhere(run: Run, recording: Recording) -> bool:
 
 
 def _other_pieces(call: Call, program: Program) -> str:
-    """Words when what ran rounds otherwise than its program in one piece: compiled code, which
-    fuses, several calls, other kernels.
+    """Why a call may round otherwise than its program in one piece: it was compiled (which fuses),
+    joined from several calls, or ran on other kernels. "" where it may not.
     """
     if marks.has_mark(program, Mark.TRANSLATED):
         return Mark.TRANSLATED.value

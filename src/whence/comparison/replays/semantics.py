@@ -53,11 +53,11 @@ class Semantics:
         working: str,
         produced: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """What `run` makes of these inputs, the first floating one quantised if activations are.
+        """The outputs of `run` on these inputs, the first floating one quantised if activations
+        are.
 
         A code that lies on a tie may be rounded either way, and one step of it moves a whole row of
-        the output: of the ways a row can have come about, the one nearest to what the target
-        produced counts.
+        the output: of the possible rows, the one nearest to the target's counts.
         """
         if self.quantise is None:
             return run(arrays)
@@ -174,7 +174,7 @@ def _subsets(ties: int) -> Iterable[tuple[int, ...]]:
 
 
 def _nearer(first: Array, second: Array, produced: Array) -> Array:
-    """Row by row (vectors along the last axis), whichever is nearer to what was produced."""
+    """Row by row (vectors along the last axis), whichever is nearer to the target's output."""
     if first.shape != produced.shape or first.ndim == 0 or not dtypes.of(first).is_floating:
         return first
     y = produced.astype(np.float64)

@@ -85,12 +85,12 @@ class ReplaySource:
         )
 
     def lent(self, record: int | None, working: str = "recorded") -> Array | None:
-        """A tensor of this run that every correct run must have the same, None when it is not such
-        a one: masks, positions, integers.
+        """A tensor that is the same in every correct run (a mask, positions, integers), None for
+        any other tensor.
 
         A fused attention takes no mask where another does, and rotates by tables of its own; what
-        code made of no activation is not noisy. working: the dtype to have it in, if of 16 bits;
-        what stands for "masked" becomes the smallest number of that.
+        code computes without activations is not noisy. working: the dtype to have it in, if of 16
+        bits; the fill of a mask becomes the smallest number of that.
         """
         if record is None:
             return None
@@ -113,7 +113,7 @@ class ReplaySource:
         return array
 
     def _is_table(self, record: int) -> bool:
-        """Did a call make this of integers and vectors alone, as cosines and sines are made of
+        """Was this computed from integers and vectors alone, as cosines and sines are from
         positions and frequencies?
         """
         if self._makers is None:

@@ -1,8 +1,8 @@
 """Lets the replays of one call choose as the target did, wherever the scores it chose between tie
 (`judge.ties`).
 
-What follows a choice is then compared knowing it: a token that took the other of two tied experts
-is judged by that expert.
+What follows a choice is then compared given that choice: a token that took the other of two tied
+experts is judged by that expert.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Measure = Callable[[Mapping[str, Array]], Figures]
 class Choosing:
     """The choices of one program on one call's inputs.
 
-    wide: run it so, with what sees and tells choices. produced: what the other side made, by output
-    slot. proposed: whole numbers that the other side made on the way, as far as its own program
-    tells: what it chose is believed only where `judge.ties` does.
+    wide: runs the program with `Choices`, which record and force what it chooses. produced: outputs
+    of the other run, by slot. proposed: integers that the other run computed on the way, as far as
+    its own program tells; a choice among them is believed only where `judge.ties` allows it.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Choosing:
         self._followed: dict[int, ties.Followed] = {}
 
     def wide(self) -> Mapping[str, Array]:
-        """The wide replay, with what it was told so far."""
+        """The wide replay, with the choices forced so far."""
         choices, outputs = self._run(self._forced)
         self._observe(choices, [])
         return outputs
 
     def for_working(self) -> Choices:
-        """For a replay in the working dtype, which chooses as the wide one did."""
+        """Choices for a replay in the working dtype, which chooses as the wide one did."""
         from whence.replay.choices import Choices
 
         seen = self._seen.wide.seen
@@ -85,29 +85,31 @@ class Choosing:
     def figures(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
-        """The wide replay and the figures of the outputs with the other side's choices where they
+        """The wide replay and the figures of the outputs, with the other run's choices where scores
         tie.
 
-        wide, found: without. measure: figures against a wide replay, by working ones. Where an
-        output shows the indices, they are followed; a choice that none shows is the one that
-        explains the outputs best. Both are kept where nothing comes nearer.
+        wide, errors: without them. measure: figures against a wide replay, by working ones. Where
+        an output holds the indices, they are followed; a choice that no output holds is the one
+        that explains the outputs best. Both stay as they were where nothing comes nearer.
         """
         for _ in range(_PASSES):
-            if not self._told_anew(self._seen.shown() or self._seen.proposals()):
+            if not self._force(self._seen.shown() or self._seen.proposals()):
                 break
             wide, errors = self._nearer(wide, errors, measure)
-        if max(local.score for local in errors.values()) > 1 and self._told_anew(
+        if max(local.score for local in errors.values()) > 1 and self._force(
             self._seen.proposals() | self._seen.shown()
         ):
             wide, errors = self._nearer(wide, errors, measure)
         if max(local.score for local in errors.values()) > 1:
-            wide, errors = self._hidden(wide, errors, measure)
+            wide, errors = self._follow_hidden(wide, errors, measure)
         return wide, errors
 
     def _nearer(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
-        """Run again with what is told now; as it was where the figures of that are worse."""
+        """Run again with the choices forced now; back to the replay before where its figures are
+        better.
+        """
         previous = self._observed
         rerun = self.wide()
         new_errors = measure(rerun)
@@ -118,17 +120,17 @@ class Choosing:
         self._forced = dict(self._accepted)
         return wide, errors
 
-    def said(self, errors: Figures) -> dict[str, judge.ReplayError]:
-        """The figures, with what is to be said of each operator that chose otherwise."""
+    def with_choices(self, errors: Figures) -> dict[str, judge.ReplayError]:
+        """The figures, with a description of each operator that chose otherwise."""
         choices = self._seen.described(self._followed)
         return {slot: dataclasses.replace(local, choices=choices) for slot, local in errors.items()}
 
-    def looked(self, working: Callable[[], object]) -> bool:
-        """Run as far as the program goes, and tell it what the other side's own program chose. Did
+    def follow_own_program(self, working: Callable[[], object]) -> bool:
+        """Run as far as the program goes, and force what the other run's own program chose. Did
         that choose otherwise among ties?
 
-        For a program that does not run through: another choice gives it other extents. working: a
-        run of it `for_working`.
+        For a program that does not run through: another choice gives it other extents. working:
+        runs it with `for_working`.
         """
         from whence.replay.choices import Choices
 
@@ -138,7 +140,7 @@ class Choosing:
             self._run_wide(choices)
         with contextlib.suppress(ReplayRefused):
             working()
-        return self._told_anew(
+        return self._force(
             {
                 p: proposal
                 for p, proposal in self._seen.proposals().items()
@@ -146,12 +148,12 @@ class Choosing:
             }
         )
 
-    def wrong(self, agrees: Callable[[Mapping[int, I64]], bool]) -> str:
-        """What is said of the choice of the other side's own program that rounding does not
+    def unexplained(self, agrees: Callable[[Mapping[int, I64]], bool]) -> str:
+        """A description of the choice of the other run's own program that rounding does not
         explain, "" where there is none.
 
-        agrees: does a replay that is told this choice make what the other side made? Only then is
-        the choice known to be that one.
+        agrees: does a replay with this choice give what the other run has? Only then is that known
+        to be its choice.
         """
         ways: list[tuple[int, int, int, ties.Followed, I64]] = []
         for place, choice in self._seen.wide.seen.items():
@@ -170,8 +172,8 @@ class Choosing:
         choices = Choices(told=forced)
         return choices, self._run_wide(choices)
 
-    def _told_anew(self, proposals: Mapping[int, I64]) -> bool:
-        """Tell the replay the shown choices that differ by ties alone. Is anything new among
+    def _force(self, proposals: Mapping[int, I64]) -> bool:
+        """Force those of the proposed choices that differ by ties alone. Is anything new among
         them?
         """
         changed = False
@@ -192,7 +194,7 @@ class Choosing:
 
     # ---- what no output shows
 
-    def _hidden(
+    def _follow_hidden(
         self, wide: Mapping[str, Array], errors: Figures, measure: Measure
     ) -> tuple[Mapping[str, Array], Figures]:
         """Follow choices that no output shows, in the order in which they are made."""
@@ -208,7 +210,7 @@ class Choosing:
                     place, choice, np.where(forced < 0, choice.own, forced)
                 )
                 wide, errors = self._nearer(wide, errors, measure)
-                if self._told_anew(self._seen.shown()):
+                if self._force(self._seen.shown()):
                     wide, errors = self._nearer(wide, errors, measure)
         return wide, errors
 
@@ -304,11 +306,11 @@ def settled(
     wide: str,
     errors: Figures,
 ) -> Figures:
-    """The figures of outputs against their own program, with the choices that they show where these
-    tie; `found` are those without.
+    """The figures of outputs against their own program, with the choices that the outputs hold
+    where scores tie. errors: without them.
 
-    run: the program, given `working`, what sees and tells choices, and whether to write fused
-    operators out. wide: working dtype.
+    run: the program, given `working`, `choices`, and whether to write fused operators out. wide:
+    working dtype.
     """
     if not loaded.chooses or max((local.score for local in errors.values()), default=0.0) <= 1:
         return errors
@@ -334,9 +336,7 @@ def settled(
 
 
 def _badness(figures: Figures) -> tuple[float, float, float]:
-    """By what figures are ordered: the score, then how many elements are wrong, then the size of
-    the error.
-    """
+    """The order of figures: by score, then by number of wrong elements, then by size of the error."""
     return (
         max(local.score for local in figures.values()),
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),

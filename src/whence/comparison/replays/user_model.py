@@ -152,8 +152,8 @@ class Models:
         arrays: Callable[[Call], Mapping[str, Array]],
         outputs: tuple[str, ...],
     ) -> Any:
-        """Something of the form that a module returns: slots do not tell a tensor from a tuple of
-        one. It is run once to see it.
+        """A value of the form that a module returns, which is run once to see it: slots do not tell
+        a tensor from a tuple of one.
         """
         from whence.replay.module_arguments import form_of
 

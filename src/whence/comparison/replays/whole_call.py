@@ -19,8 +19,8 @@ from whence.records.slots import is_mutated
 
 
 class _TreeBetweenPairs(TreeReplay):
-    """Calls without a partner run again; of those inside them that have one, what the target made
-    goes on.
+    """Calls without a partner are run again; of calls inside them that have one, the target's
+    tensors go on.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class _TreeBetweenPairs(TreeReplay):
 
 
 class WholeCall:
-    """A call that shows less inside than the reference's: what lies between the tensors that both
-    show, run as one.
+    """A call of which the target shows less inside than the reference: what lies between the
+    tensors that both have, run as one.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class WholeCall:
         *,
         equal_inputs: bool,
     ) -> None:
-        """Figures of the outputs `produced`, into `found`. records: the reference's. same: are both
-        sides' inputs equal?
+        """Figures of the outputs `produced`, into `result`. records: the reference's. equal_inputs:
+        do both runs have the same inputs?
         """
         r = self._run(self._wide, records, None)
         copies = [self._run(self._working, records, seed) for seed in (None, *range(REPLICAS))]
@@ -142,8 +142,8 @@ class WholeCall:
         } | outputs
 
     def _held(self, loaded: Any, call: Call, working: str) -> Any:
-        """The parameters of a call inside: the target's where it shows them, else the reference's
-        in the working dtype.
+        """The parameters of a call inside: the target's where it has them, else the reference's in
+        the working dtype.
         """
         sides, run = self._sides, self._sides.reference.run
         refs = {r.slot: r.record for r in call.refs}
