@@ -17,24 +17,17 @@ class Guard:
     """A block of a listener's own code: holds its lock, and hands an exception that leaves the
     block to `give_up`, which ends it there.
 
-    local: of the thread, whose `busy` says meanwhile that this code runs; None where nothing asks.
     A Ctrl-C is not held back.
     """
 
-    def __init__(
-        self, lock: threading.RLock, give_up: Callable[[Exception], None], local: Any = None
-    ) -> None:
+    def __init__(self, lock: threading.RLock, give_up: Callable[[Exception], None]) -> None:
         self._lock: Any = lock
-        self._give_up, self._local = give_up, local
+        self._give_up = give_up
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._local is not None:
-            self._local.busy = True
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if self._local is not None:
-            self._local.busy = False
         self._lock.release()
         if not isinstance(error, Exception):
             return False

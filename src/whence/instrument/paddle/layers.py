@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,8 @@ import msgspec
 
 from whence.frameworks import host
 from whence.frameworks import paddle_arrays as tensors
-from whence.instrument.guard import Guard, end_capture, put_back
+from whence.instrument.call_frames import CallFrames, Frame, Root, count, root_or_name
+from whence.instrument.guard import put_back
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.operator_calls import NO_PROGRAM
@@ -34,63 +34,27 @@ _NESTING = 8
 _SIMPLE = (bool, int, float, str)
 
 
-class _Frame:
-    """One call in progress. inputs: (slot, tensor, its version, record)."""
+class LayerFrame(Frame):
+    """One call of a layer. inputs: (slot, tensor, its version, record)."""
 
-    __slots__ = (
-        "arguments",
-        "depth",
-        "inputs",
-        "keep",
-        "kids",
-        "layer",
-        "notes",
-        "number",
-        "occurrence",
-        "op_type",
-        "order",
-        "parent",
-        "refs",
-        "root",
-        "scope",
-        "step",
-        "training",
-        "wanted",
-    )
-    depth: int
-    keep: bool
-    number: str
-    occurrence: int
-    step: int
-    wanted: bool
-    root: _Root
+    __slots__ = ("arguments", "inputs", "layer", "notes", "op_type", "training")
+    root: LayerRoot
 
-    def __init__(self, layer: Any, scope: str, parent: _Frame | None, order: int) -> None:
-        self.layer, self.scope, self.parent, self.order = layer, scope, parent, order
-        self.op_type, self.training, self.kids = type(layer).__name__, bool(layer.training), 0
-        self.refs: list[Ref] = []
+    def __init__(self, layer: Any, scope: str, order: int, parent: LayerFrame | None) -> None:
+        super().__init__(scope, order, parent)
+        self.layer, self.op_type, self.training = layer, type(layer).__name__, bool(layer.training)
         self.notes: list[str] = []
         self.arguments: dict[str, Any] = {}
         self.inputs: list[tuple[str, Any, int, int]] = []
 
 
-class _Root:
-    """What is known of one root: where its layers stand, its steps."""
+class LayerRoot(Root):
+    """A root that is a layer: its steps, and the tensors that were seen in the step in progress."""
 
     def __init__(self, name: str, layer: Any, session: Session) -> None:
-        self.name, self.ref, self.steps = name, weakref.ref(layer), 0
+        super().__init__(name, weakref.ref(layer))
+        self.steps = 0
         self.tensors = Tensors(session)
-        self.counts: dict[str, int] = {}
-
-
-class _Thread(threading.local):
-    """What each thread has of its own: its calls in progress, whether it is inside this listener,
-    whether traced code runs.
-    """
-
-    def __init__(self) -> None:
-        self.stack: list[_Frame] = []
-        self.busy = False
 
 
 class Listener:
@@ -104,17 +68,25 @@ class Listener:
         self, session: Session, layer: Any = None, *, changes: Interventions | None = None
     ) -> None:
         self.session, self.changes = session, changes
-        self.active = False
         self._layer = layer
-        # else only what the outermost layer is given and returns
-        self._modules = session.options.level != "logits"
-        self._local = _Thread()
-        self._lock = threading.RLock()
-        self._known: dict[int, tuple[Callable[[], Any], str, _Root]] = {}
-        self._roots: list[_Root] = []
+        self._modules = (
+            session.options.level != "logits"
+        )  # else only what the outermost layer is given and returns
+        self.frames = CallFrames(session)
+        self._known: dict[int, tuple[Callable[[], Any], str, LayerRoot]] = {}
+        self._roots: list[LayerRoot] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._inside = 0
         self._begun = False
+
+    @property
+    def active(self) -> bool:
+        """Does it listen? Can be set: False to stop for a while."""
+        return self.frames.active
+
+    @active.setter
+    def active(self, active: bool) -> None:
+        self.frames.active = active
 
     # ---- installing
 
@@ -144,8 +116,7 @@ class Listener:
                 self._around(traced)
         self.active = True
         if self._layer is not None:
-            with self._guard():
-                self._new_root(self._layer)
+            self.frames.guarded(self._new_root, self._layer)
 
     def _around(self, traced: Any) -> None:
         """While code runs that to_static traced, `__call__` is Paddle's own: it may be traced
@@ -164,7 +135,7 @@ class Listener:
         self._undo.append((traced, "_perform_call", _perform_call, perform))
 
     def _step_aside(self) -> None:
-        with self._lock:
+        with self.frames.lock:
             self._inside += 1
             if self._inside == 1 and self._undo:
                 kind, _, wrapper, previous = self._undo[0]
@@ -172,7 +143,7 @@ class Listener:
                     kind.__call__ = previous
 
     def _step_back(self) -> None:
-        with self._lock:
+        with self.frames.lock:
             self._inside -= 1
             if self._inside == 0 and self._undo and self.active:
                 kind, _, wrapper, previous = self._undo[0]
@@ -192,8 +163,7 @@ class Listener:
         """Stop without writing anything more: in a forked child, whose files belong to the
         parent.
         """
-        self.session.failed = "forked"
-        self._lock = threading.RLock()  # a thread that is not here any more may have held it
+        self.frames.forked()
         self.remove()
 
     # ---- one call
@@ -205,69 +175,48 @@ class Listener:
         inputs: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        local = self._local
-        if local.busy or (local.stack and not self._modules):
+        here, guarded = self.frames.here, self.frames.guarded
+        if here.busy or (here.stack and not self._modules):
             return previous(layer, *inputs, **kwargs)
-        frame: _Frame | None = None
-        depth = len(local.stack)
+        depth = len(here.stack)
         try:
-            with self._guard():
-                frame = self._enter(layer, inputs, kwargs)
+            frame = guarded(self._enter, layer, inputs, kwargs)
         except BaseException:  # Ctrl-C while this code ran: a call that never began
-            del local.stack[depth:]
+            del here.stack[depth:]
             raise
         if frame is None:
             return previous(layer, *inputs, **kwargs)
         try:
             out = previous(layer, *inputs, **kwargs)
         except BaseException as error:  # of the program: recorded, and raised again
-            with self._guard():
-                self._leave(frame, None, raised(error), depth)
+            guarded(self._leave, frame, None, raised(error))
             raise
-        with self._guard():
-            self._leave(frame, out, "", depth)
+        guarded(self._leave, frame, out, "")
         return out
 
-    def _enter(self, layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> _Frame | None:
+    def _enter(
+        self, layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LayerFrame | None:
         session = self.session
         if session.failed:
             self.active = False
             return None
-        parent = self._local.stack[-1] if self._local.stack else None
-        found = self._known.get(id(layer))
-        if found is None or found[0]() is not layer:
-            if parent is None and self._layer is not None:
-                return None
-            if parent is None:
-                self._new_root(layer)
-            else:
-                inside = f"<{type(layer).__name__}>"
-                self._learn(
-                    layer, parent.root, f"{parent.scope}.{inside}" if parent.scope else inside
-                )
-            if not self.active:
-                return None
-            found = self._known[id(layer)]
-        _, scope, root = found
-        frame = _Frame(layer, scope, parent, session.next_order())
-        frame.root = root
+        stack = self.frames.here.stack
+        parent = stack[-1] if stack else None
+        scope_and_root = self._scope_of(layer, parent)
+        if scope_and_root is None:
+            return None
+        scope, root = scope_and_root
+        frame = LayerFrame(layer, scope, session.next_order(), parent)
         if parent is None:
-            frame.number, frame.depth, frame.step = "0", 0, root.steps
-            root.counts.clear()
+            frame.root, frame.step, frame.counts = root, root.steps, {}
             root.tensors.begin()
             session.begin_step(root.name)
-        else:
-            frame.root, frame.step, frame.depth = parent.root, parent.step, parent.depth + 1
-            parent.kids += 1
-            frame.number = (
-                str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
-            )
-        counts = frame.root.counts
-        frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
+        frame.occurrence = count(frame.counts, scope)
         frame.wanted = session.takes_all or session.selector.wants(
             scope, frame.op_type, frame.depth, frame.number, frame.step
         )
-        self._local.stack.append(frame)
+        stack.append(frame)
         if not frame.wanted:
             frame.notes.append("not selected")
             return frame
@@ -277,20 +226,20 @@ class Listener:
             frame.notes.append(TRACED)
         if self._modules:
             self._take_parameters(frame, deep=_is_traced(layer))
-        given: list[tuple[str, Any]] = []
+        found: list[tuple[str, Any]] = []
         for i, value in enumerate(inputs):
-            _collect(value, f"input.{i}", given, frame.arguments)
+            _collect(value, f"input.{i}", found, frame.arguments)
         for name, value in kwargs.items():
-            _collect(value, f"input.{name}", given, frame.arguments)
+            _collect(value, f"input.{name}", found, frame.arguments)
         if session.selector.slots("input"):
-            for slot, tensor in given:
+            for slot, tensor in found:
                 record, edge = self._sight(tensor, slot, frame)
                 frame.refs.append(Ref(slot, record, edge))
                 frame.inputs.append((slot, tensor, int(tensor.inplace_version), record))
         return frame
 
-    def _leave(self, frame: _Frame, out: Any, error: str, depth: int) -> None:
-        del self._local.stack[depth:]
+    def _leave(self, frame: LayerFrame, out: Any, error: str) -> None:
+        self.frames.leave(frame)
         session, root = self.session, frame.root
         if session.failed:
             self.active = False
@@ -298,7 +247,7 @@ class Listener:
         if frame.wanted and not error:
             if (
                 self._modules
-                and frame.kids == 0
+                and frame.children == 0
                 and TRACED not in frame.notes
                 and any(True for _ in frame.layer.children())
             ):
@@ -320,7 +269,7 @@ class Listener:
                 source=f"{type(frame.layer).__module__}.{type(frame.layer).__qualname__}",
                 parent=frame.parent.order if frame.parent is not None else -1,
                 number=frame.number,
-                leaf=frame.kids == 0,
+                leaf=frame.children == 0,
                 training=frame.training,
                 refs=tuple(frame.refs),
                 arguments=frame.arguments,
@@ -335,7 +284,7 @@ class Listener:
 
     # ---- tensors
 
-    def _sight(self, tensor: Any, slot: str, frame: _Frame, since: int = -1) -> tuple[int, str]:
+    def _sight(self, tensor: Any, slot: str, frame: LayerFrame, since: int = -1) -> tuple[int, str]:
         return frame.root.tensors.sight(
             tensor,
             frame.order,
@@ -346,7 +295,7 @@ class Listener:
             keep=frame.keep,
         )
 
-    def _take_parameters(self, frame: _Frame, *, deep: bool) -> None:
+    def _take_parameters(self, frame: LayerFrame, *, deep: bool) -> None:
         """Parameters and buffers of the layer; of those below it too when they are not called."""
         for name, tensor in _held(frame.layer, deep):
             full = f"{frame.scope}.{name}" if frame.scope else name
@@ -361,13 +310,13 @@ class Listener:
             )
             frame.refs.append(Ref(f"param.{name}", *found))
 
-    def _take_mutated(self, frame: _Frame) -> None:
+    def _take_mutated(self, frame: LayerFrame) -> None:
         for slot, tensor, version, record in frame.inputs:
             if int(tensor.inplace_version) != version:
                 number, edge = self._sight(tensor, f"mutated{slot[5:]}", frame)
                 if number != record:
                     frame.refs.append(Ref(f"mutated{slot[5:]}", number, edge))
-        if not frame.training or frame.kids:
+        if not frame.training or frame.children:
             return
         before = {ref.slot: ref.record for ref in frame.refs}
         for name, tensor in _held(frame.layer, False):
@@ -386,7 +335,7 @@ class Listener:
             if number != before.get(f"param.{name}"):
                 frame.refs.append(Ref(f"mutated.{name}", number, edge))
 
-    def _take_outputs(self, frame: _Frame, out: Any) -> None:
+    def _take_outputs(self, frame: LayerFrame, out: Any) -> None:
         found: list[tuple[str, Any]] = []
         _collect(
             out,
@@ -413,39 +362,44 @@ class Listener:
 
     # ---- names
 
+    def _scope_of(self, layer: Any, parent: LayerFrame | None) -> tuple[str, LayerRoot] | None:
+        """Scope and root of a layer that is called; None if it is not listened to."""
+        known = self._known.get(id(layer))
+        if known is None or known[0]() is not layer:
+            if parent is not None:
+                inside = f"<{type(layer).__name__}>"
+                scope = f"{parent.scope}.{inside}" if parent.scope else inside
+                self._learn(layer, parent.root, scope)
+            elif self._layer is not None:
+                return None
+            else:
+                self._new_root(layer)
+            if not self.active:
+                return None
+            known = self._known[id(layer)]
+        return known[1:]
+
     def _new_root(self, layer: Any) -> None:
         if not self._begun:
             self._begun = True
             if not self.session.begin():
                 self.active = False
                 return
-        kind = type(layer).__name__
-        alike = [r for r in self._roots if r.name.partition("#")[0] == kind]
-        root = next((r for r in alike if r.ref() is None), None)
+        root, name = root_or_name(self._roots, type(layer).__name__)
         if root is not None:
             root.ref = weakref.ref(layer)
         else:
-            root = _Root(kind if not alike else f"{kind}#{len(alike)}", layer, self.session)
+            root = LayerRoot(name, layer, self.session)
             self._roots.append(root)
             settings = paddle_facts.versions() | paddle_facts.of_layer(layer)
             self.session.note("settings", msgspec.json.encode(settings).decode(), root.name)
         self._learn(layer, root, "")
 
-    def _learn(self, layer: Any, root: _Root, scope: str) -> None:
+    def _learn(self, layer: Any, root: LayerRoot, scope: str) -> None:
         for name, child in layer.named_sublayers(prefix=scope, include_self=True):
-            found = self._known.get(id(child))
-            if found is None or found[0]() is not child or child is layer:
+            known = self._known.get(id(child))
+            if known is None or known[0]() is not child or child is layer:
                 self._known[id(child)] = (weakref.ref(child), name, root)
-
-    # ---- never into the program
-
-    def _guard(self) -> Guard:
-        return Guard(self._lock, self._give_up, self._local)
-
-    def _give_up(self, error: BaseException) -> None:
-        self.active = False
-        self._local.stack.clear()
-        end_capture(self.session, error)
 
 
 def _is_traced(layer: Any) -> bool:

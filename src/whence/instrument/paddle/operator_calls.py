@@ -18,6 +18,7 @@ import numpy as np
 from whence import dtypes
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
+from whence.instrument.call_frames import Frame, Root, count
 from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.tensor_identity import (
     FindExternal,
@@ -79,62 +80,38 @@ class _Form(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Frame:
+class OperatorFrame(Frame):
     """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge).
-    listed: tensors in the list it makes.
+    listed: tensors in the list it makes. branch: which of its blocks runs, where that is known.
     """
 
     __slots__ = (
-        "block",
-        "branch",
-        "depth",
-        "inputs",
-        "keep",
-        "kids",
-        "listed",
-        "matched",
-        "notes",
-        "number",
-        "op",
-        "op_type",
-        "operator",
-        "order",
-        "outputs",
-        "params",
-        "parent",
-        "wanted",
-    )
+        "block", "branch", "inputs", "listed", "matched", "notes", "op", "op_type", "operator",
+        "outputs", "params",
+    )  # fmt: skip
 
-    def __init__(self, op: str, op_type: str, parent: _Frame | None, order: int) -> None:
-        self.op, self.op_type, self.parent, self.order = op, op_type, parent, order
-        self.block = op_type in _BLOCKS
-        self.branch: int | None = None  # which of its blocks runs, where that is known
+    def __init__(self, op: str, op_type: str, order: int, parent: OperatorFrame | None) -> None:
+        super().__init__("", order, parent)
+        self.keep = True
+        self.op, self.op_type, self.block = op, op_type, op_type in _BLOCKS
+        self.branch: int | None = None
         self.inputs: dict[str, tuple[int, str]] = {}
         self.params: dict[str, tuple[int, str]] = {}
         self.outputs: dict[str, tuple[int, str]] = {}
         self.notes: list[str] = []
-        self.kids = self.listed = 0
+        self.listed = 0
         self.operator: Any = None
         self.matched: Matched | None = None
-        self.wanted = self.keep = True
-        if parent is None:
-            self.number, self.depth = "0", 0
-        else:
-            parent.kids += 1
-            self.number = (
-                str(parent.kids) if parent.number == "0" else f"{parent.number}_{parent.kids}"
-            )
-            self.depth = parent.depth + 1
 
 
-class Root:
+class PredictorRoot(Root):
     """A name under which runs of a predictor count their steps; one made anew from the same file
-    goes on where the one before left off.
+    continues the root of the one before.
     """
 
     def __init__(self, name: str, file: str) -> None:
-        self.name, self.file, self.steps = name, file, 0
-        self.holder: Callable[[], Any] = lambda: None
+        super().__init__(name, lambda: None)
+        self.file, self.steps = file, 0
 
 
 class PredictorRun:
@@ -145,7 +122,7 @@ class PredictorRun:
         session: Session,
         words: NameTable,
         predictor: Any,
-        root: Root,
+        root: PredictorRoot,
         program: Program | None,
         find: FindExternal | None,
         changes: Interventions | None,
@@ -171,7 +148,7 @@ class PredictorRun:
         self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None, int, tuple[str, ...]]] = {}
         self._forms: dict[tuple[Any, ...], _Form] = {}
         self._constant: dict[str, bool] = {}
-        self._stack: list[_Frame] = []
+        self._stack: list[OperatorFrame] = []
         self._folds = False  # has a constant been seen that Paddle folded
         self._takes_inputs, self._takes_outputs = (
             session.selector.slots("input"),
@@ -184,9 +161,8 @@ class PredictorRun:
         self._named: dict[str, tuple[int, bytes]] = {}
         self._there: dict[str, SeenTensor | None] = {}
         self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
-        self._ended: list[_Frame] = []
-        self._ran: dict[int, _Frame] = {}
-        self._counts: dict[str, int] = {}
+        self._ended: list[OperatorFrame] = []
+        self._ran: dict[int, OperatorFrame] = {}
         self._patched: Counter[str] = Counter()
 
     # ---- a run
@@ -199,7 +175,8 @@ class PredictorRun:
         self._clear()
         self.tensors.begin()
         session.begin_step(self.root.name)
-        top = _Frame("", "Predictor", None, session.next_order())
+        top = OperatorFrame("", "Predictor", session.next_order(), None)
+        top.root, top.step, top.counts = self.root, self.root.steps, {}
         self._stack.append(top)
         session.over_budget("", self.root.steps)
         top.keep = session.elements_on
@@ -254,7 +231,7 @@ class PredictorRun:
                 top.order,
                 rank=session.rank,
                 op_type="Predictor",
-                leaf=not top.kids,
+                leaf=not top.children,
                 source=os.path.basename(self.root.file),  # noqa: PTH119
                 refs=tuple(refs),
                 no_program=NO_PROGRAM,
@@ -266,7 +243,7 @@ class PredictorRun:
         self.root.steps += 1
         self._clear()
 
-    def _fetched(self, predictor: Any, name: str, top: _Frame) -> tuple[int, str]:
+    def _fetched(self, predictor: Any, name: str, top: OperatorFrame) -> tuple[int, str]:
         try:
             value = tensors.of_handle(predictor.get_output_handle(name))
         except Exception as error:  # noqa: BLE001 - what the program will see when it asks for it
@@ -373,7 +350,7 @@ class PredictorRun:
             tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order
         )
 
-    def _rewrote(self, name: str, tensor: Any, top: _Frame) -> None:
+    def _rewrote(self, name: str, tensor: Any, top: OperatorFrame) -> None:
         """A parameter is among the outputs of operators that may write it (batch norm). When this
         one did, it is a mutation.
         """
@@ -386,7 +363,7 @@ class PredictorRun:
         if number != before:
             top.outputs[name] = (number, "")
 
-    def _read(self, name: str, tensor: Any, top: _Frame) -> tuple[int, str]:
+    def _read(self, name: str, tensor: Any, top: OperatorFrame) -> tuple[int, str]:
         before = self._there.get(name)
         if before is not None and self.tensors.unmoved(before, tensor, top.order):
             return before.record, "content"
@@ -432,7 +409,7 @@ class PredictorRun:
         slot: str,
         op_type: str,
         scope: str,
-        top: _Frame,
+        top: OperatorFrame,
         *,
         since: int | None = None,
     ) -> tuple[int, str]:
@@ -479,7 +456,7 @@ class PredictorRun:
 
     # ---- operators
 
-    def _enter(self, op: str) -> _Frame:
+    def _enter(self, op: str) -> OperatorFrame:
         top = self._stack[-1]
         while top.parent is not None and not (top.block and not top.outputs):
             self._leave()
@@ -490,7 +467,7 @@ class PredictorRun:
         if top.parent is not None and top.operator is None and self.program is not None:
             self._match(top, self.program)  # what runs in its block is looked for in there
         session = self.session
-        frame = _Frame(op, op_type, top, session.next_order())
+        frame = OperatorFrame(op, op_type, session.next_order(), top)
         if not session.takes_all:
             frame.wanted = self._wants(*self._scopes.get(self._key(frame), ("", "")), frame)
         session.over_budget(op_type, self.root.steps)
@@ -498,7 +475,7 @@ class PredictorRun:
         self._stack.append(frame)
         return frame
 
-    def _key(self, frame: _Frame) -> tuple[Any, ...]:
+    def _key(self, frame: OperatorFrame) -> tuple[Any, ...]:
         above = frame.parent
         return (
             frame.op,
@@ -506,7 +483,7 @@ class PredictorRun:
             above.op if above is not None else "",
         )
 
-    def _wants(self, scope: str, layer: str, frame: _Frame) -> bool:
+    def _wants(self, scope: str, layer: str, frame: OperatorFrame) -> bool:
         """Was this call asked for, by its name or by that of the layer it was written in? One
         without a name yet: perhaps.
         """
@@ -524,7 +501,7 @@ class PredictorRun:
             for name in names
         )
 
-    def _finish_above(self, frame: _Frame) -> None:
+    def _finish_above(self, frame: OperatorFrame) -> None:
         while self._stack and self._stack[-1] is not frame:
             self._leave()
 
@@ -535,7 +512,7 @@ class PredictorRun:
         frame = self._stack.pop()
         if frame.op_type in _HANDED_ON:
             if frame.parent is not None:
-                frame.parent.kids -= 1
+                frame.parent.children -= 1
             return
         if self.program is not None:
             self._match(frame, self.program)
@@ -545,7 +522,7 @@ class PredictorRun:
         self._ended.append(frame)
         self._emit()
 
-    def _match(self, frame: _Frame, program: Program) -> None:
+    def _match(self, frame: OperatorFrame, program: Program) -> None:
         assert frame.parent is not None
         block = frame.parent.operator if frame.parent.parent is not None else None
         if frame.operator is not None or (
@@ -593,7 +570,7 @@ class PredictorRun:
         elif not frame.block:
             program.moved(list(frame.inputs), list(frame.outputs))
 
-    def _unshown(self, name: str, frame: _Frame) -> tuple[int, str]:
+    def _unshown(self, name: str, frame: OperatorFrame) -> tuple[int, str]:
         if not frame.wanted:
             return -1, ""
         weights, taken = self.unshown
@@ -609,7 +586,7 @@ class PredictorRun:
         taken[name] = found[0], "content"
         return found
 
-    def _claim(self, frame: _Frame) -> None:
+    def _claim(self, frame: OperatorFrame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are
         of the operator that made the list.
         """
@@ -633,7 +610,7 @@ class PredictorRun:
             ready += 1
         del self._ended[:ready]
 
-    def _call(self, frame: _Frame) -> None:
+    def _call(self, frame: OperatorFrame) -> None:
         session = self.session
         key = (
             frame.op,
@@ -655,8 +632,6 @@ class PredictorRun:
                 frame.wanted = self._wants(scope, form.layer, frame)
                 if frame.wanted:
                     self._take_later(frame)
-        count = self._counts.get(scope, 0)
-        self._counts[scope] = count + 1
         notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
         session.call(
             Call(
@@ -666,13 +641,13 @@ class PredictorRun:
                 self.root.steps,
                 frame.order,
                 rank=session.rank,
-                occurrence=count,
+                occurrence=count(frame.counts, scope),
                 kind="operator",
                 op_type=frame.op_type,
                 source=form.source,
                 parent=frame.parent.order if frame.parent is not None else -1,
                 number=frame.number,
-                leaf=not frame.kids,
+                leaf=not frame.children,
                 refs=tuple(self._refs(frame, form)) if frame.wanted else (),
                 arguments=form.arguments,
                 no_program=NO_PROGRAM,
@@ -680,7 +655,7 @@ class PredictorRun:
             )
         )
 
-    def _take_later(self, frame: _Frame) -> None:
+    def _take_later(self, frame: OperatorFrame) -> None:
         for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
             waiting = self._later.pop((frame.order, name), None)
             if waiting is not None:
@@ -700,7 +675,7 @@ class PredictorRun:
                     told = self._named[name] = (number, digest)
                 frame.inputs[name] = (told[0], "")
 
-    def _refs(self, frame: _Frame, form: _Form) -> list[Ref]:
+    def _refs(self, frame: OperatorFrame, form: _Form) -> list[Ref]:
         """What was read, parameters and results, each in its slot; what was not taken has none."""
         refs: list[Ref] = []
         place = 0
@@ -735,7 +710,7 @@ class PredictorRun:
             else None
         )
 
-    def _form(self, frame: _Frame) -> _Form:
+    def _form(self, frame: OperatorFrame) -> _Form:
         """Operands in the order of the program, where that is known, and parameters by name."""
         op, matched = frame.operator, frame.matched
         makers = dict(matched.makers) if matched is not None else {}
@@ -791,7 +766,7 @@ def _slot(kind: str, place: int) -> str:
     return f"{kind}.{place}"
 
 
-def _decided(frame: _Frame, tensor: Any) -> None:
+def _decided(frame: OperatorFrame, tensor: Any) -> None:
     """Note which block of an `if` runs, from its condition; where it reads several such tensors,
     nobody knows which.
     """

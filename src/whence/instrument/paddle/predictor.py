@@ -26,7 +26,7 @@ from whence.frameworks.paddle_programs import Program
 from whence.instrument.guard import Guard, end_capture, put_back
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.operator_calls import NameTable, PredictorRun, Root
+from whence.instrument.paddle.operator_calls import NameTable, PredictorRoot, PredictorRun
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
@@ -60,7 +60,7 @@ class Listener:
         self._predictor, self._folder, self._weights = predictor, folder, weights
         self._lock = threading.RLock()
         self._watched: dict[int, tuple[Any, list[PredictorRun]]] = {}
-        self._roots: list[Root] = []
+        self._roots: list[PredictorRoot] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._cached: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -286,18 +286,18 @@ class Listener:
                 del self._watched[place]
 
         ref = weakref.ref(predictor, gone)
-        root.holder = ref
+        root.ref = ref
         self._watched[place] = (ref, cell)
         if self._operators:
             predictor.register_input_hook(_hook(self, cell, PredictorRun.reads))
             predictor.register_output_hook(_hook(self, cell, PredictorRun.wrote))
         return watched
 
-    def _root(self, file: str) -> Root:
+    def _root(self, file: str) -> PredictorRoot:
         for root in self._roots:
-            if root.holder() is None and root.file == file:
+            if root.ref() is None and root.file == file:
                 return root
-        root = Root(ROOT if not self._roots else f"{ROOT}#{len(self._roots)}", file)
+        root = PredictorRoot(ROOT if not self._roots else f"{ROOT}#{len(self._roots)}", file)
         self._roots.append(root)
         return root
 

@@ -2,7 +2,7 @@
 of the last token of each row.
 
 Modules inside the model are not looked at, unless one is named as the one that makes the logits.
-Everything else (steps, ranks, budget, what happens when something fails) is as in `torch_modules`.
+Everything else (steps, ranks, budget, what happens when something fails) is as in `modules`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 from whence.frameworks.torch_trees import ObjectSnapshot, is_plain_object, rebuilt
 from whence.instrument.selection import matcher
 from whence.instrument.session import Session
-from whence.instrument.torch.modules import Listener, _Frame
-from whence.instrument.torch.weak_registry import ModuleInfo
+from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.modules import Listener
+from whence.instrument.torch.program_cache import NoPrograms
+from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
@@ -37,13 +39,12 @@ class LogitsListener(Listener):
 
     def __init__(self, session: Session, model: Any = None, **how: Any) -> None:
         super().__init__(session, model, **how)
-        named = session.options.logits_module
-        self._is_head = matcher(named) if named else None
+        head = session.options.logits_module
+        self._is_head = matcher(head) if head else None
         self._heads = 0
-        self._silent: set[str] = set()  # roots that were given tokens and returned no logits
-        self._scored: set[str] = set()
-        self._forms: dict[str, tuple[int, ...]] = {}  # of the tokens that a root was given last
-        self._filled: set[str] = set()  # roots whose rows of one length ended in a repeated id
+        self._logits = LogitsTensors(session, self.registry)
+        self.tensors = self._logits
+        self.programs = NoPrograms("--level logits", always=True)
 
     def remove(self) -> None:
         if not self._removed:
@@ -53,7 +54,7 @@ class LogitsListener(Listener):
                     f"logits_module {self.session.options.logits_module!r} was never called "
                     "inside a model",
                 )
-            for name in sorted(self._silent - self._scored):
+            for name in self._logits.roots_without():
                 text = (
                     "returns no logits (batch, tokens, vocabulary): name the module that "
                     "makes them with --logits-module"
@@ -68,69 +69,92 @@ class LogitsListener(Listener):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        stack = self._local.stack
-        if self._local.busy or not stack:
+        stack = self.here.stack
+        if self.here.busy or not stack:
             return super()._observe(previous, module, args, kwargs)
         out = previous(module, *args, **kwargs)
         if (
             self._is_head is not None
-            and (known := self._known.get(id(module))) is not None
-            and self._is_head(known.scope)
+            and (info := self.modules.get(module)) is not None
+            and self._is_head(info.scope)
         ):
-            found = logits_of(out, None, 0)
-            if found is not None:
+            logits = logits_of(out, None, 0)
+            if logits is not None:
                 self._heads += 1
-                stack[-1].made.append(("output.logits", found[1].detach()))
+                stack[-1].results.append(("output.logits", logits[1].detach()))
         return out
 
-    def _take_params(self, frame: _Frame) -> None:
-        frame.known.op_type = type(frame.module).__name__
+    def _note_boundary(self, frame: ModuleFrame) -> None:
+        """The inside of no module is looked at."""
 
-    def _take_mutated(self, frame: _Frame, leaf: bool) -> None:
-        pass
 
-    def _take_inputs(
-        self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+class LogitsTensors:
+    """Records tokens, positions and masks of a model's calls, and logits."""
+
+    def __init__(self, session: Session, registry: TensorRegistry) -> None:
+        self._session, self._registry = session, registry
+        self._silent: set[str] = set()  # roots that were given tokens and returned no logits
+        self._scored: set[str] = set()
+        self._forms: dict[str, tuple[int, ...]] = {}  # of the tokens that a root was given last
+        self._filled: set[str] = set()  # roots whose rows of one length ended in a repeated id
+
+    def roots_without(self) -> list[str]:
+        """Names of the roots that were given tokens and never returned logits."""
+        return sorted(self._silent - self._scored)
+
+    def prune(self) -> None:
+        """Nothing is remembered of a call."""
+
+    def clear(self) -> None:
+        """Nothing is remembered of a call."""
+
+    def take_inputs(
+        self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[str, Any]]:
-        self._take_params(frame)
-        frame.args = {}
+        """Record integer inputs; none is the input of a program."""
         for name, value in (*((str(i), v) for i, v in enumerate(args)), *kwargs.items()):
             slot = f"input.{name}"
             if isinstance(value, torch.Tensor):
                 if value.dtype in _INTEGERS and (value.ndim <= 2 or "pos" in name):
-                    frame.refs.append(Ref(slot, *self._sight(value, slot, frame)[:2]))
-                    frame.tensors.append((slot, value, None, None))
+                    number, edge, _ = self._registry.record_of(value, slot, frame)
+                    frame.refs.append(Ref(slot, number, edge))
+                    frame.inputs.append((slot, value, None, None))
             elif isinstance(value, (bool, int, float)):
-                frame.args[slot] = value
-            elif (held := _keys(value)) is not None:
-                number = self.session.unreadable(
-                    str(held.dtype).removeprefix("torch."), tuple(held.shape), _NOT_KEPT
+                frame.arguments[slot] = value
+            elif (keys := _keys(value)) is not None:
+                number = self._session.unreadable(
+                    str(keys.dtype).removeprefix("torch."), tuple(keys.shape), _NOT_KEPT
                 )
                 frame.refs.append(Ref(f"{slot}.0", number))
             elif value is not None and not isinstance(value, str):
-                frame.args[slot] = type(value).__name__
+                frame.arguments[slot] = type(value).__name__
         return []
 
-    def _take_outputs(self, frame: _Frame, out: Any) -> None:
-        given = {slot.removeprefix("input."): tensor for slot, tensor, *_ in frame.tensors}
-        tapped = [tensor for slot, tensor in frame.made if slot == "output.logits"]
-        ids = tokens_of(given)
-        found = (
+    def take_results(self, frame: ModuleFrame, out: Any, error: str) -> None:
+        """Record the logits that a model returned, or that the module named for them did."""
+        frame.info.op_type = type(frame.module).__name__  # a lazy module changes its class
+        if error:
+            return
+        inputs = {slot.removeprefix("input."): tensor for slot, tensor, *_ in frame.inputs}
+        tapped = [tensor for slot, tensor in frame.results if slot == "output.logits"]
+        ids, root = tokens_of(inputs), frame.root.name
+        logits = (
             tapped[-1] if tapped else (logits_of(out, ids, widest(frame.module)) or ("", None))[1]
         )
-        frame.made.clear()
-        frame.tensors.clear()
-        if found is None:
+        frame.results.clear()
+        if logits is None:
             if ids is not None:
-                self._silent.add(frame.root.name)
+                self._silent.add(root)
             return
-        self._scored.add(frame.root.name)
-        if self.session.options.positions == "last":
-            kept = self._kept(frame.root.name, found, ids, given)
-            found = last(found.detach(), ids, given) if kept == 1 else found.detach()[:, -kept:]
-        frame.refs.append(Ref("output.logits", *self._sight(found, "output.logits", frame)[:2]))
+        self._scored.add(root)
+        if self._session.options.positions == "last":
+            columns = self._columns(root, logits, ids, inputs)
+            logits = logits.detach()
+            logits = last(logits, ids, inputs) if columns == 1 else logits[:, -columns:]
+        number, edge, _ = self._registry.record_of(logits, "output.logits", frame)
+        frame.refs.append(Ref("output.logits", number, edge))
 
-    def _kept(self, root: str, logits: Any, ids: Any, given: dict[str, Any]) -> int:
+    def _columns(self, root: str, logits: Any, ids: Any, inputs: dict[str, Any]) -> int:
         """How many columns of logits to keep at least: 1, or back to the last token before what may
         be padding.
 
@@ -145,7 +169,7 @@ class LogitsListener(Listener):
             or ids.shape[1] < _LEAST_PADDED
         ):
             return 1
-        if any("mask" in name and tensor.ndim == 2 for name, tensor in given.items()):
+        if any("mask" in name and tensor.ndim == 2 for name, tensor in inputs.items()):
             return 1
         form, before = tuple(ids.shape), self._forms.get(root)
         self._forms[root] = form
@@ -157,12 +181,6 @@ class LogitsListener(Listener):
         if run > 1:
             self._filled.add(root)
         return min(run + 1, ids.shape[1]) if root in self._filled else 1
-
-    def _program_of(self, frame: _Frame, error: str) -> tuple[str, str]:
-        return "", "--level logits"
-
-    def _held_by(self, known: ModuleInfo, module: Any) -> None:
-        return None
 
 
 def tokens_of(given: dict[str, Any]) -> Any:

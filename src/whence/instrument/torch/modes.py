@@ -45,6 +45,11 @@ class ModesOff:
         self._function.__exit__(*exc)
 
 
+def unseen() -> Any:
+    """The context in which the program's modes and subclasses see nothing of what is done."""
+    return ModesOff() if _depth() else NoFunctions()
+
+
 def is_traced() -> bool:
     """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
     mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey

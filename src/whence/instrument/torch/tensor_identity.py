@@ -116,7 +116,7 @@ class TensorRegistry:
         """In a forked child: the ring's thread is not here."""
         self.ring = None
 
-    def sight(
+    def record_of(
         self,
         tensor: Any,
         slot: str,
@@ -178,7 +178,7 @@ class TensorRegistry:
             key = (tensor.untyped_storage()._cdata, form)
         known = self._live.get(key)
         if self._staged or not tensor.is_cpu:
-            return *self._sight_staged(
+            return *self._record_staged(
                 tensor,
                 form,
                 version,
@@ -382,7 +382,7 @@ class TensorRegistry:
             tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis])
         )
 
-    def _sight_staged(
+    def _record_staged(
         self,
         tensor: Any,
         form: tuple[str, tuple[int, ...], tuple[int, ...]],

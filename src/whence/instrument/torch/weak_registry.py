@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from whence.instrument.call_frames import Root
 from whence.records import Placement, Ref
 
 _read = ctypes.string_at
@@ -103,7 +104,12 @@ class ModuleInfo:
     )
 
     def __init__(
-        self, module: Any, scope: str, root: Root, serial: int, gone: Callable[[int, int], None]
+        self,
+        module: Any,
+        scope: str,
+        root: ModuleRoot,
+        serial: int,
+        gone: Callable[[int, int], None],
     ) -> None:
         # Never used twice, which id(module) is: a module made in a forward dies, and the next one
         # lies where it lay.
@@ -171,14 +177,13 @@ class HeldTensor:
         return found if isinstance(found, torch.Tensor) else None
 
 
-class Root:
-    """What is known of one root: its modules' names, its step counters. calls: how often it
-    began.
+class ModuleRoot(Root):
+    """A root that is a torch module: its step counters. calls: how often it began. trained: whether
+    a training call began since the last step of an optimizer; micro: how many did.
     """
 
-    def __init__(self, name: str, module: Any) -> None:
-        self.name = name
-        self.ref = weakref.ref(module)
+    def __init__(self, name: str, ref: Callable[[], Any]) -> None:
+        super().__init__(name, ref)
         self.steps: dict[str, int] = {}
         self.micro = 0
         self.calls = 0

@@ -1,0 +1,146 @@
+"""Calls in progress, as every listener keeps them: a stack for each thread, the place of each call
+in the tree of calls, and the roots whose steps are counted. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from whence.instrument.guard import end_capture
+from whence.instrument.session import Session
+from whence.records import Ref
+
+_Result = TypeVar("_Result")
+_RootT = TypeVar("_RootT", bound="Root")
+
+
+class Root:
+    """A name under which the outermost calls of a model count their steps.
+
+    ref: returns the model, None when it is gone. A model of the same kind that is made anew at
+    every step (a loss) continues the root of the one before it.
+    """
+
+    def __init__(self, name: str, ref: Callable[[], Any]) -> None:
+        self.name, self.ref = name, ref
+
+
+class Frame:
+    """One call between its entry and its return.
+
+    number: place in the tree of calls: "0" for a root, "2_1" for the first child of its second
+    child. place: index among the children of its parent. occurrence: how often its scope was called
+    before within `counts`, which all calls below one call of a root share. wanted: whether the
+    selection of the capture includes it. keep: whether elements of its tensors are kept.
+    """
+
+    __slots__ = (
+        "children", "counts", "depth", "keep", "number", "occurrence", "order", "parent", "place",
+        "refs", "root", "scope", "step", "wanted",
+    )  # fmt: skip
+    counts: dict[str, int]
+    depth: int
+    number: str
+    occurrence: int
+    parent: Any
+    place: int
+    root: Any
+    step: int
+
+    def __init__(self, scope: str, order: int, parent: Any) -> None:
+        self.scope, self.order, self.parent, self.children = scope, order, parent, 0
+        self.keep, self.wanted = False, True
+        self.refs: list[Ref] = []
+        if parent is None:
+            self.number, self.depth, self.place = "0", 0, 0
+            return
+        self.place = parent.children
+        parent.children = count = self.place + 1
+        self.number = str(count) if parent.number == "0" else f"{parent.number}_{count}"
+        self.depth = parent.depth + 1
+        self.root, self.step, self.counts = parent.root, parent.step, parent.counts
+
+
+class ThreadCalls(threading.local):
+    """The calls in progress on one thread, innermost last. busy: code of the listener runs."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.busy = False
+
+
+class CallFrames:
+    """The calls in progress of one listener, and the way its own code runs between them.
+
+    here: the state of the current thread. unseen: makes the context in which the framework does not
+    see what the listener does. active: False once the listener has stopped.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        unseen: Callable[[], Any] = contextlib.nullcontext,
+        here: ThreadCalls | None = None,
+    ) -> None:
+        self._session, self._unseen = session, unseen
+        self.here: Any = here or ThreadCalls()
+        self.lock = threading.RLock()
+        self.active = False
+
+    def guarded(self, action: Callable[..., _Result], *args: Any) -> _Result | None:
+        """What `action(*args)` returns; None if it raised, which ends the capture and never reaches
+        the captured program. A Ctrl-C is not held back.
+        """
+        here = self.here
+        here.busy = True
+        try:
+            with self.lock, self._unseen():
+                return action(*args)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
+            self.give_up(error)
+        finally:
+            here.busy = False
+        return None
+
+    def give_up(self, error: Exception) -> None:
+        """End the capture because of an error in the listener's own code."""
+        self.active = False
+        self.here.stack.clear()
+        end_capture(self._session, error)
+
+    def be_busy(self) -> None:
+        """Mark this thread as one that runs the listener's own code only."""
+        self.here.busy = True
+
+    def leave(self, frame: Any) -> None:
+        """Take `frame` off the stack, with calls above it that a greenlet or a Ctrl-C left without
+        an end.
+        """
+        stack = self.here.stack
+        if stack and stack[-1] is frame:
+            stack.pop()
+        elif any(entry is frame for entry in stack):
+            while stack.pop() is not frame:
+                pass
+
+    def forked(self) -> None:
+        """In a forked child: a thread that does not exist here may have held the lock."""
+        self.active = False
+        self._session.failed = "forked"
+        self.lock = threading.RLock()
+
+
+def count(table: dict[str, int], key: str) -> int:
+    """How often `key` was counted in `table` before."""
+    number = table[key] = table.get(key, -1) + 1
+    return number
+
+
+def root_or_name(roots: Iterable[_RootT], kind: str) -> tuple[_RootT | None, str]:
+    """The root of a model of this kind that is gone, or None; and the name of a new root."""
+    alike = [root for root in roots if root.name.partition("#")[0] == kind]
+    gone = next((root for root in alike if root.ref() is None), None)
+    return gone, kind if not alike else f"{kind}#{len(alike)}"

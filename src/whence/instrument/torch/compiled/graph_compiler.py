@@ -1,0 +1,331 @@
+"""Has `torch.compile` hand each graph to us in the place of inductor, and compiles it so that its
+tensors are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whence.errors import CaptureError
+from whence.instrument.call_frames import CallFrames
+from whence.instrument.session import Session
+from whence.instrument.torch.compiled import fx_nodes as nodes
+from whence.instrument.torch.compiled import inductor_taps as inductor
+from whence.instrument.torch.compiled import other_backends as others
+from whence.instrument.torch.compiled.fx_interpreter import interpreted
+from whence.instrument.torch.compiled.graph import Graph, RunsGraphs
+from whence.instrument.torch.compiled.inductor_taps import Collected
+from whence.instrument.torch.compiled.module_paths import ModulePaths
+from whence.instrument.wording import raised
+
+# Compiling patches torch for the whole process: one at a time.
+_compiling = threading.RLock()
+
+
+class GraphCompiler:
+    """Compiles graphs. folder: of the run, for the texts of graphs. runs: runs them, once set."""
+
+    runs: RunsGraphs
+
+    def __init__(
+        self, session: Session, frames: CallFrames, paths: ModulePaths, folder: str
+    ) -> None:
+        self._session, self._frames, self._paths = session, frames, paths
+        self._folder = folder
+        self.mode = session.options.graph_mode
+        self._checked = (
+            False  # inductor takes seconds to import: of a whole program not before it compiles
+        )
+        self._ids: dict[str, str] = {}
+        self._compiled: dict[str, list[str]] = {}  # frame of dynamo's -> its compiles
+        self._notes: set[str] = set()
+        self.compiles = 0
+
+    def _new_graph(self, modules: dict[str, str], *, backward: bool) -> Graph:
+        return Graph(self.runs, self.mode, _name(), self._number(), backward, modules)
+
+    @contextlib.contextmanager
+    def instrumenting(self, whole: Any = None) -> Iterator[None]:
+        """While this lasts, graphs that are handed to inductor on this thread come to us.
+
+        whole: what dynamo handed to a backend that may know `compile_fx` since before.
+        """
+        from torch._inductor import compile_fx, config
+
+        if not self._checked:
+            try:
+                inductor.check(self.mode)
+            except CaptureError as why:
+                self._tell("inside-not-seen", str(why))
+                yield
+                return
+            self._checked = True
+        if config.triton.cudagraphs:
+            self._tell(
+                "graph",
+                "CUDA graphs are off while graphs are captured: a replay runs no Python that "
+                "could take tensors",
+            )
+        with _compiling, inductor.outside():
+            original, mine = compile_fx.compile_fx, threading.get_ident()
+
+            @functools.wraps(original)
+            def compiled(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                if args or "inner_compile" in kwargs or threading.get_ident() != mine:
+                    return original(gm, example_inputs, *args, **kwargs)
+                inner = functools.partial(self._compile, self._paths.of_variables(gm))
+                return original(gm, example_inputs, inner_compile=inner, **kwargs)
+
+            def by_default(gm: Any, example_inputs: Any, **how: Any) -> Any:
+                if threading.get_ident() != mine:
+                    return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+                return self._compile(self._paths.of_variables(whole), gm, example_inputs, **how)
+
+            compile_fx.compile_fx = compiled
+            try:
+                with inductor.inner_compile(original, by_default):
+                    yield
+            finally:
+                if compile_fx.compile_fx is compiled:
+                    compile_fx.compile_fx = original
+
+    def other_backend(self, wrapper: Any, gm: Any, inputs: Any, out: Any) -> Any:
+        """What runs instead of what another backend returned: the same, where it is not a graph
+        that Python runs.
+        """
+        name = getattr(wrapper, "compiler_name", "") or getattr(
+            getattr(wrapper, "compiler_fn", None), "__name__", type(wrapper).__name__
+        )
+        modules = self._paths.of_variables(gm)
+
+        def take(backward: bool, lowered: Any) -> Any:
+            graph = self._new_graph(modules, backward=backward)
+            graph.mode = "fx"
+            collected = Collected(graph.key, "fx", self._session.options.graph_buffers)
+            collected.graph = nodes.copied(lowered)
+            graph.learn(collected)
+            graph.code["fx"] = interpreted(graph.module, graph.ran)
+            self.tell_mode(graph, self._write_texts(graph, nodes.readable(gm)))
+            return graph
+
+        shown = others.shown(out, inputs, name, take, self._tell, self._quiet)
+        if shown is None:
+            self._tell(
+                "inside-not-seen",
+                f"compiled with the backend {name}: only the boundary of what it made is captured",
+            )
+        return out if shown is None else shown
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        before, self._frames.here.busy = self._frames.here.busy, True
+        try:
+            yield
+        finally:
+            self._frames.here.busy = before
+
+    def _tell(self, kind: str, text: str) -> None:
+        if text not in self._notes:
+            self._notes.add(text)
+            self._session.note(kind, text)
+
+    def _compile(self, modules: dict[str, str], gm: Any, example_inputs: Any, **how: Any) -> Any:
+        """In the place of inductor's compile_fx_inner, for forward, backward and inference
+        graphs.
+        """
+        from torch._inductor import compile_fx
+
+        self.compiles += 1
+        if self._frames.active:
+            try:
+                made = self._make(modules, gm, example_inputs, how)
+            except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
+                self._session.note(
+                    "graph",
+                    f"{_name()} could not be instrumented, only its boundary is captured: "
+                    f"{raised(error)}",
+                )
+                made = None
+            if made is not None:
+                return made
+            if reported := _reported_strides():
+                reported.clear()
+        return compile_fx.compile_fx_inner(gm, example_inputs, **how)
+
+    def _make(
+        self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]
+    ) -> Any:
+        graph = self._new_graph(modules, backward=bool(how.get("is_backward")))
+        before = nodes.readable(gm)
+        every = self._session.options.graph_buffers
+        out: Any = None
+        if self.mode == "fx":
+            modes: tuple[str, ...] = ("fx",)
+        else:
+            modes = (
+                ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
+            )
+        for mode in modes:
+            taken = Collected(graph.key, mode, every)
+            made = self._instrumented(graph, _own(gm), example_inputs, taken, how)
+            if taken.graph is None or (made is None and mode != "fx"):
+                break
+            graph.learn(taken)
+            graph.mode = mode
+            if mode == "fx":
+                graph.code[mode], out = interpreted(graph.module, graph.ran), graph
+                _report_strides(graph.module)
+                break
+            graph.code[mode] = getattr(made, "current_callable", None) or made
+            out = out or made
+        if out is None:
+            return None
+        if graph.mode != self.mode:
+            why = (
+                "code in C++ alone (cpp_wrapper) has no place for mode exact"
+                if graph.mode == "deep"
+                else "mode deep was not possible"
+            )
+            self._session.note("graph", f"{graph.words} is captured in mode {graph.mode}: {why}")
+        self.tell_mode(graph, self._write_texts(graph, before))
+        if getattr(out, "current_callable", None) is None:
+            return graph
+        out.current_callable = graph
+        return out
+
+    def _instrumented(
+        self, graph: Graph, gm: Any, example_inputs: Any, taken: Collected, how: dict[str, Any]
+    ) -> Any:
+        reported = _reported_strides()
+        kept = list(reported or ())
+        if reported:
+            reported.clear()
+        try:
+            made = inductor.compile_graph(gm, example_inputs, taken, how)
+        except Exception as error:  # noqa: BLE001 - the compiler's own errors come again from the uninstrumented compile
+            self._session.note(
+                "graph",
+                f"{graph.words} could not be compiled for mode {taken.mode}: {raised(error)}",
+            )
+            made = None
+        if reported is not None and kept:
+            same = kept == list(reported)
+            reported[:] = kept
+            if made is not None and not same:
+                self._session.note(
+                    "graph",
+                    f"{graph.words}: mode {taken.mode} would lay its outputs out differently, "
+                    "mode exact is used",
+                )
+                made = None
+        return made
+
+    def _number(self) -> tuple[str, str]:
+        """(id counted within the run, id as torch counts it) of what is compiled now."""
+        found = str(torch._guards.CompileContext.current_compile_id() or "")
+        if found not in self._ids:
+            frame = self._compiled.setdefault(found.partition("/")[0], [])
+            frame.append(found)
+            self._ids[found] = f"{list(self._compiled.values()).index(frame)}/{len(frame) - 1}"
+        return self._ids[found], found
+
+    def tell_mode(self, graph: Graph, text: str = "") -> None:
+        learned = graph.learned[graph.mode]
+        told = f"{graph.words} is {graph.name}, mode {graph.mode}"
+        if graph.mode == "fx":
+            told += f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
+        else:
+            named = sum(1 for site in learned.sites.values() if site.shape is not None)
+            lost = "".join(
+                f", {n} {'named by no node' if learned.every else 'not kept'}: {why}"
+                for why, n in learned.dropped.items()
+            )
+            told += (
+                f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
+            )
+        self._session.note("graph", f"{told}; text in {text}" if text else told)
+
+    def _write_texts(self, graph: Graph, before: str) -> str:
+        """Write the graph before and after optimisation into the run; the name of the second file,
+        "" where that failed.
+        """
+        learned = graph.learned[graph.mode]
+        stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
+        tail = f"{graph.name}_rank_{self._session.rank}_pid_{os.getpid()}_ts_{stamp}.txt"
+        after = nodes.readable(graph.module) + _kernels(learned)
+        with contextlib.suppress(OSError):
+            self._session.sink()
+            for name, text in (("original", before), ("optimized", after)):
+                (Path(self._folder) / f"dynamo_{name}_graph_{tail}").write_text(text)
+            return f"dynamo_optimized_graph_{tail}"
+        return ""
+
+
+def _name() -> str:
+    from torch._functorch.aot_autograd import get_graph_being_compiled
+
+    try:
+        return str(get_graph_being_compiled())
+    except (IndexError, AttributeError):  # compiled without AOT autograd
+        return "graph"
+
+
+def _own(gm: Any) -> Any:
+    """A copy that a compile may change. Graphs of branches and loops are changed too, so they are
+    copied with it.
+    """
+    if any(isinstance(child, torch.fx.GraphModule) for child in gm.children()):
+        return copy.deepcopy(gm)
+    return nodes.copied(gm)
+
+
+def _reported_strides() -> Any:
+    """The list in which a compile tells AOT autograd how the outputs of its forward graph lie; None
+    where none is kept.
+    """
+    return getattr(torch._guards.TracingContext.try_get(), "output_strides", None)
+
+
+def _report_strides(gm: Any) -> None:
+    """Tell AOT autograd how the outputs lie, as inductor would have: the backward graph is made for
+    it.
+    """
+    reported = _reported_strides()
+    if reported is None or len(reported):
+        return
+    output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    for out in nodes.flat(output.args[0]):
+        value = out.meta.get("val") if isinstance(out, torch.fx.Node) else None
+        reported.append(tuple(value.stride()) if isinstance(value, torch.Tensor) else None)
+
+
+def _kernels(learned: Collected) -> str:
+    """Which nodes and source lines each kernel computes, as comments below the text of a graph."""
+    kernels: dict[str, dict[str, None]] = {}
+    for site in learned.sites.values():
+        if site.kernel:
+            kernels.setdefault(site.kernel, {}).update(dict.fromkeys(site.origins))
+    if not kernels:
+        return ""
+    sources = {
+        n.name: nodes.named(n).source for n in learned.graph.graph.nodes if n.op == "call_function"
+    }
+    lines = ["", "# kernels: the nodes that each computes, and their source lines"]
+    for kernel, origins in kernels.items():
+        lines.append(f"# {kernel}: {', '.join(origins)}")
+        lines += [
+            f"#     {line}"
+            for line in dict.fromkeys(sources.get(name, "") for name in origins)
+            if line
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,113 @@
+"""Which module a graph belongs to: by the parameters it is given, or the code that runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from whence.instrument.call_frames import CallFrames
+from whence.instrument.torch.compiled import fx_nodes as nodes
+from whence.instrument.torch.compiled.graph import Graph
+from whence.instrument.torch.module_registry import ModuleRegistry
+from whence.instrument.torch.weak_registry import address_of
+
+
+class ModulePaths:
+    """Paths of modules, for graphs."""
+
+    def __init__(self, frames: CallFrames, modules: ModuleRegistry) -> None:
+        self._here, self._modules = frames.here, modules
+
+    def of_variables(self, gm: Any) -> dict[str, str]:
+        """Variable -> path of the module that it holds, as dynamo traced it; "" -> that of the
+        module whose code this is.
+        """
+        found = {"": self._module_on_the_stack()}
+        paths: dict[int, str] | None = None
+        for node in getattr(getattr(gm, "graph", None), "nodes", ()):
+            given = node.meta.get("grapharg") if node.op == "placeholder" else None
+            source, tensor = getattr(given, "source", None), getattr(given, "example", None)
+            if source is None or not isinstance(tensor, torch.Tensor):
+                continue
+            name = source.name() if callable(source.name) else source.name
+            tail, local = nodes.module_path(str(name))
+            if not tail or local in found:
+                continue
+            paths = paths if paths is not None else self._paths()
+            path = paths.get(address_of(tensor), "")
+            if path == tail or path.endswith("." + tail):
+                found[local] = path[: len(path) - len(tail)].rstrip(".")
+        return found
+
+    def _paths(self) -> dict[int, str]:
+        """Address -> path of every parameter and buffer of the roots, the one that is called now
+        first.
+        """
+        stack = self._here.stack
+        roots = [stack[0].root] if stack else []
+        roots += [r for r in self._modules.roots.values() if r not in roots]
+        found: dict[int, str] = {}
+        for root in roots:
+            module = root.ref()
+            if module is None:
+                continue
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if address := address_of(tensor):
+                    found.setdefault(address, _plain(name))
+        return found
+
+    def _module_on_the_stack(self) -> str:
+        """The path of the innermost known module whose method runs now, as its variable says."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_argcount and code.co_filename != __file__:
+                first = frame.f_locals.get(code.co_varnames[0])
+                if (
+                    isinstance(first, torch.nn.Module)
+                    and (info := self._modules.get(first)) is not None
+                ):
+                    return _plain(info.scope)
+            frame = frame.f_back
+        return _plain(self._here.stack[-1].scope) if self._here.stack else ""
+
+    def of_inputs(self, graph: Graph, inputs: Any) -> dict[int, str]:
+        """Path of the parameter that each input is, by place; sets which module the graph serves
+        now.
+        """
+        addresses = {
+            i: address_of(value)
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+        }
+        if graph.slots and all(addresses.get(i) == address for i, address in graph.places.items()):
+            if not graph.places and graph.phase == "forward":
+                graph.moved = graph.modules.get("", ""), self._module_on_the_stack()
+            return {i: graph.slots[i][6:] for i in graph.places}
+        paths = self._paths()
+        names = {i: paths[address] for i, address in addresses.items() if address in paths}
+        if not graph.places:
+            graph.first = names
+        graph.places = {i: addresses[i] for i in names}
+        first = graph.first
+        graph.moved = next(
+            (_moved(first[i], names[i]) for i in names if i in first and first[i] != names[i]),
+            ("", ""),
+        )
+        return names
+
+
+def _plain(path: str) -> str:
+    """A module path without the wrapper that torch.compile puts around a model."""
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def _moved(old: str, new: str) -> tuple[str, str]:
+    """("blocks.0", "blocks.1") of "blocks.0.fc.weight" and "blocks.1.fc.weight"."""
+    a, b = old.split("."), new.split(".")
+    while a and b and a[-1] == b[-1]:
+        a.pop()
+        b.pop()
+    return ".".join(a), ".".join(b)

@@ -1,0 +1,58 @@
+"""What listeners of torch keep of one call in progress: of a module, or of a stretch of operators
+outside any module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whence.frameworks.torch_trees import ObjectSnapshot
+from whence.instrument.call_frames import Frame
+from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
+from whence.records import Placement
+
+
+class ModuleFrame(Frame):
+    """One call of a module.
+
+    inputs: (slot, tensor, its version, its record) of what it was given. forms: (slot, (dtype,
+    shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
+    results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
+    are no modules. signature, family, recorder, reads, started: see `program_cache`.
+    """
+
+    __slots__ = (
+        "arguments", "family", "forms", "info", "inputs", "micro", "module", "note", "objects",
+        "operators", "phase", "placements", "reads", "recorder", "results", "signature",
+        "started", "training",
+    )  # fmt: skip
+    micro: int
+    parent: ModuleFrame | None
+    phase: str
+    reads: list[str]
+    root: ModuleRoot
+    started: float
+
+    def __init__(
+        self, module: Any, info: ModuleInfo, order: int, parent: ModuleFrame | None
+    ) -> None:
+        super().__init__(info.scope, order, parent)
+        self.module, self.info = module, info
+        self.training: bool = module.training
+        if parent is not None:
+            self.micro, self.phase = parent.micro, parent.phase
+        self.note, self.operators = "", 0
+        self.arguments: dict[str, Any] = {}
+        self.inputs: list[tuple[str, Any, int | None, Any]] = []
+        self.forms: list[tuple[str, Any]] = []
+        self.objects: list[tuple[str, ObjectSnapshot]] = []
+        self.results: list[tuple[str, Any]] = []
+        self.placements: dict[str, Placement] = {}
+        self.signature: tuple[Any, ...] | None = None
+        self.family: tuple[Any, ...] | None = None
+        self.recorder: Recorder | None = None
+
+    @property
+    def op_type(self) -> str:
+        return self.info.op_type

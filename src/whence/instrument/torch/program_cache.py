@@ -1,0 +1,294 @@
+"""Programs of module calls, by signature and family: recorded once, reused for calls that must run
+the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from whence.instrument.call_frames import CallFrames
+from whence.instrument.session import Session
+from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
+from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.modes import NoFunctions
+from whence.instrument.torch.program_recorder import (
+    Recorder,
+    asks_for_listeners,
+    compiled_inside,
+    layout,
+    tensors_of,
+)
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.weak_registry import HeldTensor, StorageRef, home_of, storage_ref
+from whence.records import Program, Ref
+
+# So many programs of a family that are one and the same, and its next extents are not recorded
+# again.
+_SETTLED = 3
+# Of one module; a program with its extents written in serves no other extents, and every one more
+# costs the time to record it.
+_MOST_PROGRAMS = 16
+
+
+class _Outcome(NamedTuple):
+    """What calls of one signature run: a program, or why there is none; and the slots it reads out
+    of objects.
+    """
+
+    program: str
+    reason: str
+    reads: tuple[str, ...] = ()
+
+
+class ProgramWriter:
+    """Hands programs to the session, each once, behind the records of its constants."""
+
+    def __init__(self, session: Session, registry: TensorRegistry) -> None:
+        self._session, self._registry = session, registry
+        self._written: set[str] = set()
+
+    def has(self, program: Program) -> bool:
+        """Was this program written before?"""
+        return program.id in self._written
+
+    def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
+        """Write a program if it is new. constants: record ids in place of its own, or `Pending` for
+        those on their way.
+        """
+        if program.id in self._written:
+            return
+        self._written.add(program.id)
+        ids = tuple(program.constants if constants is None else constants)
+        self._registry.emit(
+            lambda: self._session.program(
+                msgspec.structs.replace(
+                    program, constants=tuple(int(getattr(c, "id", c)) for c in ids)
+                )
+            )
+        )
+
+
+class NoPrograms:
+    """In place of a `ProgramCache` where module calls have no programs.
+
+    reason: why. always: whatever else is noted of a call.
+    """
+
+    def __init__(self, reason: str, *, always: bool = False) -> None:
+        self._reason, self._always = reason, always
+
+    def expect(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
+        """Nothing is recorded."""
+
+    def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:
+        """No program, and the reason."""
+        return "", self._reason if self._always else frame.note or self._reason
+
+    def close(self) -> None:
+        """Nothing to note."""
+
+
+class ProgramCache:
+    """Records what module calls run, unless that is known already: once per signature, a few times
+    per family.
+
+    A signature is everything that code may decide by: modes, arguments, dtypes, shapes, strides. A
+    family is a signature without its extents: when its programs are one and the same, extents are
+    followed, and the next one is not recorded.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        registry: TensorRegistry,
+        frames: CallFrames,
+        compiled_code: CompiledCodeGuard,
+        writer: ProgramWriter,
+    ) -> None:
+        self._session, self._registry, self._frames = session, registry, frames
+        self._compiled_code, self._writer = compiled_code, writer
+        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+        self._families: dict[tuple[Any, ...], list[_Outcome]] = {}
+        self._recorded = 0
+        self._seconds = 0.0
+
+    def close(self) -> None:
+        """Note what recording took, and forget the signatures."""
+        if self._recorded:
+            spent = f"{self._seconds:.3f} s with what they ran, once per signature"
+            self._session.note("programs", f"{self._recorded} calls recorded in {spent}")
+        self._outcomes.clear()
+        self._families.clear()
+
+    def expect(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
+        """Listen to what this call runs where that is not known. inputs: (slot, tensor)."""
+        options = self._session.options
+        if frame.note or not options.programs or options.keep != "full":
+            return
+        if not self._session.selector.slots("input"):
+            return
+        frame.signature = signature = _signature(frame)
+        outcome = self._outcomes.get(signature) or self._of_family(frame, signature)
+        if outcome is not None:
+            for slot in outcome.reads:
+                self._read(frame, slot)
+        elif self._session.elements_on:
+            self._record(frame, inputs, signature)
+
+    def _of_family(self, frame: ModuleFrame, signature: tuple[Any, ...]) -> _Outcome | None:
+        """What a call of a new signature runs, where its family or its module decides it."""
+        # An extent of one broadcasts, so it is not followed.
+        kinds = tuple(
+            (slot, form[0], tuple(n == 1 for n in form[1]), bool(form[2]))
+            for slot, form in frame.forms
+        )
+        frame.family = family = (signature[0], kinds)
+        history = self._families.setdefault(family, [])
+        outcome: _Outcome | None = None
+        if (
+            len(history) >= _SETTLED
+            and history[-1].program
+            and all(earlier == history[-1] for earlier in history[-_SETTLED:])
+        ):
+            outcome = self._outcomes[signature] = history[-1]
+        elif frame.info.programs >= _MOST_PROGRAMS:
+            reason = f"other extents than in its first {_MOST_PROGRAMS} programs"
+            outcome = self._outcomes[signature] = _Outcome("", reason)
+        return outcome
+
+    def _record(
+        self, frame: ModuleFrame, inputs: list[tuple[str, Any]], signature: tuple[Any, ...]
+    ) -> None:
+        module = frame.module
+        hidden = compiled_inside(module)
+        if hidden:
+            self._outcomes[signature] = _Outcome("", f"compiled ({hidden}): inside not seen")
+            return
+        self._compiled_code.set()
+        params = [
+            (entry.slot, tensor)
+            for entry in frame.info.entries or ()
+            if (tensor := entry.tensor()) is not None
+        ]
+        frame.started = time.perf_counter()
+        frame.reads = []
+        # As it is now: what the call itself hangs there is nothing that it was given.
+        hanging = {
+            layout(tensor): (slot + path, storage_ref(tensor))
+            for slot, holder in frame.objects
+            for path, tensor in holder.items()
+        }
+        frame.recorder = Recorder(
+            inputs,
+            params,
+            casts=not asks_for_listeners(module),
+            find=lambda tensor: self._find(frame, hanging, tensor),
+        )
+
+    def _find(
+        self,
+        frame: ModuleFrame,
+        hanging: dict[tuple[Any, ...], tuple[str, StorageRef]],
+        tensor: Any,
+    ) -> str:
+        """The slot of a tensor that a call sees without being handed it: in an object of its
+        arguments, or held by a module below.
+        """
+        here = self._frames.here
+        busy, here.busy = here.busy, True
+        try:
+            with self._frames.lock, NoFunctions():
+                place = layout(tensor)
+                if (hung := hanging.get(place)) is not None:
+                    slot = hung[0]
+                    frame.reads.append(slot)
+                    number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                    frame.refs.append(Ref(slot, number, edge))
+                    return slot
+                for slot, held in tensors_of(frame.module):
+                    if layout(held) == place:
+                        self._hold(frame, slot, held)
+                        return slot
+        finally:
+            here.busy = busy
+        return ""
+
+    def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
+        """From now on a tensor that a module below holds is a parameter of this call's module."""
+        entry = HeldTensor(slot, tensor, *home_of(frame.module, slot[6:]))
+        number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
+        entry.seen = Ref(slot, number, edge)
+        entry.version = None if tensor.is_inference() else tensor._version
+        entry.remember(tensor)
+        frame.refs.append(entry.seen)
+        if frame.info.entries is not None:
+            frame.info.entries.append(entry)
+
+    def _read(self, frame: ModuleFrame, slot: str) -> None:
+        """Record a tensor that hangs in an object of this call's arguments as an input of it."""
+        if any(ref.slot == slot for ref in frame.refs):
+            return
+        for prefix, holder in frame.objects:
+            if slot.startswith(prefix) and (tensor := holder.get(slot[len(prefix) :])) is not None:
+                number, edge, _ = self._registry.record_of(tensor, slot, frame)
+                frame.refs.append(Ref(slot, number, edge))
+                return
+
+    def program_of(self, frame: ModuleFrame, error: str) -> tuple[str, str]:
+        """(program id, why there is none) of a call that ends now."""
+        recorder = frame.recorder
+        if frame.note:
+            return "", frame.note
+        if frame.signature is None:
+            return "", "programs were not recorded"
+        if recorder is None:
+            outcome = self._outcomes.get(frame.signature)
+            if outcome is None:
+                return "", "first seen when elements were no longer kept"
+            return outcome.program, outcome.reason
+        if error:
+            recorder.abandon()
+            return "", "the call raised"
+        recording = recorder.finish(frame.results)
+        self._recorded += 1
+        self._seconds += time.perf_counter() - frame.started
+        if recording.program is None:
+            outcome = _Outcome("", recording.reason)
+        else:
+            if not self._writer.has(recording.program):
+                frame.info.programs += 1
+                constants = [
+                    self._registry.record_of(tensor, f"constant.{i}", frame)[0]
+                    for i, tensor in enumerate(recording.constants)
+                ]
+                self._writer.write(recording.program, constants)
+            outcome = _Outcome(recording.program.id, "", tuple(frame.reads))
+        self._outcomes[frame.signature] = outcome
+        if frame.family is not None:
+            self._families[frame.family].append(outcome)
+        return outcome.program, outcome.reason
+
+
+def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
+    # Which inputs are one tensor belongs to it: a program recorded from it reads that one for both.
+    numbers = [number for _, _, _, number in frame.inputs]
+    alike = (
+        tuple(numbers.index(number) for number in numbers)
+        if len(set(numbers)) != len(numbers)
+        else ()
+    )
+    modes = (
+        frame.info.serial,
+        alike,
+        tuple(frame.arguments.items()) if frame.arguments else (),
+        frame.training,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._is_any_autocast_enabled(),
+    )
+    return modes, tuple(frame.forms), tuple(holder.form for _, holder in frame.objects)

@@ -1,0 +1,117 @@
+"""Operators and graphs outside any module (code of the program itself, a backward pass, an
+optimizer), as calls of kind "region".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from whence.instrument.call_frames import count
+from whence.instrument.session import Session
+from whence.instrument.torch.tensor_identity import TensorRegistry
+from whence.instrument.torch.weak_registry import ModuleRoot
+from whence.records import Call
+
+
+class Region:
+    """Operators outside any module, while they are of one kind and belong to one call of a root.
+
+    kind: "region", "backward" or "optimizer". operators: how many it has so far.
+    """
+
+    __slots__ = (
+        "counts", "keep", "kind", "micro", "note", "number", "occurrence", "operators", "order",
+        "phase", "root", "scope", "step", "training", "wanted",
+    )  # fmt: skip
+    wanted: bool
+
+    def __init__(
+        self,
+        kind: str,
+        order: int,
+        root: ModuleRoot,
+        step: int,
+        micro: int,
+        counts: dict[str, int],
+    ) -> None:
+        self.kind, self.order, self.root = kind, order, root
+        self.step, self.micro, self.counts = step, micro, counts
+        self.operators = 0
+        self.phase = "forward" if kind == "region" else kind
+        self.number, self.scope, self.note = kind, "", ""
+        self.keep = self.training = False
+        self.occurrence = count(counts, f"<{kind}>")
+
+
+class Regions:
+    """The open region of each thread.
+
+    here: the state of a thread, which has `region`. ended: called when a region was written.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        registry: TensorRegistry,
+        here: Any,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._session, self._registry, self._here, self._ended = session, registry, here, ended
+        self._open: dict[int, Region] = {}
+        self.nowhere = ModuleRoot("region", lambda: None)  # before any root was called
+
+    def enter(
+        self, kind: str, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]
+    ) -> Region:
+        """The region that what runs now belongs to: the open one, or a new one in its place."""
+        here, session = self._here, self._session
+        region: Region | None = here.region
+        if (
+            region is not None
+            and region.kind == kind
+            and region.root is root
+            and (region.step, region.micro) == (step, micro)
+        ):
+            return region
+        self.close()
+        region = here.region = Region(kind, session.next_order(), root, step, micro, counts)
+        if root is self.nowhere and not session.begin():
+            region.wanted = False
+        else:
+            region.wanted = session.takes_all or session.selector.wants("", "", 0, "0", step)
+        self._open[id(region)] = region
+        return region
+
+    def close(self) -> None:
+        """End the region of this thread."""
+        if self._here.region is not None:
+            self._end(self._here.region)
+            self._here.region = None
+
+    def close_all(self) -> None:
+        """End the regions of all threads."""
+        for region in list(self._open.values()):
+            self._end(region)
+
+    def _end(self, region: Region) -> None:
+        self._open.pop(id(region), None)
+        if not region.wanted or self._session.failed:
+            return
+        call = Call(
+            id=region.order,
+            scope="",
+            root=region.root.name,
+            step=region.step,
+            order=region.order,
+            rank=self._session.rank,
+            micro=region.micro,
+            phase=region.phase,
+            op=region.kind,
+            occurrence=region.occurrence,
+            kind="region",
+            op_type=region.kind,
+            number=region.number,
+        )
+        self._registry.call(call)
+        self._ended()
