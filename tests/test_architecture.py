@@ -119,6 +119,7 @@ FOLDERS = {
             "faults",
             "dtensor_placement",
         },
+        {"tensor_content"},
         {"operator_call", "tensor_identity", "program_recorder"},
         {"frames", "module_registry", "regions", "sampling"},
         {"call_tensors", "program_cache", "operator_modes", "operator_tensors"},

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -108,9 +109,7 @@ def readable(tensor: Any) -> bool:
     """
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return False
-    return not torch._is_functional_tensor(
-        tensor
-    ) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not torch._is_functional_tensor(tensor) and not _is_transformed(tensor)
 
 
 def canonical(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -155,3 +154,83 @@ def from_host(array: Array) -> Any:
     if raw.size == 0:
         return torch.empty(array.shape, dtype=TORCH[dtype.name])
     return torch.from_numpy(raw).view(TORCH[dtype.name]).reshape(array.shape)
+
+
+class TensorSnapshot(msgspec.Struct, gc=False, eq=False):
+    """What is known of a tensor after one look, whatever its class.
+
+    plain: the tensor that has the elements: itself, or the one inside a wrapper subclass.
+    unreadable: why its elements cannot be read; the fields after it are not set then. stride: ()
+    where it is contiguous. address: of the first element, 0 without elements; storage: of its
+    memory then. offset: of the first element in its memory. version: None of an inference tensor.
+    """
+
+    plain: Any
+    unreadable: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    address: int = 0
+    storage: int = 0
+    offset: int = 0
+    version: int | None = None
+    subclass: str = ""
+    device: str = "cpu"
+
+    @property
+    def form(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """(dtype, shape, stride)."""
+        return self.dtype, self.shape, self.stride
+
+
+def snapshot(tensor: Any) -> TensorSnapshot:
+    """Look at a tensor of any class."""
+    kind, subclass = type(tensor), ""
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        parts = plain(tensor)
+        if parts is None or len(parts) != 1:
+            held = "no readable elements" if parts is None else f"{len(parts)} tensors"
+            return TensorSnapshot(tensor, f"tensor of class {kind.__name__} holds {held}")
+        subclass = "" if kind is torch.nn.Buffer else kind.__name__
+        tensor = parts[0][1]
+    elif (
+        not tensor.is_cpu or tensor.layout is not torch.strided or _is_transformed(tensor)
+    ) and not readable(tensor):
+        why = f"no elements to read ({tensor.device.type}, {tensor.layout})"
+        return TensorSnapshot(tensor, why)
+    if tensor.is_nested:
+        return TensorSnapshot(tensor, "several tensors of different lengths")
+    dtype = NAMES.get(tensor.dtype)
+    if dtype is None:
+        return TensorSnapshot(tensor, f"dtype {tensor.dtype} has no host form")
+    address, storage = address_of(tensor), 0
+    if not address:
+        if tensor.numel():
+            return TensorSnapshot(tensor, f"no memory of its own to read ({kind.__name__})")
+        storage = tensor.untyped_storage()._cdata
+    return TensorSnapshot(
+        tensor,
+        "",
+        dtype,
+        tuple(tensor.shape),
+        () if tensor.is_contiguous() else tensor.stride(),
+        address,
+        storage,
+        tensor.storage_offset(),
+        None if tensor.is_inference() else tensor._version,
+        subclass,
+        "cpu" if tensor.is_cpu else str(tensor.device),
+    )
+
+
+def address_of(tensor: Any) -> int:
+    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in
+    their own ways).
+    """
+    try:
+        return tensor.data_ptr()  # type: ignore[no-any-return]
+    except (RuntimeError, ValueError, NotImplementedError):
+        return 0
+
+
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor

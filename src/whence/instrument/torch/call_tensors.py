@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from whence.frameworks import torch_arrays as tensors
+from whence.frameworks.torch_arrays import address_of
 from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, ObjectSnapshot, is_plain_object
 from whence.instrument.session import Session
 from whence.instrument.torch.frames import ModuleFrame
@@ -19,7 +20,6 @@ from whence.instrument.torch.weak_registry import (
     HeldTensor,
     ModuleInfo,
     Pending,
-    address_of,
     home_of,
     sample,
 )

@@ -8,35 +8,38 @@ ring, and which record it is shows when its bytes have arrived.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import numpy as np
 import torch
-import xxhash
 
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
+from whence.frameworks.torch_arrays import TensorSnapshot, address_of
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import placement_of
 from whence.instrument.torch.staging import StagingRing
+from whence.instrument.torch.tensor_content import (
+    Bytes,
+    TensorContent,
+    content_of,
+    hash_of,
+    increment,
+)
 from whence.instrument.torch.weak_registry import (
-    FULL_BYTES,
     UNSETTLED,
     Pending,
     SeenTensor,
-    address_of,
     expired,
     sample,
-    span_of,
     storage_ref,
 )
 from whence.records import Call, External, Placement, Ref, Statistics
 
-FindExternal = Callable[
-    [bytes, str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]], External | None
-]
+FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
+
+_MIN_EXTERNAL_BYTES = 1 << 16  # of a parameter that is worth looking for in a checkpoint
 
 
 class Sighter(Protocol):
@@ -50,6 +53,20 @@ class Sighter(Protocol):
 
     @property
     def op_type(self) -> str: ...
+
+
+class _Origin(NamedTuple):
+    """Where a tensor that is recorded comes from; keeps nothing of the program alive.
+
+    grows: the object and the path in it that held an earlier part of this tensor.
+    """
+
+    scope: str
+    slot: str
+    op_type: str
+    keep: bool
+    parameter: bool
+    grows: tuple[ObjectSnapshot, str] | None
 
 
 class TensorRegistry:
@@ -130,139 +147,136 @@ class TensorRegistry:
         """The record of this tensor, how it was known again ("identity", "content" or "" for new),
         and its (dtype, shape, stride).
 
-        unsettled: an operator that is still running wrote it or made a view of it, so torch has not
-        counted its version yet. tried: `again` is not to be asked: it was, or an operator made or
-        wrote this just now.
+        grows: the object and the path in it that held an earlier part of this tensor. unsettled: an
+        operator that is still running wrote it or made a view of it, so torch has not counted its
+        version yet. tried: `again` is not to be asked: it was, or an operator made or wrote this
+        just now.
         """
-        kind = type(tensor)
         if self._remembers and not tried:
-            found = self.again(tensor, frame.keep)
-            if found is not None:
-                return found
-        session = self._session
-        subclass = ""
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-            inner = tensors.plain(tensor)
-            subclass = "" if kind is torch.nn.Buffer else kind.__name__
-            if (placement := placement_of(tensor)) is not None:
+            known_again = self.again(tensor, frame.keep)
+            if known_again is not None:
+                return known_again
+        kind = type(tensor)
+        if kind is not _TENSOR and kind is not _PARAMETER:
+            placement = placement_of(tensor)
+            if placement is not None:
                 frame.placements[slot] = placement
-            if inner is None or len(inner) != 1:
-                why = (
-                    f"tensor of class {kind.__name__} holds "
-                    f"{'no readable elements' if inner is None else f'{len(inner)} tensors'}"
-                )
-                return self.unreadable(tensor, why)
-            tensor = inner[0][1]
-        elif (
-            not tensor.is_cpu or tensor.layout is not _STRIDED or _is_transformed(tensor)
-        ) and not tensors.readable(tensor):
-            return self.unreadable(
-                tensor, f"no elements to read ({tensor.device.type}, {tensor.layout})"
-            )
-        if tensor.is_nested:
-            return self.unreadable(tensor, "several tensors of different lengths")
-        dtype = tensors.NAMES.get(tensor.dtype)
-        if dtype is None:
-            return self.unreadable(tensor, f"dtype {tensor.dtype} has no host form")
-        shape = tuple(tensor.shape)
-        version = None if tensor.is_inference() else tensor._version
-        contiguous = tensor.is_contiguous()
-        stride = () if contiguous else tensor.stride()
-        pointer = address_of(tensor)
-        form = (dtype, shape, stride)
-        if pointer:
-            key: tuple[Any, ...] = (pointer, form)
-        elif tensor.numel():
-            return self.unreadable(tensor, f"no memory of its own to read ({kind.__name__})")
-        else:
-            key = (tensor.untyped_storage()._cdata, form)
+        look = tensors.snapshot(tensor)
+        if look.unreadable:
+            return self.unreadable(look.plain, look.unreadable)
+        form = look.form
+        key = (look.address or look.storage, form)
         known = self._live.get(key)
-        if self._staged or not tensor.is_cpu:
-            return *self._record_staged(
-                tensor,
-                form,
-                version,
-                key,
-                known,
-                slot,
-                frame,
-                subclass,
-                parameter,
-                grows,
-                unsettled,
-            ), form
-        data, probe, span, memory = None, b"", 0, None
-        if contiguous and dtype[0] != "c" and not tensor.is_neg():
-            nbytes = tensor.nbytes
-            if self._remembers and nbytes:
-                span = nbytes
-                if nbytes > FULL_BYTES:
-                    digest, probe = host.digest_at(pointer, nbytes), sample(pointer, nbytes)
-                else:
-                    memory = host.memory_at(pointer, nbytes)
-                    digest = probe = _hash(memory)
-            else:
-                digest = host.digest_at(pointer, nbytes)
-        else:
-            if self._remembers and pointer and not (tensor.is_neg() or tensor.is_conj()):
-                span = span_of(tensor)
-                memory = host.memory_at(pointer, span) if 0 < span <= FULL_BYTES else None
-                probe = sample(pointer, span) if memory is None else _hash(memory)
-            if dtype[0] == "c" or tensor.is_neg():
-                data = tensors.canonical(tensor)
-                pointer, nbytes = data.__array_interface__["data"][0], data.size
-            else:
-                copy = tensor.detach().contiguous()
-                pointer, nbytes = copy.data_ptr(), copy.nbytes
-            digest = host.digest_at(pointer, nbytes)
-        if known is not None and known.digest == digest and known.agrees(version, frame.keep):
+        if self._staged or look.device != "cpu":
+            origin = _Origin(frame.scope, slot, frame.op_type, frame.keep, parameter, grows)
+            return *self._record_staged(look, key, known, origin, unsettled), form
+        content = content_of(look, probed=self._remembers)
+        if (
+            known is not None
+            and known.digest == content.digest
+            and known.agrees(look.version, frame.keep)
+        ):
             if unsettled:
                 known.version = UNSETTLED
-            return known.id, "content" if version is None else "identity", form
+            return known.id, "content" if look.version is None else "identity", form
+        origin = _Origin(frame.scope, slot, frame.op_type, frame.keep, parameter, grows)
+        number = self._write(look, content, origin, look.plain, self._session.elements_on)
+        self._live[key] = SeenTensor(
+            number,
+            content.digest,
+            UNSETTLED if unsettled else look.version,
+            storage_ref(look.plain),
+            frame.keep,
+            content.probe,
+            content.span,
+            content.memory,
+        )
+        return number, "", form
+
+    def _write(
+        self,
+        look: TensorSnapshot,
+        content: TensorContent,
+        origin: _Origin,
+        value: Any,
+        may_refer: bool,
+    ) -> int:
+        """Record a tensor that was not seen before.
+
+        value: what a user's function on_record gets. may_refer: elements may be left where they lie
+        in the user's checkpoint.
+        """
+        grows = origin.grows
         base = tail = external = None
         if grows is not None:
-            base, tail = self._increment(grows, tensor, dtype, shape)
+            base, tail = increment(grows, value, look.dtype, look.shape)
         if (
-            parameter
+            origin.parameter
             and self._find_external is not None
-            and session.elements_on
-            and nbytes >= 1 << 16
+            and may_refer
+            and content.nbytes >= _MIN_EXTERNAL_BYTES
         ):
-            external = self._find_external(
-                digest, dtype, shape, host.bytes_at(pointer, nbytes) if data is None else data
-            )
-        number = session.record(
-            dtype,
-            shape,
-            data,
-            digest,
-            scope=frame.scope,
-            slot=slot,
-            op_type=frame.op_type,
-            value=tensor,
-            stride=stride,
-            storage_offset=tensor.storage_offset(),
-            subclass=subclass,
+            external = self._find_external(content.digest, look.dtype, look.shape, content.array())
+        number = self._session.record(
+            look.dtype,
+            look.shape,
+            content.data,
+            content.digest,
+            scope=origin.scope,
+            slot=origin.slot,
+            op_type=origin.op_type,
+            value=value,
+            stride=look.stride,
+            storage_offset=look.offset,
+            device=look.device,
+            subclass=look.subclass,
             base=base,
             tail=tail,
             external=external,
-            address=pointer,
-            nbytes=nbytes,
-            keep=frame.keep,
-        )
-        self._live[key] = SeenTensor(
-            number,
-            digest,
-            UNSETTLED if unsettled else version,
-            storage_ref(tensor),
-            frame.keep,
-            probe,
-            span,
-            memory,
+            address=content.address,
+            nbytes=content.nbytes,
+            keep=origin.keep,
         )
         if grows is not None:
-            grows[0].grown[grows[1]] = (number, digest, shape, dtype)
-        return number, "", form
+            grows[0].grown[grows[1]] = (number, content.digest, look.shape, look.dtype)
+        return number
+
+    def _record_staged(
+        self,
+        look: TensorSnapshot,
+        key: tuple[Any, ...],
+        known: SeenTensor | None,
+        origin: _Origin,
+        unsettled: bool,
+    ) -> tuple[Pending, str]:
+        """A device tensor: cloned on its stream, copied by the ring; which record it is shows when
+        its bytes have arrived.
+
+        It is copied at every sight: a kernel that wrote it may have left the version as it was.
+        """
+        if self.ring is None:
+            self.ring = StagingRing(on_error=self._on_error)
+        tensor, version, keep = look.plain, look.version, origin.keep
+        look.plain = None  # what is on its way must not keep the program's memory alive
+        earlier = known if known is not None and known.agrees(version, keep) else None
+        pending = Pending()
+        storage = earlier.storage if earlier is not None else storage_ref(tensor)
+        now = self._live[key] = SeenTensor(
+            pending, b"", UNSETTLED if unsettled else version, storage, keep
+        )
+
+        def arrived(data: Bytes, copied: Any) -> None:
+            self._busy()  # of the ring's thread: a module that on_record calls is not the program's
+            now.digest = digest = host.digest(data)
+            if earlier is not None and earlier.digest == digest:
+                edge = "content" if version is None else "identity"
+                pending.id, pending.edge = earlier.id.id, edge
+                return
+            content = TensorContent(digest, 0, data.size, data=data)
+            pending.id = self._write(look, content, origin, copied, keep)
+
+        self.ring.submit(tensor, arrived)
+        return pending, ""
 
     def again(self, tensor: Any, keep: bool, base: Any = None) -> tuple[Any, str, Any] | None:
         """The sight of a plain CPU tensor that was seen before and is as it was, None where that is
@@ -309,7 +323,7 @@ class TensorRegistry:
                 or sample(pointer, known.span) != known.probe
             ):
                 return None
-        elif _hash(known.memory) != known.probe:
+        elif hash_of(known.memory) != known.probe:
             return None
         elif known.version != version:
             if known.version != UNSETTLED:
@@ -362,99 +376,6 @@ class TensorRegistry:
             self.ring = StagingRing(on_error=self._on_error)
         self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
 
-    def _increment(
-        self, grows: tuple[ObjectSnapshot, str], tensor: Any, dtype: str, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, int] | None, np.ndarray[Any, np.dtype[np.uint8]] | None]:
-        """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the
-        old part is unchanged bit by bit.
-        """
-        old = grows[0].grown.get(grows[1])
-        if old is None or old[3] != dtype or len(old[2]) != len(shape):
-            return None, None
-        axes = [i for i, (a, b) in enumerate(zip(old[2], shape)) if a != b]
-        if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
-            return None, None
-        axis, tensor = axes[0], tensor.detach()
-        before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
-        if host.digest(before) != old[1]:
-            return None, None
-        return (old[0], axis), tensors.canonical(
-            tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis])
-        )
-
-    def _record_staged(
-        self,
-        tensor: Any,
-        form: tuple[str, tuple[int, ...], tuple[int, ...]],
-        version: int | None,
-        key: tuple[Any, ...],
-        known: SeenTensor | None,
-        slot: str,
-        frame: Sighter,
-        subclass: str,
-        parameter: bool,
-        grows: tuple[ObjectSnapshot, str] | None,
-        unsettled: bool,
-    ) -> tuple[Pending, str]:
-        """A device tensor: cloned on its stream, copied by the ring; which record it is shows when
-        its bytes have arrived.
-
-        It is copied at every sight: a kernel that wrote it may have left the version as it was.
-        """
-        if self.ring is None:
-            self.ring = StagingRing(on_error=self._on_error)
-        session, op_type, device, keep = (
-            self._session,
-            frame.op_type,
-            str(tensor.device),
-            frame.keep,
-        )
-        scope, offset, (dtype, shape, stride) = frame.scope, tensor.storage_offset(), form
-        earlier = known if known is not None and known.agrees(version, frame.keep) else None
-        pending = Pending()
-        storage = earlier.storage if earlier is not None else storage_ref(tensor)
-        now = self._live[key] = SeenTensor(
-            pending, b"", UNSETTLED if unsettled else version, storage, frame.keep
-        )
-
-        def arrived(data: np.ndarray[Any, np.dtype[np.uint8]], copied: Any) -> None:
-            self._busy()  # of the ring's thread: a module that on_record calls is not the program's
-            now.digest = digest = host.digest(data)
-            if earlier is not None and earlier.digest == digest:
-                pending.id, pending.edge = (
-                    earlier.id.id,
-                    "content" if version is None else "identity",
-                )
-                return
-            base = tail = external = None
-            if grows is not None:
-                base, tail = self._increment(grows, copied, dtype, shape)
-            if parameter and self._find_external is not None and keep and data.size >= 1 << 16:
-                external = self._find_external(digest, dtype, shape, data)
-            pending.id = session.record(
-                dtype,
-                shape,
-                data,
-                digest,
-                scope=scope,
-                slot=slot,
-                op_type=op_type,
-                value=copied,
-                stride=stride,
-                storage_offset=offset,
-                device=device,
-                subclass=subclass,
-                base=base,
-                tail=tail,
-                external=external,
-                keep=keep,
-            )
-            if grows is not None:
-                grows[0].grown[grows[1]] = (pending.id, digest, shape, dtype)
-
-        self.ring.submit(tensor, arrived)
-        return pending, ""
-
 
 def _resolved(call: Call) -> Call:
     refs: list[Ref] = []
@@ -472,5 +393,3 @@ def _resolved(call: Call) -> Call:
 
 _NAMES = tensors.NAMES
 _STRIDED, _TENSOR, _PARAMETER = torch.strided, torch.Tensor, torch.nn.Parameter
-_hash = xxhash.xxh3_128_digest
-_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor

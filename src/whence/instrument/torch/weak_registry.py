@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from whence.frameworks.torch_arrays import address_of
 from whence.instrument.call_frames import Root
 from whence.records import Placement, Ref
 
@@ -191,14 +192,6 @@ class ModuleRoot(Root):
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
 
-def span_of(tensor: Any) -> int:
-    """Bytes from the first element of a strided tensor to the end of its last."""
-    if tensor.is_contiguous():
-        return int(tensor.nbytes)
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-    return int((last + 1) * tensor.element_size()) if tensor.numel() else 0
-
-
 def sample(pointer: int, nbytes: int) -> bytes:
     """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
     if nbytes <= 192:
@@ -219,13 +212,3 @@ def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
         if isinstance(table, dict) and isinstance(table.get(name), torch.Tensor):
             return table, name
     return None, name
-
-
-def address_of(tensor: Any) -> int:
-    """Where the elements lie; 0 when there is no memory (lazy, fake and wrapper tensors say so in
-    their own ways).
-    """
-    try:
-        return tensor.data_ptr()  # type: ignore[no-any-return]
-    except (RuntimeError, ValueError, NotImplementedError):
-        return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from whence.frameworks.torch_arrays import tensors_in
+from whence.frameworks.torch_arrays import address_of, tensors_in
 from whence.instrument.call_frames import CallFrames, ThreadCalls, count
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
@@ -25,7 +25,6 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import (
     ModuleRoot,
     StorageRef,
-    address_of,
     sample,
     storage_ref,
 )

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from whence.frameworks.torch_arrays import address_of
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled.graph import Graph
 from whence.instrument.torch.module_registry import ModuleRegistry
-from whence.instrument.torch.weak_registry import address_of
 
 
 class ModulePaths:

@@ -1,0 +1,101 @@
+"""Bytes of a tensor that is recorded: where they lie, their digest, and how little of them shows
+that the tensor is as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from whence.frameworks import host
+from whence.frameworks import torch_arrays as tensors
+from whence.frameworks.torch_arrays import TensorSnapshot
+from whence.frameworks.torch_trees import ObjectSnapshot
+from whence.instrument.torch.weak_registry import FULL_BYTES, sample
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+hash_of = xxhash.xxh3_128_digest
+
+
+class TensorContent(msgspec.Struct, gc=False, eq=False):
+    """The canonical bytes of a CPU tensor: `nbytes` at `address`, or `data`.
+
+    owner: keeps a copy alive. span, memory, probe: as of a `SeenTensor`.
+    """
+
+    digest: bytes
+    address: int
+    nbytes: int
+    span: int = 0
+    probe: bytes = b""
+    memory: memoryview | None = None
+    data: Bytes | None = None
+    owner: Any = None
+
+    def array(self) -> Bytes:
+        """The bytes, as an array."""
+        return host.bytes_at(self.address, self.nbytes) if self.data is None else self.data
+
+
+def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
+    """The bytes of a CPU tensor. probed: it is to be known again where it lies."""
+    tensor, address = look.plain, look.address
+    resolved = look.dtype[0] == "c" or tensor.is_neg()
+    if not look.stride and not resolved:
+        nbytes = tensor.nbytes
+        if not probed or not nbytes:
+            return TensorContent(host.digest_at(address, nbytes), address, nbytes)
+        if nbytes > FULL_BYTES:
+            probe = sample(address, nbytes)
+            return TensorContent(host.digest_at(address, nbytes), address, nbytes, nbytes, probe)
+        memory = host.memory_at(address, nbytes)
+        digest = hash_of(memory)
+        return TensorContent(digest, address, nbytes, nbytes, digest, memory)
+    span, probe = 0, b""
+    whole: memoryview | None = None
+    if probed and address and not (tensor.is_neg() or tensor.is_conj()):
+        span = span_of(tensor)
+        whole = host.memory_at(address, span) if 0 < span <= FULL_BYTES else None
+        probe = sample(address, span) if whole is None else hash_of(whole)
+    if resolved:
+        data = tensors.canonical(tensor)
+        address, nbytes = data.__array_interface__["data"][0], data.size
+        return TensorContent(
+            host.digest_at(address, nbytes), address, nbytes, span, probe, whole, data
+        )
+    copy = tensor.detach().contiguous()
+    address, nbytes = copy.data_ptr(), copy.nbytes
+    digest = host.digest_at(address, nbytes)
+    return TensorContent(digest, address, nbytes, span, probe, whole, None, copy)
+
+
+def increment(
+    grows: tuple[ObjectSnapshot, str], tensor: Any, dtype: str, shape: tuple[int, ...]
+) -> tuple[tuple[int, int] | None, Bytes | None]:
+    """A cache that grew along one axis: (record, axis) and the bytes of what was added, if the old
+    part is unchanged bit by bit.
+    """
+    old = grows[0].grown.get(grows[1])
+    if old is None or old[3] != dtype or len(old[2]) != len(shape):
+        return None, None
+    axes = [i for i, (a, b) in enumerate(zip(old[2], shape)) if a != b]
+    if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
+        return None, None
+    axis, tensor = axes[0], tensor.detach()
+    before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
+    if host.digest(before) != old[1]:
+        return None, None
+    return (old[0], axis), tensors.canonical(
+        tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis])
+    )
+
+
+def span_of(tensor: Any) -> int:
+    """Bytes from the first element of a strided tensor to the end of its last."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    return int((last + 1) * tensor.element_size()) if tensor.numel() else 0
