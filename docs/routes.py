@@ -73,7 +73,7 @@ def main() -> None:
         paths = [str(Path(folder) / name) for name in ("reference", "target")]
         tensor = Route(
             "instrument/torch/tensor_identity.py",
-            "sight",
+            "record_of",
             lambda frame: frame.f_locals["slot"] == "output.0",
         )
         with whence.capture(model, paths[0]), torch.no_grad():

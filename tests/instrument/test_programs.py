@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from whence.instrument.torch import caller_code  # noqa: E402
 from whence.instrument.torch import program_recorder as tp  # noqa: E402
 from whence.records import Program  # noqa: E402
 
@@ -295,9 +296,9 @@ def test_nothing_is_kept_alive():
 
 
 def test_modules_that_ask_for_listeners_and_compiled_ones_are_told_apart():
-    assert tp.asks_for_listeners(nn.MultiheadAttention(4, 2))
-    assert tp.asks_for_listeners(nn.TransformerEncoderLayer(4, 2))
-    assert not tp.asks_for_listeners(nn.Linear(4, 2))
+    assert caller_code.asks_for_listeners(nn.MultiheadAttention(4, 2))
+    assert caller_code.asks_for_listeners(nn.TransformerEncoderLayer(4, 2))
+    assert not caller_code.asks_for_listeners(nn.Linear(4, 2))
 
     class Scripted(nn.Module):
         def forward(self, x):
@@ -311,9 +312,9 @@ def test_modules_that_ask_for_listeners_and_compiled_ones_are_told_apart():
         def forward(self, x):
             return self.inner(x)
 
-    assert tp.compiled_inside(Scripted()) == "SCRIPTED"
-    assert tp.compiled_inside(Compiled()) == "inner"
-    assert tp.compiled_inside(nn.Linear(2, 2)) == ""
+    assert caller_code.compiled_inside(Scripted()) == "SCRIPTED"
+    assert caller_code.compiled_inside(Compiled()) == "inner"
+    assert caller_code.compiled_inside(nn.Linear(2, 2)) == ""
 
 
 def twice(x):
@@ -357,7 +358,7 @@ def test_tensors_of_a_module():
                 {"a": torch.ones(1)},
             )
 
-    slots = [slot for slot, _ in tp.tensors_of(Many())]
+    slots = [slot for slot, _ in caller_code.tensors_of(Many())]
     assert slots == [
         "param.inner.weight",
         "param.inner.bias",

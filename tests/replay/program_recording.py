@@ -10,6 +10,7 @@ import torch
 
 from whence.comparison.replays import self_check
 from whence.frameworks.torch_arrays import to_host
+from whence.instrument.torch import caller_code
 from whence.instrument.torch import program_recorder as tp
 from whence.records import Program
 from whence.replay import validation
@@ -84,11 +85,11 @@ def record(module, *args, forward=None, **kwargs):
     Recorded).
     """
     inputs = list(flat({**{str(i): a for i, a in enumerate(args)}, **kwargs}, "input"))
-    params = tp.tensors_of(module)
+    params = caller_code.tensors_of(module)
     slots = [*inputs, *params]
     before = {slot: host(t) for slot, t in slots}
     strides = {slot: t.stride() for slot, t in slots}
-    recorder = tp.Recorder(inputs, params, casts=not tp.asks_for_listeners(module))
+    recorder = tp.Recorder(inputs, params, casts=not caller_code.asks_for_listeners(module))
     with recorder:
         out = (forward or module)(*args, **kwargs)
     outputs = list(flat(out if isinstance(out, (tuple, list, dict)) else (out,), "output"))
@@ -126,14 +127,14 @@ def leaves(model, first_only=True):
             if first_only and signature in seen:
                 return original(*args, **kwargs)
             seen.add(signature)
-            params = tp.tensors_of(module)
+            params = caller_code.tensors_of(module)
             slots = [*inputs, *params]
             before = {slot: host(t) for slot, t in slots}
             strides = {slot: t.stride() for slot, t in slots}
             recorder = tp.Recorder(
                 inputs,
                 params,
-                casts=not tp.asks_for_listeners(
+                casts=not caller_code.asks_for_listeners(
                     type("x", (), {"__dict__": {}, "forward": original})()
                 ),
             )

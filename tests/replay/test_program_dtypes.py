@@ -54,7 +54,7 @@ def test_low_replay_of_a_float32_recording_is_the_module_in_that_dtype(name, wor
         _, recorded = recording.record(module, *inputs)
         want = low(*given)
     # The rotary's table is a plain attribute, which `.to(dtype)` does not round.
-    params = {s: recording.host(t) for s, t in recording.tp.tensors_of(low)}
+    params = {s: recording.host(t) for s, t in recording.caller_code.tensors_of(low)}
     arrays = {
         s: recording.host(t)
         for s, t in recording.flat({str(i): t for i, t in enumerate(given)}, "input")

@@ -13,8 +13,8 @@ from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_arrays import address_of
 from whence.frameworks.torch_trees import CLOSED, NESTING, SIMPLE, ObjectSnapshot, is_plain_object
 from whence.instrument.session import Session
+from whence.instrument.torch.caller_code import is_block_cache, tensors_of
 from whence.instrument.torch.frames import ModuleFrame
-from whence.instrument.torch.program_recorder import is_block_cache, tensors_of
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import (
     HeldTensor,

@@ -13,16 +13,16 @@ import torch
 
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
+from whence.instrument.torch.caller_code import (
+    asks_for_listeners,
+    compiled_inside,
+    tensors_of,
+)
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
-from whence.instrument.torch.program_recorder import (
-    Recorder,
-    asks_for_listeners,
-    compiled_inside,
-    layout,
-    tensors_of,
-)
+from whence.instrument.torch.operand_table import layout
+from whence.instrument.torch.program_recorder import Recorder
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import HeldTensor, StorageRef, home_of, storage_ref
 from whence.records import Program, Ref

@@ -1,0 +1,356 @@
+"""Which tensor of a recorded call is which operand of its program.
+
+A tensor is recognised by storage, offset, shape, strides and dtype (Python objects do not last).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from whence.frameworks.torch_arrays import NAMES, tensors_in
+from whence.frameworks.torch_schema import OperatorSchema
+
+MAX_CONSTANT_BYTES = 1 << 20
+
+Operand = dict[str, Any]
+
+
+class Stop(Exception):
+    """A recording cannot go on; its text is the reason why there is no program."""
+
+
+class RecordedOperation(NamedTuple):
+    """An operator that ran, with its arguments as operands. guard: the number it took out of a
+    tensor; schema: None of what the recorder put in.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    guard: Any = None
+    schema: OperatorSchema | None = None
+
+
+def layout(tensor: Any) -> tuple[Any, ...]:
+    """What a tensor is recognised by while its storage lives. A lazy conjugate is another tensor
+    over the same memory.
+    """
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()),
+    )
+
+
+class OperandTable:
+    """Operands by the layout of their tensors, and the operations so far.
+
+    find: gives the slot of a tensor that is visible in a way that is not known yet, "" when it is
+    not. versions: (version, epoch) of a tensor when it was seen last; epochs: how often an operator
+    wrote a storage. owners: (operand, dtype, offset, elements) over a storage, for views that no
+    operator made. pinned: layouts of tensors that are float32 in a 16-bit run too. fixed: (input,
+    axis, extent) that a replay must share. hole: why an argument of the
+    operator at hand is unknown.
+    """
+
+    def __init__(self, find: Callable[[Any], str] | None) -> None:
+        self.find = find
+        self.operations: list[RecordedOperation] = []
+        self.operands: dict[tuple[Any, ...], Operand] = {}
+        self.versions: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.epochs: dict[int, int] = {}
+        self.alive: dict[int, Any] = {}
+        self.owners: dict[int, list[tuple[Operand, Any, int, int]]] = {}
+        self.replaced: set[int] = set()
+        self.unwritten: set[int] = set()
+        self.pinned: set[tuple[Any, ...]] = set()
+        self.constants: list[Any] = []
+        self.guarded = False
+        self.hole = ""
+        self.notes: set[str] = set()
+        self.inputs: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.input_dtypes: list[str] = []
+        self.params: dict[tuple[Any, ...], Any] = {}
+        self.param_extents: set[int] = set()
+        self.fixed: set[tuple[int, int, int]] = set()
+        self.grad: set[str] = set()
+        self.base: Any = None
+
+    def forget_tensors(self) -> None:
+        """Let go of everything that refers to tensors, but the constants."""
+        self.operands, self.versions, self.alive = {}, {}, {}
+        self.owners, self.params = {}, {}
+
+    def new_input(self, slot: str, tensor: Any) -> Operand:
+        self.require_plain(tensor, slot)
+        operand = {"in": len(self.inputs)}
+        self.inputs.append(slot)
+        self.shapes.append(tuple(tensor.shape))
+        if tensor.requires_grad:
+            self.grad.add(slot)
+        self.input_dtypes.append(NAMES.get(tensor.dtype, ""))
+        if self.base is None and tensor.is_floating_point():
+            self.base = tensor.dtype
+        self.adopt(tensor, operand)
+        self.pinned.discard(layout(tensor))
+        return operand
+
+    def new_param(self, slot: str, tensor: Any) -> Operand:
+        self.require_plain(tensor, slot)
+        operand = {"param": slot}
+        self.adopt(tensor, operand)
+        if tensor.requires_grad:
+            self.grad.add(slot)
+        self.param_extents.update(tensor.shape)
+        self.params[layout(tensor)] = tensor
+        if self.base is None and tensor.is_floating_point():
+            self.base = tensor.dtype
+        return operand
+
+    def renew(self, slot: str, tensor: Any, key: tuple[Any, ...]) -> None:
+        """From here on this tensor is an input."""
+        if self.operands.pop(key, None) is not None:
+            self.replaced.add(key[0])
+            self.owners.pop(key[0], None)
+        self.new_input(slot, tensor)
+
+    def boundary(self, tensor: Any) -> Operand:
+        if not self.is_plain(tensor):
+            return {
+                "hole": f"hands on a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}"
+            }
+        operand = self.ref(tensor)
+        self.check_written(tensor)
+        return operand
+
+    @staticmethod
+    def is_plain(tensor: Any) -> bool:
+        return (
+            tensor.layout is torch.strided
+            and tensor.dtype in NAMES
+            and not hasattr(tensor, "__tensor_flatten__")
+        )
+
+    def require_plain(self, tensor: Any, what: str) -> None:
+        if hasattr(tensor, "__tensor_flatten__"):
+            raise Stop(f"{what} is a {type(tensor).__name__}, not a plain tensor")
+        if tensor.layout is not torch.strided:
+            raise Stop(f"{what} has the layout {str(tensor.layout).removeprefix('torch.')}")
+        if tensor.dtype not in NAMES:
+            raise Stop(f"{what} has the dtype {tensor.dtype}")
+
+    def adopt(self, tensor: Any, operand: Operand) -> None:
+        key = layout(tensor)
+        owners = self.owners.setdefault(self.hold(tensor, key[0]), [])
+        if key in self.operands:
+            return
+        self.operands[key] = operand
+        self.see(tensor, key)
+        span = tensor.numel() if tensor.is_contiguous() else -1
+        owners.append((operand, tensor.dtype, tensor.storage_offset(), span))
+
+    def adopt_result(
+        self, tensor: Any, key: tuple[Any, ...], operand: Operand, *, unwritten: bool
+    ) -> bool:
+        """The result of an operation is this operand. Returns whether its memory is new.
+
+        unwritten: by an operator that makes memory and writes nothing.
+        """
+        fresh = key[0] not in self.alive
+        if fresh:
+            self.hold(tensor, key[0])
+            if unwritten and tensor.numel():
+                self.unwritten.add(key[0])
+            if tensor.is_contiguous():
+                self.owners.setdefault(key[0], []).append(
+                    (operand, tensor.dtype, tensor.storage_offset(), tensor.numel())
+                )
+        self.operands[key] = operand
+        return fresh
+
+    def hold(self, tensor: Any, storage: int) -> int:
+        # A weak reference pins the storage's address, not its bytes, so that no later storage is
+        # taken for this one.
+        if storage not in self.alive:
+            self.alive[storage] = StorageWeakRef(tensor.untyped_storage())
+        return storage
+
+    def see(self, tensor: Any, key: tuple[Any, ...]) -> None:
+        if not tensor.is_inference():
+            self.versions[key] = (tensor._version, self.epochs.get(key[0], 0))
+
+    def ref(self, tensor: Any) -> Operand:
+        if hasattr(tensor, "__tensor_flatten__"):
+            raise Stop(f"works on a {type(tensor).__name__}, not a plain tensor")
+        key = layout(tensor)
+        found = self.operands.get(key)
+        if found is None:
+            found = self._provenance(tensor, key)
+            if "hole" in found:
+                self.hole = self.hole or found["hole"]
+            return found
+        if "hole" in found:
+            self.hole = self.hole or found["hole"]
+            return found
+        if not tensor.is_inference():
+            version, epoch = self.versions.get(key, (-1, -1))
+            if epoch != self.epochs.get(key[0], 0):  # not seen since it was made or last written
+                self.see(tensor, key)
+            elif version != tensor._version:
+                raise Stop("a tensor changed without an operator that wrote it")
+        return found
+
+    def _provenance(self, tensor: Any, key: tuple[Any, ...]) -> Operand:
+        """An operand for a tensor that no operator handed out: another view of known memory, a
+        parameter cast by autocast, or nothing.
+        """
+        for operand, dtype, offset, count in self.owners.get(key[0], ()):
+            span = (
+                1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+                if tensor.numel()
+                else 0
+            )
+            start = tensor.storage_offset() - offset
+            if dtype == tensor.dtype and not key[5] and start >= 0 and start + span <= count:
+                if "in" in operand:
+                    self.fixed.update(
+                        (operand["in"], axis, n)
+                        for axis, n in enumerate(self.shapes[operand["in"]])
+                    )
+                elif "op" in operand:
+                    self.fixed.update(
+                        (k, axis, n)
+                        for k, shape in enumerate(self.shapes)
+                        for axis, n in enumerate(shape)
+                    )
+                return self.emit(
+                    "aten.as_strided.default",
+                    (operand, list(tensor.shape), list(tensor.stride()), start),
+                    {},
+                    tensor,
+                    key,
+                )
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            # Autocast casts a parameter once and hands the copy out again without an operator.
+            for key_of_param, param in self.params.items():
+                if (
+                    param.shape == tensor.shape
+                    and param.is_floating_point()
+                    and torch.equal(param.detach().to(tensor.dtype), tensor.detach())
+                ):
+                    kwargs = {"dtype": {"dtype": NAMES[tensor.dtype]}}
+                    return self.emit(
+                        "aten._to_copy.default", (self.operands[key_of_param],), kwargs, tensor, key
+                    )
+        slot = self.find(tensor) if self.find is not None else ""
+        if slot:
+            return (
+                self.new_param(slot, tensor)
+                if slot.startswith("param")
+                else self.new_input(slot, tensor)
+            )
+        shape = tuple(tensor.shape)
+        return self.unknown(
+            tensor,
+            key,
+            "reads a tensor that is neither an input, a parameter nor made inside "
+            f"({tensor.dtype} {shape})",
+        )
+
+    def unknown(self, tensor: Any, key: tuple[Any, ...], reason: str) -> Operand:
+        self.operands[key] = {"hole": reason}
+        self.hold(tensor, key[0])
+        return self.operands[key]
+
+    def poison(self, storage: int, reason: str) -> None:
+        """Nothing is known any more of the tensors over this memory."""
+        for key in self.operands:
+            if key[0] == storage:
+                self.operands[key] = {"hole": reason}
+        self.owners.pop(storage, None)
+
+    def emit(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensor: Any,
+        key: tuple[Any, ...],
+    ) -> Operand:
+        self.operations.append(RecordedOperation(name, args, kwargs))
+        operand = {"op": [len(self.operations) - 1, 0]}
+        self.operands[key] = operand
+        self.hold(tensor, key[0])
+        self.see(tensor, key)
+        return operand
+
+    def encode(self, value: Any) -> Any:
+        if value is None or value is True or value is False:
+            return value
+        kind = type(value)
+        if kind is int or kind is str:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.ref(value)
+        if isinstance(value, (list, tuple)):
+            return [self.encode(item) for item in value]
+        if isinstance(value, float):
+            number = float(value)
+            return (
+                number
+                if math.isfinite(number)
+                else {"float": "nan" if number != number else "inf" if number > 0 else "-inf"}
+            )
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, complex):
+            return {"complex": [self.encode(value.real), self.encode(value.imag)]}
+        if isinstance(value, torch.dtype):
+            if value not in NAMES:
+                raise Stop(f"uses the dtype {value}")
+            return {"dtype": NAMES[value]}
+        if isinstance(value, torch.device):
+            return {"device": ""}
+        if isinstance(value, torch.layout):
+            return {"layout": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.memory_format):
+            return {"memory_format": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.Generator):
+            raise Stop("takes random numbers from a generator")
+        raise Stop(f"an operator takes a {kind.__name__}")
+
+    def check_written(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            if tensor.numel() and tensor.untyped_storage()._cdata in self.unwritten:
+                raise Stop(
+                    "a tensor changed without an operator that wrote it (memory made by `empty` "
+                    "is read)"
+                )
+
+    def constant(self, tensor: Any, key: tuple[Any, ...]) -> None:
+        if self.guarded:
+            raise Stop("makes a tensor from Python data after reading a number from a tensor")
+        self.require_plain(tensor, "a constant")
+        if tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
+            size = f"{tensor.numel() * tensor.element_size()} bytes"
+            self.unknown(
+                tensor,
+                key,
+                f"makes a tensor of {size} from Python data (at most {MAX_CONSTANT_BYTES})",
+            )
+            return
+        if tensor.dtype is torch.float32 and tensor.numel():
+            self.pinned.add(key)  # float32 by default in a 16-bit run too
+        self.operands[key] = {"const": len(self.constants)}
+        self.constants.append(tensor.detach().clone())
+        self.hold(tensor, key[0])
+        self.see(tensor, key)

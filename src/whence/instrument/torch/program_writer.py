@@ -1,0 +1,206 @@
+"""Writes a recorded program: the operations its outputs rest on, renumbered, with sizes that follow
+its inputs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+
+from whence.frameworks.torch_arrays import NAMES, canonical
+from whence.instrument.torch.operand_table import Operand, OperandTable, Stop, layout
+from whence.instrument.torch.program_sizes import ProgramSizes
+from whence.records import Operation, Program
+from whence.records.program import map_operands, operands
+
+
+class ChildCalls:
+    """Calls of other modules between the operators of a program.
+
+    calls: (number, operations before it). lines: source line of each. handed: (slot, operand, copy
+    of it) of what they were given. same: (slot given, slot returned) of one tensor.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.lines: list[str] = []
+        self.handed: list[tuple[str, Operand, Operand]] = []
+        self.same: list[tuple[str, str]] = []
+
+
+def write_program(
+    table: OperandTable,
+    children: ChildCalls,
+    lines: dict[int, str],
+    outputs: Sequence[tuple[str, Any]],
+) -> tuple[Program, list[Any]]:
+    """The program of a recording, and the tensors of its constants.
+
+    lines: source line of each operation. outputs: (slot, tensor after the call). Raises Stop where
+    there is no program.
+    """
+    # Of a call between whose operators others lie, each output stands for itself.
+    whole = not children.calls
+    results, lost = _outputs(table, children, outputs, whole)
+    operations = table.operations
+    in_place = "in-place" in table.notes
+    live = set(range(len(operations))) if in_place else _live(table, [operand for _, operand in results])
+    order = sorted(live)
+    sizes = ProgramSizes(table, children.calls)
+    used = UsedOperands()
+    written = []
+    for old in order:
+        name, args, kwargs, guard, schema = operations[old]
+        args, kwargs = sizes.sized(schema, args, kwargs, sizes.known_at(old))
+        written.append((name, args, kwargs, guard))
+        used.walk([*args, *kwargs.values()])
+    used.walk([operand for _, operand in results])
+    fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
+    agreeing = sizes.agreements(None if whole else used.inputs)
+    if whole:
+        used.inputs.update(k for k, _, _ in fixed)
+        used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
+    else:
+        fixed = {extent for extent in fixed if extent[0] in used.inputs}
+    inputs = sorted(used.inputs)
+    places = {old: new for new, old in enumerate(inputs)}
+    numbers = {old: new for new, old in enumerate(order)}
+    constants = {old: new for new, old in enumerate(sorted(used.constants))}
+    rename = functools.partial(renumbered, numbers, places, constants)
+    # Composite operators choose their way by what requires grad.
+    inference = "inference" in table.notes
+    used_slots = {table.inputs[k] for k in inputs} | used.params
+    guarded = any(operation.guard is not None for operation in operations)
+    program = Program(
+        id="",
+        operations=tuple(
+            Operation(name, tuple(args), kwargs, guard).with_operands(rename)
+            for name, args, kwargs, guard in written
+        ),
+        inputs=tuple(table.inputs[k] for k in inputs),
+        outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
+        params=tuple(sorted(used.params)),
+        base=NAMES[table.base] if table.base is not None else "",
+        input_dtypes=tuple(table.input_dtypes[k] for k in inputs),
+        default_dtype=NAMES[torch.get_default_dtype()],
+        fixed=tuple(sorted((places[k], axis, n) for k, axis, n in fixed)),
+        equal=tuple(
+            sorted((places[i], axis, places[k], second) for i, axis, k, second in agreeing)
+        ),
+        inference=inference,
+        grad=tuple(sorted(table.grad & used_slots)) if inference else (),
+        notes=tuple(sorted((table.notes - {"inference"}) | ({"guard"} if guarded else set()))),
+        calls=tuple((k, bisect.bisect_left(order, place)) for k, place in children.calls),
+        same=tuple(pair for pair in children.same if pair[1] in used_slots),
+        lost=lost,
+    )
+    tensors = [table.constants[old] for old in sorted(used.constants)]
+    # Equal code at other lines is the same program.
+    named_lines = tuple(lines.get(old, "") for old in order)
+    return msgspec.structs.replace(
+        program,
+        id=_digest(program, tensors),
+        lines=named_lines if any(named_lines) else (),
+        call_lines=tuple(children.lines),
+    ), tensors
+
+
+def _outputs(
+    table: OperandTable, children: ChildCalls, outputs: Sequence[tuple[str, Any]], whole: bool
+) -> tuple[list[tuple[str, Operand]], tuple[tuple[str, str], ...]]:
+    """(slot, operand) of the outputs that can be followed; (slot, reason) of the others."""
+    in_place = "in-place" in table.notes
+    operands = [
+        (slot, copy if in_place and "hole" not in operand else operand)
+        for slot, operand, copy in children.handed
+    ]
+    for slot, tensor in outputs:
+        if whole:
+            table.require_plain(tensor, slot)
+        known = layout(tensor) in table.operands
+        operand = table.boundary(tensor)
+        if whole and "hole" in operand:
+            raise Stop(operand["hole"] if known else operand["hole"].replace("reads", "returns", 1))
+        operands.append((slot, operand))
+    lost = tuple((slot, operand["hole"]) for slot, operand in operands if "hole" in operand)
+    operands = [(slot, operand) for slot, operand in operands if "hole" not in operand]
+    if not operands:
+        raise Stop(lost[0][1] if lost else "returns no tensor")
+    return operands, lost
+
+
+def _digest(program: Program, constants: Sequence[Any]) -> str:
+    digest = xxhash.xxh3_128(
+        msgspec.json.encode(msgspec.structs.replace(program, lost=()), order="sorted")
+    )
+    for constant in constants:
+        digest.update(f"{constant.dtype}{tuple(constant.shape)}".encode())
+        digest.update(canonical(constant).tobytes())
+    return digest.hexdigest()
+
+
+def _live(table: OperandTable, operands: list[Operand]) -> set[int]:
+    """Operations the outputs rest on, and guards with what they rest on."""
+    keep: set[int] = set()
+    todo = [o["op"][0] for o in operands if "op" in o]
+    todo += [i for i, op in enumerate(table.operations) if op[3] is not None]
+    while todo:
+        i = todo.pop()
+        if i not in keep:
+            keep.add(i)
+            used = UsedOperands()
+            _, args, kwargs, *_ = table.operations[i]
+            used.walk([*args, *kwargs.values()])
+            todo += used.operations
+    return keep
+
+
+class UsedOperands:
+    """What the arguments of operations refer to."""
+
+    def __init__(self) -> None:
+        self.inputs: set[int] = set()
+        self.params: set[str] = set()
+        self.constants: set[int] = set()
+        self.operations: set[int] = set()
+
+    def walk(self, value: Any) -> None:
+        for kind, place in operands(value):
+            if kind == "in":
+                self.inputs.add(place)
+            elif kind == "param":
+                self.params.add(place)
+            elif kind == "const":
+                self.constants.add(place)
+            elif kind == "op":
+                self.operations.add(place[0])
+            elif kind == "dim":
+                self.inputs.add(place[0])
+
+
+def renumbered(
+    operations: dict[int, int],
+    inputs: dict[int, int],
+    constants: dict[int, int],
+    kind: str,
+    place: Any,
+) -> Any:
+    """An operand with the numbers that operations, inputs and constants have in the program."""
+    if kind == "op":
+        return {"op": [operations[place[0]], place[1]]}
+    if kind == "dim":
+        return {"dim": [inputs[place[0]], place[1]]}
+    if kind == "in":
+        return {"in": inputs[place]}
+    if kind == "const":
+        return {"const": constants[place]}
+    if kind == "mul":
+        rename = functools.partial(renumbered, operations, inputs, constants)
+        return {"mul": map_operands(rename, place)}
+    return {kind: place}
