@@ -100,7 +100,7 @@ FOLDERS = {
     ],
     "instrument": [
         {"wording", "patch_points"},
-        {"options"},
+        {"options", "on_record"},
         {"selection"},
         {"session"},
         {"guard"},
@@ -124,7 +124,13 @@ FOLDERS = {
         {"program_writer"},
         {"operator_call", "tensor_identity", "program_recorder"},
         {"frames", "module_registry", "regions", "sampling"},
-        {"call_tensors", "program_cache", "operator_modes", "operator_tensors"},
+        {
+            "call_tensors",
+            "program_cache",
+            "operator_modes",
+            "operator_tensors",
+            "listener_parts",
+        },
         {"modules"},
         {"operators", "logits", "compiled"},
         {"forced_tokens"},

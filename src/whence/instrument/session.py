@@ -9,44 +9,24 @@ in the run and on stderr, and the program goes on.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from whence.errors import StoreFailed, UsageError
+from whence.errors import StoreFailed
 from whence.frameworks import host
+from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
-from whence.instrument.wording import raised
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 
 FIGURES = 1 << 12
 """Figures of so many contents are remembered: a view has those of its base."""
-OnRecord = Callable[[str, str, Any], Any]
-
-
-def load_on_record(spec: str) -> OnRecord:
-    """The function named `module:function`. Raises UsageError saying which part was not found."""
-    module_name, _, name = spec.partition(":")
-    if not name:
-        raise UsageError(f"--on-record {spec!r}: write it as module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(
-            f"--on-record {spec!r}: cannot import {module_name!r} ({error}); is its folder on "
-            "PYTHONPATH?"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"--on-record {spec!r}: {module_name!r} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
 
 
 class Session:
@@ -85,15 +65,13 @@ class Session:
         self._orders = itertools.count()
         self._open_sink = open_sink
         self._sink: Sink | None = None
-        self._on_record = on_record or (
-            load_on_record(options.on_record) if options.on_record else None
-        )
+        function = on_record or (load_on_record(options.on_record) if options.on_record else None)
+        self._columns = UserColumns(function, self.note) if function is not None else None
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self._step_start = 0
         self._step_bytes: dict[str, int] = {}
         self._parameter_bytes = self._parameters_before = 0
         self._announced: set[str] = set()
-        self._callback_failures = 0
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
         self.calls = 0
@@ -327,8 +305,8 @@ class Session:
             else:
                 payload = host.bytes_at(address, nbytes) if data is None else data
         columns = (
-            self._columns(op_type, f"{scope}:{slot}", value)
-            if self._on_record is not None
+            self._columns.of(op_type, f"{scope}:{slot}", value)
+            if self._columns is not None
             else None
         )
         if self.options.print_pattern is not None and self.selector.prints(scope):
@@ -407,18 +385,7 @@ class Session:
         except StoreFailed as error:
             self.fail(str(error))
 
-    # ---- what the user asked to be called or shown
-
-    def _columns(self, op_type: str, name: str, value: Any) -> dict[str, float | None] | None:
-        assert self._on_record is not None
-        try:
-            result = self._on_record(op_type, name, value)
-            return _as_columns(result)
-        except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it is recorded, not raised
-            self._callback_failures += 1
-            if self._callback_failures <= 20:
-                self.note("hook-error", f"on_record raised {raised(error)}", name)
-            return None
+    # ---- what the user asked to be shown
 
     def _print(
         self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None
@@ -432,13 +399,3 @@ class Session:
         if statistics is not None and (statistics.nan or statistics.inf):
             figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
         self._tell(f"{name}  {dtype} {list(shape)}{figures}")
-
-
-def _as_columns(result: Any) -> dict[str, float | None] | None:
-    if result is None:
-        return None
-    if isinstance(result, Mapping):
-        return {str(k): float(v) for k, v in result.items()}
-    if isinstance(result, (list, tuple)):
-        return {f"value{i}": float(v) for i, v in enumerate(result)}
-    return {"value": float(result)}

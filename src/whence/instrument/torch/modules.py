@@ -15,7 +15,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -28,6 +28,7 @@ from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import (
     dynamo_knows,
     is_traced,
@@ -41,45 +42,6 @@ from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
 from whence.instrument.wording import raised
 from whence.records import Call
-
-
-class Interventions(Protocol):
-    """What a capture changes in the program on purpose: planted faults, patched tensors, forced
-    tokens.
-    """
-
-    def met(self, root: str, module: Any) -> None:
-        """A root is about to be called for the first time."""
-
-    def left(self, frame: Any, out: Any) -> Any:
-        """What a call returns instead of `out`. frame: the call that ends."""
-
-    def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What the program gets instead of `out`, which is recorded."""
-
-    def undo(self) -> None:
-        """Take everything out of the program again. Idempotent."""
-
-    def finish(self) -> None:
-        """Take everything out again, and note what was done."""
-
-
-class TakesTensors(Protocol):
-    """Records the tensors of module calls."""
-
-    def take_inputs(
-        self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[str, Any]]:
-        """(slot, tensor) of everything a call was handed, recorded where inputs are wanted."""
-
-    def take_results(self, frame: ModuleFrame, out: Any, error: str) -> None:
-        """Record mutations and outputs of a call that ends."""
-
-    def prune(self) -> None:
-        """Forget objects that are gone."""
-
-    def clear(self) -> None:
-        """Forget everything."""
 
 
 class Listener:
