@@ -177,11 +177,6 @@ class TensorSnapshot(msgspec.Struct, gc=False, eq=False):
     subclass: str = ""
     device: str = "cpu"
 
-    @property
-    def form(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        """(dtype, shape, stride)."""
-        return self.dtype, self.shape, self.stride
-
 
 def snapshot(tensor: Any) -> TensorSnapshot:
     """Look at a tensor of any class."""
@@ -203,7 +198,11 @@ def snapshot(tensor: Any) -> TensorSnapshot:
     dtype = NAMES.get(tensor.dtype)
     if dtype is None:
         return TensorSnapshot(tensor, f"dtype {tensor.dtype} has no host form")
-    address, storage = address_of(tensor), 0
+    storage = 0
+    try:
+        address = tensor.data_ptr()
+    except (RuntimeError, ValueError, NotImplementedError):  # as of `address_of`, without a call
+        address = 0
     if not address:
         if tensor.numel():
             return TensorSnapshot(tensor, f"no memory of its own to read ({kind.__name__})")

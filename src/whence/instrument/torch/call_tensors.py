@@ -75,8 +75,10 @@ class CallTensors:
         info, leaf = frame.info, frame.children == 0
         if not error:
             self._take_mutated_inputs(frame)
-            self._take_mutated_objects(frame)
-            self._take_mutated_parameters(frame, leaf)
+            if frame.objects:
+                self._take_mutated_objects(frame)
+            if info.entries:
+                self._take_mutated_parameters(frame, leaf)
             self._take_outputs(frame, out)
         if info.entries is None and not (leaf and info.branches):
             self._take_parameters(frame)  # of a lazy module: the call made them

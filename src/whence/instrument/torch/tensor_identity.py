@@ -164,7 +164,7 @@ class TensorRegistry:
         look = tensors.snapshot(tensor)
         if look.unreadable:
             return self.unreadable(look.plain, look.unreadable)
-        form = look.form
+        form = (look.dtype, look.shape, look.stride)
         key = (look.address or look.storage, form)
         known = self._live.get(key)
         if self._staged or look.device != "cpu":
