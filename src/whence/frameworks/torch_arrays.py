@@ -159,63 +159,55 @@ def from_host(array: Array) -> Any:
 class TensorSnapshot(msgspec.Struct, gc=False, eq=False):
     """What is known of a tensor after one look, whatever its class.
 
-    plain: the tensor that has the elements: itself, or the one inside a wrapper subclass.
-    unreadable: why its elements cannot be read; the fields after it are not set then. stride: ()
-    where it is contiguous. address: of the first element, 0 without elements; storage: of its
-    memory then. offset: of the first element in its memory. version: None of an inference tensor.
+    plain: the tensor that has the elements: itself, or the one inside a wrapper subclass. form:
+    (dtype, shape, stride), stride () where it is contiguous. address: of the first element, 0
+    without elements. version: None of an inference tensor. unreadable: why its elements cannot be
+    read; form, address and version are not set then.
     """
 
     plain: Any
-    unreadable: str = ""
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
+    form: tuple[str, tuple[int, ...], tuple[int, ...]] = ("", (), ())
     address: int = 0
-    storage: int = 0
-    offset: int = 0
     version: int | None = None
     subclass: str = ""
     device: str = "cpu"
+    unreadable: str = ""
 
 
 def snapshot(tensor: Any) -> TensorSnapshot:
     """Look at a tensor of any class."""
     kind, subclass = type(tensor), ""
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+    if kind is not _TENSOR and kind is not _PARAMETER:
         parts = plain(tensor)
+        subclass = "" if kind is torch.nn.Buffer else kind.__name__
         if parts is None or len(parts) != 1:
             held = "no readable elements" if parts is None else f"{len(parts)} tensors"
-            return TensorSnapshot(tensor, f"tensor of class {kind.__name__} holds {held}")
-        subclass = "" if kind is torch.nn.Buffer else kind.__name__
+            why = f"tensor of class {kind.__name__} holds {held}"
+            return TensorSnapshot(tensor, subclass=subclass, unreadable=why)
         tensor = parts[0][1]
     elif (
         not tensor.is_cpu or tensor.layout is not torch.strided or _is_transformed(tensor)
     ) and not readable(tensor):
         why = f"no elements to read ({tensor.device.type}, {tensor.layout})"
-        return TensorSnapshot(tensor, why)
+        return TensorSnapshot(tensor, unreadable=why)
+    dtype, why = NAMES.get(tensor.dtype), ""
     if tensor.is_nested:
-        return TensorSnapshot(tensor, "several tensors of different lengths")
-    dtype = NAMES.get(tensor.dtype)
-    if dtype is None:
-        return TensorSnapshot(tensor, f"dtype {tensor.dtype} has no host form")
-    storage = 0
-    try:
-        address = tensor.data_ptr()
-    except (RuntimeError, ValueError, NotImplementedError):  # as of `address_of`, without a call
-        address = 0
-    if not address:
-        if tensor.numel():
-            return TensorSnapshot(tensor, f"no memory of its own to read ({kind.__name__})")
-        storage = tensor.untyped_storage()._cdata
+        why = "several tensors of different lengths"
+    elif dtype is None:
+        why = f"dtype {tensor.dtype} has no host form"
+    else:
+        try:
+            address = tensor.data_ptr()
+        except (RuntimeError, ValueError, NotImplementedError):  # as `address_of`, without a call
+            address = 0
+        if not address and tensor.numel():
+            why = f"no memory of its own to read ({kind.__name__})"
+    if why or dtype is None:
+        return TensorSnapshot(tensor, subclass=subclass, unreadable=why)
     return TensorSnapshot(
         tensor,
-        "",
-        dtype,
-        tuple(tensor.shape),
-        () if tensor.is_contiguous() else tensor.stride(),
+        (dtype, tuple(tensor.shape), () if tensor.is_contiguous() else tensor.stride()),
         address,
-        storage,
-        tensor.storage_offset(),
         None if tensor.is_inference() else tensor._version,
         subclass,
         "cpu" if tensor.is_cpu else str(tensor.device),
@@ -233,3 +225,4 @@ def address_of(tensor: Any) -> int:
 
 
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter

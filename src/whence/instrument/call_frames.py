@@ -14,6 +14,10 @@ from whence.instrument.session import Session
 from whence.records import Ref
 
 _Result = TypeVar("_Result")
+Hiding = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]
+"""How a framework does not see what a listener does: makes a context for that; makes another, for
+where modes of the program are on; and how many are on.
+"""
 _RootT = TypeVar("_RootT", bound="Root")
 
 
@@ -75,17 +79,17 @@ class ThreadCalls(threading.local):
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 
-    here: the state of the current thread. unseen: makes the context in which the framework does not
-    see what the listener does. active: False once the listener has stopped.
+    here: the state of the current thread. active: False once the listener has stopped.
     """
 
     def __init__(
         self,
         session: Session,
-        unseen: Callable[[], Any] = contextlib.nullcontext,
+        hiding: Hiding = (contextlib.nullcontext, contextlib.nullcontext, bool),
         here: ThreadCalls | None = None,
     ) -> None:
-        self._session, self._unseen = session, unseen
+        self._session = session
+        self._hide, self._hide_from_modes, self._modes = hiding
         self.here: Any = here or ThreadCalls()
         self.lock = threading.RLock()
         self.active = False
@@ -97,7 +101,7 @@ class CallFrames:
         here = self.here
         here.busy = True
         try:
-            with self.lock, self._unseen():
+            with self.lock, self._hide_from_modes() if self._modes() else self._hide():
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self.give_up(error)

@@ -69,9 +69,8 @@ class Listener:
     ) -> None:
         self.session, self.changes = session, changes
         self._layer = layer
-        self._modules = (
-            session.options.level != "logits"
-        )  # else only what the outermost layer is given and returns
+        # else only what the outermost layer is given and returns
+        self._modules = session.options.level != "logits"
         self.frames = CallFrames(session)
         self._known: dict[int, tuple[Callable[[], Any], str, LayerRoot]] = {}
         self._roots: list[LayerRoot] = []

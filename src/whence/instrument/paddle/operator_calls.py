@@ -35,13 +35,7 @@ from whence.records import Call, Ref
 NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
 # operators that run others
-_BLOCKS = (
-    "while",
-    "if",
-    "conditional_block",
-    "conditional_block_infer",
-    "pylayer",
-)
+_BLOCKS = ("while", "if", "conditional_block", "conditional_block_infer", "pylayer")
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
 # in the names of what is not saved with the weights: scratch of an operator, of any content
 _SCRATCH = "__non_persistable"

@@ -16,15 +16,10 @@ from whence.instrument.session import Session
 from whence.instrument.torch.caller_code import is_block_cache, tensors_of
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import (
-    HeldTensor,
-    ModuleInfo,
-    Pending,
-    home_of,
-    sample,
-)
+from whence.instrument.torch.weak_registry import HeldTensor, ModuleInfo, Pending, home_of, sample
 from whence.records import Ref
 
+_TENSOR = torch.Tensor
 _MAX_OBJECTS = 64  # of so many objects it is looked at the end of a step which are gone
 
 
@@ -33,6 +28,8 @@ class CallTensors:
 
     def __init__(self, session: Session, registry: TensorRegistry) -> None:
         self._session, self._registry = session, registry
+        self._takes_inputs = session.selector.slots("input")
+        self._takes_outputs = session.selector.slots("output")
         self._objects: dict[int, ObjectSnapshot] = {}
 
     def clear(self) -> None:
@@ -50,23 +47,25 @@ class CallTensors:
         self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[str, Any]]:
         """(slot, tensor) of everything this call was handed, recorded where inputs are wanted."""
-        takes_inputs = self._session.selector.slots("input")
         self._take_parameters(frame)
-        walk = _ValueWalk(self._objects, frame)
-        for i, value in enumerate(args):
-            walk.collect(value, f"input.{i}")
-        for name, value in kwargs.items():
-            walk.collect(value, f"input.{name}")
-        frame.arguments = walk.arguments
-        if takes_inputs:
+        if len(args) == 1 and not kwargs and type(args[0]) is _TENSOR and not args[0].is_nested:
+            inputs = [("input.0", args[0])]
+        else:
+            walk = _ValueWalk(self._objects, frame)
+            for i, value in enumerate(args):
+                walk.collect(value, f"input.{i}")
+            for name, value in kwargs.items():
+                walk.collect(value, f"input.{name}")
+            inputs, frame.arguments = walk.tensors, walk.arguments
+        if self._takes_inputs:
             refs, record_of = frame.refs, self._registry.record_of
-            for slot, tensor in walk.tensors:
+            for slot, tensor in inputs:
                 number, edge, form = record_of(tensor, slot, frame)
                 refs.append(Ref(slot, number, edge))
                 frame.forms.append((slot, form))
                 version = None if tensor.is_inference() else tensor._version
                 frame.inputs.append((slot, tensor, version, number))
-        return walk.tensors
+        return inputs
 
     # ---- after the call
 
@@ -134,9 +133,9 @@ class CallTensors:
                 frame.results.append((mutated, tensor))
 
     def _take_outputs(self, frame: ModuleFrame, out: Any) -> None:
-        if not self._session.selector.slots("output"):
+        if not self._takes_outputs:
             return
-        if type(out) is torch.Tensor and not out.is_nested:
+        if type(out) is _TENSOR and not out.is_nested:
             outputs = [("output.0", out)]
         else:
             walk = _ValueWalk(self._objects, None)
@@ -252,13 +251,10 @@ class _ValueWalk:
         elif isinstance(value, SIMPLE):
             if not isinstance(value, str) or len(value) <= 200:
                 self.arguments[slot] = value
-        elif isinstance(value, dict):
-            for key, item in value.items():
+        elif isinstance(value, (dict, list, tuple)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 name = key if isinstance(key, SIMPLE) else type(key).__name__
                 self.collect(item, f"{slot}.{name}")
-        elif isinstance(value, (list, tuple)):
-            for i, item in enumerate(value):
-                self.collect(item, f"{slot}.{i}")
         elif isinstance(value, torch.dtype):
             self.arguments[slot] = str(value).removeprefix("torch.")
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -37,7 +37,7 @@ class ModuleFrame(Frame):
     def __init__(
         self, module: Any, info: ModuleInfo, order: int, parent: ModuleFrame | None
     ) -> None:
-        super().__init__(info.scope, order, parent)
+        Frame.__init__(self, info.scope, order, parent)
         self.module, self.info = module, info
         self.training: bool = module.training
         if parent is not None:

@@ -11,6 +11,8 @@ import torch
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from whence.instrument.call_frames import Hiding
+
 NoFunctions = torch._C.DisableTorchFunction
 _depth, _pop, _push = (
     torch._C._len_torch_dispatch_stack,
@@ -45,9 +47,8 @@ class ModesOff:
         self._function.__exit__(*exc)
 
 
-def unseen() -> Any:
-    """The context in which the program's modes and subclasses see nothing of what is done."""
-    return ModesOff() if _depth() else NoFunctions()
+HIDING: Hiding = (NoFunctions, ModesOff, _depth)
+"""How the program's modes and subclasses see nothing of what a listener does."""
 
 
 def is_traced() -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from whence.frameworks import host
-from whence.instrument.call_frames import CallFrames, ThreadCalls, count
+from whence.instrument.call_frames import CallFrames, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
@@ -30,11 +30,11 @@ from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_comp
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import (
+    HIDING,
     dynamo_knows,
     is_traced,
     set_call,
     taken_for_torchs,
-    unseen,
 )
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
@@ -66,7 +66,7 @@ class Listener:
     ) -> None:
         self.session, self.model, self._changes = session, model, changes
         self._removed = False
-        self.frames = CallFrames(session, unseen, here)
+        self.frames = CallFrames(session, HIDING, here)
         self.here: Any = self.frames.here
         self._compiled_code = CompiledCodeGuard(self._met_compiled)
         self._compilers = settings.Compilers()
@@ -115,10 +115,7 @@ class Listener:
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
         # as `inside` asks; a frame of ours would go to dynamo
-        callback, off = (
-            get_eval_frame_callback,
-            (None, False),
-        )  # as `inside` asks; a frame of ours would go to dynamo
+        callback, off = get_eval_frame_callback, (None, False)
         frames, observe = self.frames, self._observe
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -254,7 +251,8 @@ class Listener:
         if parent is None:
             self._begin_root(frame, info.root)
         frame.order = session.next_order()
-        frame.occurrence = count(frame.counts, frame.scope)
+        counts, scope = frame.counts, frame.scope
+        frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
         frame.wanted = session.takes_all or session.selector.wants(
             frame.scope, info.op_type, frame.depth, frame.number, frame.step
         )

@@ -18,6 +18,7 @@ from whence.frameworks.torch_schema import OperatorSchema
 MAX_CONSTANT_BYTES = 1 << 20
 
 Operand = dict[str, Any]
+_PLAIN = {bool, int, str}
 
 
 class Stop(Exception):
@@ -294,10 +295,8 @@ class OperandTable:
         return operand
 
     def encode(self, value: Any) -> Any:
-        if value is None or value is True or value is False:
-            return value
         kind = type(value)
-        if kind is int or kind is str:
+        if value is None or kind in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
             return self.ref(value)

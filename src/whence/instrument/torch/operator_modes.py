@@ -110,9 +110,8 @@ class OperatorModes:
         while True:
             mode.__exit__(None, None, None)
             mode = _top()
-            if (
-                not isinstance(mode, _Mode) or mode.modes.active
-            ):  # of a capture that ended before the one above it
+            # of a capture that ended before the one above it
+            if not isinstance(mode, _Mode) or mode.modes.active:
                 return
 
     @contextlib.contextmanager

@@ -97,10 +97,7 @@ class OperatorTensors:
                 elif slot.startswith("mutated"):
                     self._unwritten.pop(_storage(tensor), None)
         if self._sampling.counts:
-            if not overload.uninitialised:
-                for slot, tensor, _ in results:
-                    self._count(call, slot, tensor)
-            self._sampling.tally(call)
+            self._count_results(call, results)
 
     def _take_plain(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
         """Results that are new tensors or views of what went in, of which all was written."""
@@ -137,6 +134,12 @@ class OperatorTensors:
             self._unwritten.pop(_storage(tensor), None)
         return call.overload.view and _storage(tensor) in self._unwritten
 
+    def _count_results(self, call: OperatorCall, results: list[tuple[str, Any, str]]) -> None:
+        if not call.overload.uninitialised:
+            for slot, tensor, _ in results:
+                self._count(call, slot, tensor)
+        self._sampling.tally(call)
+
     def _count(self, call: OperatorCall, slot: str, tensor: Any) -> None:
         if self._session.options.keep != "none":
             self._registry.figures(tensor, call.range_of(slot))
@@ -145,9 +148,5 @@ class OperatorTensors:
 def _storage(tensor: Any) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        AttributeError,
-    ):  # a wrapper, or a layout without one
-        return 0
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return 0  # a wrapper, or a layout without one

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from whence.frameworks.torch_schema import restored
-from whence.instrument.call_frames import count
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
@@ -44,19 +43,6 @@ _tracing, _inference, _grad = (
     torch.is_inference_mode_enabled,
     torch.is_grad_enabled,
 )
-
-
-class _Origin(NamedTuple):
-    """Where an operator is: the call it is in, and for one of a backward pass the forward operator
-    it belongs to.
-    """
-
-    above: Any
-    scope: str
-    phase: str
-    wanted: bool
-    forward: int = -1
-    source: str = ""
 
 
 class OperatorListener(Listener):
@@ -172,10 +158,8 @@ class OperatorListener(Listener):
         if frame.phase != "recompute":
             self.here.root = root
             before = self._counts.get(root.name)
-            if before is not None and before[:2] == (
-                frame.step,
-                frame.micro,
-            ):  # of operators ahead of the first call
+            # of operators ahead of the first call
+            if before is not None and before[:2] == (frame.step, frame.micro):
                 frame.counts.update(
                     {key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"}
                 )
@@ -276,23 +260,27 @@ class OperatorListener(Listener):
         above.operators += 1
         call.place = above.operators
         key = scope + overload.key if phase == "forward" else f"{phase}:{scope}{overload.key}"
-        call.occurrence = count(above.counts, key)
+        counts = above.counts
+        call.occurrence = counts[key] = counts.get(key, -1) + 1
         call.take()
         self._operands.take_inputs(call)
         return call
 
-    def _origin(self) -> _Origin | None:
-        """Where the operator is that runs next, None for one that is not recorded."""
+    def _origin(self) -> tuple[Any, str, str, bool, int, str] | None:
+        """Where the operator is that runs next, None for one that is not recorded: the call it is
+        in, scope, phase, whether it is wanted, and of one of a backward pass the forward operator
+        it belongs to (-1 else) and its source line.
+        """
         here = self.here
         frame = here.stack[-1] if here.stack else None
         task = _backward_task() != -1
         if frame is not None and (not task or frame.phase == "recompute"):
             if frame.note.startswith("scripted"):
                 return None
-            return _Origin(frame, frame.scope, frame.phase, frame.wanted)
+            return frame, frame.scope, frame.phase, frame.wanted, -1, ""
         if not task:
             region = self._region("optimizer" if here.optimizing else "region")
-            return _Origin(region, "", region.phase, region.wanted)
+            return region, "", region.phase, region.wanted, -1, ""
         node = _backward_node()
         if node is not None and type(node).__name__ == "CompiledFunctionBackward":
             text = "the backward pass of compiled code: its operators are not recorded"
@@ -305,8 +293,8 @@ class OperatorListener(Listener):
             forward = self._forward.get(number) or self._forward.get(number - 1)
             if forward is not None:
                 scope, source, order, wanted = forward
-                return _Origin(above, scope, "backward", wanted, order, source)
-        return _Origin(above, "", "backward", above.wanted)
+                return above, scope, "backward", wanted, order, source
+        return above, "", "backward", above.wanted, -1, ""
 
     def _remember(self, number: int, forward: tuple[str, str, int, bool]) -> None:
         """An autograd node of this number belongs to a forward operator: (scope, source, order,

@@ -13,11 +13,7 @@ import torch
 
 from whence.instrument.call_frames import CallFrames
 from whence.instrument.session import Session
-from whence.instrument.torch.caller_code import (
-    asks_for_listeners,
-    compiled_inside,
-    tensors_of,
-)
+from whence.instrument.torch.caller_code import asks_for_listeners, compiled_inside, tensors_of
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
@@ -114,6 +110,10 @@ class ProgramCache:
         self._compiled_code, self._writer = compiled_code, writer
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
         self._families: dict[tuple[Any, ...], list[_Outcome]] = {}
+        options = session.options
+        self._records = (
+            options.programs and options.keep == "full" and session.selector.slots("input")
+        )
         self._recorded = 0
         self._seconds = 0.0
 
@@ -127,10 +127,7 @@ class ProgramCache:
 
     def expect(self, frame: ModuleFrame, inputs: list[tuple[str, Any]]) -> None:
         """Listen to what this call runs where that is not known. inputs: (slot, tensor)."""
-        options = self._session.options
-        if frame.note or not options.programs or options.keep != "full":
-            return
-        if not self._session.selector.slots("input"):
+        if frame.note or not self._records:
             return
         frame.signature = signature = _signature(frame)
         outcome = self._outcomes.get(signature) or self._of_family(frame, signature)
@@ -276,12 +273,11 @@ class ProgramCache:
 
 def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
     # Which inputs are one tensor belongs to it: a program recorded from it reads that one for both.
-    numbers = [number for _, _, _, number in frame.inputs]
-    alike = (
-        tuple(numbers.index(number) for number in numbers)
-        if len(set(numbers)) != len(numbers)
-        else ()
-    )
+    alike: tuple[int, ...] = ()
+    if len(frame.inputs) > 1:
+        numbers = [number for _, _, _, number in frame.inputs]
+        if len(set(numbers)) != len(numbers):
+            alike = tuple(numbers.index(number) for number in numbers)
     modes = (
         frame.info.serial,
         alike,
@@ -291,4 +287,5 @@ def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
         torch.is_inference_mode_enabled(),
         torch._C._is_any_autocast_enabled(),
     )
-    return modes, tuple(frame.forms), tuple(holder.form for _, holder in frame.objects)
+    objects = tuple([holder.form for _, holder in frame.objects]) if frame.objects else ()
+    return modes, tuple(frame.forms), objects

@@ -454,8 +454,7 @@ class Recorder:
             if storage in table.replaced:
                 known = {key: table.operands.get(key) for key in map(layout, written)}
                 table.poison(
-                    storage,
-                    "a view of a tensor that a module handed on and that was written since",
+                    storage, "a view of a tensor that a module handed on and that was written since"
                 )
                 table.operands.update(
                     {key: operand for key, operand in known.items() if operand is not None}

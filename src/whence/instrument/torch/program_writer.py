@@ -50,7 +50,11 @@ def write_program(
     results, lost = _outputs(table, children, outputs, whole)
     operations = table.operations
     in_place = "in-place" in table.notes
-    live = set(range(len(operations))) if in_place else _live(table, [operand for _, operand in results])
+    live = (
+        set(range(len(operations)))
+        if in_place
+        else _live(table, [operand for _, operand in results])
+    )
     order = sorted(live)
     sizes = ProgramSizes(table, children.calls)
     used = UsedOperands()

@@ -27,13 +27,7 @@ class Region:
     wanted: bool
 
     def __init__(
-        self,
-        kind: str,
-        order: int,
-        root: ModuleRoot,
-        step: int,
-        micro: int,
-        counts: dict[str, int],
+        self, kind: str, order: int, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]
     ) -> None:
         self.kind, self.order, self.root = kind, order, root
         self.step, self.micro, self.counts = step, micro, counts

@@ -43,8 +43,9 @@ class TensorContent(msgspec.Struct, gc=False, eq=False):
 def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
     """The bytes of a CPU tensor. probed: it is to be known again where it lies."""
     tensor, address = look.plain, look.address
-    resolved = look.dtype[0] == "c" or tensor.is_neg()
-    if not look.stride and not resolved:
+    dtype, _, stride = look.form
+    resolved = dtype[0] == "c" or tensor.is_neg()
+    if not stride and not resolved:
         nbytes = tensor.nbytes
         if not probed or not nbytes:
             return TensorContent(host.digest_at(address, nbytes), address, nbytes)

@@ -8,14 +8,14 @@ ring, and which record it is shows when its bytes have arrived.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
-from whence.frameworks.torch_arrays import TensorSnapshot, address_of
+from whence.frameworks.torch_arrays import TensorSnapshot, address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import placement_of
@@ -55,16 +55,18 @@ class Sighter(Protocol):
     def op_type(self) -> str: ...
 
 
-class _Origin(NamedTuple):
+class _Origin(msgspec.Struct, gc=False, eq=False):
     """Where a tensor that is recorded comes from; keeps nothing of the program alive.
 
-    grows: the object and the path in it that held an earlier part of this tensor.
+    offset: of its first element in its storage. grows: the object and the path in it that held an
+    earlier part of this tensor.
     """
 
     scope: str
     slot: str
     op_type: str
     keep: bool
+    offset: int
     parameter: bool
     grows: tuple[ObjectSnapshot, str] | None
 
@@ -156,19 +158,16 @@ class TensorRegistry:
             known_again = self.again(tensor, frame.keep)
             if known_again is not None:
                 return known_again
-        kind = type(tensor)
-        if kind is not _TENSOR and kind is not _PARAMETER:
-            placement = placement_of(tensor)
-            if placement is not None:
-                frame.placements[slot] = placement
-        look = tensors.snapshot(tensor)
+        look = snapshot(tensor)
+        if look.subclass and (placement := placement_of(tensor)) is not None:
+            frame.placements[slot] = placement
         if look.unreadable:
             return self.unreadable(look.plain, look.unreadable)
-        form = (look.dtype, look.shape, look.stride)
-        key = (look.address or look.storage, form)
+        form = look.form
+        key = (look.address or look.plain.untyped_storage()._cdata, form)
         known = self._live.get(key)
         if self._staged or look.device != "cpu":
-            origin = _Origin(frame.scope, slot, frame.op_type, frame.keep, parameter, grows)
+            origin = _origin(look, slot, frame, parameter, grows)
             return *self._record_staged(look, key, known, origin, unsettled), form
         content = content_of(look, probed=self._remembers)
         if (
@@ -179,7 +178,7 @@ class TensorRegistry:
             if unsettled:
                 known.version = UNSETTLED
             return known.id, "content" if look.version is None else "identity", form
-        origin = _Origin(frame.scope, slot, frame.op_type, frame.keep, parameter, grows)
+        origin = _origin(look, slot, frame, parameter, grows)
         number = self._write(look, content, origin, look.plain, self._session.elements_on)
         self._live[key] = SeenTensor(
             number,
@@ -206,28 +205,28 @@ class TensorRegistry:
         value: what a user's function on_record gets. may_refer: elements may be left where they lie
         in the user's checkpoint.
         """
-        grows = origin.grows
+        grows, (dtype, shape, stride) = origin.grows, look.form
         base = tail = external = None
         if grows is not None:
-            base, tail = increment(grows, value, look.dtype, look.shape)
+            base, tail = increment(grows, value, dtype, shape)
         if (
             origin.parameter
             and self._find_external is not None
             and may_refer
             and content.nbytes >= _MIN_EXTERNAL_BYTES
         ):
-            external = self._find_external(content.digest, look.dtype, look.shape, content.array())
+            external = self._find_external(content.digest, dtype, shape, content.array())
         number = self._session.record(
-            look.dtype,
-            look.shape,
+            dtype,
+            shape,
             content.data,
             content.digest,
             scope=origin.scope,
             slot=origin.slot,
             op_type=origin.op_type,
             value=value,
-            stride=look.stride,
-            storage_offset=look.offset,
+            stride=stride,
+            storage_offset=origin.offset,
             device=look.device,
             subclass=look.subclass,
             base=base,
@@ -238,7 +237,7 @@ class TensorRegistry:
             keep=origin.keep,
         )
         if grows is not None:
-            grows[0].grown[grows[1]] = (number, content.digest, look.shape, look.dtype)
+            grows[0].grown[grows[1]] = (number, content.digest, shape, dtype)
         return number
 
     def _record_staged(
@@ -293,18 +292,10 @@ class TensorRegistry:
             return None
         try:
             pointer = tensor.data_ptr()
-            form = (
-                _NAMES[tensor.dtype],
-                tensor.shape,
-                () if tensor.is_contiguous() else tensor.stride(),
-            )
-        except (
-            RuntimeError,
-            KeyError,
-            ValueError,
-            NotImplementedError,
-        ):  # without memory, of a dtype without a name, nested
-            return None
+            stride = () if tensor.is_contiguous() else tensor.stride()
+            form = (_NAMES[tensor.dtype], tensor.shape, stride)
+        except (RuntimeError, KeyError, ValueError, NotImplementedError):
+            return None  # without memory, of a dtype without a name, nested
         known = self._live.get((pointer, form))
         if (
             known is None
@@ -375,6 +366,17 @@ class TensorRegistry:
         if self.ring is None:
             self.ring = StagingRing(on_error=self._on_error)
         self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
+
+
+def _origin(
+    look: TensorSnapshot,
+    slot: str,
+    frame: Sighter,
+    parameter: bool,
+    grows: tuple[ObjectSnapshot, str] | None,
+) -> _Origin:
+    offset = look.plain.storage_offset()
+    return _Origin(frame.scope, slot, frame.op_type, frame.keep, offset, parameter, grows)
 
 
 def _resolved(call: Call) -> Call:

@@ -161,11 +161,7 @@ class Execution:
             above.micro,
             above.counts,
         )
-        self.training, self.wanted, self.keep = (
-            above.training,
-            above.wanted,
-            False,
-        )
+        self.training, self.wanted, self.keep = above.training, above.wanted, False
         above.operators += 1
         self.place = above.operators
         self.number = f"op{self.place}" if above.number == "0" else f"{above.number}_op{self.place}"

@@ -22,12 +22,7 @@ from whence.instrument.torch.operator_call import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Region
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import (
-    ModuleRoot,
-    StorageRef,
-    sample,
-    storage_ref,
-)
+from whence.instrument.torch.weak_registry import ModuleRoot, StorageRef, sample, storage_ref
 from whence.instrument.wording import raised
 from whence.records import Call, Placement, Ref
 
