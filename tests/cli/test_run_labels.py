@@ -321,17 +321,17 @@ def test_variables_that_the_user_exported_are_kept(tmp_path):
         "ACLTRANSFORMER_SAVE_TENSOR_MAX": "2",
         "ACLTRANSFORMER_SAVE_TENSOR_RUNNER": "Linear",
     }
-    asked = library.load("acltransformer", runner="Norm", most=5, environment=mine).variables
+    asked = library.load("acltransformer", runner="Norm", max_tokens=5, environment=mine).variables
     assert (
         asked["ACLTRANSFORMER_SAVE_TENSOR_MAX"],
         asked["ACLTRANSFORMER_SAVE_TENSOR_RUNNER"],
     ) == ("5", "Norm")
-    atb = library.load("atb", environment=mine, here=tmp_path)
+    atb = library.load("atb", environment=mine, start=tmp_path)
     assert (atb.dump, atb.variables["ATB_OUTPUT_DIR"]) == (
         "/data/mine",
         "/data/mine/",
     )  # files are looked for where the library puts them
-    assert library.load("atb", dump="there", environment=mine, here=tmp_path).dump == str(
+    assert library.load("atb", dump="there", environment=mine, start=tmp_path).dump == str(
         tmp_path / "there"
     )
 

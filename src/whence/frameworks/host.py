@@ -105,10 +105,10 @@ def statistics(
     if address % itemsize:
         data = data.copy()
         address = data.__array_interface__["data"][0]
-    found = _structs(
+    figures = _structs(
         data.size // itemsize, _kernels.describe(address, data.size // itemsize, code, 1)
     )
-    return found or _plain(data, dtype)
+    return figures or _plain(data, dtype)
 
 
 def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sketch]:
@@ -121,9 +121,9 @@ def statistics_at(address: int, nbytes: int, dtype: str) -> tuple[Statistics, Sk
     code, itemsize = _WIDTH[dtype]
     if _describe and code >= 0 and address % itemsize == 0:
         count = nbytes // itemsize
-        found = _structs(count, _describe[0](address, count, code, 1))
-        if found:
-            return found
+        figures = _structs(count, _describe[0](address, count, code, 1))
+        if figures:
+            return figures
     return _plain(bytes_at(address, nbytes), dtype)
 
 

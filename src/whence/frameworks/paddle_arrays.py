@@ -35,8 +35,8 @@ def named(dtype: Any) -> str:
     """whence's name of a Paddle dtype, "" when it has none."""
     name = _NAMES.get(dtype)
     if name is None:
-        said = str(dtype).rpartition(".")[2].lower()
-        name = _NAMES[dtype] = said if said in dtypes.DTYPES else ""
+        spelling = str(dtype).rpartition(".")[2].lower()
+        name = _NAMES[dtype] = spelling if spelling in dtypes.DTYPES else ""
     return name
 
 
@@ -125,12 +125,12 @@ def of_handle(handle: Any) -> Array:
     """What an input or output handle of a predictor holds, copied to the host. Raises what Paddle
     raises when it is not filled.
     """
-    found = np.ascontiguousarray(handle.copy_to_cpu())
+    array = np.ascontiguousarray(handle.copy_to_cpu())
     name = named(handle.type())
     return (
-        found.view(dtypes.named(name).numpy)
-        if name and dtypes.named(name).itemsize == found.itemsize
-        else found
+        array.view(dtypes.named(name).numpy)
+        if name and dtypes.named(name).itemsize == array.itemsize
+        else array
     )
 
 

@@ -111,7 +111,7 @@ class Program:
         self._constant = _of_constants(described.operators, set())
         self._computed = _of_constants(described.operators, self.parameters) - self._constant
         self._ran: set[int] = set()
-        self._before: dict[str, str] = {}
+        self._renamed: dict[str, str] = {}
 
     def operator(
         self,
@@ -147,13 +147,13 @@ class Program:
         wanted = (
             None if parameters is None else {name for name in parameters if name in self.parameters}
         )
-        given, passed = {self._before.get(name, name) for name in inputs}, False
+        inputs_now, passed = {self._renamed.get(name, name) for name in inputs}, False
         for place in range(self._places.get(key, 0), len(operators)):
             op = operators[place]
             if self._plain(op.op_type) != op_type or (folded and self._is_folded(op)):
                 continue
-            known = self._known(op) if given else set()
-            if not known <= given or (passed and not known):
+            inputs_of_op = self._known(op) if inputs_now else set()
+            if not inputs_of_op <= inputs_now or (passed and not inputs_of_op):
                 passed = True
                 continue
             if (
@@ -179,7 +179,7 @@ class Program:
         changed the layout.
         """
         if len(inputs) == len(outputs) == 1:
-            self._before[outputs[0]] = self._before.get(inputs[0], inputs[0])
+            self._renamed[outputs[0]] = self._renamed.get(inputs[0], inputs[0])
 
     def _known(self, op: Any) -> set[str]:
         """The hooks' names of what an operator reads, as far as they are known; of lists hooks show
@@ -221,16 +221,16 @@ class Program:
         self.wrote(op, outputs)
         operands = [v.name for _, v in op.inputs if not v.persistable]
         self._learn(operands, inputs)
-        told = {self._names.get(operand, operand) for operand in operands}
-        rest = [name for name in inputs if name not in told]
+        matched_names = {self._names.get(operand, operand) for operand in operands}
+        unmatched = [name for name in inputs if name not in matched_names]
         unnamed = [
             operand
             for operand in operands
             if operand not in self._names and _VALUE.fullmatch(operand)
         ]
         # one that Paddle computes once where the program has it twice
-        if len(rest) == len(unnamed) == 1:
-            self._names[unnamed[0]] = rest[0]
+        if len(unmatched) == len(unnamed) == 1:
+            self._names[unnamed[0]] = unmatched[0]
         placed = tuple(
             name
             if (name := self._names.get(operand, operand if self._legacy else ""))
@@ -239,7 +239,7 @@ class Program:
             for operand in operands
         )
         # the operand in another layout
-        moved = {self._before[name]: name for name in inputs if name in self._before}
+        moved = {self._renamed[name]: name for name in inputs if name in self._renamed}
         placed = tuple(moved.get(name, name) for name in placed)
         back = {self._names[operand]: operand for operand in operands if operand in self._names}
         return Matched(
@@ -267,31 +267,33 @@ class Program:
         """
         if self._legacy:
             return
-        known = set(self._names.values())
+        matched_names = set(self._names.values())
         ids = sorted(
             {v for v in variables if v not in self._names and _VALUE.fullmatch(v)},
             key=lambda v: int(v[1:]),
         )
-        free = sorted((n for n in names if n not in known and n not in variables), key=natural)
+        free = sorted(
+            (n for n in names if n not in matched_names and n not in variables), key=natural
+        )
         if len(ids) == len(free):
             self._names.update(zip(ids, free))
 
 
-def _of_constants(operators: Iterable[Any], given: Set[str]) -> set[int]:
+def _of_constants(operators: Iterable[Any], constants: Set[str]) -> set[int]:
     """Ids of the outermost operators that rest on constants of the program alone, and on what is
     given.
     """
-    found: set[int] = set()
-    made = set(given)
+    folded: set[int] = set()
+    names = set(constants)
     for op in operators:
         if (
             not op.inside
             and op.op_type not in DRAWS
-            and all(variable.name in made for _, variable in op.inputs)
+            and all(variable.name in names for _, variable in op.inputs)
         ):
-            found.add(id(op))
-            made.update(variable.name for _, variable in op.outputs)
-    return found
+            folded.add(id(op))
+            names.update(variable.name for _, variable in op.outputs)
+    return folded
 
 
 def _block(operator: Any, number: int | None) -> list[Any]:
@@ -303,7 +305,7 @@ def _block(operator: Any, number: int | None) -> list[Any]:
         blocks[-1].append(op)
         if op.op_type.endswith("yield"):
             blocks.append([])
-    blocks = [held for held in blocks if held]
+    blocks = [block for block in blocks if block]
     if len(blocks) <= 1 or number is None:
         return list(operator.inside)
     return blocks[number] if 0 <= number < len(blocks) else []

@@ -69,7 +69,7 @@ def _plain(value: Any, depth: int) -> list[tuple[str, Any]] | None:
         inner = _plain(part, depth + 1)
         if inner is None:
             return None
-        out += [(f"{name}.{rest}" if rest else name, tensor) for rest, tensor in inner]
+        out += [(f"{name}.{path}" if path else name, tensor) for path, tensor in inner]
     return out or None
 
 
@@ -181,8 +181,8 @@ def snapshot(tensor: Any) -> TensorSnapshot:
         parts = plain(tensor)
         subclass = "" if kind is torch.nn.Buffer else kind.__name__
         if parts is None or len(parts) != 1:
-            held = "no readable elements" if parts is None else f"{len(parts)} tensors"
-            why = f"tensor of class {kind.__name__} holds {held}"
+            contents = "no readable elements" if parts is None else f"{len(parts)} tensors"
+            why = f"tensor of class {kind.__name__} holds {contents}"
             return TensorSnapshot(tensor, subclass=subclass, unreadable=why)
         tensor = parts[0][1]
     elif (

@@ -26,11 +26,11 @@ class ObjectSnapshot:
     at the last look.
 
     It holds the object's dicts and lists, so whoever keeps it lets go of it when the object dies
-    (`gone`).
+    (`on_death`).
     """
 
-    def __init__(self, value: Any, gone: Callable[[Any], None]) -> None:
-        self.ref = weakref.ref(value, gone)
+    def __init__(self, value: Any, on_death: Callable[[Any], None]) -> None:
+        self.ref = weakref.ref(value, on_death)
         self.grown: dict[str, tuple[Any, bytes, tuple[int, ...], str]] = {}
 
         self.holder = -1  # the last call it was handed to
@@ -42,7 +42,7 @@ class ObjectSnapshot:
         self._descend(value, "", 0)
         self.last: list[tuple[Any, int]] = [self._look(box, key) for box, key, _ in self.places]
         self._form: int | None = None
-        self._at: dict[str, tuple[Any, Any]] | None = None
+        self._by_path: dict[str, tuple[Any, Any]] | None = None
 
     def _descend(self, value: Any, path: str, depth: int) -> None:
         if depth > NESTING or len(self.sizes) > BOXES:
@@ -85,9 +85,9 @@ class ObjectSnapshot:
 
     def get(self, path: str) -> Any:
         """The tensor at this path, None when there is none."""
-        if self._at is None:
-            self._at = {where: (box, key) for box, key, where in self.places}
-        box, key = self._at.get(path, ((), 0))
+        if self._by_path is None:
+            self._by_path = {where: (box, key) for box, key, where in self.places}
+        box, key = self._by_path.get(path, ((), 0))
         item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
         return item if isinstance(item, torch.Tensor) else None
 
@@ -106,9 +106,9 @@ class ObjectSnapshot:
         value = self.ref()
         if value is None:
             return []
-        before: dict[str, tuple[Any, int]] | None = None
+        last: dict[str, tuple[Any, int]] | None = None
         if any(len(box) != size for box, size in self.sizes):
-            before = {path: seen for (_, _, path), seen in zip(self.places, self.last)}
+            last = {path: entry for (_, _, path), entry in zip(self.places, self.last)}
             self.walk(value)
         out: list[tuple[str, Any, bool]] = []
         for i, (box, key, path) in enumerate(self.places):
@@ -116,7 +116,7 @@ class ObjectSnapshot:
             if not isinstance(item, torch.Tensor):
                 self.last[i] = (None, -1)
                 continue
-            ref, version = self.last[i] if before is None else before.get(path, (None, -1))
+            ref, version = self.last[i] if last is None else last.get(path, (None, -1))
             now = -1 if item.is_inference() else item._version
             if ref is None or ref() is not item or version != now:
                 out.append((path, item, True))
@@ -138,9 +138,9 @@ def is_plain_object(value: Any) -> bool:
     )
 
 
-def rebuilt(out: Any, put: Callable[[str, Any], Any]) -> Any:
-    """What a call returned with `put(slot, tensor)` in the place of each tensor; slots are named as
-    the capture names them.
+def rebuilt(out: Any, replace: Callable[[str, Any], Any]) -> Any:
+    """What a call returned with `replace(slot, tensor)` in place of each tensor; slots are named
+    as the capture names them.
 
     Containers are new ones of the same class, nothing that was returned is written. Caches and
     other plain objects stay.
@@ -148,36 +148,36 @@ def rebuilt(out: Any, put: Callable[[str, Any], Any]) -> Any:
     if isinstance(out, (list, tuple, dict)) or (
         dataclasses.is_dataclass(out) and not isinstance(out, type)
     ):
-        return _rebuilt(out, "output", put)
-    return _rebuilt(out, "output.0", put)
+        return _rebuilt(out, "output", replace)
+    return _rebuilt(out, "output.0", replace)
 
 
-def _rebuilt(value: Any, slot: str, put: Callable[[str, Any], Any]) -> Any:
+def _rebuilt(value: Any, slot: str, replace: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        return put(slot, value)
+        return replace(slot, value)
     if value is None or isinstance(value, SIMPLE) or slot.count(".") > NESTING:
         return value
     if isinstance(value, dict):
         items = {
-            k: _rebuilt(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", put)
+            k: _rebuilt(v, f"{slot}.{k if isinstance(k, SIMPLE) else type(k).__name__}", replace)
             for k, v in value.items()
         }
         if all(items[k] is value[k] for k in items):
             return value
-        made = copy.copy(value)
+        copied = copy.copy(value)
         for k, v in items.items():
-            made[k] = v
-        return made
+            copied[k] = v
+        return copied
     if isinstance(value, (list, tuple)):
-        parts = [_rebuilt(v, f"{slot}.{i}", put) for i, v in enumerate(value)]
+        parts = [_rebuilt(v, f"{slot}.{i}", replace) for i, v in enumerate(value)]
         if all(new is old for new, old in zip(parts, value)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         whole: Any = value
-        made = copy.copy(whole)
+        copied = copy.copy(whole)
         for field in dataclasses.fields(value):
             old = getattr(value, field.name, None)
-            object.__setattr__(made, field.name, _rebuilt(old, f"{slot}.{field.name}", put))
-        return made
+            object.__setattr__(copied, field.name, _rebuilt(old, f"{slot}.{field.name}", replace))
+        return copied
     return value

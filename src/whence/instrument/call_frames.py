@@ -37,13 +37,25 @@ class Frame:
 
     number: place in the tree of calls: "0" for a root, "2_1" for the first child of its second
     child. place: index among the children of its parent. occurrence: how often its scope was called
-    before within `counts`, which all calls below one call of a root share. wanted: whether the
+    before within `counts`, which all calls below one call of a root share. selected: whether the
     selection of the capture includes it. keep: whether elements of its tensors are kept.
     """
 
     __slots__ = (
-        "children", "counts", "depth", "keep", "number", "occurrence", "order", "parent", "place",
-        "refs", "root", "scope", "step", "wanted",
+        "children",
+        "counts",
+        "depth",
+        "keep",
+        "number",
+        "occurrence",
+        "order",
+        "parent",
+        "place",
+        "refs",
+        "root",
+        "scope",
+        "selected",
+        "step",
     )  # fmt: skip
     counts: dict[str, int]
     depth: int
@@ -56,7 +68,7 @@ class Frame:
 
     def __init__(self, scope: str, order: int, parent: Any) -> None:
         self.scope, self.order, self.parent, self.children = scope, order, parent, 0
-        self.keep, self.wanted = False, True
+        self.keep, self.selected = False, True
         self.refs: list[Ref] = []
         if parent is None:
             self.number, self.depth, self.place = "0", 0, 0
@@ -79,18 +91,18 @@ class ThreadCalls(threading.local):
 class CallFrames:
     """The calls in progress of one listener, and the way its own code runs between them.
 
-    here: the state of the current thread. active: False once the listener has stopped.
+    thread: the state of the current thread. active: False once the listener has stopped.
     """
 
     def __init__(
         self,
         session: Session,
         hiding: Hiding = (contextlib.nullcontext, contextlib.nullcontext, bool),
-        here: ThreadCalls | None = None,
+        thread: ThreadCalls | None = None,
     ) -> None:
         self._session = session
         self._hide, self._hide_from_modes, self._modes = hiding
-        self.here: Any = here or ThreadCalls()
+        self.thread: Any = thread or ThreadCalls()
         self.lock = threading.RLock()
         self.active = False
 
@@ -98,32 +110,32 @@ class CallFrames:
         """What `action(*args)` returns; None if it raised, which ends the capture and never reaches
         the captured program. A Ctrl-C is not held back.
         """
-        here = self.here
-        here.busy = True
+        thread = self.thread
+        thread.busy = True
         try:
             with self.lock, self._hide_from_modes() if self._modes() else self._hide():
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self.give_up(error)
         finally:
-            here.busy = False
+            thread.busy = False
         return None
 
     def give_up(self, error: Exception) -> None:
         """End the capture because of an error in the listener's own code."""
         self.active = False
-        self.here.stack.clear()
+        self.thread.stack.clear()
         end_capture(self._session, error)
 
     def be_busy(self) -> None:
         """Mark this thread as one that runs the listener's own code only."""
-        self.here.busy = True
+        self.thread.busy = True
 
     def leave(self, frame: Any) -> None:
         """Take `frame` off the stack, with calls above it that a greenlet or a Ctrl-C left without
         an end.
         """
-        stack = self.here.stack
+        stack = self.thread.stack
         if stack and stack[-1] is frame:
             stack.pop()
         elif any(entry is frame for entry in stack):
@@ -146,5 +158,5 @@ def count(table: dict[str, int], key: str) -> int:
 def root_or_name(roots: Iterable[_RootT], kind: str) -> tuple[_RootT | None, str]:
     """The root of a model of this kind that is gone, or None; and the name of a new root."""
     alike = [root for root in roots if root.name.partition("#")[0] == kind]
-    gone = next((root for root in alike if root.ref() is None), None)
-    return gone, kind if not alike else f"{kind}#{len(alike)}"
+    free = next((root for root in alike if root.ref() is None), None)
+    return free, kind if not alike else f"{kind}#{len(alike)}"

@@ -231,40 +231,39 @@ def make(**options: Any) -> CaptureOptions:
 
     Raises UsageError naming the nearest option for a misspelt one.
     """
-    known = CaptureOptions.__struct_fields__
+    fields = CaptureOptions.__struct_fields__
     for name in options:
-        if name not in (*known, "logits"):
-            raise UsageError(
-                f"unknown capture option {name!r}{_nearest(name, known)}; known: {', '.join(known)}"
-            )
-    given = dict(options)
-    if (short := given.pop("logits", None)) is not None:
-        given["level"] = "logits" if short else "modules"
+        if name not in (*fields, "logits"):
+            hint = _nearest(name, fields)
+            raise UsageError(f"unknown capture option {name!r}{hint}; known: {', '.join(fields)}")
+    values = dict(options)
+    if (short := values.pop("logits", None)) is not None:
+        values["level"] = "logits" if short else "modules"
     for name in ("include", "exclude", "classes", "no_inputs", "weights", "patch"):
-        if name in given:
-            given[name] = _strings(given[name])
-    if "ids" in given:
-        given["ids"] = (
-            parse_ids(given["ids"]) if isinstance(given["ids"], str) else _strings(given["ids"])
+        if name in values:
+            values[name] = _strings(values[name])
+    if "ids" in values:
+        values["ids"] = (
+            parse_ids(values["ids"]) if isinstance(values["ids"], str) else _strings(values["ids"])
         )
     for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
-        if isinstance(given.get(name), str):
-            given[name] = parse(given[name])
+        if isinstance(values.get(name), str):
+            values[name] = parse(values[name])
     for name in ("patch_from", "force_tokens"):
-        if name in given:
+        if name in values:
             # a child may run elsewhere
-            given[name] = str(Path(given[name]).absolute()) if given[name] else ""
-    if isinstance(given.get("steps"), range):
-        if given["steps"].step != 1:
+            values[name] = str(Path(values[name]).absolute()) if values[name] else ""
+    if isinstance(values.get("steps"), range):
+        if values["steps"].step != 1:
             raise UsageError(
-                f"steps: {given['steps']} leaves steps out; a capture keeps consecutive ones"
+                f"steps: {values['steps']} leaves steps out; a capture keeps consecutive ones"
             )
-        given["steps"] = (given["steps"].start, given["steps"].stop)
+        values["steps"] = (values["steps"].start, values["steps"].stop)
     for name in ("steps", "ranks"):
-        if isinstance(given.get(name), Iterable):
-            given[name] = tuple(given[name])
+        if isinstance(values.get(name), Iterable):
+            values[name] = tuple(values[name])
     try:
-        return msgspec.convert(given, CaptureOptions)
+        return msgspec.convert(values, CaptureOptions)
     except msgspec.ValidationError as err:
         raise UsageError(f"capture options: {err}") from err
 
@@ -318,11 +317,11 @@ def parse_size(text: str) -> int:
     """Read "20GB" -> 20 * 10**9, "512MiB" -> 512 * 2**20, "4096" -> 4096 bytes. Raises
     UsageError.
     """
-    found = _SIZE.fullmatch(text)
-    if not found:
+    match = _SIZE.fullmatch(text)
+    if not match:
         raise UsageError(f"size: {text!r} is not a number of bytes like 20GB, 512MiB or 4096")
-    power = " kmgtp".index(found[2].lower() or " ")
-    size = float(found[1]) * (1024 if found[3] else 1000) ** power
+    power = " kmgtp".index(match[2].lower() or " ")
+    size = float(match[1]) * (1024 if match[3] else 1000) ** power
     if size >= 1 << 62:
         raise UsageError(f"size: {text[:40]!r} is more than any disk holds")
     return int(size)
@@ -339,15 +338,15 @@ def check_pattern(pattern: str, option: str) -> None:
             raise UsageError(f"{option}: {pattern!r} is not a regular expression: {err}") from None
 
 
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
         raise UsageError(
-            f"{option}: {value!r} is not one of {', '.join(known)}{_nearest(str(value), known)}"
+            f"{option}: {value!r} is not one of {', '.join(choices)}{_nearest(str(value), choices)}"
         )
 
 
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+def _nearest(name: str, choices: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, choices, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -60,33 +60,33 @@ class Fault(NamedTuple):
 
 def parse_point(text: str) -> Point:
     """Read "layers.3.mlp", "layers.3.mlp@2.0:output.0", "Decoder/layers.*". Raises UsageError."""
-    found = _POINT.fullmatch(text)
-    if not found:
+    match = _POINT.fullmatch(text)
+    if not match:
         raise UsageError(
             f"patch: {text!r} is not [ROOT/]NAME[@STEP[.OCCURRENCE]][:SLOT], as in layers.3.mlp, "
             "layers.3.mlp@0 or layers.3.mlp:output.0 "
             "(only outputs can be replaced)"
         )
-    step, occurrence = found["step"], found["occurrence"]
+    step, occurrence = match["step"], match["occurrence"]
     return Point(
-        found["root"] or "",
-        found["name"],
+        match["root"] or "",
+        match["name"],
         None if step is None else int(step),
         None if occurrence is None else int(occurrence),
-        found["slot"] or "",
+        match["slot"] or "",
     )
 
 
 def parse_fault(text: str) -> Fault:
     """Read "scale@layers.3.mlp.up_proj=1.01". Raises UsageError."""
-    found = _FAULT.fullmatch(text)
+    match = _FAULT.fullmatch(text)
     try:
-        if found and found["kind"] in FAULTS:
+        if match and match["kind"] in FAULTS:
             return Fault(
-                found["kind"],
-                found["root"] or "",
-                found["site"],
-                float(found["strength"]) if found["strength"] else None,
+                match["kind"],
+                match["root"] or "",
+                match["site"],
+                float(match["strength"]) if match["strength"] else None,
             )
     except ValueError:
         pass
@@ -108,17 +108,17 @@ def check_points(points: Iterable[str], calls: Iterable[Call], path: str) -> Non
     """Raise UsageError, with the nearest names, when a point is no call of the reference at `path`,
     or one without outputs.
     """
-    held = [c for c in calls if outputs_of(c)]
-    names = list(dict.fromkeys(c.scope or c.root for c in held))
+    with_outputs = [c for c in calls if outputs_of(c)]
+    names = list(dict.fromkeys(c.scope or c.root for c in with_outputs))
     for text in points:
         point = parse_point(text)
-        fitting = [c for c in held if point.fits_call(c)]
+        fitting = [c for c in with_outputs if point.fits_call(c)]
         if not fitting:
             close = difflib.get_close_matches(point.name, names, n=3, cutoff=0.4)
-            more = f"; nearest: {', '.join(close)}" if close else ""
+            nearest = f"; nearest: {', '.join(close)}" if close else ""
             where = "" if point.step is None else f" at step {point.step}"
-            known = any(fnmatch.fnmatchcase(n, point.name) for n in names)
-            hint = f" (the module is there{more})" if known else more
+            is_called = any(fnmatch.fnmatchcase(n, point.name) for n in names)
+            hint = f" (the module is there{nearest})" if is_called else nearest
             raise UsageError(
                 f"patch: {path} holds no output of a call {point.name}{where}{hint}; whence show "
                 f"{path} --tree lists the calls"

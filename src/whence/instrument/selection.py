@@ -132,14 +132,14 @@ class Selector:
         """A sentence for every include, class or id that matched no call so far, saying what there
         was.
         """
-        told = []
-        for option, given, seen, noun in (
+        sentences = []
+        for option, patterns, met, noun in (
             ("include", self._options.include, self._scopes, "module"),
             ("classes", self._options.classes, self._types, "class"),
             ("ids", self._options.ids, self._numbers, "tree number"),
         ):
-            names = sorted(n for n in seen if n)
-            for pattern in given:
+            names = sorted(n for n in met if n)
+            for pattern in patterns:
                 if (option, pattern) in self._used:
                     continue
                 close = (
@@ -147,9 +147,11 @@ class Selector:
                     or names[:3]
                 )
                 plural = noun + ("es" if noun == "class" else "s")
-                found = f"nearest: {', '.join(close)}" if close else "none was called"
-                told.append(f"{option}: {pattern!r} matched none of {len(names)} {plural}; {found}")
-        return told
+                nearest = f"nearest: {', '.join(close)}" if close else "none was called"
+                sentences.append(
+                    f"{option}: {pattern!r} matched none of {len(names)} {plural}; {nearest}"
+                )
+        return sentences
 
     def _decide(self, scope: str, op_type: str, depth: int, number: str) -> bool:
         self._scopes.add(scope)

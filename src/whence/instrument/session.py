@@ -188,13 +188,13 @@ class Session:
             return
         size = self._sink.nbytes - self._step_start
         parameters = self._parameter_bytes - self._parameters_before
-        kept, wanted = self.elements_on, self.selector.only is None or step in self.selector.only
+        whole, selected = self.elements_on, self.selector.only is None or step in self.selector.only
         try:
-            self._sink.step(Step(root, step, size, kept, self.rank))
+            self._sink.step(Step(root, step, size, whole, self.rank))
         except StoreFailed as error:
             self.fail(str(error))
             return
-        if kept and wanted:
+        if whole and selected:
             # The first step holds the parameters too, the later ones do not unless an optimizer
             # changes them.
             first = root not in self._step_bytes
@@ -204,7 +204,7 @@ class Session:
             if first and root not in self._announced:
                 self._announced.add(root)
                 self._tell(self._size_of_a_step(root, size - parameters, parameters))
-        elif root not in self._announced and wanted:
+        elif root not in self._announced and selected:
             self._announced.add(root)
             if self.options.keep == "full":
                 self._tell(
@@ -215,13 +215,13 @@ class Session:
             self.step_ended(root, step)
 
     def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
-        once = f"parameters {size_words(parameters)} once, " if parameters else ""
+        parameter_words = f"parameters {size_words(parameters)} once, " if parameters else ""
         if size <= 0:
-            return f"whence: {root}: {once}no elements in a step"
+            return f"whence: {root}: {parameter_words}no elements in a step"
         fit = max(1, 1 + int((self.max_bytes - self._step_start - parameters - size) // size))
         count = f"{fit:,}".replace(",", " ")
         return (
-            f"whence: {root}: {once}{size_words(size)}/step, {count} "
+            f"whence: {root}: {parameter_words}{size_words(size)}/step, {count} "
             f"{'step fits' if fit == 1 else 'steps fit'}"
         )
 
@@ -284,17 +284,17 @@ class Session:
         statistics = sketch = None
         why, payload = self._never, None
         if self.options.keep != "none":
-            known = self._figures.get((digest, dtype))
-            if known is None:
-                known = (
+            figures = self._figures.get((digest, dtype))
+            if figures is None:
+                figures = (
                     host.statistics_at(address, nbytes, dtype)
                     if data is None
                     else host.statistics(data, dtype)
                 )
                 if len(self._figures) >= FIGURES:
                     self._figures.clear()
-                self._figures[digest, dtype] = known
-            statistics, sketch = known
+                self._figures[digest, dtype] = figures
+            statistics, sketch = figures
         if not why:
             if not self.selector.elements(scope, slot):
                 why = "statistics only (--no-inputs)"
@@ -313,7 +313,7 @@ class Session:
             self._print(f"{scope}:{slot}", dtype, shape, statistics)
         try:
             sink = self._sink or self.sink()
-            before = sink.nbytes if slot.startswith("param.") else -1
+            bytes_before = sink.nbytes if slot.startswith("param.") else -1
             number = sink.record(
                 dtype,
                 shape,
@@ -334,8 +334,8 @@ class Session:
             self.fail(str(error))
             return -1
         self.records += 1
-        if before >= 0:
-            self._parameter_bytes += sink.nbytes - before
+        if bytes_before >= 0:
+            self._parameter_bytes += sink.nbytes - bytes_before
         return number
 
     def unreadable(

@@ -63,15 +63,15 @@ class Tasks:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._nameless = itertools.count()
-        self._own: ContextVar[OpenTask | None] = ContextVar("whence_task", default=None)
+        self._current: ContextVar[OpenTask | None] = ContextVar("whence_task", default=None)
         self._open: list[OpenTask] = []
         self.variables: Mapping[str, str] = {}
 
     @property
     def now(self) -> str:
         """The id of the current task, "" for none."""
-        own = self._own.get() or (self._open[-1] if self._open else None)
-        return own.id if own is not None else ""
+        task = self._current.get() or (self._open[-1] if self._open else None)
+        return task.id if task is not None else ""
 
     def number(self, task: str) -> int:
         """How many others came before it; 0 for none."""
@@ -83,12 +83,12 @@ class Tasks:
         None for "task0", "task1" ...
         """
         begun = OpenTask(f"task{next(self._nameless)}" if name is None else str(name))
-        before = self._own.get()
+        outer = self._current.get()
         with self._lock:
-            if before is not None and not before.is_block and before in self._open:
-                self._open.remove(before)
+            if outer is not None and not outer.is_block and outer in self._open:
+                self._open.remove(outer)
             self._open.append(begun)
-        begun.token = self._own.set(begun)
+        begun.token = self._current.set(begun)
         self.announce(begun.id)
         return begun
 
@@ -98,7 +98,7 @@ class Tasks:
             if begun in self._open:
                 self._open.remove(begun)
         with contextlib.suppress(ValueError):  # ended in another context than it was begun in
-            self._own.reset(begun.token)
+            self._current.reset(begun.token)
         self.announce(self.now)
 
     def announce(self, task: str) -> None:
@@ -153,7 +153,7 @@ class Labels:
     ) -> None:
         self.session, self.folder, self._tasks, self._read = session, Path(folder), tasks, read
         self._lock = threading.Lock()
-        self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._pid = os.getpid()
 
     def take(
@@ -172,7 +172,7 @@ class Labels:
         if not session.active or os.getpid() != self._pid or not session.begin():
             return
         try:
-            name, side, given = self._words(name, side), side or "", "" if id is None else str(id)
+            name, side, item = self._words(name, side), side or "", "" if id is None else str(id)
             number = self._tasks.number(task)
             if file is not None and value is not None:
                 raise UsageError("give a tensor or a file, not both")
@@ -181,7 +181,7 @@ class Labels:
                     Waiting(
                         name,
                         side,
-                        given,
+                        item,
                         task,
                         number,
                         os.fspath(file),
@@ -199,8 +199,8 @@ class Labels:
             if record < 0:
                 return
             with self._lock:
-                occurrence = self._seen[task, side, name]
-                self._seen[task, side, name] += 1
+                occurrence = self._occurrences[task, side, name]
+                self._occurrences[task, side, name] += 1
             order = session.next_order()
             call = Call(
                 order,
@@ -216,7 +216,7 @@ class Labels:
                 leaf=True,
                 no_program=NO_PROGRAM,
                 refs=(Ref("output.0", record),),
-                arguments=described(task, given, time.time_ns()),
+                arguments=described(task, item, time.time_ns()),
             )
             session.call(call)
         except Exception as error:  # noqa: BLE001 - a label never fails the program
@@ -234,9 +234,9 @@ class Labels:
         session, device, subclass = self.session, "cpu", ""
         stride: tuple[int, ...] = ()
         try:
-            found = self._read(value)
-            if found is not None:
-                array, stride, device, subclass = found
+            elements = self._read(value)
+            if elements is not None:
+                array, stride, device, subclass = elements
             else:
                 array = to_host("nothing" if value is None else value, name)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -247,10 +247,10 @@ class Labels:
                 else str(error) or type(error).__name__
             )
             # not of proxies, which answer to any name
-            known = hasattr(type(value), "dtype") and hasattr(type(value), "shape")
-            shape = tuple(int(n) for n in value.shape) if known else ()
+            has_form = hasattr(type(value), "dtype") and hasattr(type(value), "shape")
+            shape = tuple(int(n) for n in value.shape) if has_form else ()
             return session.unreadable(
-                str(value.dtype).removeprefix("torch.") if known else "", shape, why
+                str(value.dtype).removeprefix("torch.") if has_form else "", shape, why
             )
         from whence import dtypes
 
@@ -276,9 +276,11 @@ class Labels:
         )
 
 
-def described(task: str, given: str, at: int, file: str = "") -> dict[str, Any]:
+def described(task: str, item: str, nanoseconds: int, file: str = "") -> dict[str, Any]:
     """What a call says of its label beside name, side and occurrence: `Call.arguments`."""
-    return {"at": at} | {k: v for k, v in (("task", task), ("id", given), ("file", file)) if v}
+    return {"at": nanoseconds} | {
+        k: v for k, v in (("task", task), ("id", item), ("file", file)) if v
+    }
 
 
 def append(path: Path, text: str) -> None:

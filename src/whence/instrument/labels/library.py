@@ -81,16 +81,16 @@ def load(
     name: str,
     *,
     runner: str = "",
-    most: int | None = None,
+    max_tokens: int | None = None,
     dump: str = "",
-    here: Path | None = None,
+    start: Path | None = None,
     environment: Mapping[str, str] = {},
 ) -> Library:
     """The library called `name`, or described by the profile file `name`, and what is asked of it.
 
-    runner: white list of its operations, "" for all. most: tokens. dump: its folder of tensors.
-    here: where the program starts. environment: of the program; its variables win over what the
-    profile assumes, and lose against `runner`, `most` and `dump`. Raises UsageError: no such
+    runner: white list of its operations, "" for all. dump: its folder of tensors.
+    start: where the program starts. environment: of the program; its variables win over what the
+    profile assumes, and lose against `runner`, `max_tokens` and `dump`. Raises UsageError: no such
     profile or file, a key that is not known, a number below 1.
     """
     file = FOLDER / f"{name}.yaml"
@@ -103,8 +103,8 @@ def load(
                 f"library {name!r}: no profile of that name{hint} and no such file; there are "
                 f"{', '.join(known())}"
             )
-    if most is not None and most < 1:
-        raise UsageError(f"library-max {most}: a number of tokens, 1 or more")
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"library-max {max_tokens}: a number of tokens, 1 or more")
     try:
         data = config_files.yaml_value(file.read_text(encoding="utf-8"))
         profile = msgspec.convert(data or {}, Profile, strict=False)
@@ -113,31 +113,31 @@ def load(
         raise UsageError(
             f"library profile {file}: {words}; known keys: {', '.join(Profile.__struct_fields__)}"
         ) from None
-    said = {"max": most is not None, "runner": bool(runner), "dump": bool(dump)}
-    kept = {
+    options = {"max": max_tokens is not None, "runner": bool(runner), "dump": bool(dump)}
+    dump_values = {
         variable: environment[variable]
         for variable, text in profile.variables.items()
         if variable in environment
-        and not any(said[option] and "{" + option + "}" in text for option in said)
+        and not any(options[option] and "{" + option + "}" in text for option in options)
     }
     place = dump or next(
         (
-            kept[v]
+            dump_values[v]
             for v, text in profile.variables.items()
-            if v in kept and text.rstrip("/") == "{dump}"
+            if v in dump_values and text.rstrip("/") == "{dump}"
         ),
         "",
     )
-    folder = os.path.normpath((here or Path.cwd()) / Path(place or profile.dump).expanduser())
+    folder = os.path.normpath((start or Path.cwd()) / Path(place or profile.dump).expanduser())
     values: dict[str, Any] = {
-        "max": profile.max if most is None else most,
+        "max": profile.max if max_tokens is None else max_tokens,
         "runner": runner,
         "dump": folder,
     }
     variables = {
         variable: filled(str(text), **values) for variable, text in profile.variables.items()
     }
-    return Library(Path(name).stem, profile, folder, {**variables, **kept})
+    return Library(Path(name).stem, profile, folder, {**variables, **dump_values})
 
 
 def anywhere(dump: str = "", cwd: str = "") -> Library:

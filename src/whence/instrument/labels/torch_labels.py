@@ -77,8 +77,8 @@ def operator(take: Callable[..., None]) -> Callable[..., bool]:
     library = torch.library.Library("whence", "FRAGMENT")
     library.define("label(Tensor x, str name, str side, str file, str id, int kind) -> ()")
     library.impl("label", run, "CompositeExplicitAutograd")
-    torch.library.register_fake("whence::label", lambda *given: None, lib=library)
-    _held.append(library)  # operators live as long as their library
+    torch.library.register_fake("whence::label", lambda *arguments: None, lib=library)
+    _libraries.append(library)  # operators live as long as their library
     op = torch.ops.whence.label.default
     torch.fx.node.has_side_effect(op)
     effects = importlib.import_module("torch._higher_order_ops.effects")
@@ -110,4 +110,4 @@ def operator(take: Callable[..., None]) -> Callable[..., bool]:
 
 
 _TENSOR, _FILE, _OTHER = range(3)
-_held: list[Any] = []
+_libraries: list[Any] = []

@@ -119,9 +119,9 @@ def find(command: Sequence[str], environment: Mapping[str, str]) -> Interpreter 
     if name in _WRAPPERS:
         for place, argument in enumerate(command[1:], 1):
             if _PYTHON.fullmatch(Path(argument).name) and (
-                found := shutil.which(argument, path=environment.get("PATH"))
+                executable := shutil.which(argument, path=environment.get("PATH"))
             ):
-                return Interpreter(found, tuple(command[place + 1 :]), "the command line")
+                return Interpreter(executable, tuple(command[place + 1 :]), "the command line")
         return None
     return of_script(Path(path), environment)
 
@@ -130,9 +130,9 @@ def which(name: str, environment: Mapping[str, str]) -> str:
     """Full path of a command. Raises CaptureError saying whether it is missing or not
     executable.
     """
-    found = shutil.which(name, path=environment.get("PATH", os.defpath))
-    if found:
-        return found
+    executable = shutil.which(name, path=environment.get("PATH", os.defpath))
+    if executable:
+        return executable
     path = Path(name)
     if os.sep in name and path.is_dir():
         raise CaptureError(f"cannot run {name}: it is a folder; nothing was started")
@@ -184,12 +184,12 @@ def hiding_flags(options: Sequence[str]) -> str:
     """Those of -I, -S, -E (also inside -Is) that a Python given these options would obey: "" or
     e.g. "IS".
     """
-    found: list[str] = []
-    rest = list(options)
-    while rest:
-        word = rest.pop(0)
+    flags: list[str] = []
+    remaining = list(options)
+    while remaining:
+        word = remaining.pop(0)
         if word == "--check-hash-based-pycs":
-            del rest[:1]
+            del remaining[:1]
             continue
         if not word.startswith("-") or word in ("-", "--"):
             break
@@ -197,14 +197,14 @@ def hiding_flags(options: Sequence[str]) -> str:
             continue
         for place, letter in enumerate(word[1:], 1):
             if letter in "cm":
-                return "".join(found)
+                return "".join(flags)
             if letter in "WX":
                 if place == len(word) - 1:
-                    del rest[:1]
+                    del remaining[:1]
                 break
-            if letter in "ISE" and letter not in found:
-                found.append(letter)
-    return "".join(found)
+            if letter in "ISE" and letter not in flags:
+                flags.append(letter)
+    return "".join(flags)
 
 
 def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str, str]:
@@ -224,7 +224,7 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
     probe = _PROBE % (_NEEDED, PACKAGES)
     clean = {name: value for name, value in environment.items() if name != "WHENCE_CAPTURE"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-c", probe],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -236,9 +236,9 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
     except (OSError, subprocess.TimeoutExpired) as err:
         raise CaptureError(f"cannot run {python}: {err}; nothing was started") from err
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise CaptureError(f"{python} does not run Python: {last}; nothing was started") from None
     if answer["error"]:
         exe = answer["executable"] or python
@@ -258,10 +258,10 @@ def versions_here() -> dict[str, str]:
     """Versions of this process's python and packages, none of them imported."""
     from importlib import metadata
 
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in ("whence", *PACKAGES):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -99,8 +99,8 @@ def launch(
     absolute = str(Path(run_path).absolute())
     info = describe(command, options, versions, found.python if found else "")
     create(absolute, info, options.force)
-    for left in (LOG, ERRORS):  # of a run that --force replaced
-        (Path(absolute) / left).unlink(missing_ok=True)
+    for leftover in (LOG, ERRORS):  # of a run that --force replaced
+        (Path(absolute) / leftover).unlink(missing_ok=True)
     child = child_environment(variables, absolute, options, attach)
     ended = execute(
         command, extra.environment(child, absolute) if extra is not None else child, log
@@ -167,20 +167,20 @@ def on_disk(path: str) -> int:
     total = 0
     for file in Path(path).rglob("*"):
         with contextlib.suppress(OSError):
-            found = file.lstat()
-            total += min(found.st_size, found.st_blocks * 512) if file.is_file() else 0
+            status = file.lstat()
+            total += min(status.st_size, status.st_blocks * 512) if file.is_file() else 0
     return total
 
 
 def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
     """The most likely reason why a capture holds no call."""
     if processes.errors:
-        more = (
+        further = (
             f" (and {len(processes.errors) - 1} more in {ERRORS})"
             if len(processes.errors) > 1
             else ""
         )
-        return processes.errors[0] + more
+        return processes.errors[0] + further
     if not processes.started:
         return (
             "no Python that it started saw whence; was PYTHONPATH replaced (write "
@@ -253,7 +253,7 @@ def git_state(folder: Path) -> str:
     """
 
     def git(*words: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -262,7 +262,7 @@ def git_state(folder: Path) -> str:
             check=True,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
         commit = git("rev-parse", "HEAD")
@@ -280,8 +280,8 @@ def child_environment(
     child = dict(environment)
     config = {"run": run_path, "launcher": __name__, "attach": attach, "options": options.asdict()}
     child[ENVIRONMENT] = json.dumps(config)
-    before = child.get("PYTHONPATH", "")
-    child["PYTHONPATH"] = str(SITE) + (os.pathsep + before if before else "")
+    search_path = child.get("PYTHONPATH", "")
+    child["PYTHONPATH"] = str(SITE) + (os.pathsep + search_path if search_path else "")
     if options.seed is not None:
         child["PYTHONHASHSEED"] = str(options.seed)
     if options.deterministic:
@@ -356,16 +356,16 @@ def _handlers(relay: Callable[[int, FrameType | None], None]) -> Any:
     """Relay signals while the command runs. One that was ignored before (nohup) stays ignored, in
     the child too.
     """
-    before: dict[int, Any] = {}
+    previous: dict[int, Any] = {}
     with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
         for name in _RELAYED:
             signum = getattr(signal, name, None)
             if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
-                before[signum] = signal.signal(signum, relay)
+                previous[signum] = signal.signal(signum, relay)
     try:
         yield
     finally:
-        for signum, handler in before.items():
+        for signum, handler in previous.items():
             signal.signal(signum, handler)
 
 
@@ -389,7 +389,7 @@ class _Sentinel:
     WAIT_S = 0.5
 
     def __enter__(self) -> _Sentinel:
-        self._seen: set[int] = set()
+        self._pids: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
@@ -421,17 +421,17 @@ class _Sentinel:
         if process is None or process.stdout is None:
             return signum == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty()
         until = time.monotonic() + self.WAIT_S
-        while signum not in self._seen:
-            left = until - time.monotonic()
-            ready = left > 0 and select.select([process.stdout], [], [], left)[0]
+        while signum not in self._pids:
+            seconds = until - time.monotonic()
+            ready = seconds > 0 and select.select([process.stdout], [], [], seconds)[0]
             if not ready:
                 return False
             data = os.read(process.stdout.fileno(), 64)
             if not data:
                 # It died: of this very signal when that came before its handlers were set.
                 return process.wait() == -signum
-            self._seen.update(data)
-        self._seen.discard(signum)
+            self._pids.update(data)
+        self._pids.discard(signum)
         return True
 
 

@@ -27,8 +27,8 @@ class Interventions:
         self._slots: dict[tuple[str, int, str, int], str] = {}
         self._places: dict[tuple[str, int, str, str], Call] = {}
         self._types: dict[tuple[str, int, str, int], str] = {}
-        self._done: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._applied: Counter[str] = Counter()
+        self._noted: set[str] = set()
         for call in reference.calls:
             if call.kind == "module":
                 for ref in call.slots("output"):
@@ -63,10 +63,10 @@ class Interventions:
         """`wrote` of an operator: the reference's at the same place in the program, since variables
         of PIR may be numbered otherwise.
         """
-        there = self._places.get((root, step, number, op_type))
-        if there is not None:
-            note = self.wrote(root, step, there.scope, there.occurrence, tensor)
-            return f"{note}{PATCHED_AS}{there.scope}" if note and there.scope != name else note
+        place = self._places.get((root, step, number, op_type))
+        if place is not None:
+            note = self.wrote(root, step, place.scope, place.occurrence, tensor)
+            return f"{note}{PATCHED_AS}{place.scope}" if note and place.scope != name else note
         if self._types.get((root, step, name, occurrence), op_type) != op_type:
             return ""
         return self.wrote(root, step, name, occurrence, tensor)
@@ -79,8 +79,8 @@ class Interventions:
         Replaces its elements where that was asked for; returns the note of its call, or "".
         """
         fitting = [p for p in self._points if p.fits(root, name, step, occurrence)]
-        own = slot or self._slots.get((root, step, name, occurrence), "")
-        if not any(not own or p.slot in ("", own) for p in fitting):
+        call_slot = slot or self._slots.get((root, step, name, occurrence), "")
+        if not any(not call_slot or p.slot in ("", call_slot) for p in fitting):
             return ""
         number = self._records.get((root, step, name, occurrence, slot))
         if number is None:
@@ -93,19 +93,19 @@ class Interventions:
         except (WhenceError, ValueError, RuntimeError, TypeError) as error:
             self._refuse(name, step, str(error))
             return ""
-        self._done[name] += 1
+        self._applied[name] += 1
         return PATCHED + self._reference.path
 
     def finish(self) -> None:
         """Say what was done."""
-        for name, count in self._done.items():
+        for name, count in self._applied.items():
             self._session.note(
                 "patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name
             )
-        self._done.clear()
+        self._applied.clear()
 
     def _refuse(self, name: str, step: int, why: str) -> None:
         text = f"{name} at step {step} was not patched: {why}"
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self._session.note("patch-refused", text, name, step)

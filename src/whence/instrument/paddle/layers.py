@@ -72,7 +72,7 @@ class Listener:
         # else only what the outermost layer is given and returns
         self._modules = session.options.level != "logits"
         self.frames = CallFrames(session)
-        self._known: dict[int, tuple[Callable[[], Any], str, LayerRoot]] = {}
+        self._layers: dict[int, tuple[Callable[[], Any], str, LayerRoot]] = {}
         self._roots: list[LayerRoot] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._inside = 0
@@ -153,7 +153,7 @@ class Listener:
         """Stop listening. Idempotent."""
         self.active = False
         put_back(self._undo)
-        self._known.clear()
+        self._layers.clear()
         self._roots.clear()
         if self.changes is not None and not self.session.failed:
             self.changes.finish()
@@ -174,14 +174,14 @@ class Listener:
         inputs: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        here, guarded = self.frames.here, self.frames.guarded
-        if here.busy or (here.stack and not self._modules):
+        thread, guarded = self.frames.thread, self.frames.guarded
+        if thread.busy or (thread.stack and not self._modules):
             return previous(layer, *inputs, **kwargs)
-        depth = len(here.stack)
+        depth = len(thread.stack)
         try:
             frame = guarded(self._enter, layer, inputs, kwargs)
         except BaseException:  # Ctrl-C while this code ran: a call that never began
-            del here.stack[depth:]
+            del thread.stack[depth:]
             raise
         if frame is None:
             return previous(layer, *inputs, **kwargs)
@@ -200,7 +200,7 @@ class Listener:
         if session.failed:
             self.active = False
             return None
-        stack = self.frames.here.stack
+        stack = self.frames.thread.stack
         parent = stack[-1] if stack else None
         scope_and_root = self._scope_of(layer, parent)
         if scope_and_root is None:
@@ -212,11 +212,11 @@ class Listener:
             root.tensors.begin()
             session.begin_step(root.name)
         frame.occurrence = count(frame.counts, scope)
-        frame.wanted = session.takes_all or session.selector.wants(
+        frame.selected = session.takes_all or session.selector.wants(
             scope, frame.op_type, frame.depth, frame.number, frame.step
         )
         stack.append(frame)
-        if not frame.wanted:
+        if not frame.selected:
             frame.notes.append("not selected")
             return frame
         session.over_budget(scope, frame.step)
@@ -225,13 +225,13 @@ class Listener:
             frame.notes.append(TRACED)
         if self._modules:
             self._take_parameters(frame, deep=_is_traced(layer))
-        found: list[tuple[str, Any]] = []
+        collected: list[tuple[str, Any]] = []
         for i, value in enumerate(inputs):
-            _collect(value, f"input.{i}", found, frame.arguments)
+            _collect(value, f"input.{i}", collected, frame.arguments)
         for name, value in kwargs.items():
-            _collect(value, f"input.{name}", found, frame.arguments)
+            _collect(value, f"input.{name}", collected, frame.arguments)
         if session.selector.slots("input"):
-            for slot, tensor in found:
+            for slot, tensor in collected:
                 record, edge = self._sight(tensor, slot, frame)
                 frame.refs.append(Ref(slot, record, edge))
                 frame.inputs.append((slot, tensor, int(tensor.inplace_version), record))
@@ -243,7 +243,7 @@ class Listener:
         if session.failed:
             self.active = False
             return
-        if frame.wanted and not error:
+        if frame.selected and not error:
             if (
                 self._modules
                 and frame.children == 0
@@ -299,7 +299,7 @@ class Listener:
         for name, tensor in _held(frame.layer, deep):
             full = f"{frame.scope}.{name}" if frame.scope else name
             # A training step changes all elements; elsewhere a sample shows it.
-            found = frame.root.tensors.parameter(
+            record_and_edge = frame.root.tensors.parameter(
                 tensor,
                 full,
                 scope=frame.scope,
@@ -307,7 +307,7 @@ class Listener:
                 op_type=frame.op_type,
                 sure=frame.training,
             )
-            frame.refs.append(Ref(f"param.{name}", *found))
+            frame.refs.append(Ref(f"param.{name}", *record_and_edge))
 
     def _take_mutated(self, frame: LayerFrame) -> None:
         for slot, tensor, version, record in frame.inputs:
@@ -317,7 +317,7 @@ class Listener:
                     frame.refs.append(Ref(f"mutated{slot[5:]}", number, edge))
         if not frame.training or frame.children:
             return
-        before = {ref.slot: ref.record for ref in frame.refs}
+        records = {ref.slot: ref.record for ref in frame.refs}
         for name, tensor in _held(frame.layer, False):
             if not tensor.stop_gradient:
                 # batch norm writes its running statistics, which are parameters without a gradient
@@ -331,20 +331,20 @@ class Listener:
                 op_type=frame.op_type,
                 sure=True,
             )
-            if number != before.get(f"param.{name}"):
+            if number != records.get(f"param.{name}"):
                 frame.refs.append(Ref(f"mutated.{name}", number, edge))
 
     def _take_outputs(self, frame: LayerFrame, out: Any) -> None:
-        found: list[tuple[str, Any]] = []
+        outputs: list[tuple[str, Any]] = []
         _collect(
             out,
             "output"
             if isinstance(out, (list, tuple, dict)) or dataclasses.is_dataclass(out)
             else "output.0",
-            found,
+            outputs,
             {},
         )
-        for slot, tensor in found:
+        for slot, tensor in outputs:
             if self.changes is not None:
                 note = self.changes.wrote(
                     frame.root.name,
@@ -363,8 +363,8 @@ class Listener:
 
     def _scope_of(self, layer: Any, parent: LayerFrame | None) -> tuple[str, LayerRoot] | None:
         """Scope and root of a layer that is called; None if it is not listened to."""
-        known = self._known.get(id(layer))
-        if known is None or known[0]() is not layer:
+        entry = self._layers.get(id(layer))
+        if entry is None or entry[0]() is not layer:
             if parent is not None:
                 inside = f"<{type(layer).__name__}>"
                 scope = f"{parent.scope}.{inside}" if parent.scope else inside
@@ -375,8 +375,8 @@ class Listener:
                 self._new_root(layer)
             if not self.active:
                 return None
-            known = self._known[id(layer)]
-        return known[1:]
+            entry = self._layers[id(layer)]
+        return entry[1:]
 
     def _new_root(self, layer: Any) -> None:
         if not self._begun:
@@ -396,9 +396,9 @@ class Listener:
 
     def _learn(self, layer: Any, root: LayerRoot, scope: str) -> None:
         for name, child in layer.named_sublayers(prefix=scope, include_self=True):
-            known = self._known.get(id(child))
-            if known is None or known[0]() is not child or child is layer:
-                self._known[id(child)] = (weakref.ref(child), name, root)
+            entry = self._layers.get(id(child))
+            if entry is None or entry[0]() is not child or child is layer:
+                self._layers[id(child)] = (weakref.ref(child), name, root)
 
 
 def _is_traced(layer: Any) -> bool:
@@ -412,19 +412,19 @@ def _is_traced(layer: Any) -> bool:
 
 
 def _held(layer: Any, deep: bool) -> list[tuple[str, Any]]:
-    found = [
+    attributes = [
         *layer.named_parameters(include_sublayers=deep),
         *layer.named_buffers(include_sublayers=deep),
     ]
-    return [(name, tensor) for name, tensor in found if tensors.is_tensor(tensor)]
+    return [(name, tensor) for name, tensor in attributes if tensors.is_tensor(tensor)]
 
 
 def _collect(
-    value: Any, slot: str, found: list[tuple[str, Any]], arguments: dict[str, Any]
+    value: Any, slot: str, collected: list[tuple[str, Any]], arguments: dict[str, Any]
 ) -> None:
-    """Tensors (in any nesting) go to `found`, simple values to `arguments`."""
+    """Tensors (in any nesting) go to `collected`, simple values to `arguments`."""
     if tensors.is_tensor(value):
-        found.append((slot, value))
+        collected.append((slot, value))
     elif value is None or slot.count(".") > _NESTING:
         return
     elif isinstance(value, _SIMPLE):
@@ -433,11 +433,14 @@ def _collect(
     elif isinstance(value, dict):
         for k, v in value.items():
             _collect(
-                v, f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}", found, arguments
+                v,
+                f"{slot}.{k if isinstance(k, _SIMPLE) else type(k).__name__}",
+                collected,
+                arguments,
             )
     elif isinstance(value, (list, tuple)):
         for i, v in enumerate(value):
-            _collect(v, f"{slot}.{i}", found, arguments)
+            _collect(v, f"{slot}.{i}", collected, arguments)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            _collect(getattr(value, field.name, None), f"{slot}.{field.name}", found, arguments)
+            _collect(getattr(value, field.name, None), f"{slot}.{field.name}", collected, arguments)

@@ -153,7 +153,7 @@ class PredictorRun:
     def _clear(self) -> None:
         self._stack.clear()
         self._named: dict[str, tuple[int, bytes]] = {}
-        self._there: dict[str, SeenTensor | None] = {}
+        self._last_seen: dict[str, SeenTensor | None] = {}
         self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
         self._ended: list[OperatorFrame] = []
         self._ran: dict[int, OperatorFrame] = {}
@@ -161,8 +161,8 @@ class PredictorRun:
 
     # ---- a run
 
-    def begin(self, predictor: Any, given: Any) -> None:
-        """The predictor is run. given: the list of tensors it was given, None when handles hold
+    def begin(self, predictor: Any, arguments: Any) -> None:
+        """The predictor is run. arguments: the list of tensors it was given, None when handles hold
         them.
         """
         session = self.session
@@ -174,13 +174,13 @@ class PredictorRun:
         self._stack.append(top)
         session.over_budget("", self.root.steps)
         top.keep = session.elements_on
-        top.wanted = self._wants("", "", top)
-        if not top.wanted or not self._takes_inputs:
+        top.selected = self._wants("", "", top)
+        if not top.selected or not self._takes_inputs:
             return
         for place, name in enumerate(self.feeds):
-            if isinstance(given, (list, tuple)):
-                if place < len(given) and tensors.is_tensor(given[place]):
-                    seen, value = look(given[place]), given[place]
+            if isinstance(arguments, (list, tuple)):
+                if place < len(arguments) and tensors.is_tensor(arguments[place]):
+                    seen_input, value = look(arguments[place]), arguments[place]
                 else:
                     continue
             else:
@@ -188,8 +188,10 @@ class PredictorRun:
                     value = tensors.of_handle(predictor.get_input_handle(name))
                 except Exception:  # noqa: BLE001 - one that was not filled: Paddle will say so itself
                     continue
-                seen = _of_array(value)
-            top.inputs[name] = self._taken(value, seen, name, f"input.{name}", "Predictor", "", top)
+                seen_input = _of_array(value)
+            top.inputs[name] = self._taken(
+                value, seen_input, name, f"input.{name}", "Predictor", "", top
+            )
 
     def end(self, predictor: Any, out: Any, error: str) -> None:
         """The predictor has run, or raised."""
@@ -198,11 +200,11 @@ class PredictorRun:
         session, top = self.session, self._stack[0]
         self._finish_above(top)
         self._emit(everything=True)
-        if top.wanted and not error and self._takes_outputs:
+        if top.selected and not error and self._takes_outputs:
             for place, name in enumerate(self.fetches):
-                told = self._named.get(name)
-                if told is not None and told[0] >= 0:
-                    top.outputs[name] = (told[0], "content")
+                named = self._named.get(name)
+                if named is not None and named[0] >= 0:
+                    top.outputs[name] = (named[0], "content")
                 elif (
                     isinstance(out, (list, tuple))
                     and place < len(out)
@@ -213,9 +215,9 @@ class PredictorRun:
                     )
                 else:
                     top.outputs[name] = self._fetched(predictor, name, top)
-        refs = [Ref(f"input.{n}", *seen) for n, seen in top.inputs.items()] + [
-            Ref(f"output.{n}", *seen) for n, seen in top.outputs.items()
-        ]
+        refs = [
+            Ref(f"input.{n}", *record_and_edge) for n, record_and_edge in top.inputs.items()
+        ] + [Ref(f"output.{n}", *record_and_edge) for n, record_and_edge in top.outputs.items()]
         session.call(
             Call(
                 top.order,
@@ -230,7 +232,7 @@ class PredictorRun:
                 refs=tuple(refs),
                 no_program=NO_PROGRAM,
                 error=error,
-                notes=() if top.wanted else ("not selected",),
+                notes=() if top.selected else ("not selected",),
             )
         )
         session.end_step(self.root.name, self.root.steps)
@@ -265,16 +267,16 @@ class PredictorRun:
             return
         if top.op_type == "if":
             _decided(top, tensor)
-        if not top.wanted or not self._takes_inputs:
+        if not top.selected or not self._takes_inputs:
             if self._is_parameter(name):
                 top.params[name] = (-1, "")
             elif name not in top.inputs:
                 top.inputs[name] = (-1, "")
             return
         if self._is_parameter(name):
-            held = self.tensors.unchanged(tensor, name)
+            unchanged = self.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
-            top.params[name] = held or self.tensors.parameter(
+            top.params[name] = unchanged or self.tensors.parameter(
                 tensor,
                 name,
                 scope=top.op_type,
@@ -327,18 +329,18 @@ class PredictorRun:
             self._rewrote(name, tensor, top)
             return
         if (
-            top.wanted
+            top.selected
             and not self.session.takes_all
             and self._key(top) not in self._scopes
             and not top.outputs
         ):
-            top.wanted = self._wants(plain, "", top) or (
+            top.selected = self._wants(plain, "", top) or (
                 self.program is not None and bool(self.session.options.include)
             )
-        if not top.wanted or not self._takes_outputs:
+        if not top.selected or not self._takes_outputs:
             top.outputs[name] = (-1, "")
             self._named[name] = (-1, b"")
-            self._there.pop(name, None)
+            self._last_seen.pop(name, None)
             return
         top.outputs[name] = self._taken(
             tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order
@@ -348,49 +350,49 @@ class PredictorRun:
         """A parameter is among the outputs of operators that may write it (batch norm). When this
         one did, it is a mutation.
         """
-        before = top.params[name][0]
-        if before < 0:
+        record = top.params[name][0]
+        if record < 0:
             return
         number, _ = self.tensors.parameter(
             tensor, name, scope=top.op_type, slot=f"mutated.{name}", op_type=top.op_type, sure=True
         )
-        if number != before:
+        if number != record:
             top.outputs[name] = (number, "")
 
     def _read(self, name: str, tensor: Any, top: OperatorFrame) -> tuple[int, str]:
-        before = self._there.get(name)
-        if before is not None and self.tensors.unmoved(before, tensor, top.order):
-            return before.record, "content"
-        seen = look(tensor)
-        if seen.why:
-            return self.session.unreadable(seen.dtype, seen.shape, seen.why), ""
-        digest = seen.digest()
-        told = self._named.get(name)
-        if told is not None and told[1] == digest and told[0] >= 0:
-            self._there[name] = self.tensors.remember(seen, digest, told[0], top.order)
-            return told[0], "content"
-        number = self.tensors.known(seen, digest, top.order)
+        previous = self._last_seen.get(name)
+        if previous is not None and self.tensors.unmoved(previous, tensor, top.order):
+            return previous.record, "content"
+        sight = look(tensor)
+        if sight.why:
+            return self.session.unreadable(sight.dtype, sight.shape, sight.why), ""
+        digest = sight.digest()
+        named = self._named.get(name)
+        if named is not None and named[1] == digest and named[0] >= 0:
+            self._last_seen[name] = self.tensors.remember(sight, digest, named[0], top.order)
+            return named[0], "content"
+        number = self.tensors.known(sight, digest, top.order)
         edge = "content"
         if number is None and not self.session.takes_all and self._key(top) not in self._scopes:
             # Whether this operator was asked for is known when its outputs have names: its bytes
             # wait.
             data = (
-                seen.data if seen.data is not None else tensors.viewed(seen.place, seen.nbytes)
+                sight.data if sight.data is not None else tensors.viewed(sight.place, sight.nbytes)
             ).copy()
-            self._later[top.order, name] = (seen._replace(place=0, data=data), digest)
+            self._later[top.order, name] = (sight._replace(place=0, data=data), digest)
             return -1, ""
         if number is None:
             plain = self._plain(name)
             number = self.tensors.record(
                 tensor,
-                seen,
+                sight,
                 digest,
                 scope=plain,
                 slot=f"input.{plain}",
                 op_type=top.op_type,
                 keep=top.keep,
             )
-            self._there[name] = self.tensors.remember(seen, digest, number, top.order)
+            self._last_seen[name] = self.tensors.remember(sight, digest, number, top.order)
             edge = ""
         self._named[name] = (number, digest)
         return number, edge
@@ -398,7 +400,7 @@ class PredictorRun:
     def _taken(
         self,
         value: Any,
-        seen: Look,
+        sight: Look,
         name: str,
         slot: str,
         op_type: str,
@@ -410,31 +412,31 @@ class PredictorRun:
         """A tensor that this call made, or that the root was given. since: known again when a call
         from there on has seen it.
         """
-        self._there.pop(name, None)
-        if seen.why:
-            number = self.session.unreadable(seen.dtype, seen.shape, seen.why)
+        self._last_seen.pop(name, None)
+        if sight.why:
+            number = self.session.unreadable(sight.dtype, sight.shape, sight.why)
             self._named[name] = (number, b"")
             return number, ""
-        digest = seen.digest()
-        known = (
-            self.tensors.known(seen, digest, top.order, since=since) if since is not None else None
+        digest = sight.digest()
+        record = (
+            self.tensors.known(sight, digest, top.order, since=since) if since is not None else None
         )
-        edge = "content" if known is not None else ""
-        if known is None:
-            known = self.tensors.record(
-                value, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep
+        edge = "content" if record is not None else ""
+        if record is None:
+            record = self.tensors.record(
+                value, sight, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep
             )
-            self._there[name] = self.tensors.remember(seen, digest, known, top.order)
-        self._named[name] = (known, digest)
-        return known, edge
+            self._last_seen[name] = self.tensors.remember(sight, digest, record, top.order)
+        self._named[name] = (record, digest)
+        return record, edge
 
     def _is_parameter(self, name: str) -> bool:
         if name in self._named:
             return False
-        found = self._constant.get(name)
-        if found is None:
-            found = self._constant[name] = name not in self.feeds and self._is_constant(name)
-        return found
+        constant = self._constant.get(name)
+        if constant is None:
+            constant = self._constant[name] = name not in self.feeds and self._is_constant(name)
+        return constant
 
     def _is_constant(self, name: str) -> bool:
         if self.program is not None and name in self.program.parameters:
@@ -463,7 +465,7 @@ class PredictorRun:
         session = self.session
         frame = OperatorFrame(op, op_type, session.next_order(), top)
         if not session.takes_all:
-            frame.wanted = self._wants(*self._scopes.get(self._key(frame), ("", "")), frame)
+            frame.selected = self._wants(*self._scopes.get(self._key(frame), ("", "")), frame)
         session.over_budget(op_type, self.root.steps)
         frame.keep = session.elements_on
         self._stack.append(frame)
@@ -527,8 +529,8 @@ class PredictorRun:
         names = (
             (frame.op, *key) if frame.block else (frame.op, *key, *frame.outputs, "", *frame.inputs)
         )
-        found = self._matches.get(names)
-        if found is None:
+        match = self._matches.get(names)
+        if match is None:
             params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
             op = program.operator(
                 block,
@@ -544,20 +546,20 @@ class PredictorRun:
                 if op is not None and not frame.block
                 else None
             )
-            weights, taken = self.unshown
-            held = (
-                tuple(name for name in program.held(op) if name in weights or name in taken)
+            weights, folded = self.unshown
+            constants = (
+                tuple(name for name in program.held(op) if name in weights or name in folded)
                 if op is not None
                 else ()
             )
-            found = self._matches[names] = (
+            match = self._matches[names] = (
                 op,
                 matched,
                 program.listed(op) if op is not None else 0,
-                held,
+                constants,
             )
-        frame.operator, frame.matched, frame.listed, held = found
-        for name in held:
+        frame.operator, frame.matched, frame.listed, constants = match
+        for name in constants:
             frame.params[name] = self._unshown(name, frame)
         if frame.operator is not None:
             self._ran[id(frame.operator)] = frame
@@ -565,20 +567,20 @@ class PredictorRun:
             program.moved(list(frame.inputs), list(frame.outputs))
 
     def _unshown(self, name: str, frame: OperatorFrame) -> tuple[int, str]:
-        if not frame.wanted:
+        if not frame.selected:
             return -1, ""
-        weights, taken = self.unshown
-        if name in taken:
-            return taken[name]
-        found = self.tensors.from_file(
+        weights, folded = self.unshown
+        if name in folded:
+            return folded[name]
+        record_and_edge = self.tensors.from_file(
             weights.pop(name),
             name,
             scope=frame.op_type,
             slot=f"param.{self._plain(name)}",
             op_type=frame.op_type,
         )
-        taken[name] = found[0], "content"
-        return found
+        folded[name] = record_and_edge[0], "content"
+        return record_and_edge
 
     def _claim(self, frame: OperatorFrame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are
@@ -622,9 +624,9 @@ class PredictorRun:
         scope = form.scope
         if not session.takes_all:
             self._scopes.setdefault(self._key(frame), (scope, form.layer))
-            if frame.wanted:
-                frame.wanted = self._wants(scope, form.layer, frame)
-                if frame.wanted:
+            if frame.selected:
+                frame.selected = self._wants(scope, form.layer, frame)
+                if frame.selected:
                     self._take_later(frame)
         notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
         session.call(
@@ -642,10 +644,10 @@ class PredictorRun:
                 parent=frame.parent.order if frame.parent is not None else -1,
                 number=frame.number,
                 leaf=not frame.children,
-                refs=tuple(self._refs(frame, form)) if frame.wanted else (),
+                refs=tuple(self._refs(frame, form)) if frame.selected else (),
                 arguments=form.arguments,
                 no_program=NO_PROGRAM,
-                notes=notes if frame.wanted else ("not selected",),
+                notes=notes if frame.selected else ("not selected",),
             )
         )
 
@@ -653,21 +655,21 @@ class PredictorRun:
         for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
             waiting = self._later.pop((frame.order, name), None)
             if waiting is not None:
-                seen, digest = waiting
-                told = self._named.get(name)
-                if told is None or told[0] < 0 or told[1] != digest:
+                sight, digest = waiting
+                named = self._named.get(name)
+                if named is None or named[0] < 0 or named[1] != digest:
                     plain = self._plain(name)
                     number = self.tensors.record(
-                        seen.data,
-                        seen,
+                        sight.data,
+                        sight,
                         digest,
                         scope=plain,
                         slot=f"input.{plain}",
                         op_type=frame.op_type,
                         keep=frame.keep,
                     )
-                    told = self._named[name] = (number, digest)
-                frame.inputs[name] = (told[0], "")
+                    named = self._named[name] = (number, digest)
+                frame.inputs[name] = (named[0], "")
 
     def _refs(self, frame: OperatorFrame, form: _Form) -> list[Ref]:
         """What was read, parameters and results, each in its slot; what was not taken has none."""
@@ -675,21 +677,21 @@ class PredictorRun:
         place = 0
         inputs, outputs = frame.inputs, frame.outputs
         for name, maker in form.operands:
-            seen = inputs.get(name) or self._made_before(name, maker)
-            if seen is not None and seen[0] >= 0:
-                refs.append(Ref(_slot("input", place), *seen))
+            record_and_edge = inputs.get(name) or self._made_before(name, maker)
+            if record_and_edge is not None and record_and_edge[0] >= 0:
+                refs.append(Ref(_slot("input", place), *record_and_edge))
                 place += 1
         for slot, name in form.params:
-            seen = frame.params[name]
-            if seen[0] >= 0:
-                refs.append(Ref(slot, *seen))
+            record_and_edge = frame.params[name]
+            if record_and_edge[0] >= 0:
+                refs.append(Ref(slot, *record_and_edge))
         place = 0
         for slot, name in form.outputs:
-            seen = outputs[name]
+            record_and_edge = outputs[name]
             if slot:
-                refs.append(Ref(slot, *seen))
-            elif seen[0] >= 0:
-                refs.append(Ref(_slot("output", place), *seen))
+                refs.append(Ref(slot, *record_and_edge))
+            elif record_and_edge[0] >= 0:
+                refs.append(Ref(_slot("output", place), *record_and_edge))
                 place += 1
         return refs
 
@@ -697,10 +699,10 @@ class PredictorRun:
         """An operand that no hook showed of this call."""
         if name in self._named:
             return self._named[name][0], "content"
-        made = self._ran.get(id(maker)) if maker is not None else None
+        producer = self._ran.get(id(maker)) if maker is not None else None
         return (
-            (next(iter(made.outputs.values()))[0], "content")
-            if made is not None and len(made.outputs) == 1
+            (next(iter(producer.outputs.values()))[0], "content")
+            if producer is not None and len(producer.outputs) == 1
             else None
         )
 
@@ -724,7 +726,7 @@ class PredictorRun:
         )
         names = [self._plain(name) for name in outputs]
         ordered = [v.name for _, v in op.inputs] if op is not None else []
-        taken: Counter[str] = Counter()
+        used: Counter[str] = Counter()
         params = []
         for name in sorted(
             frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)
@@ -732,8 +734,8 @@ class PredictorRun:
             plain = self._plain(name)
             if frame.block and plain != name:
                 continue  # constants have no name that lasts; they stand where they are read inside
-            params.append((f"param.{plain}{taken[plain] or ''}", name))
-            taken[plain] += 1
+            params.append((f"param.{plain}{used[plain] or ''}", name))
+            used[plain] += 1
         return _Form(
             names[0] if names else frame.op_type,
             str(getattr(op, "scope", "") or ""),
@@ -749,10 +751,10 @@ class PredictorRun:
         )
 
     def _plain(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
-            found = self._names[name] = self.words.name(name)
-        return found
+        plain = self._names.get(name)
+        if plain is None:
+            plain = self._names[name] = self.words.name(name)
+        return plain
 
 
 @functools.cache
@@ -764,8 +766,8 @@ def _decided(frame: OperatorFrame, tensor: Any) -> None:
     """Note which block of an `if` runs, from its condition; where it reads several such tensors,
     nobody knows which.
     """
-    seen = look(tensor)
-    if seen.dtype == "bool" and seen.nbytes == 1:
+    sight = look(tensor)
+    if sight.dtype == "bool" and sight.nbytes == 1:
         frame.branch = int(not tensor.numpy().item()) if frame.branch is None else UNKNOWN
 
 

@@ -148,20 +148,20 @@ class Listener:
         return predictor
 
     def _clone(self, previous: Callable[..., Any], predictor: Any) -> Any:
-        made = previous(predictor)
+        clone = previous(predictor)
         with self._guard():
-            found = self._watched.get(id(predictor))
-            above = found[1][0] if found is not None and found[1] else None
+            entry = self._watched.get(id(predictor))
+            above = entry[1][0] if entry is not None and entry[1] else None
             if above is not None:
                 self._adopt(
-                    made,
+                    clone,
                     above.facts,
                     above.files,
                     program=above.saved_program,
                     unshown=above.unshown,
                 )
                 _tidy(above.folder)
-        return made
+        return clone
 
     def _set_cache(self, previous: Callable[..., Any], config: Any, folder: str) -> Any:
         with self._guard():
@@ -169,14 +169,16 @@ class Listener:
         return previous(config, folder)
 
     def _set_buffer(
-        self, previous: Callable[..., Any], config: Any, *given: Any, **named: Any
+        self, previous: Callable[..., Any], config: Any, *buffers: Any, **named: Any
     ) -> Any:
         with self._guard():
             sizes = [
-                len(held) for held in (*given, *named.values()) if isinstance(held, (bytes, str))
+                len(buffer)
+                for buffer in (*buffers, *named.values())
+                if isinstance(buffer, (bytes, str))
             ]
             self._buffers[config] = sum(sizes)
-        return previous(config, *given, **named)
+        return previous(config, *buffers, **named)
 
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
         watched: PredictorRun | None = None
@@ -206,9 +208,9 @@ class Listener:
         if self.session.failed:
             self.active = False
             return None
-        found = self._watched.get(id(predictor))
-        if found is not None and found[0]() is predictor:
-            return found[1][0] if found[1] else None
+        entry = self._watched.get(id(predictor))
+        if entry is not None and entry[0]() is predictor:
+            return entry[1][0] if entry[1] else None
         if self._predictor is not None:
             return None
         return self._adopt(predictor, None, None)
@@ -268,12 +270,12 @@ class Listener:
             and (described is None or described.parameters)
         ):
             # Paddle says nothing either.
-            said = (
+            problem = (
                 "does not exist: Paddle runs the program with whatever lies in memory in "
                 "place of its weights"
             )
             text = (
-                f"{files[1]} {said}; give Config the file that was saved with "
+                f"{files[1]} {problem}; give Config the file that was saved with "
                 f"{os.path.basename(files[0])}"  # noqa: PTH119
             )
             self.session.note("error", text, root.name, aloud=True)
@@ -324,10 +326,10 @@ class Listener:
             described = self.words.describe(file)
         except WhenceError:  # as Paddle reads it, it is a program of another version
             return {}
-        found = Counter(variable.dtype for variable in described.parameters.values())
+        dtypes = Counter(variable.dtype for variable in described.parameters.values())
         # tables of indices
         return {
-            dtype: count for dtype, count in found.items() if dtype not in ("", "bool", "int64")
+            dtype: count for dtype, count in dtypes.items() if dtype not in ("", "bool", "int64")
         }
 
     # ---- programs
@@ -365,15 +367,15 @@ class Listener:
         program.
         """
         names = described.held_by_any() if weights and described is not None else set()
-        found = Unshown({}, {})
+        unshown = Unshown({}, {})
         try:
-            found.weights.update(self.words.weights(program, weights, names) if names else {})
+            unshown.weights.update(self.words.weights(program, weights, names) if names else {})
         except (WhenceError, OSError, ValueError) as error:
             self.session.note(
                 "program",
                 f"weights in lists are not known, only what is made of them is compared: {error}",
             )
-        return found
+        return unshown
 
     def _kept(
         self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]
@@ -386,14 +388,14 @@ class Listener:
         file, weights = files
         for where in filter(None, (folder, saved)):
             for name in ("_optimized.json", "_optimized.pdmodel"):
-                found = Path(where) / name
-                if found.is_file():
-                    beside = str(found.with_suffix(".pdiparams"))
+                path = Path(where) / name
+                if path.is_file():
+                    parameters = str(path.with_suffix(".pdiparams"))
                     if where != folder:
-                        return str(found), beside
-                    kept = found.with_name("program" + found.suffix)
-                    found.replace(kept)
-                    return str(kept), beside
+                        return str(path), parameters
+                    moved = path.with_name("program" + path.suffix)
+                    path.replace(moved)
+                    return str(moved), parameters
         # Constants are folded in PIR whatever was asked.
         if (
             folder
@@ -402,9 +404,9 @@ class Listener:
             and not facts.get("ir_optim", True)
             and not facts.get("pir", True)
         ):
-            kept = Path(folder) / f"program{Path(file).suffix}"
-            shutil.copyfile(file, kept)
-            return str(kept), weights
+            moved = Path(folder) / f"program{Path(file).suffix}"
+            shutil.copyfile(file, moved)
+            return str(moved), weights
         return "", ""
 
     # ---- never into the program
@@ -449,5 +451,5 @@ def _tidy(folder: str) -> None:
     run.
     """
     if folder:
-        for found in Path(folder).glob("_optimized*"):
-            found.unlink(missing_ok=True)
+        for path in Path(folder).glob("_optimized*"):
+            path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ def versions() -> dict[str, Any]:
 
 def of_config(config: Any) -> dict[str, Any]:
     """How a predictor was asked to run; what a version of Paddle does not tell is left out."""
-    asked = {
+    getters = {
         "onednn": "mkldnn_enabled",
         "ir_optim": "ir_optim",
         "pir": "new_ir_enabled",
@@ -30,14 +30,14 @@ def of_config(config: Any) -> dict[str, Any]:
         "tensorrt": "tensorrt_engine_enabled",
         "threads": "cpu_math_library_num_threads",
     }
-    found: dict[str, Any] = {}
-    for name, getter in asked.items():
+    facts: dict[str, Any] = {}
+    for name, getter in getters.items():
         if hasattr(config, getter):
-            found[name] = getattr(config, getter)()
+            facts[name] = getattr(config, getter)()
     if files(config)[0].endswith(".json"):
-        found["pir"] = True
-    found["memory_optim"] = said(config, "memory_optim")
-    return found
+        facts["pir"] = True
+    facts["memory_optim"] = said(config, "memory_optim")
+    return facts
 
 
 def files(config: Any) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class Unshown(NamedTuple):
     """
 
     weights: dict[str, Weight]
-    taken: dict[str, tuple[int, str]]
+    folded: dict[str, tuple[int, str]]
 
 
 _LEAST = 1 << 16  # bytes of a parameter that is worth looking for in a file
@@ -77,7 +77,7 @@ class HeldTensor(NamedTuple):
     address: int
     spots: np.ndarray[Any, np.dtype[np.uint8]] | None
     probe: bytes
-    seen: tuple[int, str]
+    record_and_edge: tuple[int, str]
 
 
 class Look(NamedTuple):
@@ -124,50 +124,52 @@ class Tensors:
     def __init__(self, session: Session, find_external: FindExternal | None = None) -> None:
         self._session, self._find_external = session, find_external
         self._placed: dict[tuple[Any, ...], SeenTensor] = {}
-        self._held: dict[str, HeldTensor] = {}
+        self._parameters: dict[str, HeldTensor] = {}
         self._digests: dict[str, tuple[bytes, int]] = {}
 
     def begin(self) -> None:
         """A call of the root begins: what lay where before means nothing any more."""
         self._placed.clear()
 
-    def known(self, seen: Look, digest: bytes, order: int, *, since: int = -1) -> int | None:
+    def known(self, sight: Look, digest: bytes, order: int, *, since: int = -1) -> int | None:
         """The record these bytes at this place are, None when they are none; of calls since the one
         numbered `since`.
         """
-        found = self._placed.get((seen.place, seen.dtype, seen.shape)) if seen.place else None
-        if found is None or found.digest != digest or found.touched < since:
+        previous = (
+            self._placed.get((sight.place, sight.dtype, sight.shape)) if sight.place else None
+        )
+        if previous is None or previous.digest != digest or previous.touched < since:
             return None
-        found.touched = order
-        return found.record
+        previous.touched = order
+        return previous.record
 
-    def remember(self, seen: Look, digest: bytes, record: int, order: int) -> SeenTensor | None:
+    def remember(self, sight: Look, digest: bytes, record: int, order: int) -> SeenTensor | None:
         """These bytes at this place are this record from now on. Returns what `unmoved` asks; None
         for bytes without a place.
         """
-        if not seen.place:
+        if not sight.place:
             return None
-        key = seen.place, seen.dtype, seen.shape
-        made = self._placed[key] = SeenTensor(record, digest, key, seen.nbytes, order)
-        return made
+        key = sight.place, sight.dtype, sight.shape
+        remembered = self._placed[key] = SeenTensor(record, digest, key, sight.nbytes, order)
+        return remembered
 
-    def unmoved(self, before: SeenTensor, tensor: Any, order: int) -> bool:
+    def unmoved(self, previous: SeenTensor, tensor: Any, order: int) -> bool:
         """Does a variable still lie where it was seen, with the same bytes? Then it is remembered
         as `remember` would.
         """
         if (
-            tensor.data_ptr() != before.key[0]
-            or host.digest_at(before.key[0], before.nbytes) != before.digest
+            tensor.data_ptr() != previous.key[0]
+            or host.digest_at(previous.key[0], previous.nbytes) != previous.digest
         ):
             return False
-        before.touched = order
-        self._placed[before.key] = before
+        previous.touched = order
+        self._placed[previous.key] = previous
         return True
 
     def record(
         self,
         tensor: Any,
-        seen: Look,
+        sight: Look,
         digest: bytes,
         *,
         scope: str,
@@ -177,13 +179,13 @@ class Tensors:
         external: External | None = None,
     ) -> int:
         """A new record of a readable tensor."""
-        data = seen.data if seen.data is not None or seen.place else paddle_arrays.viewed(0, 0)
+        data = sight.data if sight.data is not None or sight.place else paddle_arrays.viewed(0, 0)
         # What is read where it lies, lies in host memory.
-        place = None if seen.place else getattr(tensor, "place", None)
+        place = None if sight.place else getattr(tensor, "place", None)
         device = "cpu" if place is None or place.is_cpu_place() else str(place)[6:-1]
         return self._session.record(
-            seen.dtype,
-            seen.shape,
+            sight.dtype,
+            sight.shape,
             data,
             digest,
             scope=scope,
@@ -191,8 +193,8 @@ class Tensors:
             op_type=op_type,
             value=tensor,
             device=device,
-            address=seen.place if seen.data is None else 0,
-            nbytes=seen.nbytes,
+            address=sight.place if sight.data is None else 0,
+            nbytes=sight.nbytes,
             keep=keep,
             external=external,
         )
@@ -211,27 +213,35 @@ class Tensors:
         """(record, edge) of a tensor: one that is known by its bytes (edge "content"), or a new one
         (edge "").
         """
-        seen = look(tensor)
-        if seen.why:
-            return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
-        digest = seen.digest()
-        number = self.known(seen, digest, order, since=since)
+        sight = look(tensor)
+        if sight.why:
+            return self._session.unreadable(sight.dtype, sight.shape, sight.why), ""
+        digest = sight.digest()
+        number = self.known(sight, digest, order, since=since)
         if number is not None:
             return number, "content"
         number = self.record(
-            tensor, seen, digest, scope=scope, slot=slot, op_type=op_type, keep=keep
+            tensor, sight, digest, scope=scope, slot=slot, op_type=op_type, keep=keep
         )
-        self.remember(seen, digest, number, order)
+        self.remember(sight, digest, number, order)
         return number, ""
 
     def unchanged(self, tensor: Any, name: str) -> tuple[int, str] | None:
         """(record, edge) of a parameter that lies where it was hashed and of which a sample of
         bytes is what it was, else None.
         """
-        held = self._held.get(name)
-        if held is None or not tensor._is_initialized() or tensor.data_ptr() != held.address:
+        parameter = self._parameters.get(name)
+        if (
+            parameter is None
+            or not tensor._is_initialized()
+            or tensor.data_ptr() != parameter.address
+        ):
             return None
-        return held.seen if held.spots is None or held.spots.tobytes() == held.probe else None
+        return (
+            parameter.record_and_edge
+            if parameter.spots is None or parameter.spots.tobytes() == parameter.probe
+            else None
+        )
 
     def parameter(
         self, tensor: Any, name: str, *, scope: str, slot: str, op_type: str, sure: bool = False
@@ -242,16 +252,16 @@ class Tensors:
         unchanged = None if sure else self.unchanged(tensor, name)
         if unchanged is not None:
             return unchanged
-        seen = look(tensor)
-        if seen.why:
-            return self._session.unreadable(seen.dtype, seen.shape, seen.why), ""
-        known, edge = self._weight(tensor, seen, name, scope=scope, slot=slot, op_type=op_type)
-        place = int(tensor.data_ptr()) if seen.nbytes else 0
-        spots = _spots(place, seen.nbytes) if seen.place else None
-        self._held[name] = HeldTensor(
-            place, spots, b"" if spots is None else spots.tobytes(), (known, "content")
+        sight = look(tensor)
+        if sight.why:
+            return self._session.unreadable(sight.dtype, sight.shape, sight.why), ""
+        record, edge = self._weight(tensor, sight, name, scope=scope, slot=slot, op_type=op_type)
+        place = int(tensor.data_ptr()) if sight.nbytes else 0
+        spots = _spots(place, sight.nbytes) if sight.place else None
+        self._parameters[name] = HeldTensor(
+            place, spots, b"" if spots is None else spots.tobytes(), (record, "content")
         )
-        return known, edge
+        return record, edge
 
     def from_file(
         self, weight: Weight, name: str, *, scope: str, slot: str, op_type: str
@@ -270,25 +280,25 @@ class Tensors:
         )
 
     def _weight(
-        self, value: Any, seen: Look, name: str, *, scope: str, slot: str, op_type: str
+        self, value: Any, sight: Look, name: str, *, scope: str, slot: str, op_type: str
     ) -> tuple[int, str]:
-        digest = seen.digest()
-        before, edge = self._digests.get(name), "content"
-        if before is not None and before[0] == digest:
-            known = before[1]
+        digest = sight.digest()
+        previous, edge = self._digests.get(name), "content"
+        if previous is not None and previous[0] == digest:
+            record = previous[1]
         else:
             external, edge = None, ""
             if (
                 self._find_external is not None
                 and self._session.elements_on
-                and seen.nbytes >= _LEAST
+                and sight.nbytes >= _LEAST
             ):
-                external = self._find_external(name, digest, seen.dtype, seen.nbytes)
-            known = self.record(
-                value, seen, digest, scope=scope, slot=slot, op_type=op_type, external=external
+                external = self._find_external(name, digest, sight.dtype, sight.nbytes)
+            record = self.record(
+                value, sight, digest, scope=scope, slot=slot, op_type=op_type, external=external
             )
-        self._digests[name] = (digest, known)
-        return known, edge
+        self._digests[name] = (digest, record)
+        return record, edge
 
 
 def _spots(place: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

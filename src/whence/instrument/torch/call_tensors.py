@@ -83,7 +83,7 @@ class CallTensors:
             self._take_parameters(frame)  # of a lazy module: the call made them
         if leaf and info.branches and not info.deep:
             # None of its children was called, so their parameters are its own, from now on.
-            info.deep, info.entries, info.held = True, None, (-1, -1, -1)
+            info.deep, info.entries, info.sizes = True, None, (-1, -1, -1)
             frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
             self._take_parameters(frame)
 
@@ -117,7 +117,7 @@ class CallTensors:
     def _take_mutated_parameters(self, frame: ModuleFrame, leaf: bool) -> None:
         for entry in frame.info.entries or ():
             tensor = entry.tensor()
-            if entry.seen is None or tensor is None or tensor.is_inference():
+            if entry.last_ref is None or tensor is None or tensor.is_inference():
                 continue
             # Batch norm writes its running statistics without a new version.
             if tensor._version != entry.version or (
@@ -125,9 +125,9 @@ class CallTensors:
             ):
                 mutated = "mutated" + entry.slot[5:]
                 number, edge, _ = self._registry.record_of(tensor, mutated, frame)
-                if number == entry.seen.record:
+                if number == entry.last_ref.record:
                     continue
-                entry.version, entry.seen = tensor._version, Ref(entry.slot, number, "identity")
+                entry.version, entry.last_ref = tensor._version, Ref(entry.slot, number, "identity")
                 entry.remember(tensor)
                 frame.refs.append(Ref(mutated, number, edge))
                 frame.results.append((mutated, tensor))
@@ -155,12 +155,12 @@ class CallTensors:
         """
         info, module = frame.info, frame.module
         entries = info.entries
-        held = len(module._parameters), len(module._buffers), len(module._modules)
-        if entries is None or info.held != held:
+        sizes = len(module._parameters), len(module._buffers), len(module._modules)
+        if entries is None or info.sizes != sizes:
             entries = self._entries_of(info, module)
             if entries is None:  # they are made by the call itself
                 return
-            info.held = held
+            info.sizes = sizes
         if not entries:
             return
         refs = frame.refs
@@ -170,23 +170,23 @@ class CallTensors:
             if tensor is None:
                 continue
             version = None if tensor.is_inference() else tensor._version
-            ref = entry.seen
-            same = (
+            ref = entry.last_ref
+            unchanged = (
                 ref is not None and entry.version == version and address_of(tensor) == entry.pointer
             )
-            if same and entry.looked != calls:
+            if unchanged and entry.looked != calls:
                 # `p.data.add_()` and numpy leave the version as it is: a training step changes all,
                 # elsewhere a sample shows it.
-                same = not (frame.training and torch.is_grad_enabled()) and entry.probe == sample(
-                    entry.pointer, entry.nbytes
-                )
+                unchanged = not (
+                    frame.training and torch.is_grad_enabled()
+                ) and entry.probe == sample(entry.pointer, entry.nbytes)
             entry.looked = calls
-            if not same or ref is None:
+            if not unchanged or ref is None:
                 number, edge, _ = self._registry.record_of(
                     tensor, entry.slot, frame, parameter=True
                 )
                 ref = Ref(entry.slot, number, edge)
-                entry.seen = ref if edge else Ref(entry.slot, number, "identity")
+                entry.last_ref = ref if edge else Ref(entry.slot, number, "identity")
                 entry.version, entry.placement = version, frame.placements.get(entry.slot)
                 entry.remember(tensor)
             elif entry.placement is not None:
@@ -202,17 +202,17 @@ class CallTensors:
         info.op_type = type(module).__name__
         info.branches = any(child is not None for child in module._modules.values())
         if info.deep or not info.branches:
-            held = tensors_of(module)
+            named = tensors_of(module)
         else:
             tables = (module._parameters, module._buffers)
-            held = [
+            named = [
                 (f"param.{n}", t) for table in tables for n, t in table.items() if t is not None
             ]
-        if any(torch.nn.parameter.is_lazy(t) for _, t in held):
+        if any(torch.nn.parameter.is_lazy(t) for _, t in named):
             info.entries = None
             return None
         info.entries = []
-        for slot, tensor in held:
+        for slot, tensor in named:
             if not tensors.answers(tensor):
                 text = f"{slot}: {type(tensor).__name__}, {CLOSED}"
                 self._session.note("not-captured", text, info.scope)

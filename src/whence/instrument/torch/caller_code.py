@@ -102,7 +102,7 @@ def tensors_of(module: Any) -> list[tuple[str, Any]]:
     `self.scale`, "param.tables.0" in a list or dict. An engine's block cache is no parameter, and
     as large as the memory left: it is left out.
     """
-    found = [
+    named = [
         (f"param.{name}", tensor)
         for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())
     ]
@@ -110,17 +110,17 @@ def tensors_of(module: Any) -> list[tuple[str, Any]]:
         if (name.startswith("_") and name != "_flat_weights") or is_block_cache(name, value):
             continue
         if isinstance(value, torch.Tensor):
-            found.append((f"param.{name}", value))
+            named.append((f"param.{name}", value))
         elif isinstance(value, dict):
-            found += [
+            named += [
                 (f"param.{name}.{key}", item)
                 for key, item in value.items()
                 if isinstance(item, torch.Tensor)
             ]
         elif isinstance(value, (list, tuple)):
-            found += [
+            named += [
                 (f"param.{name}.{key}", item)
                 for key, item in enumerate(value)
                 if isinstance(item, torch.Tensor)
             ]
-    return found
+    return named

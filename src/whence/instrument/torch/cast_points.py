@@ -102,9 +102,9 @@ class CastPoints:
         key = layout(operand)
         if key in self._table.pinned:
             return None
-        known = self._table.ref(operand)
+        source = self._table.ref(operand)
         self.add(operand, "up")
-        return key, known
+        return key, source
 
     def unmoved(self, name: str, args: Any, kwargs: Any, caller: Any) -> None:
         """A cast that returned its own tensor: no operator ran. caller: the frame that cast."""

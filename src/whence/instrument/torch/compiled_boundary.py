@@ -47,7 +47,7 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.frame: Any = None
-        self.switched = self.again = 0
+        self.switched = self.switched_by_helper = 0
 
 
 def _nothing(*_: Any) -> None:
@@ -56,22 +56,22 @@ def _nothing(*_: Any) -> None:
 
 class CompiledCodeGuard:
     """Calls `met` with dynamo's callback on the thread that is about to run compiled code, and
-    `left` behind it.
+    `on_left` behind it.
 
-    Does nothing where dynamo is not loaded or knows no such function. `left` may stay out: code
+    Does nothing where dynamo is not loaded or knows no such function. `on_left` may stay out: code
     that switches dynamo with a context manager of its own has no frame to wait for (`running`
     says).
     """
 
     def __init__(self, met: Callable[[Any], None]) -> None:
-        self._met, self._left = met, _nothing
+        self._met, self._on_left = met, _nothing
         self._open = _Open()
         self._module: Any = None
         self._wrapped: dict[str, tuple[Any, Any]] = {}
 
-    def on_left(self, left: Callable[[], None]) -> None:
+    def on_left(self, action: Callable[[], None]) -> None:
         """Call this behind compiled code."""
-        self._left = left
+        self._on_left = action
 
     def set(self) -> None:
         """Put the wrapper in place if dynamo is there by now. Cheap to call again."""
@@ -97,16 +97,16 @@ class CompiledCodeGuard:
                 return original(*args, **kwargs)
             prior = original(None)  # else dynamo compiles what follows here
             self._met(args[0] if args else None)
-            done = self._switched(caller, name == _AGAIN)
+            is_last = self._switched(caller, name == _AGAIN)
             original(*args, **kwargs)
-            if done:
-                self._left()
+            if is_last:
+                self._on_left()
             return prior
 
         self._wrapped[name] = original, set_eval_frame
         setattr(self._module, name, set_eval_frame)
 
-    def _switched(self, caller: Any, again: bool) -> bool:
+    def _switched(self, caller: Any, by_helper: bool) -> bool:
         """Is this the last time that the outermost frame with compiled code switches dynamo?
 
         It puts in its own callback and then what was there before: by `_maybe_set_eval_frame` both
@@ -115,15 +115,20 @@ class CompiledCodeGuard:
         state, helped = self._open, caller.f_code.co_name == _AGAIN
         frame = caller.f_back if helped else caller
         if state.frame is None or not self.running():
-            state.frame, state.switched, state.again = frame, 0, 0
+            state.frame, state.switched, state.switched_by_helper = frame, 0, 0
         if frame is not state.frame:
             return False
-        again = again or helped
-        state.switched, state.again = state.switched + (not again), state.again + again
-        done = state.again == 2 or (state.switched == 2 and not hasattr(self._module, _AGAIN))
-        if done:
+        by_helper = by_helper or helped
+        state.switched, state.switched_by_helper = (
+            state.switched + (not by_helper),
+            state.switched_by_helper + by_helper,
+        )
+        is_last = state.switched_by_helper == 2 or (
+            state.switched == 2 and not hasattr(self._module, _AGAIN)
+        )
+        if is_last:
             state.frame = None
-        return bool(done)
+        return bool(is_last)
 
     def running(self) -> bool:
         """Is the frame that had compiled code run last on this thread still there?"""
@@ -141,4 +146,4 @@ class CompiledCodeGuard:
                 setattr(self._module, name, original)
         self._wrapped.clear()
         self._module = None
-        self._met = self._left = _nothing
+        self._met = self._on_left = _nothing

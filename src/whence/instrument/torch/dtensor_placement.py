@@ -52,15 +52,15 @@ def is_half(operator: str) -> bool:
 
 def _mesh(mesh: Any) -> _Mesh:
     """(extents, ranks, names) of a device mesh."""
-    found = _meshes.get(mesh)
-    if found is None:
+    text = _meshes.get(mesh)
+    if text is None:
         ranks = mesh.mesh
-        found = _meshes[mesh] = (
+        text = _meshes[mesh] = (
             tuple(ranks.shape),
             tuple(ranks.flatten().tolist()),
             tuple(mesh.mesh_dim_names or ()),
         )
-    return found
+    return text
 
 
 def _word(placement: Any) -> str:
@@ -83,12 +83,12 @@ def _nested(
     for dim, placement in enumerate(placements):
         if type(placement).__name__ in ("Shard", "_StridedShard"):
             cut.setdefault(placement.dim, []).append(dim)
-    said = {
+    by_axis = {
         entry.tensor_dim: tuple(entry.mesh_dims)
         for entry in getattr(tensor._spec, "shard_order", None) or ()
     }
     orders = (
-        (axis, said.get(axis) or _coarsest_first(placements, dims, mesh))
+        (axis, by_axis.get(axis) or _coarsest_first(placements, dims, mesh))
         for axis, dims in cut.items()
         if len(dims) > 1
     )
@@ -104,13 +104,13 @@ def _coarsest_first(
     strided = [d for d in dims if type(placements[d]).__name__ == "_StridedShard"]
     order = [d for d in dims if d not in strided]
     for dim in reversed(strided):
-        pieces, at = 1, 0
-        while at < len(order) and pieces < placements[dim].split_factor:
-            pieces *= mesh[order[at]]
-            at += 1
+        pieces, count = 1, 0
+        while count < len(order) and pieces < placements[dim].split_factor:
+            pieces *= mesh[order[count]]
+            count += 1
         if pieces != placements[dim].split_factor:
             raise ValueError(
                 f"a split factor of {placements[dim].split_factor} on a mesh of {mesh}"
             )
-        order.insert(at, dim)
+        order.insert(count, dim)
     return tuple(order)

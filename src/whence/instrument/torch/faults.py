@@ -121,23 +121,23 @@ def _weight(module: nn.Module, fault: str, strength: float, random: Random) -> t
     if not isinstance(weight, torch.Tensor) or weight.ndim < 2 or not weight.is_floating_point():
         raise NotPlanted(f"{type(module).__name__} has no weight matrix")
     weight = weight.detach()
-    at: Any = (
+    index: Any = (
         tuple(random.randrange(n) for n in weight.shape)
         if fault == "weight"
         else random.randrange(weight.shape[0])
     )
-    old = weight[at].clone()
+    old = weight[index].clone()
     with torch.no_grad(), torch.inference_mode(weight.is_inference()):
-        weight[at] = old * strength if fault == "row" else old + strength * weight.std()
+        weight[index] = old * strength if fault == "row" else old + strength * weight.std()
 
     def undo() -> None:
         with torch.no_grad(), torch.inference_mode(weight.is_inference()):
-            weight[at] = old
+            weight[index] = old
 
     if fault == "row":
-        return f"row {at} of {weight.shape[0]} of the weight times {strength:g}", undo
+        return f"row {index} of {weight.shape[0]} of the weight times {strength:g}", undo
     return (
-        f"weight{list(at)} {float(weight[at]):.4g} instead of {float(old):.4g}, one of "
+        f"weight{list(index)} {float(weight[index]):.4g} instead of {float(old):.4g}, one of "
         f"{weight.numel()} elements",
         undo,
     )
@@ -147,7 +147,7 @@ def _weight(module: nn.Module, fault: str, strength: float, random: Random) -> t
 
 
 def _scale(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
-    return lambda made: made * strength, f"its output times {strength:g}, the weights untouched"
+    return lambda output: output * strength, f"its output times {strength:g}, the weights untouched"
 
 
 def _bias(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
@@ -155,9 +155,9 @@ def _bias(module: nn.Module, strength: float, random: Random) -> tuple[Callable[
     if not isinstance(bias, torch.Tensor):
         raise NotPlanted(f"{type(module).__name__} has no bias")
 
-    def change(made: Any) -> Any:
-        trailing = made.ndim - 1 - (_axis(module, made) % made.ndim)
-        return made - (1 - strength) * bias.detach().to(made.dtype).reshape(
+    def change(output: Any) -> Any:
+        trailing = output.ndim - 1 - (_axis(module, output) % output.ndim)
+        return output - (1 - strength) * bias.detach().to(output.dtype).reshape(
             *bias.shape, *(1,) * trailing
         )
 
@@ -169,12 +169,12 @@ def _channel(
 ) -> tuple[Callable[[Any], Any], str]:
     place = random.random()
 
-    def change(made: Any) -> Any:
-        axis = _axis(module, made)
-        channel = int(place * made.shape[axis])
-        made = made.clone()
-        made.select(axis, channel).mul_(strength)
-        return made
+    def change(output: Any) -> Any:
+        axis = _axis(module, output)
+        channel = int(place * output.shape[axis])
+        output = output.clone()
+        output.select(axis, channel).mul_(strength)
+        return output
 
     return change, f"one channel of its output ({place:.0%} of the way) " + (
         "zeroed" if strength == 0 else f"times {strength:g}"
@@ -182,13 +182,13 @@ def _channel(
 
 
 def _stale(module: nn.Module, strength: float, random: Random) -> tuple[Callable[[Any], Any], str]:
-    def change(made: Any) -> Any:
-        count = min(max(1, round(made.shape[-1] * strength)), made.shape[-1] // 2)
-        made = made.clone()
-        made[..., made.shape[-1] - count :] = made[
-            ..., made.shape[-1] - 2 * count : made.shape[-1] - count
+    def change(output: Any) -> Any:
+        count = min(max(1, round(output.shape[-1] * strength)), output.shape[-1] // 2)
+        output = output.clone()
+        output[..., output.shape[-1] - count :] = output[
+            ..., output.shape[-1] - 2 * count : output.shape[-1] - count
         ].clone()
-        return made
+        return output
 
     return change, f"the last {strength:.3g} of its output's columns hold the columns before them"
 
@@ -196,8 +196,10 @@ def _stale(module: nn.Module, strength: float, random: Random) -> tuple[Callable
 def _constant(
     module: nn.Module, strength: float, random: Random
 ) -> tuple[Callable[[Any], Any], str]:
-    def change(made: Any) -> Any:
-        return made + (strength * made.detach().double().square().mean().sqrt()).to(made.dtype)
+    def change(output: Any) -> Any:
+        return output + (strength * output.detach().double().square().mean().sqrt()).to(
+            output.dtype
+        )
 
     return change, f"{strength:g} of its root mean square added to all of its output"
 
@@ -213,7 +215,7 @@ _OUTPUTS: dict[str, Callable[[nn.Module, float, Random], tuple[Callable[[Any], A
 
 def _spoil(module: nn.Module, change: Callable[[Any], Any]) -> Undo:
     """Replace the module's forward by one whose first floating-point output is changed."""
-    before = vars(module).get("forward")
+    own_forward = vars(module).get("forward")
     forward = module.forward
 
     def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,16 +233,16 @@ def _spoil(module: nn.Module, change: Callable[[Any], Any]) -> Undo:
     module.forward = types.MethodType(spoilt, module)
 
     def undo() -> None:
-        if before is None:
+        if own_forward is None:
             del module.forward
         else:
-            module.forward = before
+            module.forward = own_forward
 
     return undo
 
 
-def _axis(module: nn.Module, made: Any) -> int:
-    return 1 if made.ndim > 1 and type(module).__name__.startswith(_CHANNELS_FIRST) else -1
+def _axis(module: nn.Module, output: Any) -> int:
+    return 1 if output.ndim > 1 and type(module).__name__.startswith(_CHANNELS_FIRST) else -1
 
 
 # ---- a residual branch left out, between the modules
@@ -253,12 +255,12 @@ def _drop(module: nn.Module, strength: float, random: Random) -> tuple[str, Undo
     left_out = random.choice(branches)
     forward = _block(module, left_out, strength)
     module.forward = types.MethodType(forward, module)
-    what = "left out of" if strength == 0.0 else f"times {strength:g} in"
+    effect = "left out of" if strength == 0.0 else f"times {strength:g} in"
 
     def undo() -> None:
         del module.forward
 
-    return f"the {left_out} branch {what} the residual sum, between the modules", undo
+    return f"the {left_out} branch {effect} the residual sum, between the modules", undo
 
 
 def _block(module: nn.Module, left_out: str, strength: float) -> Callable[..., Any]:
@@ -274,16 +276,16 @@ def _block(module: nn.Module, left_out: str, strength: float) -> Callable[..., A
             return x + branch
         return x if strength == 0.0 else x + strength * branch
 
-    def forward(self: Any, hidden_states: Any, *given: Any, **named: Any) -> Any:
+    def forward(self: Any, hidden_states: Any, *rest_args: Any, **named: Any) -> Any:
         attention, mlp = _branches(self)
         normed = getattr(self, norms[0])(hidden_states)
         # A transformers layer hands its attention everything by name.
-        made = (
-            getattr(self, attention)(normed, *given)
-            if given
+        branch = (
+            getattr(self, attention)(normed, *rest_args)
+            if rest_args
             else getattr(self, attention)(hidden_states=normed, **named)
         )
-        x = add(hidden_states, made[0] if isinstance(made, tuple) else made, attention)
+        x = add(hidden_states, branch[0] if isinstance(branch, tuple) else branch, attention)
         return add(x, getattr(self, mlp)(getattr(self, norms[1])(x)), mlp)
 
     return forward
@@ -308,8 +310,8 @@ def _shared_weights(model: nn.Module) -> set[int]:
     """Parameters held by more than one module (tied embeddings): a fault there has several
     names.
     """
-    seen: dict[int, int] = {}
+    uses: dict[int, int] = {}
     for module in model.modules():
         for weight in module.parameters(recurse=False):
-            seen[id(weight)] = seen.get(id(weight), 0) + 1
-    return {key for key, times in seen.items() if times > 1}
+            uses[id(weight)] = uses.get(id(weight), 0) + 1
+    return {key for key, times in uses.items() if times > 1}

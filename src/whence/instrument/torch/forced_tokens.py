@@ -30,7 +30,7 @@ class _Row:
     """
 
     sequence: Tokens | None = None
-    given: int = 0
+    fed: int = 0
 
 
 class ForcedTokens:
@@ -45,7 +45,7 @@ class ForcedTokens:
         self._rows: dict[str, list[_Row]] = {}
         self._vocabulary: dict[str, int] = {}
         self._tokens = 0
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def left(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """What the program gets of a call of the model that returned `out`."""
@@ -58,9 +58,9 @@ class ForcedTokens:
             return out
         try:
             with ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
-                given = {str(i): v for i, v in enumerate(args)} | kwargs
+                arguments = {str(i): v for i, v in enumerate(args)} | kwargs
                 return self._left(
-                    frame, {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}, out
+                    frame, {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}, out
                 )
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             self._refuse(frame, raised(error))
@@ -70,27 +70,27 @@ class ForcedTokens:
         """Leave in the run how many tokens were forced."""
         self._session.note("forced", f"{self._tokens} tokens of {self._path} forced")
 
-    def _left(self, frame: Any, given: dict[str, Any], out: Any) -> Any:
-        ids, name = tokens_of(given), frame.root.name
+    def _left(self, frame: Any, inputs: dict[str, Any], out: Any) -> Any:
+        ids, name = tokens_of(inputs), frame.root.name
         if name not in self._vocabulary:
             self._vocabulary[name] = widest(frame.module)
-        found = None if ids is None else logits_of(out, ids, self._vocabulary[name])
-        if found is None:
+        named_logits = None if ids is None else logits_of(out, ids, self._vocabulary[name])
+        if named_logits is None:
             self._refuse(
                 frame, "it was given no token ids" if ids is None else "it returns no logits"
             )
             return out
-        slot, logits = found
+        slot, logits = named_logits
         rows = [[int(t) for t in row] for row in (ids[None] if ids.ndim == 1 else ids).tolist()]
-        bounds = _real(given, len(rows), len(rows[0]))
+        bounds = _real(inputs, len(rows), len(rows[0]))
         new = logits.detach().clone()
         for row, (tokens, (start, stop)) in enumerate(zip(rows, bounds, strict=True)):
             token = self._next(frame, row, len(rows), tuple(tokens[start:stop]))
             if token is not None and token < logits.shape[-1]:
-                at = _place(logits, ids, row, stop)
-                best = new[at].nan_to_num().max()
-                new[at] = -torch.inf
-                new[at][token] = best
+                place = _place(logits, ids, row, stop)
+                best = new[place].nan_to_num().max()
+                new[place] = -torch.inf
+                new[place][token] = best
                 self._tokens += 1
         return rebuilt(out, lambda where, tensor: new if where == slot else tensor)
 
@@ -102,33 +102,33 @@ class ForcedTokens:
         if len(rows) != batch:
             rows = self._rows[frame.root.name] = [_Row() for _ in range(batch)]
         now, n = rows[row], len(tokens)
-        if now.sequence is not None and tokens == now.sequence[now.given : now.given + n]:
-            now.given += n
-        elif now.sequence is not None and n > now.given and tokens == now.sequence[:n]:
-            now.given = n
+        if now.sequence is not None and tokens == now.sequence[now.fed : now.fed + n]:
+            now.fed += n
+        elif now.sequence is not None and n > now.fed and tokens == now.sequence[:n]:
+            now.fed = n
         else:
-            now.sequence, now.given = self._starting(tokens), n
+            now.sequence, now.fed = self._starting(tokens), n
             if now.sequence is None:
                 self._refuse(
                     frame, f"row {row} goes another way than every sequence of {self._path}"
                 )
-        if now.sequence is None or now.given >= len(now.sequence):
+        if now.sequence is None or now.fed >= len(now.sequence):
             return None
-        return now.sequence[now.given]
+        return now.sequence[now.fed]
 
     def _starting(self, tokens: Tokens) -> Tokens | None:
         """A sequence of the reference that starts so, each once as long as there are others."""
         for pool in (self._free, self._all):
-            found = next((s for s in pool if s[: len(tokens)] == tokens), None)
-            if found is not None:
+            sequence = next((s for s in pool if s[: len(tokens)] == tokens), None)
+            if sequence is not None:
                 if pool is self._free:
-                    self._free.remove(found)
-                return found
+                    self._free.remove(sequence)
+                return sequence
         return None
 
     def _refuse(self, frame: Any, why: str) -> None:
-        if why not in self._told:
-            self._told.add(why)
+        if why not in self._noted:
+            self._noted.add(why)
             name = frame.root.name
             self._session.note(
                 "force-refused",
@@ -138,19 +138,19 @@ class ForcedTokens:
             )
 
 
-def _real(given: dict[str, Any], batch: int, width: int) -> list[tuple[int, int]]:
+def _real(inputs: dict[str, Any], batch: int, width: int) -> list[tuple[int, int]]:
     """Where the real tokens of each row start and stop, by the mask beside them."""
-    found = next(
+    best = next(
         (
             (n, t)
-            for n, t in given.items()
+            for n, t in inputs.items()
             if "mask" in n and t.ndim == 2 and t.shape[0] == batch and t.shape[1] >= width
         ),
         None,
     )
-    if found is None:
+    if best is None:
         return [(0, width)] * batch
-    name, mask = found
+    name, mask = best
     lines = ((mask[:, -width:] == 0) if "pad" in name else (mask[:, -width:] != 0)).tolist()
     return [
         (line.index(True), width - line[::-1].index(True)) if any(line) else (0, width)

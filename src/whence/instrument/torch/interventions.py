@@ -45,8 +45,8 @@ class Interventions:
         self._points = [parse_point(p) for p in points]
         self._fault = parse_fault(fault) if fault else None
         self._undo: list[Callable[[], None]] = []
-        self._done: Counter[str] = Counter()
-        self._told: set[str] = set()
+        self._applied: Counter[str] = Counter()
+        self._noted: set[str] = set()
         self._calls: dict[tuple[Any, ...], Call] = {}
         if reference is not None:
             self._calls = {
@@ -100,13 +100,13 @@ class Interventions:
             return out
         try:
             with ModesOff() if torch._C._len_torch_dispatch_stack() else NoFunctions():
-                made = self._replaced(call, out)
+                replaced = self._replaced(call, out)
         except (WhenceError, _Refused, RuntimeError, TypeError, ValueError) as error:
             self._refuse(frame, str(error))
             return out
         name = frame.scope or frame.root.name
-        self._done[name] += 1
-        if frame.wanted:
+        self._applied[name] += 1
+        if frame.selected:
             frame.note = "; ".join(n for n in (frame.note, PATCHED + self._reference.path) if n)
         if call.slots("mutated"):
             self._tell(
@@ -115,7 +115,7 @@ class Interventions:
                 "what it returns",
                 name,
             )
-        return made
+        return replaced
 
     def taken(self, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """What the program gets instead of `out`, which is recorded: logits that leave it no
@@ -134,13 +134,13 @@ class Interventions:
         self.undo()
         if self._forced is not None:
             self._forced.finish()
-        if self._fault is not None and not planted and not self._told:
+        if self._fault is not None and not planted and not self._noted:
             self._tell(
                 "fault-refused",
                 f"{self._fault.kind} was not planted: no module {self._fault.site} was called",
                 self._fault.site,
             )
-        for name, count in self._done.items():
+        for name, count in self._applied.items():
             self._session.note(
                 "patch", f"{name}: {count} {'call' if count == 1 else 'calls'} patched", name
             )
@@ -148,7 +148,7 @@ class Interventions:
     def _replaced(self, call: Call, out: Any) -> Any:
         assert self._reference is not None
         chosen = {p.slot for p in self._points if p.fits_call(call)}
-        wanted = {
+        records = {
             r.slot: r.record
             for r in call.slots("output")
             if r.slot in outputs_of(call) and ("" in chosen or r.slot in chosen)
@@ -156,12 +156,12 @@ class Interventions:
         new: dict[str, Any] = {}
 
         def check(slot: str, tensor: Any) -> Any:
-            if slot in wanted:
-                new[slot] = self._tensor(wanted[slot], slot, tensor)
+            if slot in records:
+                new[slot] = self._tensor(records[slot], slot, tensor)
             return tensor
 
         rebuilt(out, check)
-        missing = [slot for slot in wanted if slot not in new]
+        missing = [slot for slot in records if slot not in new]
         if missing:
             raise _Refused(f"the target returns no {missing[0]}")
         return rebuilt(out, lambda slot, tensor: new.get(slot, tensor))
@@ -187,11 +187,11 @@ class Interventions:
                 f"{slot} is {record.dtype} in the reference and "
                 f"{tensors.dtype_name(tensor) or tensor.dtype} here"
             )
-        made = torch.empty_like(tensor.detach())
-        made.copy_(value)
+        patched = torch.empty_like(tensor.detach())
+        patched.copy_(value)
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _StraightThrough.apply(tensor, made)
-        return made
+            return _StraightThrough.apply(tensor, patched)
+        return patched
 
     def _refuse(self, frame: Any, why: str) -> None:
         name = frame.scope or frame.root.name
@@ -200,8 +200,8 @@ class Interventions:
         )
 
     def _tell(self, kind: str, text: str, scope: str, step: int = -1) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self._session.note(kind, text, scope, step)
 
 

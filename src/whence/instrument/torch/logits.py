@@ -69,8 +69,8 @@ class LogitsListener(Listener):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        stack = self.here.stack
-        if self.here.busy or not stack:
+        stack = self.thread.stack
+        if self.thread.busy or not stack:
             return super()._observe(previous, module, args, kwargs)
         out = previous(module, *args, **kwargs)
         if (
@@ -171,24 +171,24 @@ class LogitsTensors:
             return 1
         if any("mask" in name and tensor.ndim == 2 for name, tensor in inputs.items()):
             return 1
-        form, before = tuple(ids.shape), self._forms.get(root)
+        form, last_form = tuple(ids.shape), self._forms.get(root)
         self._forms[root] = form
-        if before not in (None, form):
+        if last_form not in (None, form):
             self._filled.discard(root)  # the rows are as long as their texts
             return 1
-        apart = (ids != ids[:, -1:]).flip(1).int()
-        run = int((apart.argmax(1) + (apart.amax(1) == 0) * ids.shape[1]).max())
+        differs = (ids != ids[:, -1:]).flip(1).int()
+        run = int((differs.argmax(1) + (differs.amax(1) == 0) * ids.shape[1]).max())
         if run > 1:
             self._filled.add(root)
         return min(run + 1, ids.shape[1]) if root in self._filled else 1
 
 
-def tokens_of(given: dict[str, Any]) -> Any:
+def tokens_of(inputs: dict[str, Any]) -> Any:
     """The token ids among a call's tensors, (batch, tokens) or (tokens,); None where there are
     none.
     """
     for name in (*TOKENS, "0"):
-        tensor = given.get(name)
+        tensor = inputs.get(name)
         if (
             tensor is not None
             and tensor.ndim in (1, 2)
@@ -215,16 +215,16 @@ def logits_of(out: Any, ids: Any, vocabulary: int) -> tuple[str, Any] | None:
     A field called logits, else the first floating tensor with `vocabulary` entries or more for
     every row of `ids` (0, None: any).
     """
-    found: list[tuple[str, Any]] = []
+    named_tensors: list[tuple[str, Any]] = []
 
     def look(slot: str, tensor: Any) -> Any:
-        found.append((slot, tensor))
+        named_tensors.append((slot, tensor))
         return tensor
 
     rebuilt(out, look)
     scores = [
         (s, t)
-        for s, t in found
+        for s, t in named_tensors
         if t.is_floating_point() and t.ndim in (2, 3) and t.numel() and _fits(t, ids)
     ]
     named = [(s, t) for s, t in scores if s.rpartition(".")[2] == "logits"]
@@ -242,7 +242,7 @@ def _fits(tensor: Any, ids: Any) -> bool:
     )
 
 
-def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
+def last(logits: Any, ids: Any, inputs: dict[str, Any]) -> Any:
     """Logits of the last real token of each row, (batch, 1, vocabulary); all where rows share an
     axis or there is one only.
 
@@ -251,7 +251,7 @@ def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
     """
     if ids is not None and ids.ndim == 1 and logits.ndim == 2:
         several = any(
-            "pos" in name and tensor.shape[-1:] == ids.shape for name, tensor in given.items()
+            "pos" in name and tensor.shape[-1:] == ids.shape for name, tensor in inputs.items()
         )
         return logits if several else logits[-1:]
     if logits.ndim == 2 or logits.shape[1] == 1:
@@ -259,7 +259,7 @@ def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
     mask = next(
         (
             t
-            for n, t in given.items()
+            for n, t in inputs.items()
             if "mask" in n and t.ndim == 2 and t.shape[0] == logits.shape[0]
         ),
         None,
@@ -267,13 +267,13 @@ def last(logits: Any, ids: Any, given: dict[str, Any]) -> Any:
     if mask is None or mask.shape[1] < logits.shape[1]:
         return logits[:, -1:]
     real = mask[:, -logits.shape[1] :]
-    if "pad" in next(n for n, t in given.items() if t is mask):
+    if "pad" in next(n for n, t in inputs.items() if t is mask):
         real = real == 0
     places = torch.arange(1, logits.shape[1] + 1, device=logits.device)
-    at = ((real.to(logits.device) != 0) * places).amax(1).clamp(
+    columns = ((real.to(logits.device) != 0) * places).amax(1).clamp(
         min=1
     ) - 1  # a row without a real token: its first
-    return logits[torch.arange(logits.shape[0], device=logits.device), at][:, None]
+    return logits[torch.arange(logits.shape[0], device=logits.device), columns][:, None]
 
 
 def _keys(value: Any) -> Any:

@@ -75,9 +75,9 @@ def taken_for_torchs(wrapper: Any) -> None:
     code; where compiled code broke off inside a module, a frame of another file would begin graphs
     that the program has not.
     """
-    own = torch.nn.Module._wrapped_call_impl.__code__
+    code = torch.nn.Module._wrapped_call_impl.__code__
     wrapper.__code__ = wrapper.__code__.replace(
-        co_filename=own.co_filename, co_firstlineno=own.co_firstlineno
+        co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
     )
 
 

@@ -43,10 +43,10 @@ class ModuleRegistry:
         """Make a module a root. Returns the root when it is new, None when the module continues the
         root of a module of its class that is gone.
         """
-        gone, name = root_or_name(self.roots.values(), type(module).__name__)
-        if gone is not None:
-            gone.ref = weakref.ref(module)
-            self._learn(module, gone, "")
+        free, name = root_or_name(self.roots.values(), type(module).__name__)
+        if free is not None:
+            free.ref = weakref.ref(module)
+            self._learn(module, free, "")
             return None
         root = self.roots[name] = ModuleRoot(name, weakref.ref(module))
         self._learn(module, root, "")

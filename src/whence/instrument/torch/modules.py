@@ -50,8 +50,8 @@ class Listener:
     model: only calls of this module and below it; None: every module that is called (each outermost
     one is a root). find_external: where a parameter's bytes may already lie in the user's
     checkpoint file. staged: send CPU tensors through the staging ring too (device tensors always go
-    there). changes: what is changed in the program on purpose, None for nothing. here: the state of
-    a thread, of a class of its own where more than the stack of calls belongs to it.
+    there). changes: what is changed in the program on purpose, None for nothing. thread: state of a
+    thread, of a class of its own where more than the stack of calls belongs to it.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Listener:
         find_external: FindExternal | None = None,
         staged: bool = False,
         changes: Interventions | None = None,
-        here: ThreadCalls | None = None,
+        thread: ThreadCalls | None = None,
     ) -> None:
         self.session, self.model, self._changes = session, model, changes
         self._removed = False
-        self.frames = CallFrames(session, HIDING, here)
-        self.here: Any = self.frames.here
+        self.frames = CallFrames(session, HIDING, thread)
+        self.thread: Any = self.frames.thread
         self._compiled_code = CompiledCodeGuard(self._met_compiled)
         self._compilers = settings.Compilers()
         self.modules = ModuleRegistry(session)
@@ -77,7 +77,7 @@ class Listener:
             staged=staged,
             on_error=self.frames.give_up,
             busy=self.frames.be_busy,
-            again=session.options.level == "op",
+            remembers=session.options.level == "op",
         )
         self.tensors: TakesTensors = CallTensors(session, self.registry)
         self.writer = ProgramWriter(session, self.registry)
@@ -196,14 +196,14 @@ class Listener:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        here = self.here
+        thread = self.thread
         if (
-            here.busy
+            thread.busy
             or torch._C._get_tracing_state() is not None
             or (torch._C._len_torch_dispatch_stack() and is_traced())
         ):
             return previous(module, *args, **kwargs)
-        stack = here.stack
+        stack = thread.stack
         depth = len(stack)
         above = stack[-1].recorder if stack else None
         if above is not None:
@@ -242,7 +242,7 @@ class Listener:
         if session.failed:
             self.active = False
             return None
-        stack = self.here.stack
+        stack = self.thread.stack
         parent = stack[-1] if stack else None
         info = self.modules.get(module) or self._met(module, parent)
         if info is None:
@@ -253,11 +253,11 @@ class Listener:
         frame.order = session.next_order()
         counts, scope = frame.counts, frame.scope
         frame.occurrence = counts[scope] = counts.get(scope, -1) + 1
-        frame.wanted = session.takes_all or session.selector.wants(
+        frame.selected = session.takes_all or session.selector.wants(
             frame.scope, info.op_type, frame.depth, frame.number, frame.step
         )
         stack.append(frame)
-        if not frame.wanted:
+        if not frame.selected:
             frame.note = "not selected"
             return frame
         session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
@@ -309,7 +309,7 @@ class Listener:
             return
         info, parent = frame.info, frame.parent
         program = no_program = ""
-        if frame.wanted:
+        if frame.selected:
             self.tensors.take_results(frame, out, error)
             program, no_program = self.programs.program_of(frame, error)
             frame.recorder = None  # it refers to the frame
@@ -398,7 +398,7 @@ class Listener:
 
     def _met_compiled(self, callback: Any) -> None:
         """Compiled code runs next on this thread: no mode of ours may be around it."""
-        stack = self.here.stack
+        stack = self.thread.stack
         if stack and callback not in (None, False):
             self._note_compiler(stack[-1], callback)
         for frame in stack:

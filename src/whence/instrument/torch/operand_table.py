@@ -141,13 +141,13 @@ class OperandTable:
             and not hasattr(tensor, "__tensor_flatten__")
         )
 
-    def require_plain(self, tensor: Any, what: str) -> None:
+    def require_plain(self, tensor: Any, name: str) -> None:
         if hasattr(tensor, "__tensor_flatten__"):
-            raise Stop(f"{what} is a {type(tensor).__name__}, not a plain tensor")
+            raise Stop(f"{name} is a {type(tensor).__name__}, not a plain tensor")
         if tensor.layout is not torch.strided:
-            raise Stop(f"{what} has the layout {str(tensor.layout).removeprefix('torch.')}")
+            raise Stop(f"{name} has the layout {str(tensor.layout).removeprefix('torch.')}")
         if tensor.dtype not in NAMES:
-            raise Stop(f"{what} has the dtype {tensor.dtype}")
+            raise Stop(f"{name} has the dtype {tensor.dtype}")
 
     def adopt(self, tensor: Any, operand: Operand) -> None:
         key = layout(tensor)
@@ -193,22 +193,22 @@ class OperandTable:
         if hasattr(tensor, "__tensor_flatten__"):
             raise Stop(f"works on a {type(tensor).__name__}, not a plain tensor")
         key = layout(tensor)
-        found = self.operands.get(key)
-        if found is None:
-            found = self._provenance(tensor, key)
-            if "hole" in found:
-                self.hole = self.hole or found["hole"]
-            return found
-        if "hole" in found:
-            self.hole = self.hole or found["hole"]
-            return found
+        operand = self.operands.get(key)
+        if operand is None:
+            operand = self._provenance(tensor, key)
+            if "hole" in operand:
+                self.hole = self.hole or operand["hole"]
+            return operand
+        if "hole" in operand:
+            self.hole = self.hole or operand["hole"]
+            return operand
         if not tensor.is_inference():
             version, epoch = self.versions.get(key, (-1, -1))
             if epoch != self.epochs.get(key[0], 0):  # not seen since it was made or last written
                 self.see(tensor, key)
             elif version != tensor._version:
                 raise Stop("a tensor changed without an operator that wrote it")
-        return found
+        return operand
 
     def _provenance(self, tensor: Any, key: tuple[Any, ...]) -> Operand:
         """An operand for a tensor that no operator handed out: another view of known memory, a

@@ -87,8 +87,8 @@ class Overload:
             (f"input.{name}", f"output.{i}")
             for i, r in enumerate(schema.returns)
             if r.alias_info is not None and r.alias_info.is_write
-            for name, before in sets.items()
-            if before & set(r.alias_info.before_set)
+            for name, aliases in sets.items()
+            if aliases & set(r.alias_info.before_set)
         }
         self.listed = len(schema.returns) == 1 and str(schema.returns[0].real_type).startswith(
             "List"
@@ -104,28 +104,29 @@ _OVERLOADS: dict[
 
 
 def overload_of(func: Any) -> Overload:
-    found = _OVERLOADS.get(id(func))
-    if found is None:
-        found = _OVERLOADS[id(func)] = Overload(func)
-    return found
+    overload = _OVERLOADS.get(id(func))
+    if overload is None:
+        overload = _OVERLOADS[id(func)] = Overload(func)
+    return overload
 
 
 class OperatorCall:
     """A call of an operator that is being recorded. above: the frame or region it is in. inputs:
     (slot, tensor), in schema order.
 
-    called: what it is called with, positional and by name. seen: (record, edge, form) by slot. It
+    called: what it is called with, positional and by name. sights: (record, edge, form) by slot. It
     is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are
     wanted.
     """
 
     __slots__ = (
-        "_given",
+        "_named_arguments",
         "above",
         "arguments",
         "called",
         "forward",
         "inputs",
+        "is_written",
         "keep",
         "notes",
         "occurrence",
@@ -138,13 +139,12 @@ class OperatorCall:
         "refs",
         "scope",
         "seconds",
-        "seen",
+        "sights",
         "source",
         "tally",
         "unseen",
-        "written",
     )
-    _given: dict[str, Any] | None
+    _named_arguments: dict[str, Any] | None
     occurrence: int
     place: int
     ranges: dict[str, list[Any]] | None
@@ -169,15 +169,15 @@ class OperatorCall:
             above,
         )
         self.forward, self.source, self.called = forward, source, called
-        self.keep, self.written, self.seconds = False, True, 0.0
+        self.keep, self.is_written, self.seconds = False, True, 0.0
         self.refs: list[Ref] = []
-        self.seen: dict[str, tuple[Any, str, Any]] = {}
+        self.sights: dict[str, tuple[Any, str, Any]] = {}
         self.inputs: list[tuple[str, Any]] = []
         self.arguments: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()
         self.placements: dict[str, Placement] = {}
         self.unseen = ""
-        self._given = self.ranges = self.tally = None
+        self._named_arguments = self.ranges = self.tally = None
 
     @property
     def op_type(self) -> str:
@@ -228,12 +228,12 @@ class OperatorCall:
         return encoded
 
     @property
-    def given(self) -> dict[str, Any]:
+    def named_arguments(self) -> dict[str, Any]:
         """What it was called with, by name."""
-        if self._given is None:
+        if self._named_arguments is None:
             args, kwargs = self.called
-            self._given = dict(zip(self.overload.positional, args)) | kwargs
-        return self._given
+            self._named_arguments = dict(zip(self.overload.positional, args)) | kwargs
+        return self._named_arguments
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
         inner: Any
@@ -289,16 +289,22 @@ class OperatorCall:
 
     def states(self) -> Iterator[tuple[str, Any]]:
         """(device type, state of the generator) where it draws random numbers."""
-        if not self.overload.random or not self.overload.draws(self.given):
+        if not self.overload.random or not self.overload.draws(self.named_arguments):
             return
         self.unseen = self.unseen or "draws random numbers"
-        generator = next((v for v in self.given.values() if isinstance(v, torch.Generator)), None)
+        generator = next(
+            (v for v in self.named_arguments.values() if isinstance(v, torch.Generator)), None
+        )
         device = next((t.device for _, t in self.inputs), None)
         if generator is not None:
             device = generator.device
         elif device is None:
-            given = self.given.get("device")
-            device = given if isinstance(given, torch.device) else torch.get_default_device()
+            device_argument = self.named_arguments.get("device")
+            device = (
+                device_argument
+                if isinstance(device_argument, torch.device)
+                else torch.get_default_device()
+            )
         if device.type == "meta":
             return
         if generator is not None:
@@ -311,7 +317,7 @@ class OperatorCall:
 
     def see(self, slot: str, sight: tuple[Any, str, Any], why: str) -> None:
         """A tensor was sighted: (record, edge, look). why: its elements say nothing."""
-        self.seen[slot] = sight
+        self.sights[slot] = sight
         self.refs.append(Ref(slot, sight[0], sight[1]))
         if why and slot.startswith("input.") and slot not in self.overload.overwritten:
             self.unseen = self.unseen or "works on memory that was not written yet"
@@ -325,35 +331,36 @@ class OperatorCall:
         overload = self.overload
         if type(out) is _TENSOR and not overload.writes and not overload.statistics:
             return [("output.0", out, "")]
-        found: list[tuple[str, Any, str]] = []
+        results: list[tuple[str, Any, str]] = []
         ids: dict[int, str] = {}
         names = overload.writes
-        if overload.statistics and self.given.get(
-            "training", self.given.get("train", self.given.get("use_input_stats"))
+        if overload.statistics and self.named_arguments.get(
+            "training",
+            self.named_arguments.get("train", self.named_arguments.get("use_input_stats")),
         ):
             names = (*names, "running_mean", "running_var")
         for name in names:
-            value = self.given.get(name)
+            value = self.named_arguments.get(name)
             for i, tensor in enumerate(tensors_in(value)):
                 slot = f"mutated.{name}" if value is tensor else f"mutated.{name}.{i}"
-                found.append((slot, tensor, ""))
+                results.append((slot, tensor, ""))
                 ids[id(tensor)] = slot
         if isinstance(out, torch.Tensor):
-            found.append(("output.0", out, ids.get(id(out), "")))
+            results.append(("output.0", out, ids.get(id(out), "")))
         elif isinstance(out, (list, tuple)):
             nested = overload.listed
             for i, item in enumerate((out,) if nested else out):
                 if isinstance(item, torch.Tensor):
-                    found.append((f"output.{i}", item, ids.get(id(item), "")))
+                    results.append((f"output.{i}", item, ids.get(id(item), "")))
                 elif isinstance(item, (list, tuple)):
-                    found += [
+                    results += [
                         (f"output.{i}.{j}", t, ids.get(id(t), ""))
                         for j, t in enumerate(item)
                         if isinstance(t, torch.Tensor)
                     ]
         elif out is not None:
             self.notes = (f"returned {out!r}"[:_MAX_TEXT],)
-        return [one for one in found if type(one[1]) is _TENSOR or answers(one[1])]
+        return [result for result in results if type(result[1]) is _TENSOR or answers(result[1])]
 
     def aliases(self, results: list[tuple[str, Any, str]]) -> tuple[tuple[str, str], ...]:
         """Slots that share a storage, each with the first one of it, as far as the schema does not
@@ -369,7 +376,7 @@ class OperatorCall:
             else self.inputs
         )
         first: dict[int, str] = {}
-        found = []
+        pairs = []
         for slot, tensor in candidates:
             try:
                 storage = tensor.untyped_storage()._cdata
@@ -377,8 +384,8 @@ class OperatorCall:
                 continue
             earlier = first.setdefault(storage, slot)
             if earlier is not slot and (earlier, slot) not in self.overload.implied:
-                found.append((earlier, slot))
-        return tuple(found)
+                pairs.append((earlier, slot))
+        return tuple(pairs)
 
     # ---- as a program
 
@@ -390,14 +397,14 @@ class OperatorCall:
             return None, "makes memory that is not written"
         if not any(True for _ in tensors_in(out)) and not self.overload.writes:
             return None, "returns no tensor"
-        written = {slot for name in self.overload.writes for slot in (f"input.{name}",)}
-        if len(self.inputs) > 1 and written:
+        written_slots = {slot for name in self.overload.writes for slot in (f"input.{name}",)}
+        if len(self.inputs) > 1 and written_slots:
             shared = self.aliases([])
-            if any(s.startswith(tuple(written)) for pair in shared for s in pair):
+            if any(s.startswith(tuple(written_slots)) for pair in shared for s in pair):
                 return None, "writes into memory that two of its inputs share"
         key = (
             self.overload.name,
-            tuple((slot, form) for slot, (_, _, form) in self.seen.items()),
+            tuple((slot, form) for slot, (_, _, form) in self.sights.items()),
             repr(self.arguments),
             torch.get_default_dtype(),
             torch.is_inference_mode_enabled(),
@@ -405,12 +412,12 @@ class OperatorCall:
             if torch.is_inference_mode_enabled()
             else (),
         )
-        known = _PROGRAMS.get(key)
-        if known is None:
+        program_or_reason = _PROGRAMS.get(key)
+        if program_or_reason is None:
             if len(_PROGRAMS) > 1 << 14:
                 _PROGRAMS.clear()
-            known = _PROGRAMS[key] = self._program(out)
-        return known
+            program_or_reason = _PROGRAMS[key] = self._program(out)
+        return program_or_reason
 
     def _program(self, out: Any) -> tuple[Program | None, str]:
         overload = self.overload
@@ -454,11 +461,11 @@ class OperatorCall:
             Operation(name, tuple(_operand(self._form(k), operands) for k, _ in args), kwargs)
         )
         outputs: list[tuple[str, Any]] = []
-        at = 0
+        position = 0
         for slot, _, _ in self.results(out):
             if slot.startswith("output"):
-                outputs.append((slot, {"op": [place, at]}))
-                at += 1
+                outputs.append((slot, {"op": [place, position]}))
+                position += 1
             elif (into := f"input{slot[7:]}") in operands:
                 outputs.append(
                     (
@@ -491,7 +498,7 @@ class OperatorCall:
         """What `_take` said of an argument."""
         if name in self.arguments:
             return self.arguments[name]
-        slot, value = self.overload.slots[name], self.given[name]
+        slot, value = self.overload.slots[name], self.named_arguments[name]
         return (
             {"slot": slot}
             if isinstance(value, torch.Tensor)
@@ -504,10 +511,10 @@ class OperatorCall:
         """Takes the figures of a slot of this call; they may come later."""
         if self.ranges is None:
             self.ranges = {}
-        held = self.ranges.setdefault(slot, [None, None, 0, 0])
+        ranges = self.ranges.setdefault(slot, [None, None, 0, 0])
 
         def take(figures: Statistics) -> None:
-            widen(held, figures.min, figures.max, figures.nan, figures.inf)
+            widen(ranges, figures.min, figures.max, figures.nan, figures.inf)
 
         return take
 
@@ -516,14 +523,14 @@ _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
 _PROGRAMS: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
 
-def widen(held: list[Any], low: float | None, high: float | None, nan: int, inf: int) -> None:
+def widen(ranges: list[Any], low: float | None, high: float | None, nan: int, inf: int) -> None:
     """A range [min, max, NaN, Inf] takes in another."""
     if low is not None:
-        held[0] = low if held[0] is None else min(held[0], low)
+        ranges[0] = low if ranges[0] is None else min(ranges[0], low)
     if high is not None:
-        held[1] = high if held[1] is None else max(held[1], high)
-    held[2] += nan
-    held[3] += inf
+        ranges[1] = high if ranges[1] is None else max(ranges[1], high)
+    ranges[2] += nan
+    ranges[3] += inf
 
 
 def _operand(value: Any, operands: dict[str, Any]) -> Any:

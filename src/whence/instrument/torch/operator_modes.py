@@ -74,7 +74,7 @@ class OperatorModes:
     """
 
     def __init__(self, frames: CallFrames, handler: _Handler) -> None:
-        self._frames, self._here, self._handler = frames, frames.here, handler
+        self._frames, self._thread, self._handler = frames, frames.thread, handler
         self._engine: tuple[Any, Any] | None = None
         self._autocast_methods: tuple[Any, Any] | None = None
 
@@ -117,12 +117,12 @@ class OperatorModes:
     @contextlib.contextmanager
     def above(self) -> Iterator[None]:
         """A mode on top of those of the program, as long as this lasts."""
-        here, top = self._here, _top()
+        thread, top = self._thread, _top()
         if (
             not self.active
-            or here.busy
-            or here.running
-            or here.suspended is not None
+            or thread.busy
+            or thread.running
+            or thread.suspended is not None
             or (isinstance(top, _Mode) and top.modes is self)
         ):
             yield
@@ -131,7 +131,7 @@ class OperatorModes:
         try:
             yield
         finally:
-            if not here.forgets(mode):
+            if not thread.forgets(mode):
                 self.take_off(mode)
 
     def suspend(self) -> bool:
@@ -140,14 +140,14 @@ class OperatorModes:
         if not isinstance(mode, _Mode) or mode.modes is not self:
             return False
         mode.__exit__(None, None, None)
-        self._here.suspended = mode
+        self._thread.suspended = mode
         return True
 
     def resume(self) -> None:
         """Put the mode back that was taken off before compiled code."""
-        here = self._here
-        if here.suspended is not None:
-            mode, here.suspended = here.suspended, None
+        thread = self._thread
+        if thread.suspended is not None:
+            mode, thread.suspended = thread.suspended, None
             mode.__enter__()
 
     def _follow_backward(self) -> None:
@@ -166,7 +166,7 @@ class OperatorModes:
 
     def note_autocast(self) -> None:
         """Remember what autocast is on for on this thread."""
-        self._here.autocast = tuple(
+        self._thread.autocast = tuple(
             key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)
         )
 

@@ -49,20 +49,20 @@ class OperatorTensors:
             session.over_budget(call.scope, call.above.step, registry.waiting_bytes)
             call.keep = session.elements_on
         if sampling.on:
-            call.written = sampling.writes(call, chosen)
+            call.is_written = sampling.writes(call, chosen)
             if sampling.counts:
                 for slot, tensor in call.inputs:
                     self._count(call, slot, tensor)
-            if not call.written:
+            if not call.is_written:
                 return
         if self._takes_inputs:
-            again, keep, seen, refs = registry.again, call.keep, call.seen, call.refs
+            known_again, keep, sights, refs = registry.again, call.keep, call.sights, call.refs
             doubtful = self._unwritten or overload.overwritten
             for slot, tensor in call.inputs:
                 if doubtful and (why := self._unreadable_input(overload, slot, tensor)):
                     call.see(slot, registry.unreadable(tensor, why), why)
                     continue
-                sight = seen[slot] = again(tensor, keep) or registry.record_of(
+                sight = sights[slot] = known_again(tensor, keep) or registry.record_of(
                     tensor, slot, call, tried=True
                 )
                 refs.append(Ref(slot, sight[0], sight[1]))
@@ -80,7 +80,7 @@ class OperatorTensors:
         """Record what an operator returned and wrote. results: (slot, tensor, slot of the input
         that it is).
         """
-        overload, takes = call.overload, call.written and self._takes_outputs
+        overload, takes = call.overload, call.is_written and self._takes_outputs
         if call.placements and is_half(overload.name):
             for slot, tensor, _ in results if takes else ():
                 call.see(slot, self._registry.unreadable(tensor, HALF), "")
@@ -88,8 +88,8 @@ class OperatorTensors:
             if takes:
                 self._take_plain(call, results)
         elif takes:
-            for slot, tensor, same in results:
-                self._take_result(call, slot, tensor, same)
+            for slot, tensor, input_slot in results:
+                self._take_result(call, slot, tensor, input_slot)
         else:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
@@ -107,17 +107,17 @@ class OperatorTensors:
             sight = None
             if base is not None and type(base) in (_TENSOR, torch.nn.Parameter):
                 sight = registry.again(tensor, keep, base)
-            sight = call.seen[slot] = sight or registry.record_of(
+            sight = call.sights[slot] = sight or registry.record_of(
                 tensor, slot, call, unsettled=view, tried=True
             )
             call.refs.append(Ref(slot, sight[0], sight[1]))
 
-    def _take_result(self, call: OperatorCall, slot: str, tensor: Any, same: str) -> None:
+    def _take_result(self, call: OperatorCall, slot: str, tensor: Any, input_slot: str) -> None:
         overload, registry = call.overload, self._registry
         if overload.uninitialised and tensor.numel():
             self._unwritten[_storage(tensor)] = storage_ref(tensor)
             call.see(slot, registry.unreadable(tensor, _NOT_WRITTEN), "unwritten")
-        elif same and (sight := call.seen.get(same)) is not None:
+        elif input_slot and (sight := call.sights.get(input_slot)) is not None:
             call.see(slot, sight, "")
         elif self._unwritten and self._still_unwritten(call, slot, tensor):
             call.see(slot, registry.unreadable(tensor, _NOT_WRITTEN), "unwritten")

@@ -63,10 +63,10 @@ class OperatorListener(Listener):
         self._lasting = lasting
         self._opened: Any = None
         self._pre_hook: Any = None
-        super().__init__(session, model, here=OperatorThread(), **how)
+        super().__init__(session, model, thread=OperatorThread(), **how)
         self._modes = OperatorModes(self.frames, self._operator)
         self._compiled_code.on_left(self._modes.resume)
-        self._regions = Regions(session, self.registry, self.here, self._region_ended)
+        self._regions = Regions(session, self.registry, self.thread, self._region_ended)
         self._operands = OperatorTensors(session, self.registry, self._sampling)
         self.programs = NoPrograms("its operators are calls of their own")
 
@@ -109,7 +109,7 @@ class OperatorListener(Listener):
         """Compiled code runs next on this thread: no mode of ours may be around it."""
         if not self._modes.suspend() or not self.active:
             return
-        stack = self.here.stack
+        stack = self.thread.stack
         if stack:
             frame = stack[-1]
             frame.note = frame.note or "runs compiled code: inside not seen"
@@ -134,11 +134,15 @@ class OperatorListener(Listener):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        here = self.here
-        if here.stack or here.busy or (self.model is not None and self.modules.get(module) is None):
+        thread = self.thread
+        if (
+            thread.stack
+            or thread.busy
+            or (self.model is not None and self.modules.get(module) is None)
+        ):
             return super()._observe(previous, module, args, kwargs)
         self._compiled_code.set()
-        if here.suspended is not None and not inside() and not self._compiled_code.running():
+        if thread.suspended is not None and not inside() and not self._compiled_code.running():
             self._modes.resume()
         self._modes.note_autocast()
         if self._lasting and not torch._C._len_torch_dispatch_stack():
@@ -149,19 +153,19 @@ class OperatorListener(Listener):
     def _enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ModuleFrame | None:
-        if not self.here.stack and _backward_task() == -1:
+        if not self.thread.stack and _backward_task() == -1:
             self._regions.close()
         return super()._enter(module, args, kwargs)
 
     def _begin_root(self, frame: ModuleFrame, root: ModuleRoot) -> None:
         super()._begin_root(frame, root)
         if frame.phase != "recompute":
-            self.here.root = root
-            before = self._counts.get(root.name)
+            self.thread.root = root
+            last_counts = self._counts.get(root.name)
             # of operators ahead of the first call
-            if before is not None and before[:2] == (frame.step, frame.micro):
+            if last_counts is not None and last_counts[:2] == (frame.step, frame.micro):
                 frame.counts.update(
-                    {key: n for key, n in before[2].items() if "/" in key or key[:1] == "<"}
+                    {key: n for key, n in last_counts[2].items() if "/" in key or key[:1] == "<"}
                 )
             self._counts[root.name] = frame.step, frame.micro, frame.counts
 
@@ -171,10 +175,10 @@ class OperatorListener(Listener):
         self._sampling.step_ended()
 
     def _optimizer_steps(self) -> None:
-        self.here.optimizing = True
+        self.thread.optimizing = True
 
     def _optimizer_stepped(self) -> None:
-        self.here.optimizing = False
+        self.thread.optimizing = False
         with self.frames.lock:
             self._regions.close()
         super()._optimizer_stepped()
@@ -182,7 +186,7 @@ class OperatorListener(Listener):
     def _region(self, kind: str) -> Region:
         """The region of what runs outside any module now."""
         roots = self.modules.roots
-        root = self.here.root or (
+        root = self.thread.root or (
             next(iter(roots.values())) if len(roots) == 1 else self._regions.nowhere
         )
         return self._regions.enter(kind, root, *self._counts.setdefault(root.name, (0, 0, {})))
@@ -194,10 +198,10 @@ class OperatorListener(Listener):
     # ---- one operator
 
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        here = self.here
+        thread = self.thread
         if (
-            here.running
-            or here.busy
+            thread.running
+            or thread.busy
             or not self.frames.active
             or type(func) is not _OVERLOAD
             or (types and _is_traced(types))
@@ -208,8 +212,8 @@ class OperatorListener(Listener):
         call = guarded(self._begin, func, args, kwargs)
         if call is None:
             return self._pass(func, args, kwargs)
-        autocast = here.autocast
-        here.running = True
+        autocast = thread.autocast
+        thread.running = True
         started = time.perf_counter()
         try:
             if autocast or _inference():
@@ -219,21 +223,21 @@ class OperatorListener(Listener):
                 out = func(*args, **kwargs)
         except BaseException as error:
             call.seconds = time.perf_counter() - started
-            here.running = False
+            thread.running = False
             guarded(self._end, call, None, raised(error))
             raise
         call.seconds = time.perf_counter() - started
-        here.running = False
+        thread.running = False
         guarded(self._end, call, out, "")
         return out
 
     def _pass(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that is not recorded."""
         if self.active and not isinstance(func, _OVERLOAD):
-            scope = self.here.stack[-1].scope if self.here.stack else ""
+            scope = self.thread.stack[-1].scope if self.thread.stack else ""
             text = f"{func} is a higher-order operator: what it runs is not recorded"
             self._note_unseen(str(func), text, scope)
-        with restored(func, self.here.autocast):
+        with restored(func, self.thread.autocast):
             return func(*args, **kwargs)
 
     def _begin(self, func: Any, args: Any, kwargs: Any) -> OperatorCall | None:
@@ -248,13 +252,13 @@ class OperatorListener(Listener):
         origin = self._origin()
         if origin is None:
             return None
-        above, scope, phase, wanted, forward, source = origin
+        above, scope, phase, selected, forward, source = origin
         order = session.next_order()
         if not source:
             source = source_here()
         if phase != "backward" and phase != "optimizer" and _grad():
-            self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, wanted))
-        if not wanted:
+            self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, selected))
+        if not selected:
             return None
         call = OperatorCall(overload, order, scope, phase, above, forward, source, (args, kwargs))
         above.operators += 1
@@ -268,19 +272,19 @@ class OperatorListener(Listener):
 
     def _origin(self) -> tuple[Any, str, str, bool, int, str] | None:
         """Where the operator is that runs next, None for one that is not recorded: the call it is
-        in, scope, phase, whether it is wanted, and of one of a backward pass the forward operator
+        in, scope, phase, whether it is selected, and of one of a backward pass the forward operator
         it belongs to (-1 else) and its source line.
         """
-        here = self.here
-        frame = here.stack[-1] if here.stack else None
+        thread = self.thread
+        frame = thread.stack[-1] if thread.stack else None
         task = _backward_task() != -1
         if frame is not None and (not task or frame.phase == "recompute"):
             if frame.note.startswith("scripted"):
                 return None
-            return frame, frame.scope, frame.phase, frame.wanted, -1, ""
+            return frame, frame.scope, frame.phase, frame.selected, -1, ""
         if not task:
-            region = self._region("optimizer" if here.optimizing else "region")
-            return region, "", region.phase, region.wanted, -1, ""
+            region = self._region("optimizer" if thread.optimizing else "region")
+            return region, "", region.phase, region.selected, -1, ""
         node = _backward_node()
         if node is not None and type(node).__name__ == "CompiledFunctionBackward":
             text = "the backward pass of compiled code: its operators are not recorded"
@@ -292,13 +296,13 @@ class OperatorListener(Listener):
             # A write into a view takes one more number, behind that of the operator.
             forward = self._forward.get(number) or self._forward.get(number - 1)
             if forward is not None:
-                scope, source, order, wanted = forward
-                return above, scope, "backward", wanted, order, source
-        return above, "", "backward", above.wanted, -1, ""
+                scope, source, order, selected = forward
+                return above, scope, "backward", selected, order, source
+        return above, "", "backward", above.selected, -1, ""
 
     def _remember(self, number: int, forward: tuple[str, str, int, bool]) -> None:
         """An autograd node of this number belongs to a forward operator: (scope, source, order,
-        wanted).
+        selected).
         """
         table = self._forward
         if number >= 0 and number not in table:
@@ -313,7 +317,7 @@ class OperatorListener(Listener):
             return
         results = [] if error else call.results(out)
         self._operands.take_results(call, results)
-        if not call.written:
+        if not call.is_written:
             return
         program, no_program = ("", "the operator raised") if error else self._program(call, out)
         above = call.above

@@ -46,19 +46,19 @@ class ProgramWriter:
 
     def __init__(self, session: Session, registry: TensorRegistry) -> None:
         self._session, self._registry = session, registry
-        self._written: set[str] = set()
+        self._ids: set[str] = set()
 
     def has(self, program: Program) -> bool:
         """Was this program written before?"""
-        return program.id in self._written
+        return program.id in self._ids
 
     def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
         """Write a program if it is new. constants: record ids in place of its own, or `Pending` for
         those on their way.
         """
-        if program.id in self._written:
+        if program.id in self._ids:
             return
-        self._written.add(program.id)
+        self._ids.add(program.id)
         ids = tuple(program.constants if constants is None else constants)
         self._registry.emit(
             lambda: self._session.program(
@@ -196,8 +196,8 @@ class ProgramCache:
         """The slot of a tensor that a call sees without being handed it: in an object of its
         arguments, or held by a module below.
         """
-        here = self._frames.here
-        busy, here.busy = here.busy, True
+        thread = self._frames.thread
+        busy, thread.busy = thread.busy, True
         try:
             with self._frames.lock, NoFunctions():
                 place = layout(tensor)
@@ -207,22 +207,22 @@ class ProgramCache:
                     number, edge, _ = self._registry.record_of(tensor, slot, frame)
                     frame.refs.append(Ref(slot, number, edge))
                     return slot
-                for slot, held in tensors_of(frame.module):
-                    if layout(held) == place:
-                        self._hold(frame, slot, held)
+                for slot, attribute in tensors_of(frame.module):
+                    if layout(attribute) == place:
+                        self._hold(frame, slot, attribute)
                         return slot
         finally:
-            here.busy = busy
+            thread.busy = busy
         return ""
 
     def _hold(self, frame: ModuleFrame, slot: str, tensor: Any) -> None:
         """From now on a tensor that a module below holds is a parameter of this call's module."""
         entry = HeldTensor(slot, tensor, *home_of(frame.module, slot[6:]))
         number, edge, _ = self._registry.record_of(tensor, slot, frame, parameter=True)
-        entry.seen = Ref(slot, number, edge)
+        entry.last_ref = Ref(slot, number, edge)
         entry.version = None if tensor.is_inference() else tensor._version
         entry.remember(tensor)
-        frame.refs.append(entry.seen)
+        frame.refs.append(entry.last_ref)
         if frame.info.entries is not None:
             frame.info.entries.append(entry)
 

@@ -151,7 +151,7 @@ class Recorder:
         self._table = OperandTable(find)
         self._cast_points = CastPoints(self._table)
         self._children = ChildCalls()
-        self._given: dict[tuple[Any, ...], str] = {}  # to the child that runs now
+        self._child_inputs: dict[tuple[Any, ...], str] = {}  # to the child that runs now
         self._lines: dict[int, str] = {}  # by operation
         try:
             self._adopt_boundary(inputs, params)
@@ -226,10 +226,10 @@ class Recorder:
         if self._over:
             return
         try:
-            self._given = {}
+            self._child_inputs = {}
             for slot, tensor in tensors:
                 operand = self._table.boundary(tensor)
-                self._given[layout(tensor)] = f"{k}:{slot}"
+                self._child_inputs[layout(tensor)] = f"{k}:{slot}"
                 # What is written in place later must not change what the child was given.
                 copy = {"op": [len(self._table.operations), 0]}
                 if "hole" not in operand:
@@ -265,8 +265,8 @@ class Recorder:
                 key = layout(tensor)
                 if slot.startswith("mutated"):
                     self._table.poison(key[0], "a module changed memory that this is a view of")
-                elif key in self._given:
-                    self._children.same.append((self._given[key], f"{k}:{slot}"))
+                elif key in self._child_inputs:
+                    self._children.same_tensors.append((self._child_inputs[key], f"{k}:{slot}"))
                 self._table.renew(f"{k}:{slot}", tensor, key)
         except Stop as stop:
             self._give_up(str(stop))
@@ -394,12 +394,12 @@ class Recorder:
         """An operator has run: its operation, and its results as operands."""
         table, name = self._table, schema.name
         outs = list(tensors_in(out))
-        written = self._written(schema, named)
+        mutated = self._written(schema, named)
         if hole:
-            self._lost(out, outs, written, hole)
+            self._lost(out, outs, mutated, hole)
             return
         guard = None
-        if not outs and not written:
+        if not outs and not mutated:
             if out is None:
                 return  # an assertion: _assert_async, record_stream
             guard = self._number_taken(out, name)
@@ -407,8 +407,8 @@ class Recorder:
             guard = sum(t.numel() for t in outs)
         if schema.base in _CASTS and self._cast_points.record_cast(schema, encoded, named, outs):
             return
-        if written and name not in METADATA_ONLY:
-            self._note_writes(written)
+        if mutated and name not in METADATA_ONLY:
+            self._note_writes(mutated)
         if schema.composite and torch.is_inference_mode_enabled():
             table.notes.add("inference")
         place = len(table.operations)
@@ -421,7 +421,7 @@ class Recorder:
             if hasattr(tensor, "__tensor_flatten__"):
                 raise Stop(f"makes a {type(tensor).__name__}, not a plain tensor")
             key = layout(tensor)
-            if not written:
+            if not mutated:
                 follows = pinned and tensor.is_floating_point()
                 (table.pinned.add if follows else table.pinned.discard)(key)
             fresh = table.adopt_result(
@@ -429,7 +429,7 @@ class Recorder:
             )
             # Above this level a view is still to get its base's version counter, and a written
             # tensor its next version.
-            if written or schema.view or not fresh:
+            if mutated or schema.view or not fresh:
                 table.versions.pop(key, None)
             else:
                 table.see(tensor, key)
@@ -445,31 +445,31 @@ class Recorder:
             raise Stop(f"reads a number that is not finite from a tensor ({name})")
         return out
 
-    def _note_writes(self, written: list[Any]) -> None:
+    def _note_writes(self, mutated: list[Any]) -> None:
         """An operator wrote these tensors."""
         table = self._table
-        for storage in {t.untyped_storage()._cdata for t in written}:
+        for storage in {t.untyped_storage()._cdata for t in mutated}:
             if len(table.owners.get(storage, ())) > 1:
                 raise Stop("writes into memory that two of its inputs or parameters share")
             if storage in table.replaced:
-                known = {key: table.operands.get(key) for key in map(layout, written)}
+                operands = {key: table.operands.get(key) for key in map(layout, mutated)}
                 table.poison(
                     storage, "a view of a tensor that a module handed on and that was written since"
                 )
                 table.operands.update(
-                    {key: operand for key, operand in known.items() if operand is not None}
+                    {key: operand for key, operand in operands.items() if operand is not None}
                 )
             table.epochs[storage] = table.epochs.get(storage, 0) + 1
             table.unwritten.discard(storage)
         table.notes.add("in-place")
 
-    def _lost(self, out: Any, outs: list[Any], written: list[Any], reason: str) -> None:
+    def _lost(self, out: Any, outs: list[Any], mutated: list[Any], reason: str) -> None:
         """An operator on something unknown, or a random one: what it makes is unknown, and what it
         writes from now on.
         """
-        if out is not None and not outs and not written:
+        if out is not None and not outs and not mutated:
             raise Stop(reason)  # a number: what the code does next may rest on it
-        for tensor in written:
+        for tensor in mutated:
             self._table.poison(tensor.untyped_storage()._cdata, reason)
             self._table.unwritten.discard(tensor.untyped_storage()._cdata)
         for tensor in outs:
@@ -494,7 +494,7 @@ class Recorder:
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One watched call at the torch-function level."""
         name = func.__name__
-        before, undo = len(self._table.operations), None
+        position, undo = len(self._table.operations), None
         explicit, paused = self._cast_points.explicit, self._paused
         try:
             if name in _NUMBERS_TAKEN or (name == "__set__" and func == torch.Tensor.data.__set__):
@@ -505,7 +505,7 @@ class Recorder:
                 self._cast_points.explicit = True
             elif name in _WIDENING:
                 undo = self._cast_points.widened(args, kwargs)
-                before = len(self._table.operations)
+                position = len(self._table.operations)
         except Stop as stop:
             self._give_up(str(stop))
         except Exception as error:  # noqa: BLE001 - recording must never break the recorded program
@@ -524,7 +524,7 @@ class Recorder:
             if (
                 name in ("to", "float", "type", "type_as")
                 and out is args[0]
-                and len(self._table.operations) == before
+                and len(self._table.operations) == position
             ):
                 self._cast_points.unmoved(name, args, kwargs, sys._getframe(2))
         except Stop as stop:

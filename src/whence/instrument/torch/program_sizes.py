@@ -41,7 +41,7 @@ class ProgramSizes:
         """The inputs that are there when the operation at this place runs: not what calls after it
         are given and leave.
         """
-        entered = {k for k, at in self._calls if at <= place}
+        entered = {k for k, position in self._calls if position <= place}
         return {
             k
             for k, slot in enumerate(self._table.inputs)
@@ -49,20 +49,20 @@ class ProgramSizes:
         }
 
     def sized(
-        self, facts: OperatorSchema | None, args: Any, kwargs: Any, known: set[int]
+        self, facts: OperatorSchema | None, args: Any, kwargs: Any, present: set[int]
     ) -> tuple[Any, Any]:
         if facts is None:
             return args, kwargs
 
         def one(name: str, value: Any) -> Any:
-            return self._follow(value, known) if name in _SIZE_ARGUMENTS else self._scalar(value)
+            return self._follow(value, present) if name in _SIZE_ARGUMENTS else self._scalar(value)
 
         sized = tuple(one(name, value) for name, value in zip(facts.positional, args))
         return (*sized, *args[len(sized) :]), {
             name: one(name, value) for name, value in kwargs.items()
         }
 
-    def _follow(self, value: Any, known: set[int]) -> Any:
+    def _follow(self, value: Any, present: set[int]) -> Any:
         """A size as the extent of an input that is known by then, or the product of two, where only
         one reading is possible.
 
@@ -70,7 +70,7 @@ class ProgramSizes:
         them is named does not matter.
         """
         if isinstance(value, list):
-            return [self._follow(item, known) for item in value]
+            return [self._follow(item, present) for item in value]
         if type(value) is not int or value < 2 or value >= 1 << 40:
             return value
         places = [
@@ -86,10 +86,10 @@ class ProgramSizes:
             if shape[a] * shape[b] == value and shape[a] > 1 < shape[b]
         ]
         if value not in self._table.param_extents:
-            early = [(k, axis) for k, axis in places if k in known]
+            early = [(k, axis) for k, axis in places if k in present]
             if early:
                 return {"dim": list(early[0])}
-            products = [(k, a, b) for k, a, b in pairs if k in known and not places]
+            products = [(k, a, b) for k, a, b in pairs if k in present and not places]
             if (
                 len(
                     {
@@ -115,14 +115,14 @@ class ProgramSizes:
         among: inputs to look at, None for all.
         """
         first: dict[int, tuple[int, int]] = {}
-        found = set()
+        equal = set()
         for k, shape in enumerate(self._table.shapes):
             if among is not None and k not in among:
                 continue
             for axis, n in enumerate(shape):
                 if n > 1 and first.setdefault(n, (k, axis)) != (k, axis):
-                    found.add((*first[n], k, axis))
-        return found
+                    equal.add((*first[n], k, axis))
+        return equal
 
     def _scalar(self, value: Any) -> Any:
         """A plain number that equals an extent may have been taken from it (`x.sum(1) /

@@ -24,14 +24,14 @@ class ChildCalls:
     """Calls of other modules between the operators of a program.
 
     calls: (number, operations before it). lines: source line of each. handed: (slot, operand, copy
-    of it) of what they were given. same: (slot given, slot returned) of one tensor.
+    of it) of what they were given. same_tensors: (slot given, slot returned) of one tensor.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
         self.lines: list[str] = []
         self.handed: list[tuple[str, Operand, Operand]] = []
-        self.same: list[tuple[str, str]] = []
+        self.same_tensors: list[tuple[str, str]] = []
 
 
 def write_program(
@@ -58,11 +58,11 @@ def write_program(
     order = sorted(live)
     sizes = ProgramSizes(table, children.calls)
     used = UsedOperands()
-    written = []
+    recorded = []
     for old in order:
         name, args, kwargs, guard, schema = operations[old]
         args, kwargs = sizes.sized(schema, args, kwargs, sizes.known_at(old))
-        written.append((name, args, kwargs, guard))
+        recorded.append((name, args, kwargs, guard))
         used.walk([*args, *kwargs.values()])
     used.walk([operand for _, operand in results])
     fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
@@ -85,7 +85,7 @@ def write_program(
         id="",
         operations=tuple(
             Operation(name, tuple(args), kwargs, guard).with_operands(rename)
-            for name, args, kwargs, guard in written
+            for name, args, kwargs, guard in recorded
         ),
         inputs=tuple(table.inputs[k] for k in inputs),
         outputs=tuple((slot, map_operands(rename, operand)) for slot, operand in results),
@@ -101,7 +101,7 @@ def write_program(
         grad=tuple(sorted(table.grad & used_slots)) if inference else (),
         notes=tuple(sorted((table.notes - {"inference"}) | ({"guard"} if guarded else set()))),
         calls=tuple((k, bisect.bisect_left(order, place)) for k, place in children.calls),
-        same=tuple(pair for pair in children.same if pair[1] in used_slots),
+        same=tuple(pair for pair in children.same_tensors if pair[1] in used_slots),
         lost=lost,
     )
     tensors = [table.constants[old] for old in sorted(used.constants)]
@@ -127,10 +127,12 @@ def _outputs(
     for slot, tensor in outputs:
         if whole:
             table.require_plain(tensor, slot)
-        known = layout(tensor) in table.operands
+        is_operand = layout(tensor) in table.operands
         operand = table.boundary(tensor)
         if whole and "hole" in operand:
-            raise Stop(operand["hole"] if known else operand["hole"].replace("reads", "returns", 1))
+            raise Stop(
+                operand["hole"] if is_operand else operand["hole"].replace("reads", "returns", 1)
+            )
         operands.append((slot, operand))
     lost = tuple((slot, operand["hole"]) for slot, operand in operands if "hole" in operand)
     operands = [(slot, operand) for slot, operand in operands if "hole" not in operand]

@@ -21,10 +21,23 @@ class Region:
     """
 
     __slots__ = (
-        "counts", "keep", "kind", "micro", "note", "number", "occurrence", "operators", "order",
-        "phase", "root", "scope", "step", "training", "wanted",
+        "counts",
+        "keep",
+        "kind",
+        "micro",
+        "note",
+        "number",
+        "occurrence",
+        "operators",
+        "order",
+        "phase",
+        "root",
+        "scope",
+        "selected",
+        "step",
+        "training",
     )  # fmt: skip
-    wanted: bool
+    selected: bool
 
     def __init__(
         self, kind: str, order: int, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]
@@ -41,17 +54,17 @@ class Region:
 class Regions:
     """The open region of each thread.
 
-    here: the state of a thread, which has `region`. ended: called when a region was written.
+    thread: the state of a thread, which has `region`. ended: called when a region was written.
     """
 
     def __init__(
         self,
         session: Session,
         registry: TensorRegistry,
-        here: Any,
+        thread: Any,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        self._session, self._registry, self._here, self._ended = session, registry, here, ended
+        self._session, self._registry, self._thread, self._ended = session, registry, thread, ended
         self._open: dict[int, Region] = {}
         self.nowhere = ModuleRoot("region", lambda: None)  # before any root was called
 
@@ -59,8 +72,8 @@ class Regions:
         self, kind: str, root: ModuleRoot, step: int, micro: int, counts: dict[str, int]
     ) -> Region:
         """The region that what runs now belongs to: the open one, or a new one in its place."""
-        here, session = self._here, self._session
-        region: Region | None = here.region
+        thread, session = self._thread, self._session
+        region: Region | None = thread.region
         if (
             region is not None
             and region.kind == kind
@@ -69,19 +82,19 @@ class Regions:
         ):
             return region
         self.close()
-        region = here.region = Region(kind, session.next_order(), root, step, micro, counts)
+        region = thread.region = Region(kind, session.next_order(), root, step, micro, counts)
         if root is self.nowhere and not session.begin():
-            region.wanted = False
+            region.selected = False
         else:
-            region.wanted = session.takes_all or session.selector.wants("", "", 0, "0", step)
+            region.selected = session.takes_all or session.selector.wants("", "", 0, "0", step)
         self._open[id(region)] = region
         return region
 
     def close(self) -> None:
         """End the region of this thread."""
-        if self._here.region is not None:
-            self._end(self._here.region)
-            self._here.region = None
+        if self._thread.region is not None:
+            self._end(self._thread.region)
+            self._thread.region = None
 
     def close_all(self) -> None:
         """End the regions of all threads."""
@@ -90,7 +103,7 @@ class Regions:
 
     def _end(self, region: Region) -> None:
         self._open.pop(id(region), None)
-        if not region.wanted or self._session.failed:
+        if not region.selected or self._session.failed:
             return
         call = Call(
             id=region.order,

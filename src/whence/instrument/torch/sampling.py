@@ -23,13 +23,13 @@ TELL_S = 5.0
 class _Tally:
     """Calls of one signature since the last note."""
 
-    __slots__ = ("arguments", "count", "held", "op", "phases", "scopes", "seconds", "tensors")
+    __slots__ = ("arguments", "count", "op", "phases", "scopes", "seconds", "tables", "tensors")
 
-    def __init__(self, made: OperatorCall) -> None:
+    def __init__(self, call: OperatorCall) -> None:
         self.op, self.arguments, self.tensors = (
-            made.overload.name,
-            made.arguments,
-            [[s, *_look(t)] for s, t in made.inputs],
+            call.overload.name,
+            call.arguments,
+            [[s, *_look(t)] for s, t in call.inputs],
         )
         self.clear()
 
@@ -38,7 +38,7 @@ class _Tally:
         self.scopes: dict[str, int] = {}
         self.phases: dict[str, int] = {}
         # Figures of device tensors come later, so a call's own are taken in when they are told.
-        self.held: list[dict[str, list[Any]]] = []
+        self.tables: list[dict[str, list[Any]]] = []
 
 
 class Sampling:
@@ -58,15 +58,15 @@ class Sampling:
         self._called: dict[str, int] = {}
         self._lowest: dict[str, list[int]] = {}
         self._tallies: dict[Any, _Tally] = {}
-        self._told = time.monotonic()
+        self._last_told = time.monotonic()
 
-    def choose(self, made: OperatorCall) -> bool:
+    def choose(self, call: OperatorCall) -> bool:
         """Does this call keep its elements?"""
         if self._samples is None:
             return True
         if self._samples == 0:
             return False
-        op = made.overload.name
+        op = call.overload.name
         number = self._called[op] = self._called.get(op, -1) + 1
         rank = -xxhash.xxh3_64_intdigest(f"{self._seed}|{op}|{number}".encode())
         lowest = self._lowest.setdefault(op, [])
@@ -75,45 +75,45 @@ class Sampling:
             return True
         return heapq.heappushpop(lowest, rank) != rank
 
-    def writes(self, made: OperatorCall, chosen: bool) -> bool:
+    def writes(self, call: OperatorCall, chosen: bool) -> bool:
         """Is this call written? With dedup the first of its signature, and those that were chosen
         among all.
         """
         if not self.counts:
             return True
         key = (
-            made.overload.name,
-            tuple((s, _look(t)) for s, t in made.inputs),
-            repr(made.arguments),
+            call.overload.name,
+            tuple((s, _look(t)) for s, t in call.inputs),
+            repr(call.arguments),
         )
         first = key not in self._tallies
         if first:
-            self._tallies[key] = _Tally(made)
-        made.tally = self._tallies[key]
+            self._tallies[key] = _Tally(call)
+        call.tally = self._tallies[key]
         return first or (chosen and self._samples is not None)
 
-    def tally(self, made: OperatorCall) -> None:
+    def tally(self, call: OperatorCall) -> None:
         """The call ended."""
-        tally = made.tally
+        tally = call.tally
         assert tally is not None
         tally.count += 1
-        tally.seconds += made.seconds
-        tally.scopes[made.scope] = tally.scopes.get(made.scope, 0) + 1
-        tally.phases[made.phase] = tally.phases.get(made.phase, 0) + 1
-        tally.held.append(made.ranges or {})
-        if len(tally.held) > 64:
-            tally.held = [_merged(tally.held)]
+        tally.seconds += call.seconds
+        tally.scopes[call.scope] = tally.scopes.get(call.scope, 0) + 1
+        tally.phases[call.phase] = tally.phases.get(call.phase, 0) + 1
+        tally.tables.append(call.ranges or {})
+        if len(tally.tables) > 64:
+            tally.tables = [_merged(tally.tables)]
 
     def step_ended(self) -> None:
         """Tell the counts now and then, so that a killed program leaves them too."""
-        if self.counts and time.monotonic() - self._told > TELL_S:
+        if self.counts and time.monotonic() - self._last_told > TELL_S:
             self.tell()
 
     def tell(self) -> None:
         """Leave a note of what was counted since the one before."""
         if not self.counts:
             return
-        self._told = time.monotonic()
+        self._last_told = time.monotonic()
         entries = [
             {
                 "op": t.op,
@@ -123,7 +123,7 @@ class Sampling:
                 "seconds": t.seconds,
                 "scopes": t.scopes,
                 "phases": t.phases,
-                "ranges": _merged(t.held),
+                "ranges": _merged(t.tables),
             }
             for t in self._tallies.values()
             if t.count
@@ -144,9 +144,9 @@ def _look(tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     )
 
 
-def _merged(held: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+def _merged(tables: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     merged: dict[str, list[Any]] = {}
-    for one in held:
-        for slot, figures in one.items():
+    for table in tables:
+        for slot, figures in table.items():
             widen(merged.setdefault(slot, [None, None, 0, 0]), *figures)
     return merged

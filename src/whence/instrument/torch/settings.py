@@ -21,19 +21,19 @@ _OWN = {"error_on_recompile", "nested_graph_breaks"}
 
 def numerics() -> dict[str, Any]:
     """Switches of torch that choose kernels and rounding, besides those that every run notes."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "mkldnn": bool(torch._C._get_mkldnn_enabled()),
         "interop_threads": torch.get_num_interop_threads(),
     }
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     if capability is not None:
-        found["cpu_capability"] = capability()
+        facts["cpu_capability"] = capability()
     for name, module, switch in (
         ("cudnn", "cudnn", "enabled"),
         ("cudnn_deterministic", "cudnn", "deterministic"),
         ("cudnn_benchmark", "cudnn", "benchmark"),
     ):
-        found[name] = getattr(getattr(torch.backends, module), switch)
+        facts[name] = getattr(getattr(torch.backends, module), switch)
     for name, read in (
         ("cudnn_tf32", "_get_cudnn_allow_tf32"),
         ("fp16_reduction", "_get_cublas_allow_fp16_reduced_precision_reduction"),
@@ -44,45 +44,45 @@ def numerics() -> dict[str, Any]:
     ):
         function = getattr(torch._C, read, None)
         if function is not None:
-            found[name] = function()
+            facts[name] = function()
     if torch._C._is_any_autocast_enabled():
-        found["autocast"] = {
+        facts["autocast"] = {
             kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
             for kind in ("cpu", "cuda")
             if torch.is_autocast_enabled(kind)
         }
-    return {name: value for name, value in found.items() if _is_plain(value)}
+    return {name: value for name, value in facts.items() if _is_plain(value)}
 
 
 class Compilers:
     """Tells once per place how what runs there was compiled."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._noted: set[tuple[str, str]] = set()
 
     def met(self, root: str, scope: str, compiled: Any) -> dict[str, Any] | None:
         """How `compiled` (a module, or dynamo's callback) was compiled, None when that was told
         before. Changes nothing.
         """
-        if (root, scope) in self._told:
+        if (root, scope) in self._noted:
             return None
-        self._told.add((root, scope))
+        self._noted.add((root, scope))
         context = _context(compiled) if isinstance(compiled, torch.nn.Module) else None
-        found: dict[str, Any] = {"root": root}
+        facts: dict[str, Any] = {"root": root}
         try:
-            found |= _backend(context[0] if context is not None else compiled)
+            facts |= _backend(context[0] if context is not None else compiled)
             if context is not None:
-                found |= {
+                facts |= {
                     "fullgraph": bool(getattr(context[1], "fullgraph", False)),
                     "dynamic": getattr(context[1], "_dynamic", None),
                 }
-            found |= {
+            facts |= {
                 "inductor": changed("torch._inductor.config"),
                 "dynamo": changed("torch._dynamo.config"),
             }
         except Exception as error:  # noqa: BLE001 - another torch keeps these elsewhere; the capture goes on without
-            found["unknown"] = f"{type(error).__name__}: {error}"[:200]
-        return {name: value for name, value in found.items() if _is_plain(value)}
+            facts["unknown"] = f"{type(error).__name__}: {error}"[:200]
+        return {name: value for name, value in facts.items() if _is_plain(value)}
 
 
 def changed(name: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def changed(name: str) -> dict[str, Any]:
     entries = config._config
     defaults = getattr(config, "_default", None)  # before torch 2.6
     is_default = getattr(config, "_is_default", lambda key: False)
-    found = {}
+    changes = {}
     for key, entry in entries.items():
         if (
             getattr(entry, "alias", None) is not None
@@ -111,8 +111,8 @@ def changed(name: str) -> dict[str, Any]:
             for part in key.split("."):
                 value = getattr(value, part)
         if _is_plain(value) and not _same(value, default):
-            found[key] = value
-    return found
+            changes[key] = value
+    return changes
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -130,8 +130,10 @@ def _context(module: Any) -> tuple[Any, Any] | None:
     function = module._compiled_call_impl
     if function is None or getattr(function, "__closure__", None) is None:
         return None
-    held = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__)))
-    return held.get("callback"), held.get("self")
+    cells = dict(
+        zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__))
+    )
+    return cells.get("callback"), cells.get("self")
 
 
 def _backend(callback: Any) -> dict[str, Any]:

@@ -27,18 +27,18 @@ def source_here() -> str:
     torch's).
     """
     frame: FrameType | None = sys._getframe(1)
-    known = _codes
+    codes = _codes
     while frame is not None:
         code = frame.f_code
-        found = known.get(id(code))
-        if found is None:
-            found = known[id(code)] = code, {} if is_the_program(code.co_filename) else None
-        lines = found[1]
+        entry = codes.get(id(code))
+        if entry is None:
+            entry = codes[id(code)] = code, {} if is_the_program(code.co_filename) else None
+        lines = entry[1]
         if lines is not None:
-            at = frame.f_lasti
-            line = lines.get(at)
+            offset = frame.f_lasti
+            line = lines.get(offset)
             if line is None:
-                line = lines[at] = f"{code.co_filename}:{frame.f_lineno}"
+                line = lines[offset] = f"{code.co_filename}:{frame.f_lineno}"
             return line
         frame = frame.f_back
     return ""

@@ -35,7 +35,7 @@ class StagingRing:
         self._room = threading.Condition()
         self._limit = limit_bytes
         self._on_error = on_error
-        self._waiting = self._put = self._done = 0
+        self._waiting = self._submitted = self._handed_over = 0
         self._dead = self._closed = False
         self._thread = threading.Thread(target=self._work, name="whence-staging", daemon=True)
         self._thread.start()
@@ -43,7 +43,7 @@ class StagingRing:
     @property
     def pending(self) -> bool:
         """Is anything not yet handed over?"""
-        return self._done != self._put
+        return self._handed_over != self._submitted
 
     @property
     def waiting_bytes(self) -> int:
@@ -86,8 +86,8 @@ class StagingRing:
     def drain(self) -> None:
         """Wait until everything submitted so far has been handed over, or the ring died."""
         with self._room:
-            wanted = self._put
-            while self._done < wanted and not self._dead:
+            submitted = self._submitted
+            while self._handed_over < submitted and not self._dead:
                 self._room.wait()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class StagingRing:
             if self._closed:
                 self._waiting -= nbytes
                 return
-            self._put += 1
+            self._submitted += 1
             self._queue.put((action, nbytes))
 
     def _work(self) -> None:
@@ -124,7 +124,7 @@ class StagingRing:
             del item, action
             with self._room:
                 self._waiting -= nbytes
-                self._done += 1
+                self._handed_over += 1
                 self._room.notify_all()
 
 

@@ -86,8 +86,8 @@ def increment(
     if len(axes) != 1 or old[2][axes[0]] >= shape[axes[0]] or old[2][axes[0]] == 0:
         return None, None
     axis, tensor = axes[0], tensor.detach()
-    before = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
-    if host.digest(before) != old[1]:
+    old_part = tensors.canonical(tensor.narrow(axis, 0, old[2][axis]))
+    if host.digest(old_part) != old[1]:
         return None, None
     return (old[0], axis), tensors.canonical(
         tensor.narrow(axis, old[2][axis], shape[axis] - old[2][axis])

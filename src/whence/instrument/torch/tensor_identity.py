@@ -74,8 +74,8 @@ class _Origin(msgspec.Struct, gc=False, eq=False):
 class TensorRegistry:
     """Records tensors into a session.
 
-    again: a CPU tensor that was seen before is known again by its version and its memory where it
-    lies, of more than `FULL_BYTES` by a sample. Where every operator is seen there is hardly
+    remembers: a CPU tensor that was seen before is recognised by its version and its memory where
+    it lies, of more than `FULL_BYTES` by a sample. Where every operator is seen there is hardly
     another way to write it, and hashing the weights for each would cost as much as all the rest.
     find_external: where a parameter's bytes may already lie in the user's checkpoint file. staged:
     send CPU tensors through the ring too. on_error: called with what failed on the ring's thread.
@@ -90,10 +90,10 @@ class TensorRegistry:
         staged: bool,
         on_error: Callable[[Exception], None],
         busy: Callable[[], None],
-        again: bool = False,
+        remembers: bool = False,
     ) -> None:
         self._session, self._find_external, self._staged = session, find_external, staged
-        self._on_error, self._busy, self._remembers = on_error, busy, again
+        self._on_error, self._busy, self._remembers = on_error, busy, remembers
         self.ring: StagingRing | None = None
         self._live: dict[tuple[Any, ...], SeenTensor] = {}
 
@@ -165,19 +165,19 @@ class TensorRegistry:
             return self.unreadable(look.plain, look.unreadable)
         form = look.form
         key = (look.address or look.plain.untyped_storage()._cdata, form)
-        known = self._live.get(key)
+        previous = self._live.get(key)
         if self._staged or look.device != "cpu":
             origin = _origin(look, slot, frame, parameter, grows)
-            return *self._record_staged(look, key, known, origin, unsettled), form
+            return *self._record_staged(look, key, previous, origin, unsettled), form
         content = content_of(look, probed=self._remembers)
         if (
-            known is not None
-            and known.digest == content.digest
-            and known.agrees(look.version, frame.keep)
+            previous is not None
+            and previous.digest == content.digest
+            and previous.agrees(look.version, frame.keep)
         ):
             if unsettled:
-                known.version = UNSETTLED
-            return known.id, "content" if look.version is None else "identity", form
+                previous.version = UNSETTLED
+            return previous.id, "content" if look.version is None else "identity", form
         origin = _origin(look, slot, frame, parameter, grows)
         number = self._write(look, content, origin, look.plain, self._session.elements_on)
         self._live[key] = SeenTensor(
@@ -244,7 +244,7 @@ class TensorRegistry:
         self,
         look: TensorSnapshot,
         key: tuple[Any, ...],
-        known: SeenTensor | None,
+        previous: SeenTensor | None,
         origin: _Origin,
         unsettled: bool,
     ) -> tuple[Pending, str]:
@@ -257,7 +257,7 @@ class TensorRegistry:
             self.ring = StagingRing(on_error=self._on_error)
         tensor, version, keep = look.plain, look.version, origin.keep
         look.plain = None  # what is on its way must not keep the program's memory alive
-        earlier = known if known is not None and known.agrees(version, keep) else None
+        earlier = previous if previous is not None and previous.agrees(version, keep) else None
         pending = Pending()
         storage = earlier.storage if earlier is not None else storage_ref(tensor)
         now = self._live[key] = SeenTensor(
@@ -296,33 +296,33 @@ class TensorRegistry:
             form = (_NAMES[tensor.dtype], tensor.shape, stride)
         except (RuntimeError, KeyError, ValueError, NotImplementedError):
             return None  # without memory, of a dtype without a name, nested
-        known = self._live.get((pointer, form))
+        previous = self._live.get((pointer, form))
         if (
-            known is None
-            or not known.span
-            or (keep and not known.kept)
-            or expired(known.storage.cdata)
+            previous is None
+            or not previous.span
+            or (keep and not previous.has_elements)
+            or expired(previous.storage.cdata)
         ):
             return None
         holder = tensor if base is None else base
         version = None if holder.is_inference() else holder._version
-        if known.memory is None:
+        if previous.memory is None:
             # The first look after an operator wrote it, or one by content alone, is at all of it.
             if (
-                known.version is None
-                or known.version != version
-                or sample(pointer, known.span) != known.probe
+                previous.version is None
+                or previous.version != version
+                or sample(pointer, previous.span) != previous.probe
             ):
                 return None
-        elif hash_of(known.memory) != known.probe:
+        elif hash_of(previous.memory) != previous.probe:
             return None
-        elif known.version != version:
-            if known.version != UNSETTLED:
+        elif previous.version != version:
+            if previous.version != UNSETTLED:
                 return None
-            known.version = version
+            previous.version = version
         if tensor.is_neg() or tensor.is_conj():
             return None
-        return known.id, "identity" if version is not None else "content", form
+        return previous.id, "identity" if version is not None else "content", form
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
         """A record of the shape of a tensor whose elements cannot be read, or say nothing."""

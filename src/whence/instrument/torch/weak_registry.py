@@ -50,17 +50,17 @@ class SeenTensor(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
     id: of the record; `Pending` while it is on its way. version: None of an inference tensor;
-    UNSETTLED until the next look. kept: whether its elements were wanted. span: bytes of memory
-    that its elements lie in, 0 when they are not to be looked at there. memory: those, None of more
-    than `FULL_BYTES`; to be read only with a tensor at hand that lies there. probe: their hash, or
-    of more a `sample`.
+    UNSETTLED until the next look. has_elements: whether its elements were wanted. span: bytes of
+    memory that its elements lie in, 0 when they are not looked at there. memory: those, None of
+    more than `FULL_BYTES`; read only while a tensor lies there. probe: their hash, or a `sample` of
+    more.
     """
 
     id: Any
     digest: bytes
     version: int | None
     storage: StorageRef
-    kept: bool
+    has_elements: bool
     probe: bytes = b""
     span: int = 0
     memory: memoryview | None = None
@@ -69,7 +69,7 @@ class SeenTensor(msgspec.Struct, gc=False, eq=False):
         """Is a tensor of this version, of which elements are wanted or not, this one as far as its
         bytes are equal too?
         """
-        if (keep and not self.kept) or expired(self.storage.cdata):
+        if (keep and not self.has_elements) or expired(self.storage.cdata):
             return False
         if self.version == UNSETTLED:
             self.version = version
@@ -94,13 +94,13 @@ class ModuleInfo:
         "branches",
         "deep",
         "entries",
-        "held",
         "op_type",
         "programs",
         "ref",
         "root",
         "scope",
         "serial",
+        "sizes",
         "source",
     )
 
@@ -110,14 +110,14 @@ class ModuleInfo:
         scope: str,
         root: ModuleRoot,
         serial: int,
-        gone: Callable[[int, int], None],
+        forget_module: Callable[[int, int], None],
     ) -> None:
         # Never used twice, which id(module) is: a module made in a forward dies, and the next one
         # lies where it lay.
         self.serial = serial
         self.programs = 0  # how many were recorded
         kind = type(module)
-        place, forget = id(module), weakref.WeakMethod(gone)  # the listener may die first
+        place, forget = id(module), weakref.WeakMethod(forget_module)  # the listener may die first
 
         def died(_: Any) -> None:
             if (call := forget()) is not None:
@@ -130,7 +130,7 @@ class ModuleInfo:
         # module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[HeldTensor] | None = None
-        self.held: tuple[int, int, int] = (-1, -1, -1)
+        self.sizes: tuple[int, int, int] = (-1, -1, -1)
 
 
 class HeldTensor:
@@ -145,12 +145,12 @@ class HeldTensor:
         "_name",
         "_ref",
         "_table",
+        "last_ref",
         "looked",
         "nbytes",
         "placement",
         "pointer",
         "probe",
-        "seen",
         "slot",
         "version",
     )
@@ -160,7 +160,7 @@ class HeldTensor:
         self._ref = weakref.ref(tensor)
         self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
         self.version: int | None = None
-        self.seen: Ref | None = None
+        self.last_ref: Ref | None = None
         self.placement: Placement | None = None
 
     def remember(self, tensor: Any) -> None:
@@ -174,8 +174,8 @@ class HeldTensor:
         """The tensor, None when it is gone."""
         if self._table is None:
             return self._ref()
-        found = self._table.get(self._name)
-        return found if isinstance(found, torch.Tensor) else None
+        value = self._table.get(self._name)
+        return value if isinstance(value, torch.Tensor) else None
 
 
 class ModuleRoot(Root):

@@ -126,7 +126,7 @@ def labelled_launch(
     variables: dict[str, str] = {}
     if name:
         given = os.environ if environment is None else environment
-        loaded = load(name, runner=runner, most=most, dump=dump, environment=given)
+        loaded = load(name, runner=runner, max_tokens=most, dump=dump, environment=given)
         library, variables = encoded(loaded), loaded.variables
     elif dump:
         library = encoded(anywhere(str(Path(dump).absolute())))

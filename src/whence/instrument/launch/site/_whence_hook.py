@@ -53,17 +53,20 @@ def follow(subprocess: ModuleType) -> None:
     was cleared stays as it is.
     """
     popen: Any = subprocess.Popen
-    start, here = popen._execute_child, os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-    at = start.__code__.co_varnames.index("env")
+    start, folder = popen._execute_child, os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    position = start.__code__.co_varnames.index("env")
 
-    def _execute_child(*given: Any) -> Any:
-        env = given[at] if at < len(given) else None
+    def _execute_child(*arguments: Any) -> Any:
+        env = arguments[position] if position < len(arguments) else None
         if env is not None and "WHENCE_CAPTURE" in env:
-            before = env.get("PYTHONPATH", "")
-            if here not in before.split(os.pathsep):
-                env = {**env, "PYTHONPATH": here + (os.pathsep + before if before else "")}
-                given = (*given[:at], env, *given[at + 1 :])
-        return start(*given)
+            search_path = env.get("PYTHONPATH", "")
+            if folder not in search_path.split(os.pathsep):
+                env = {
+                    **env,
+                    "PYTHONPATH": folder + (os.pathsep + search_path if search_path else ""),
+                }
+                arguments = (*arguments[:position], env, *arguments[position + 1 :])
+        return start(*arguments)
 
     popen._execute_child = _execute_child
 
@@ -111,13 +114,13 @@ class Watcher(importlib.abc.MetaPathFinder):
 
     def forget(self, name: str) -> None:
         """Once one framework is there, do not wait for one that is not installed."""
-        for other in FRAMEWORKS:
+        for framework in FRAMEWORKS:
             if (
                 name in FRAMEWORKS
-                and other in self.actions
-                and importlib.machinery.PathFinder.find_spec(other) is None
+                and framework in self.actions
+                and importlib.machinery.PathFinder.find_spec(framework) is None
             ):
-                del self.actions[other]
+                del self.actions[framework]
 
     def wrap(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
         """Shadow `exec_module` on this one loader object; the shadow goes away when it has been
@@ -170,9 +173,9 @@ def complain(run: str, text: str, *, quiet: bool = False) -> None:
             sys.stderr.write(f"whence: not capturing this process: {line}\n")
 
 
-def log(run: str, event: str, **more: Any) -> None:
+def log(run: str, event: str, **fields: Any) -> None:
     """Add one event of this process to the launcher's journal."""
-    entry = {"event": event, "pid": os.getpid(), "python": sys.executable, **more}
+    entry = {"event": event, "pid": os.getpid(), "python": sys.executable, **fields}
     append(run, LOG, json.dumps(entry) + "\n")
 
 

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 
-_here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms of every start
+_folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms of every start
 
 if sys.version_info >= (3, 8) and os.environ.get("WHENCE_CAPTURE"):
     try:
@@ -23,8 +23,8 @@ if sys.version_info >= (3, 8) and os.environ.get("WHENCE_CAPTURE"):
 
 # The program sees the sys.path it would have had, and its own sitecustomize runs as if it had been
 # found first.
-sys.path[:] = [_entry for _entry in sys.path if os.path.abspath(_entry or ".") != _here]  # noqa: PTH100
-sys.path_importer_cache.pop(_here, None)
+sys.path[:] = [_entry for _entry in sys.path if os.path.abspath(_entry or ".") != _folder]  # noqa: PTH100
+sys.path_importer_cache.pop(_folder, None)
 
 for _finder in list(sys.meta_path):
     _spec = _finder.find_spec("sitecustomize", None) if hasattr(_finder, "find_spec") else None

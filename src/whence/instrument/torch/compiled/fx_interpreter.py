@@ -60,23 +60,23 @@ def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Cal
     results.
     """
     last: dict[Any, list[Any]] = {}
-    seen: set[Any] = set()
+    used_later: set[Any] = set()
     for node in reversed(gm.graph.nodes):
-        used = [n for n in (*node.all_input_nodes, origin_of(node)) if n not in seen]
-        seen.update(used)
+        used = [n for n in (*node.all_input_nodes, origin_of(node)) if n not in used_later]
+        used_later.update(used)
         last[node] = used
     frozen = tuple(gm.graph.nodes)
 
     def run(inputs: Any) -> Any:
-        given = iter(list(inputs))
+        values = iter(list(inputs))
         if isinstance(inputs, list):
             inputs.clear()
         env: dict[Any, Any] = {}
-        made: dict[Any, tuple[Any, Any, Any]] = {}
+        results: dict[Any, tuple[Any, Any, Any]] = {}
         with torch.no_grad(), torch._C._DisableAutocast():
             for node in frozen:
                 if node.op == "placeholder":
-                    env[node] = next(given)
+                    env[node] = next(values)
                 elif node.op == "get_attr":
                     env[node] = functools.reduce(getattr, str(node.target).split("."), gm)
                 else:
@@ -91,13 +91,13 @@ def interpreted(gm: Any, look: Callable[[Any, Any, Any, Any, Any], None]) -> Cal
                     env[node] = node.target(*args, **kwargs)
                     maker = origin_of(node)
                     if maker is node:
-                        made[node] = args, kwargs, env[node]
-                    if maker in made:
-                        look(node, *made[maker], env[node])
+                        results[node] = args, kwargs, env[node]
+                    if maker in results:
+                        look(node, *results[maker], env[node])
                 for old in last[node]:
                     if old is not node:
                         env.pop(old, None)
-                        made.pop(old, None)
+                        results.pop(old, None)
         raise RuntimeError("the graph has no output")
 
     return run

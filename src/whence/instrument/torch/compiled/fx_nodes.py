@@ -42,11 +42,11 @@ def named(node: Any) -> Named:
     overload is that of the operator.
     """
     maker = origin_of(node)
-    at = node if _stack(node) else maker
+    place = node if _stack(node) else maker
     source = _source(node) or _source(maker)
-    if not _stack(at):
-        at, source = _neighbour(maker), source or _source(_neighbour(maker))
-    scope, local = _module_path(at)
+    if not _stack(place):
+        place, source = _neighbour(maker), source or _source(_neighbour(maker))
+    scope, local = _module_path(place)
     target = maker.target
     if isinstance(target, torch._ops.OpOverload):
         facts = schema_of(target)
@@ -60,24 +60,27 @@ def _neighbour(node: Any) -> Any:
     """A node that a pass put in has no origin: the nearest one before it with an origin, when those
     before and behind are of one module.
     """
-    before, behind = _nearest(node, lambda n: n.all_input_nodes), _nearest(node, lambda n: n.users)
-    paths = {_module_path(n) for n in (*before, *behind)}
-    return before[0] if before and behind and len(paths) == 1 else node
+    producers, users = (
+        _nearest(node, lambda n: n.all_input_nodes),
+        _nearest(node, lambda n: n.users),
+    )
+    paths = {_module_path(n) for n in (*producers, *users)}
+    return producers[0] if producers and users and len(paths) == 1 else node
 
 
 def _nearest(node: Any, step: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    found: list[Any] = []
-    left, met = list(step(node)), {node}
-    while left:
-        at = left.pop()
-        if at in met or at.op != "call_function":
+    nearest: list[Any] = []
+    todo, met = list(step(node)), {node}
+    while todo:
+        candidate = todo.pop()
+        if candidate in met or candidate.op != "call_function":
             continue
-        met.add(at)
-        if _stack(at):
-            found.append(at)
+        met.add(candidate)
+        if _stack(candidate):
+            nearest.append(candidate)
         else:
-            left += step(at)
-    return found
+            todo += step(candidate)
+    return nearest
 
 
 def origin_of(node: Any) -> Any:
@@ -117,17 +120,17 @@ def reads_of(node: Any) -> tuple[str, ...]:
     """Names of the inputs of the graph and of the nodes with a value of their own that this one
     reads, through views.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
-    def walk(at: Any) -> None:
-        for arg in at.all_input_nodes:
+    def walk(value: Any) -> None:
+        for arg in value.all_input_nodes:
             if arg.op == "placeholder" or is_value(arg):
-                found[arg.name] = None
+                names[arg.name] = None
             else:
                 walk(arg)
 
     walk(origin_of(node))
-    return tuple(found)
+    return tuple(names)
 
 
 def copied(gm: Any) -> Any:
@@ -140,9 +143,9 @@ def copied(gm: Any) -> Any:
         if node.op == "call_function" and str(node.target).startswith("whence.tap"):
             continue
         values[node] = graph.node_copy(node, lambda n: values[n])
-    made = torch.fx.GraphModule(gm, graph)
-    made.meta = dict(getattr(gm, "meta", {}))
-    return made
+    module = torch.fx.GraphModule(gm, graph)
+    module.meta = dict(getattr(gm, "meta", {}))
+    return module
 
 
 def readable(gm: Any) -> str:
@@ -171,14 +174,14 @@ def module_path(text: str) -> tuple[str, str]:
     """("blocks.0.fc", "self") of "L['self']._modules['blocks']._modules['0'].fc"; also of a
     parameter below it.
     """
-    found = _LOCAL.match(text)
-    local = found[1] if found else ""
-    rest = text[found.end() :] if found else text
-    rest = _INDEX.sub(r".\1", _MODULES.sub(r".\1", rest))
-    rest = rest.replace("_parameters.", ".").replace("_buffers.", ".")
+    match = _LOCAL.match(text)
+    local = match[1] if match else ""
+    path = text[match.end() :] if match else text
+    path = _INDEX.sub(r".\1", _MODULES.sub(r".\1", path))
+    path = path.replace("_parameters.", ".").replace("_buffers.", ".")
     parts = [
         part
-        for part in rest.split(".")
+        for part in path.split(".")
         if part and part not in ("_modules", "_parameters", "_buffers")
     ]
     while parts and (parts[0] in ("__self__", "__wrapped__", "__closure__", "cell_contents")):
@@ -213,18 +216,18 @@ class Sizes:
     def __init__(self, gm: Any, inputs: Sequence[Any]) -> None:
         self._bound: dict[Any, int] = {}
         for node, value in zip((n for n in gm.graph.nodes if n.op == "placeholder"), inputs):
-            said = node.meta.get("val")
-            if isinstance(value, torch.Tensor) and isinstance(said, torch.Tensor):
-                for wanted, extent in (
-                    *zip(said.shape, value.shape),
-                    *zip(said.stride(), value.stride()),
+            traced = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor):
+                for size, extent in (
+                    *zip(traced.shape, value.shape),
+                    *zip(traced.stride(), value.stride()),
                 ):
-                    self._bind(wanted, extent)
+                    self._bind(size, extent)
             elif isinstance(value, int):
-                self._bind(said, value)
+                self._bind(traced, value)
 
-    def _bind(self, wanted: Any, extent: int) -> None:
-        if isinstance(wanted, torch.SymInt) and (symbol := wanted.node.expr).is_Symbol:
+    def _bind(self, size: Any, extent: int) -> None:
+        if isinstance(size, torch.SymInt) and (symbol := size.node.expr).is_Symbol:
             self._bound.setdefault(symbol, int(extent))
 
     def of(self, value: Any) -> Any:
@@ -232,19 +235,19 @@ class Sizes:
         inputs do not tell.
         """
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            found = (
+            solved = (
                 value.node.expr.subs(self._bound)
                 if hasattr(value.node.expr, "subs")
                 else value.node.expr
             )
-            if getattr(found, "free_symbols", None):
-                raise Unknown(f"size {found} depends on the data")
+            if getattr(solved, "free_symbols", None):
+                raise Unknown(f"size {solved} depends on the data")
             return (
-                bool(found)
+                bool(solved)
                 if isinstance(value, torch.SymBool)
-                else float(found)
+                else float(solved)
                 if isinstance(value, torch.SymFloat)
-                else int(found)
+                else int(solved)
             )
         return value
 
@@ -268,7 +271,7 @@ def program_of(
     slots: Mapping[str, str],
     sizes: Sizes,
     constant: Callable[[str, Any], int],
-    scope: Callable[[Named], str] = lambda what: what.scope,
+    scope: Callable[[Named], str] = lambda node: node.scope,
 ) -> tuple[Program | None, str]:
     """The graph as a program for these sizes, or why there is none.
 
@@ -301,13 +304,13 @@ def _program(
     picks: list[tuple[str, int, int]] = []
     outputs: list[tuple[str, Any]] = []
     notes: set[str] = set()
-    written: dict[Any, Any] = {}
+    encoded: dict[Any, Any] = {}
     base = ""
-    given = iter(inputs)
+    values = iter(inputs)
     for node in gm.graph.nodes:
         val = node.meta.get("val")
         if node.op == "placeholder":
-            value, slot = next(given, None), slots[node.name]
+            value, slot = next(values, None), slots[node.name]
             if not isinstance(value, torch.Tensor):
                 continue
             if slot.startswith("param."):
@@ -321,11 +324,11 @@ def _program(
             if not base and value.is_floating_point():
                 base = NAMES.get(value.dtype, "")
         elif node.op == "get_attr":
-            held = functools.reduce(getattr, str(node.target).split("."), gm)
-            if not isinstance(held, torch.Tensor):
-                raise Unknown(f"holds {node.target}, a {type(held).__name__}")
+            attribute = functools.reduce(getattr, str(node.target).split("."), gm)
+            if not isinstance(attribute, torch.Tensor):
+                raise Unknown(f"holds {node.target}, a {type(attribute).__name__}")
             operand[node] = {"const": len(constants)}
-            constants.append(constant(str(node.target), held))
+            constants.append(constant(str(node.target), attribute))
         elif node.op == "output":
             for i, out in enumerate(flat(node.args[0])):
                 if isinstance(out, torch.fx.Node) and out in operand:
@@ -333,9 +336,9 @@ def _program(
         elif node.op != "call_function":
             raise Unknown(f"has a {node.op} node ({node.target})")
         elif getattr(node.target, "__name__", "") == "getitem" and node.args[0] in operand:
-            at, k = operand[node.args[0]]["op"]
-            operand[node] = {"op": [at, k + int(node.args[1])]}
-            picks.append((node.name, at, k + int(node.args[1])))
+            position, k = operand[node.args[0]]["op"]
+            operand[node] = {"op": [position, k + int(node.args[1])]}
+            picks.append((node.name, position, k + int(node.args[1])))
         elif isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
             continue  # worked out where it is used
         else:
@@ -350,11 +353,11 @@ def _program(
             if facts.writes:
                 target = dict(zip(facts.positional, node.args)) | node.kwargs
                 for place in _nodes(target.get(facts.writes[0])):
-                    written[place] = operand[node]
+                    encoded[place] = operand[node]
             operations.append(Operation(facts.name, args, kwargs))
             names.append(node.name)
             scopes.append(scope(named(node)))
-    for place, by in written.items():
+    for place, by in encoded.items():
         if place.op == "placeholder" and place in operand:
             outputs.append((f"mutated.{slots[place.name].partition('.')[2]}", by))
     if not outputs:

@@ -103,15 +103,15 @@ class Graph:
         if owner is not None and owner.active and nodes.is_value(node):
             owner.take_node(self, node, args, kwargs, out, value)
 
-    def scope(self, what: nodes.Named) -> str:
+    def scope(self, name: nodes.Named) -> str:
         """The path of the module that a node is in, in this execution: one graph may serve several
         modules.
         """
-        if not what.local and not what.scope:
+        if not name.local and not name.scope:
             path = self.modules.get("", "")
         else:
             path = ".".join(
-                filter(None, (self.modules.get(what.local, self.modules.get("", "")), what.scope))
+                filter(None, (self.modules.get(name.local, self.modules.get("", "")), name.scope))
             )
         old, new = self.moved
         if not old and new:
@@ -144,9 +144,9 @@ class Execution:
         "refs",
         "root",
         "scope",
+        "selected",
         "step",
         "training",
-        "wanted",
     )
     graph: Graph
     program: tuple[str, str]
@@ -161,7 +161,7 @@ class Execution:
             above.micro,
             above.counts,
         )
-        self.training, self.wanted, self.keep = above.training, above.wanted, False
+        self.training, self.selected, self.keep = above.training, above.selected, False
         above.operators += 1
         self.place = above.operators
         self.number = f"op{self.place}" if above.number == "0" else f"{above.number}_op{self.place}"
@@ -177,21 +177,21 @@ class Execution:
 def _mutated(gm: Any) -> tuple[int, ...]:
     """Places of the inputs that the graph writes into."""
     places = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
-    found: set[int] = set()
+    positions: set[int] = set()
     for node in gm.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         facts = schema_of(node.target)
         for name in facts.writes:
             value = (dict(zip(facts.positional, node.args)) | node.kwargs).get(name)
-            for at in nodes.flat(value):
+            for entry in nodes.flat(value):
                 while (
-                    isinstance(at, torch.fx.Node)
-                    and at.op == "call_function"
-                    and at.args
-                    and not nodes.is_value(at)
+                    isinstance(entry, torch.fx.Node)
+                    and entry.op == "call_function"
+                    and entry.args
+                    and not nodes.is_value(entry)
                 ):
-                    at = at.args[0]
-                if at in places:
-                    found.add(places[at])
-    return tuple(sorted(found))
+                    entry = entry.args[0]
+                if entry in places:
+                    positions.add(places[entry])
+    return tuple(sorted(positions))

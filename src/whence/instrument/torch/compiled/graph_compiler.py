@@ -77,17 +77,17 @@ class GraphCompiler:
                 "could take tensors",
             )
         with _compiling, inductor.outside():
-            original, mine = compile_fx.compile_fx, threading.get_ident()
+            original, thread = compile_fx.compile_fx, threading.get_ident()
 
             @functools.wraps(original)
             def compiled(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-                if args or "inner_compile" in kwargs or threading.get_ident() != mine:
+                if args or "inner_compile" in kwargs or threading.get_ident() != thread:
                     return original(gm, example_inputs, *args, **kwargs)
                 inner = functools.partial(self._compile, self._paths.of_variables(gm))
                 return original(gm, example_inputs, inner_compile=inner, **kwargs)
 
             def by_default(gm: Any, example_inputs: Any, **how: Any) -> Any:
-                if threading.get_ident() != mine:
+                if threading.get_ident() != thread:
                     return compile_fx.compile_fx_inner(gm, example_inputs, **how)
                 return self._compile(self._paths.of_variables(whole), gm, example_inputs, **how)
 
@@ -118,21 +118,21 @@ class GraphCompiler:
             self.tell_mode(graph, self._write_texts(graph, nodes.readable(gm)))
             return graph
 
-        shown = others.shown(out, inputs, name, take, self._tell, self._quiet)
-        if shown is None:
+        instrumented = others.shown(out, inputs, name, take, self._tell, self._quiet)
+        if instrumented is None:
             self._tell(
                 "inside-not-seen",
                 f"compiled with the backend {name}: only the boundary of what it made is captured",
             )
-        return out if shown is None else shown
+        return out if instrumented is None else instrumented
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        before, self._frames.here.busy = self._frames.here.busy, True
+        busy, self._frames.thread.busy = self._frames.thread.busy, True
         try:
             yield
         finally:
-            self._frames.here.busy = before
+            self._frames.thread.busy = busy
 
     def _tell(self, kind: str, text: str) -> None:
         if text not in self._notes:
@@ -148,16 +148,16 @@ class GraphCompiler:
         self.compiles += 1
         if self._frames.active:
             try:
-                made = self._make(modules, gm, example_inputs, how)
+                code = self._make(modules, gm, example_inputs, how)
             except Exception as error:  # noqa: BLE001 - the compiler's own errors come again, from the uninstrumented compile
                 self._session.note(
                     "graph",
                     f"{_name()} could not be instrumented, only its boundary is captured: "
                     f"{raised(error)}",
                 )
-                made = None
-            if made is not None:
-                return made
+                code = None
+            if code is not None:
+                return code
             if reported := _reported_strides():
                 reported.clear()
         return compile_fx.compile_fx_inner(gm, example_inputs, **how)
@@ -166,7 +166,7 @@ class GraphCompiler:
         self, modules: dict[str, str], gm: Any, example_inputs: Any, how: dict[str, Any]
     ) -> Any:
         graph = self._new_graph(modules, backward=bool(how.get("is_backward")))
-        before = nodes.readable(gm)
+        original = nodes.readable(gm)
         every = self._session.options.graph_buffers
         out: Any = None
         if self.mode == "fx":
@@ -176,18 +176,18 @@ class GraphCompiler:
                 ("exact", "deep") if self.mode == "deep" or how.get("cpp_wrapper") else ("exact",)
             )
         for mode in modes:
-            taken = Collected(graph.key, mode, every)
-            made = self._instrumented(graph, _own(gm), example_inputs, taken, how)
-            if taken.graph is None or (made is None and mode != "fx"):
+            collected = Collected(graph.key, mode, every)
+            code = self._instrumented(graph, _own(gm), example_inputs, collected, how)
+            if collected.graph is None or (code is None and mode != "fx"):
                 break
-            graph.learn(taken)
+            graph.learn(collected)
             graph.mode = mode
             if mode == "fx":
                 graph.code[mode], out = interpreted(graph.module, graph.ran), graph
                 _report_strides(graph.module)
                 break
-            graph.code[mode] = getattr(made, "current_callable", None) or made
-            out = out or made
+            graph.code[mode] = getattr(code, "current_callable", None) or code
+            out = out or code
         if out is None:
             return None
         if graph.mode != self.mode:
@@ -197,75 +197,77 @@ class GraphCompiler:
                 else "mode deep was not possible"
             )
             self._session.note("graph", f"{graph.words} is captured in mode {graph.mode}: {why}")
-        self.tell_mode(graph, self._write_texts(graph, before))
+        self.tell_mode(graph, self._write_texts(graph, original))
         if getattr(out, "current_callable", None) is None:
             return graph
         out.current_callable = graph
         return out
 
     def _instrumented(
-        self, graph: Graph, gm: Any, example_inputs: Any, taken: Collected, how: dict[str, Any]
+        self, graph: Graph, gm: Any, example_inputs: Any, collected: Collected, how: dict[str, Any]
     ) -> Any:
         reported = _reported_strides()
-        kept = list(reported or ())
+        warnings = list(reported or ())
         if reported:
             reported.clear()
         try:
-            made = inductor.compile_graph(gm, example_inputs, taken, how)
+            code = inductor.compile_graph(gm, example_inputs, collected, how)
         except Exception as error:  # noqa: BLE001 - the compiler's own errors come again from the uninstrumented compile
             self._session.note(
                 "graph",
-                f"{graph.words} could not be compiled for mode {taken.mode}: {raised(error)}",
+                f"{graph.words} could not be compiled for mode {collected.mode}: {raised(error)}",
             )
-            made = None
-        if reported is not None and kept:
-            same = kept == list(reported)
-            reported[:] = kept
-            if made is not None and not same:
+            code = None
+        if reported is not None and warnings:
+            unchanged = warnings == list(reported)
+            reported[:] = warnings
+            if code is not None and not unchanged:
                 self._session.note(
                     "graph",
-                    f"{graph.words}: mode {taken.mode} would lay its outputs out differently, "
+                    f"{graph.words}: mode {collected.mode} would lay its outputs out differently, "
                     "mode exact is used",
                 )
-                made = None
-        return made
+                code = None
+        return code
 
     def _number(self) -> tuple[str, str]:
         """(id counted within the run, id as torch counts it) of what is compiled now."""
-        found = str(torch._guards.CompileContext.current_compile_id() or "")
-        if found not in self._ids:
-            frame = self._compiled.setdefault(found.partition("/")[0], [])
-            frame.append(found)
-            self._ids[found] = f"{list(self._compiled.values()).index(frame)}/{len(frame) - 1}"
-        return self._ids[found], found
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        if compile_id not in self._ids:
+            frame = self._compiled.setdefault(compile_id.partition("/")[0], [])
+            frame.append(compile_id)
+            self._ids[compile_id] = f"{list(self._compiled.values()).index(frame)}/{len(frame) - 1}"
+        return self._ids[compile_id], compile_id
 
     def tell_mode(self, graph: Graph, text: str = "") -> None:
         learned = graph.learned[graph.mode]
-        told = f"{graph.words} is {graph.name}, mode {graph.mode}"
+        sentence = f"{graph.words} is {graph.name}, mode {graph.mode}"
         if graph.mode == "fx":
-            told += f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
+            sentence += (
+                f": {sum(map(nodes.is_value, graph.module.graph.nodes))} nodes run one by one"
+            )
         else:
             named = sum(1 for site in learned.sites.values() if site.shape is not None)
             lost = "".join(
                 f", {n} {'named by no node' if learned.every else 'not kept'}: {why}"
                 for why, n in learned.dropped.items()
             )
-            told += (
+            sentence += (
                 f": {named} {'kernel buffers' if graph.mode == 'exact' else 'nodes'} named{lost}"
             )
-        self._session.note("graph", f"{told}; text in {text}" if text else told)
+        self._session.note("graph", f"{sentence}; text in {text}" if text else sentence)
 
-    def _write_texts(self, graph: Graph, before: str) -> str:
+    def _write_texts(self, graph: Graph, original: str) -> str:
         """Write the graph before and after optimisation into the run; the name of the second file,
         "" where that failed.
         """
         learned = graph.learned[graph.mode]
         stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S%f")
         tail = f"{graph.name}_rank_{self._session.rank}_pid_{os.getpid()}_ts_{stamp}.txt"
-        after = nodes.readable(graph.module) + _kernels(learned)
+        optimized = nodes.readable(graph.module) + _kernels(learned)
         with contextlib.suppress(OSError):
             self._session.sink()
-            for name, text in (("original", before), ("optimized", after)):
+            for name, text in (("original", original), ("optimized", optimized)):
                 (Path(self._folder) / f"dynamo_{name}_graph_{tail}").write_text(text)
             return f"dynamo_optimized_graph_{tail}"
         return ""

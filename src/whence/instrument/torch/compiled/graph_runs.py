@@ -60,7 +60,7 @@ class GraphRuns:
         tell_mode: Callable[[Graph], None],
     ) -> None:
         self._session, self._registry, self._frames = session, registry, frames
-        self._here, self._writer, self._paths = frames.here, writer, paths
+        self._thread, self._writer, self._paths = frames.thread, writer, paths
         self._region, self._tell_mode = region, tell_mode
         self._parameters: dict[int, tuple[StorageRef, int | None, bytes, Any]] = {}
 
@@ -75,22 +75,22 @@ class GraphRuns:
 
     def run(self, graph: Graph, inputs: Any) -> Any:
         """Run a graph and record what it computes."""
-        here, code = self._here, graph.code
-        if here.busy or torch._C._get_tracing_state() is not None:
+        thread, code = self._thread, graph.code
+        if thread.busy or torch._C._get_tracing_state() is not None:
             return code[graph.mode](inputs)
         execution = self._frames.guarded(self._begin, graph, inputs)
         if execution is None:
             return code[graph.mode](inputs)
-        depth = len(here.executions)
-        here.executions.append(execution)
+        depth = len(thread.executions)
+        thread.executions.append(execution)
         try:
             with _stock_hooks(graph) if graph.mode == "exact" else contextlib.nullcontext():
                 out = code[graph.mode](inputs)
         except BaseException as error:  # of the program: recorded, and raised again
-            del here.executions[depth:]
+            del thread.executions[depth:]
             self._frames.guarded(self._end, execution, None, raised(error))
             raise
-        del here.executions[depth:]
+        del thread.executions[depth:]
         self._frames.guarded(self._end, execution, out, "")
         return out
 
@@ -132,22 +132,22 @@ class GraphRuns:
             self._session.note("observer", f"observer effect of {graph.words} not measured: {why}")
 
     def _open(self, graph: Graph, inputs: Any) -> Execution | None:
-        session, here = self._session, self._here
+        session, thread = self._session, self._thread
         if session.failed:
             self._frames.active = False
             return None
         above: Any = (
-            here.executions[-1]
-            if here.executions
-            else here.stack[-1]
-            if here.stack and graph.phase == "forward"
+            thread.executions[-1]
+            if thread.executions
+            else thread.stack[-1]
+            if thread.stack and graph.phase == "forward"
             else None
         )
         if above is None:
             above = self._region("backward" if graph.phase == "backward" else "region")
         elif isinstance(above, ModuleFrame) and above.note.startswith("compiled"):
             above.note = ""
-        if not above.wanted:
+        if not above.selected:
             return None
         execution = Execution(graph, above, session.next_order())
         session.over_budget(execution.scope, execution.step, self._registry.waiting_bytes)
@@ -187,13 +187,13 @@ class GraphRuns:
         place, version = address_of(tensor), None if tensor.is_inference() else tensor._version
         nbytes = tensor.nbytes if tensor.is_cpu and tensor.is_contiguous() else 0
         probe = sample(place, nbytes)
-        held = self._parameters.get(place)
+        parameter = self._parameters.get(place)
         if (
-            held is not None
-            and held[1:3] == (version, probe)
-            and not torch.UntypedStorage._expired(held[0].cdata)
+            parameter is not None
+            and parameter[1:3] == (version, probe)
+            and not torch.UntypedStorage._expired(parameter[0].cdata)
         ):
-            return held[3], "identity"
+            return parameter[3], "identity"
         number, edge, _ = self._registry.record_of(tensor, slot, execution, parameter=True)
         self._parameters[place] = storage_ref(tensor), version, probe, number
         return number, edge
@@ -241,10 +241,10 @@ class GraphRuns:
                 ],
             )
             graph.expected = None
-            what = f"{changed}" if changed else "none"
+            effect = f"{changed}" if changed else "none"
             session.note(
                 "observer",
-                f"observer effect: {what} ({graph.words}, mode {graph.mode}, against the same "
+                f"observer effect: {effect} ({graph.words}, mode {graph.mode}, against the same "
                 "graph with nothing taken)",
             )
         self._registry.call(
@@ -293,27 +293,27 @@ class GraphRuns:
         )
 
     def _taking(self, graph: Graph, action: Callable[[Execution], None]) -> None:
-        here = self._here
-        execution = here.executions[-1] if here.executions else None
-        if execution is None or execution.graph is not graph or here.busy:
+        thread = self._thread
+        execution = thread.executions[-1] if thread.executions else None
+        if execution is None or execution.graph is not graph or thread.busy:
             return
         if not self._session.failed:
             self._frames.guarded(action, execution)
 
     def _take_tensor(self, execution: Execution, site: Site, value: Any) -> None:
-        what = site.what
+        name = site.node
         seer = _Looker(
-            execution.graph.scope(what), what.base, execution.keep and self._session.elements_on
+            execution.graph.scope(name), name.base, execution.keep and self._session.elements_on
         )
         record, edge, _ = self._registry.record_of(_logical(value, site.shape), "output.0", seer)
-        execution.records[site.buffer or what.name] = record, edge
+        execution.records[site.buffer or name.name] = record, edge
         names = [n for n in site.reads if n in execution.records]
         refs = [Ref(f"input.{i}", *execution.records[name]) for i, name in enumerate(names)]
-        arguments = {"overload": what.overload, **({"kernel": site.kernel} if site.kernel else {})}
+        arguments = {"overload": name.overload, **({"kernel": site.kernel} if site.kernel else {})}
         notes = () if site.shape is not None else ("no node of the graph is its value",)
         self._operator(
             execution,
-            what,
+            name,
             (*refs, Ref("output.0", record, edge)),
             arguments,
             site.origins,
@@ -324,9 +324,9 @@ class GraphRuns:
     def _take_node(
         self, execution: Execution, node: Any, args: Any, kwargs: Any, out: Any, value: Any
     ) -> None:
-        what, maker, options = nodes.named(node), nodes.origin_of(node), self._session.options
-        scope = execution.graph.scope(what)
-        seer = _Looker(scope, what.base, execution.keep and self._session.elements_on)
+        name, maker, options = nodes.named(node), nodes.origin_of(node), self._session.options
+        scope = execution.graph.scope(name)
+        seer = _Looker(scope, name.base, execution.keep and self._session.elements_on)
         ran = MadeInGraph(
             overload_of(maker.target),
             execution.order,
@@ -334,13 +334,13 @@ class GraphRuns:
             execution.phase,
             execution,
             -1,
-            what.source,
+            name.source,
             (args, kwargs),
         )
         ran.take()
         for slot, tensor in ran.inputs:
             ran.see(slot, self._registry.record_of(tensor, slot, seer), "")
-        if ran.overload.draws(ran.given):
+        if ran.overload.draws(ran.named_arguments):
             ran.unseen = ran.unseen or "draws random numbers"
         record, edge, _ = self._registry.record_of(value, "output.0", seer)
         program, why = None, "programs were not recorded"
@@ -349,13 +349,13 @@ class GraphRuns:
         if program is not None:
             self._writer.write(program)
         refs = ran.refs if self._session.selector.slots("input") else []
-        arguments = {**ran.arguments, "overload": what.overload}
+        arguments = {**ran.arguments, "overload": name.overload}
         self._operator(
             execution,
-            what,
+            name,
             (*refs, Ref("output.0", record, edge)),
             arguments,
-            (what.name,),
+            (name.name,),
             (program.id if program else "", why),
             (),
         )
@@ -363,18 +363,18 @@ class GraphRuns:
     def _operator(
         self,
         execution: Execution,
-        what: nodes.Named,
+        name: nodes.Named,
         refs: tuple[Ref, ...],
         arguments: dict[str, Any],
         origins: tuple[str, ...],
         program: tuple[str, str],
         notes: tuple[str, ...],
     ) -> None:
-        session, scope = self._session, execution.graph.scope(what)
+        session, scope = self._session, execution.graph.scope(name)
         execution.operators += 1
         number = f"{execution.number}_op{execution.operators}"
         if not session.takes_all and not session.selector.wants(
-            scope, what.base, number.count("_") + 1, number, execution.step
+            scope, name.base, number.count("_") + 1, number, execution.step
         ):
             return
         order = session.next_order()
@@ -388,11 +388,11 @@ class GraphRuns:
                 rank=session.rank,
                 micro=execution.micro,
                 phase=execution.phase,
-                op=what.name,
-                occurrence=count(execution.counts, f"{execution.phase}:{scope}/{what.name}"),
+                op=name.name,
+                occurrence=count(execution.counts, f"{execution.phase}:{scope}/{name.name}"),
                 kind="operator",
-                op_type=what.base,
-                source=what.source,
+                op_type=name.base,
+                source=name.source,
                 parent=execution.order,
                 number=number,
                 leaf=True,
@@ -423,11 +423,11 @@ def _logical(value: Any, shape: Any) -> Any:
     """
     if shape is None or len(shape) == value.dim():
         return value
-    wanted = [int(n) if isinstance(n, int) else -1 for n in shape]
-    if wanted.count(-1) > 1:
+    extents = [int(n) if isinstance(n, int) else -1 for n in shape]
+    if extents.count(-1) > 1:
         return value
     try:
-        return value.reshape(wanted)
+        return value.reshape(extents)
     except RuntimeError:
         return value
 

@@ -57,7 +57,7 @@ class Site(NamedTuple):
     inputs. shape: of the node, possibly with symbols; None when not known.
     """
 
-    what: Named
+    node: Named
     buffer: str
     kernel: str
     origins: tuple[str, ...]
@@ -99,7 +99,7 @@ class _Here(threading.local):
         self.collected: Collected | None = None
 
 
-_here = _Here()
+_thread = _Here()
 _lock = threading.RLock()
 _takers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _serial = itertools.count()
@@ -192,10 +192,10 @@ def _find(module: str, name: str = "") -> Any:
     import importlib
 
     try:
-        found: Any = importlib.import_module(module)
+        holder: Any = importlib.import_module(module)
     except ImportError:
         return None
-    return getattr(found, name, None) if name else found
+    return getattr(holder, name, None) if name else holder
 
 
 @contextlib.contextmanager
@@ -230,9 +230,9 @@ def inner_compile(function: Any, instead: Callable[..., Any]) -> Iterator[None]:
     if not defaults:
         yield
         return
-    at = names.index("inner_compile") - function.__code__.co_argcount
+    position = names.index("inner_compile") - function.__code__.co_argcount
     changed = list(defaults)
-    changed[at] = instead
+    changed[position] = instead
     function.__defaults__ = tuple(changed)
     try:
         yield
@@ -254,13 +254,13 @@ def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[
     ):
         changes["generate_intermediate_hooks"] = collected.stock = True
     with _lock, outside(), config.patch(changes), _patched(collected):
-        before, _here.collected = _here.collected, collected
+        outer, _thread.collected = _thread.collected, collected
         try:
             return compile_fx.compile_fx_inner(gm, example_inputs, **how)
         except Got:
             return None
         finally:
-            _here.collected = before
+            _thread.collected = outer
 
 
 @contextlib.contextmanager
@@ -302,12 +302,12 @@ def _patched(collected: Collected) -> Iterator[None]:
             setattr(where, name, original)
 
 
-def _code(collected: Collected, before: Any, text: str) -> None:
+def _code(collected: Collected, previous: Any, text: str) -> None:
     """The generated code is there, and with it what inductor knows of its kernels; both are gone
     after the compile.
     """
-    if before is not None:
-        before(text)
+    if previous is not None:
+        previous(text)
     debug = _find("torch._inductor.debug")
     for name in (
         "_inductor_triton_kernel_to_post_grad_node_info",
@@ -324,7 +324,7 @@ def _code(collected: Collected, before: Any, text: str) -> None:
 
 def _run(original: Any) -> Any:
     def run(self: Any, *args: Any) -> Any:
-        collected = _here.collected
+        collected = _thread.collected
         if collected is not None and collected.graph is None and _is_whole(self):
             collected.graph = copied(self.module)
             names = (n.name for n in collected.graph.graph.nodes if n.op == "call_function")
@@ -344,8 +344,8 @@ def _is_whole(graph: Any) -> bool:
 def _define_kernel(original: Any) -> Any:
     def define_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = original(self, *args, **kwargs)
-        if _here.collected is not None:
-            _here.collected.kernel = str(name)
+        if _thread.collected is not None:
+            _thread.collected.kernel = str(name)
         return name
 
     return define_kernel
@@ -353,7 +353,7 @@ def _define_kernel(original: Any) -> Any:
 
 def _flush(original: Any) -> Any:
     def flush(self: Any) -> Any:
-        collected = _here.collected
+        collected = _thread.collected
         nodes = list(self.kernel_group.scheduled_nodes) if collected is not None else []
         live = set(self.kernel_group.args.live_output_buffers()) if nodes else set()
         out = original(self)
@@ -369,7 +369,7 @@ def _template(original: Any) -> Any:
         self: Any, template_node: Any, epilogue_nodes: Any, *args: Any, **kwargs: Any
     ) -> Any:
         out = original(self, template_node, epilogue_nodes, *args, **kwargs)
-        if (collected := _here.collected) is not None:
+        if (collected := _thread.collected) is not None:
             _show(collected, [template_node, *epilogue_nodes], None, collected.kernel)
         return out
 
@@ -379,7 +379,7 @@ def _template(original: Any) -> Any:
 def _extern(original: Any) -> Any:
     def codegen_extern_call(self: Any, scheduler_node: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, scheduler_node, *args, **kwargs)
-        if (collected := _here.collected) is not None:
+        if (collected := _thread.collected) is not None:
             node = getattr(scheduler_node, "node", None)
             kernel = (
                 getattr(node, "python_kernel_name", None)
@@ -399,7 +399,7 @@ def _schedule(original: Any) -> Any:
 
     def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, features, *args, **kwargs)
-        if (collected := _here.collected) is not None:
+        if (collected := _thread.collected) is not None:
             nodes = (
                 list(features.scheduler_nodes())
                 if hasattr(features, "scheduler_nodes")
@@ -427,10 +427,14 @@ def _show(
         return
     if not getattr(wrapper, "supports_intermediate_hooks", True):
         return
-    made = {name for node in nodes for name in _buffers(node)}
-    gone = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
-    reads = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
-    ends = [_node_of(b, collected) for name in made if (b := _buffer(graph, name)) is not None]
+    own_buffers = {name for node in nodes for name in _buffers(node)}
+    removed = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
+    reads = dict.fromkeys(
+        name for node in nodes for name in _reads(node) if name not in own_buffers
+    )
+    ends = [
+        _node_of(b, collected) for name in own_buffers if (b := _buffer(graph, name)) is not None
+    ]
     starts = {
         n.name
         for name in reads
@@ -443,7 +447,7 @@ def _show(
     later: list[tuple[str, Any]] = []
     for made_name in (name for node in nodes for name in _buffers(node)):
         name = _changed(graph, made_name)
-        if name in gone or (live is not None and name == made_name and name not in live):
+        if name in removed or (live is not None and name == made_name and name not in live):
             continue
         buffer = _buffer(graph, name)
         if (
@@ -470,13 +474,15 @@ def _show(
             if not collected.every:
                 continue
         later.append((name, node))
-    own = {node.name for _, node in later if node is not None}
-    origins = sorted({*origins, *own} & collected.nodes.keys(), key=collected.nodes.__getitem__)
+    later_names = {node.name for _, node in later if node is not None}
+    origins = sorted(
+        {*origins, *later_names} & collected.nodes.keys(), key=collected.nodes.__getitem__
+    )
     for name, node in later:
-        what = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
+        named_node = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
         shape = node.meta["val"].shape if node is not None else None
-        key = name if lines else what.name
-        collected.sites[key] = Site(what, name, kernel, tuple(origins), tuple(reads), shape)
+        key = name if lines else named_node.name
+        collected.sites[key] = Site(named_node, name, kernel, tuple(origins), tuple(reads), shape)
         if lines:
             wrapper.add_import_once(
                 "from whence.instrument.torch.compiled.inductor_taps import seen as _whence_seen"
@@ -515,14 +521,14 @@ def _between(starts: set[str], ends: list[Any]) -> set[str]:
     """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end
     is made of that is not known counts.
     """
-    found: dict[str, None] = {}
-    left = [n for n in ends if n is not None]
-    while left:
-        node = left.pop()
-        if node.op == "call_function" and node.name not in found and node.name not in starts:
-            found[node.name] = None
-            left += node.all_input_nodes
-    return set(found)
+    inner: dict[str, None] = {}
+    todo = [n for n in ends if n is not None]
+    while todo:
+        node = todo.pop()
+        if node.op == "call_function" and node.name not in inner and node.name not in starts:
+            inner[node.name] = None
+            todo += node.all_input_nodes
+    return set(inner)
 
 
 def _buffers(node: Any) -> list[str]:
@@ -574,8 +580,8 @@ def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
     inductor's and wants it in memory.
     """
     name = buffer.get_name()
-    known = getattr(graph.scheduler, "name_to_buf", {}).get(name)
-    for user in getattr(known, "users", ()):
+    scheduled = getattr(graph.scheduler, "name_to_buf", {}).get(name)
+    for user in getattr(scheduled, "users", ()):
         taker = getattr(user.node, "node", None)
         if not getattr(user.node, "is_extern", bool)() or taker is None:
             continue
@@ -583,7 +589,7 @@ def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
         if not origins:
             continue
         node = max(origins, key=lambda n: collected.nodes[n.name])
-        given = [
+        arguments = [
             n
             for n in flat([*node.args, *node.kwargs.values()])
             if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)
@@ -593,9 +599,9 @@ def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
             for i in getattr(taker, "inputs", ())
         ]
         if (
-            len(given) == len(inputs)
+            len(arguments) == len(inputs)
             and inputs.count(name) == 1
-            and _looks_like(buffer, node := given[inputs.index(name)])
+            and _looks_like(buffer, node := arguments[inputs.index(name)])
         ):
             while not is_value(node) and _same(node):
                 node = node.args[0]
@@ -619,18 +625,18 @@ def _same(node: Any) -> bool:
         node.args[0], torch.fx.Node
     ):
         return False
-    before = node.args[0].meta.get("val")
+    source = node.args[0].meta.get("val")
     return (
         node.args[0].op == "call_function"
-        and isinstance(before, torch.Tensor)
-        and before.shape == node.meta["val"].shape
+        and isinstance(source, torch.Tensor)
+        and source.shape == node.meta["val"].shape
     )
 
 
 # ---- deep: an operator that looks
 
 
-def _taps(before: Any, collected: Collected) -> Any:
+def _taps(previous: Any, collected: Collected) -> Any:
     """A pass that puts a tap behind every node with a value of its own, after the pass that the
     user set.
     """
@@ -639,10 +645,10 @@ def _taps(before: Any, collected: Collected) -> Any:
 
     class Taps(base):  # type: ignore[misc, valid-type]
         def __call__(self, graph: Any) -> None:
-            if before is not None:
-                before(graph)
+            if previous is not None:
+                previous(graph)
             # not of the graphs of patterns and constants that are lowered on the way
-            if _here.collected is not None:
+            if _thread.collected is not None:
                 put_taps(graph, collected)
 
         def uuid(self) -> Any:
@@ -658,9 +664,9 @@ def put_taps(graph: Any, collected: Collected) -> None:
     for node in list(graph.nodes):
         if not is_value(node):
             continue
-        what = named(node)
+        name = named(node)
         collected.sites[node.name] = Site(
-            what, "", "", (node.name,), reads_of(node), node.meta["val"].shape
+            name, "", "", (node.name,), reads_of(node), node.meta["val"].shape
         )
         with graph.inserting_before(_after(node, last)):
             tap = graph.call_function(
@@ -709,8 +715,8 @@ def _look(value: Any, name: str) -> None:
 
 def origins_of(mapping: dict[str, Any], kernel: str) -> tuple[str, ...]:
     """Post-grad nodes of a kernel as inductor's provenance has them, () where it has none."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for name, nodes in mapping.get("_inductor_triton_kernel_to_post_grad_node_info", {}).items():
         if re.sub(r":\d+$", "", name) == kernel:
-            found |= dict.fromkeys(map(str, nodes))
-    return tuple(found)
+            names |= dict.fromkeys(map(str, nodes))
+    return tuple(names)

@@ -40,14 +40,14 @@ class GraphListener(Listener):
     ) -> None:
         self._everything = program
         self._patched: list[tuple[Any, Any, Any]] = []
-        super().__init__(session, model, here=GraphThread(), **how)
+        super().__init__(session, model, thread=GraphThread(), **how)
         self.programs = _ModulePrograms(
             session, self.registry, self.frames, self._compiled_code, self.writer
         )
         paths = ModulePaths(self.frames, self.modules)
         self._compiler = GraphCompiler(session, self.frames, paths, folder)
         self.instrumenting = self._compiler.instrumenting
-        self._regions = Regions(session, self.registry, self.here)
+        self._regions = Regions(session, self.registry, self.thread)
         self._runs = GraphRuns(
             session,
             self.registry,
@@ -77,27 +77,27 @@ class GraphListener(Listener):
 
         kind.__call__ = __call__
         self._patched.append((kind, call, __call__))
-        other = getattr(torch, "_TorchCompileWrapper", None)
-        if other is not None:
-            made = other.__call__
+        wrapper = getattr(torch, "_TorchCompileWrapper", None)
+        if wrapper is not None:
+            original = wrapper.__call__
 
-            @functools.wraps(made)
+            @functools.wraps(original)
             def __call__(wrapper: Any, gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
                 if not listener.active or isinstance(
                     getattr(wrapper, "compiler_fn", None), _Inductor
                 ):
-                    return made(wrapper, gm, inputs, *args, **kwargs)
-                before = listener._compiler.compiles
+                    return original(wrapper, gm, inputs, *args, **kwargs)
+                compiles = listener._compiler.compiles
                 with listener.instrumenting(gm):
-                    out = made(wrapper, gm, inputs, *args, **kwargs)
+                    out = original(wrapper, gm, inputs, *args, **kwargs)
                     return (
                         out
-                        if listener._compiler.compiles > before
+                        if listener._compiler.compiles > compiles
                         else listener._compiler.other_backend(wrapper, gm, inputs, out)
                     )
 
-            other.__call__ = __call__
-            self._patched.append((other, made, __call__))
+            wrapper.__call__ = __call__
+            self._patched.append((wrapper, original, __call__))
 
     def remove(self) -> None:
         """Stop listening. What was compiled meanwhile keeps its code, which takes nothing any
@@ -105,8 +105,8 @@ class GraphListener(Listener):
         """
         if not self._removed:
             self.active = False
-            for kind, original, ours in self._patched:
-                if kind.__call__ is ours:
+            for kind, original, replacement in self._patched:
+                if kind.__call__ is replacement:
                     kind.__call__ = original
             if not self.session.failed:
                 with self.frames.lock:
@@ -118,7 +118,7 @@ class GraphListener(Listener):
         self._regions.close()
         super()._begin_root(frame, root)
         if frame.phase != "recompute":
-            self.here.last = root, frame.step, frame.micro, frame.counts
+            self.thread.last = root, frame.step, frame.micro, frame.counts
 
     def _optimizer_stepped(self) -> None:
         with self.frames.lock:
@@ -127,14 +127,14 @@ class GraphListener(Listener):
 
     def _region(self, kind: str) -> Region:
         """The region of a graph that runs outside any module."""
-        here, roots = self.here, self.modules.roots
-        if here.last is None and len(roots) == 1:  # a backward pass on a thread of its own
+        thread, roots = self.thread, self.modules.roots
+        if thread.last is None and len(roots) == 1:  # a backward pass on a thread of its own
             root = next(iter(roots.values()))
             step = max(0, root.steps.get("", 0) - (not root.trained))
-            here.last = root, step, max(0, root.micro - 1), {}
-        elif here.last is None:
-            here.last = self._regions.nowhere, 0, 0, {}
-        return self._regions.enter(kind, *here.last)
+            thread.last = root, step, max(0, root.micro - 1), {}
+        elif thread.last is None:
+            thread.last = self._regions.nowhere, 0, 0, {}
+        return self._regions.enter(kind, *thread.last)
 
 
 class _ModulePrograms(ProgramCache):
@@ -159,8 +159,8 @@ def compiled_by(
     context manager and has `close()`.
     """
     backend = _Inductor(torch_mode, options, dynamic)
-    made = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    kind = type(made)
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    kind = type(compiled)
 
     class Compiled(kind):  # type: ignore[misc, valid-type]
         def close(self) -> None:
@@ -179,10 +179,10 @@ def compiled_by(
         kind.__qualname__,
         kind.__module__,
     )
-    made.__class__ = Compiled
-    backend.listener = listen(made)
-    atexit.register(made.close)
-    return made
+    compiled.__class__ = Compiled
+    backend.listener = listen(compiled)
+    atexit.register(compiled.close)
+    return compiled
 
 
 def backend_with(listener: GraphListener, ended: Callable[[], None] | None = None) -> Any:

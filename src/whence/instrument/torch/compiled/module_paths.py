@@ -18,45 +18,48 @@ class ModulePaths:
     """Paths of modules, for graphs."""
 
     def __init__(self, frames: CallFrames, modules: ModuleRegistry) -> None:
-        self._here, self._modules = frames.here, modules
+        self._thread, self._modules = frames.thread, modules
 
     def of_variables(self, gm: Any) -> dict[str, str]:
         """Variable -> path of the module that it holds, as dynamo traced it; "" -> that of the
         module whose code this is.
         """
-        found = {"": self._module_on_the_stack()}
+        by_local = {"": self._module_on_the_stack()}
         paths: dict[int, str] | None = None
         for node in getattr(getattr(gm, "graph", None), "nodes", ()):
-            given = node.meta.get("grapharg") if node.op == "placeholder" else None
-            source, tensor = getattr(given, "source", None), getattr(given, "example", None)
+            source_of_input = node.meta.get("grapharg") if node.op == "placeholder" else None
+            source, tensor = (
+                getattr(source_of_input, "source", None),
+                getattr(source_of_input, "example", None),
+            )
             if source is None or not isinstance(tensor, torch.Tensor):
                 continue
             name = source.name() if callable(source.name) else source.name
             tail, local = nodes.module_path(str(name))
-            if not tail or local in found:
+            if not tail or local in by_local:
                 continue
             paths = paths if paths is not None else self._paths()
             path = paths.get(address_of(tensor), "")
             if path == tail or path.endswith("." + tail):
-                found[local] = path[: len(path) - len(tail)].rstrip(".")
-        return found
+                by_local[local] = path[: len(path) - len(tail)].rstrip(".")
+        return by_local
 
     def _paths(self) -> dict[int, str]:
         """Address -> path of every parameter and buffer of the roots, the one that is called now
         first.
         """
-        stack = self._here.stack
+        stack = self._thread.stack
         roots = [stack[0].root] if stack else []
         roots += [r for r in self._modules.roots.values() if r not in roots]
-        found: dict[int, str] = {}
+        paths: dict[int, str] = {}
         for root in roots:
             module = root.ref()
             if module is None:
                 continue
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 if address := address_of(tensor):
-                    found.setdefault(address, _plain(name))
-        return found
+                    paths.setdefault(address, _plain(name))
+        return paths
 
     def _module_on_the_stack(self) -> str:
         """The path of the innermost known module whose method runs now, as its variable says."""
@@ -71,7 +74,7 @@ class ModulePaths:
                 ):
                     return _plain(info.scope)
             frame = frame.f_back
-        return _plain(self._here.stack[-1].scope) if self._here.stack else ""
+        return _plain(self._thread.stack[-1].scope) if self._thread.stack else ""
 
     def of_inputs(self, graph: Graph, inputs: Any) -> dict[int, str]:
         """Path of the parameter that each input is, by place; sets which module the graph serves

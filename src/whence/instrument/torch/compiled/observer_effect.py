@@ -59,25 +59,25 @@ def silently(
     state = torch.get_rng_state()
     try:
         with torch.no_grad():
-            given = _clones(inputs, keep)
-            written = [given[i] for i in mutated]
-            out = code(list(given))
-            return [*tensors_in(flat(out)), *written]
+            clones = _clones(inputs, keep)
+            mutated_clones = [clones[i] for i in mutated]
+            out = code(list(clones))
+            return [*tensors_in(flat(out)), *mutated_clones]
     except Exception as error:  # whatever an operator raises where it is run once more
         raise Cannot(f"run beside the program it raised {raised(error)}") from error
     finally:
         torch.set_rng_state(state)
-        for device, held in states:
-            torch.get_device_module(device).set_rng_state(held, device)
+        for device, rng_state in states:
+            torch.get_device_module(device).set_rng_state(rng_state, device)
 
 
 def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
     """Inputs that share memory share it as clones too."""
     storages: dict[int, Any] = {}
-    made: list[Any] = []
+    clones: list[Any] = []
     for i, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or i in keep:
-            made.append(value)
+            clones.append(value)
             continue
         if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
             raise Cannot(f"an input is a {type(value).__name__}")
@@ -85,31 +85,31 @@ def _clones(inputs: Sequence[Any], keep: Collection[int]) -> list[Any]:
         if storage._cdata not in storages:
             storages[storage._cdata] = storage.clone()
         clone = torch.empty(0, dtype=value.dtype, device=value.device)
-        made.append(
+        clones.append(
             clone.set_(
                 storages[storage._cdata], value.storage_offset(), value.shape, value.stride()
             )
         )
-    return made
+    return clones
 
 
-def difference(expected: Sequence[Any], found: Sequence[Any]) -> str:
+def difference(expected: Sequence[Any], actual: Sequence[Any]) -> str:
     """ "" where they are equal bit by bit, else in words how far apart: "3 ulp in 2 of 5
     tensors".
     """
-    if len(expected) != len(found):
-        return f"{len(found)} tensors instead of {len(expected)}"
-    apart = worst = 0
-    for a, b in zip(expected, found):
+    if len(expected) != len(actual):
+        return f"{len(actual)} tensors instead of {len(expected)}"
+    differing = worst = 0
+    for a, b in zip(expected, actual):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{tuple(b.shape)} {b.dtype} instead of {tuple(a.shape)} {a.dtype}"
         steps = _ulp(a.detach(), b.detach())
         if steps:
-            apart += 1
+            differing += 1
             worst = max(worst, steps)
-    if not apart:
+    if not differing:
         return ""
-    return f"{worst} ulp in {apart} of {len(expected)} tensors"
+    return f"{worst} ulp in {differing} of {len(expected)} tensors"
 
 
 def _ulp(a: Any, b: Any) -> int:

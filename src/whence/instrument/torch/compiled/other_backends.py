@@ -94,18 +94,18 @@ def _alike(
     """
     places = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(inputs[i].requires_grad for i in places):
-        said = (
+        problem = (
             "is captured at its boundary: its gradients would come from another graph; under "
             "torch.no_grad() its nodes are captured"
         )
-        tell("inside-not-seen", f"a graph of the backend {name} {said}")
+        tell("inside-not-seen", f"a graph of the backend {name} {problem}")
         return False
     try:
-        expected, found = (
+        expected, actual = (
             silently(graph, functools.partial(_on, code), inputs, (), places)
             for code in (compiled, lowered)
         )
-        changed = difference(expected, found)
+        changed = difference(expected, actual)
     except Cannot as why:
         changed = str(why)
     except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
@@ -125,5 +125,5 @@ def _alike(
     return not changed
 
 
-def _on(code: Any, given: Sequence[Any]) -> Any:
-    return code(*given)
+def _on(code: Any, inputs: Sequence[Any]) -> Any:
+    return code(*inputs)

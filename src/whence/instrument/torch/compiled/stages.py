@@ -42,12 +42,12 @@ _UNCOMPILED = ("eager", ROUNDED)
 class Compiled(msgspec.Struct, frozen=True):
     """What a program compiled.
 
-    asked: times something was given to `torch.compile`; backends: that it named; graphs, breaks:
+    requests: times something was given to `torch.compile`; backends: that it named; graphs, breaks:
     graphs that dynamo made, and reasons for which it broke off.
     """
 
     rung: str
-    asked: int
+    requests: int = msgspec.field(name="asked")
     backends: tuple[str, ...]
     graphs: int
     breaks: int
@@ -64,30 +64,30 @@ class Rung:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._asked = 0
+        self._requests = 0
         self._backends: dict[str, None] = {}
         self._original: Any = None
         self._of_modules: Any = None
         self._hook: Any = None
         self._random: bool | None = None
-        self._before: tuple[int, dict[str, int]] = (0, {})
+        self._counts_before: tuple[int, dict[str, int]] = (0, {})
 
     def install(self) -> None:
         """Wrap `torch.compile` and `nn.Module.compile`."""
         self._original, self._of_modules = torch.compile, torch.nn.Module.compile
-        self._before = _counted()
+        self._counts_before = _counted()
         original, rung = self._original, self
 
-        def compile(model: Any = None, **given: Any) -> Any:  # noqa: A001 - it stands for torch's
+        def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - it stands for torch's
             if model is None:
-                return lambda function: compile(function, **given)
-            return rung._compile(original, model, given)
+                return lambda function: compile(function, **options)
+            return rung._compile(original, model, options)
 
-        def of_modules(module: Any, **given: Any) -> None:
+        def of_modules(module: Any, **options: Any) -> None:
             if rung._name in _UNCOMPILED:
-                rung._met(given)
+                rung._met(options)
             else:
-                rung._of_modules(module, **given)
+                rung._of_modules(module, **options)
 
         if self._name == ROUNDED:
             self._hook = torch.nn.modules.module.register_module_forward_hook(_Rounding())
@@ -102,34 +102,38 @@ class Rung:
             self._hook.remove()
         if self._random is not None:
             torch._inductor.config.fallback_random = self._random
-        (graphs, breaks), (before, broken) = _counted(), self._before
+        (graphs, breaks), (graphs_before, broken) = _counted(), self._counts_before
         reasons = sum(count > broken.get(reason, 0) for reason, count in breaks.items())
         return Compiled(
-            self._name, self._asked, tuple(self._backends), max(graphs - before, 0), reasons
+            self._name,
+            self._requests,
+            tuple(self._backends),
+            max(graphs - graphs_before, 0),
+            reasons,
         )
 
-    def _compile(self, original: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
-        self._met(given)
+    def _compile(self, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+        self._met(arguments)
         if self._name in _UNCOMPILED:
             return _seen(model, model)
         self._draw_as_eager()
         if self._name in _BACKENDS:
             options = {
-                k: v for k, v in (given.get("options") or {}).items() if k == "guard_filter_fn"
+                k: v for k, v in (arguments.get("options") or {}).items() if k == "guard_filter_fn"
             }
-            given = {
-                **given,
+            arguments = {
+                **arguments,
                 "backend": _BACKENDS[self._name],
                 "mode": None,
                 "options": options or None,
             }
-        return _seen(original(model, **given), model)
+        return _seen(original(model, **arguments), model)
 
-    def _met(self, given: dict[str, Any]) -> None:
-        if given.get("disable"):
+    def _met(self, options: dict[str, Any]) -> None:
+        if options.get("disable"):
             return
-        self._asked += 1
-        backend = given.get("backend") or "inductor"
+        self._requests += 1
+        backend = options.get("backend") or "inductor"
         self._backends[
             backend
             if isinstance(backend, str)
@@ -207,10 +211,10 @@ def _seen(compiled: Any, model: Any) -> Any:
     return called
 
 
-def note(session: Session, found: Compiled) -> None:
+def note(session: Session, compiled: Compiled) -> None:
     """Leave a note of what was compiled, in a run that holds something."""
-    if session.active and (found.asked or session.calls):
-        session.note(NOTE, msgspec.json.encode(found).decode())
+    if session.active and (compiled.requests or session.calls):
+        session.note(NOTE, msgspec.json.encode(compiled).decode())
 
 
 def of_run(run: Run) -> list[Compiled]:
