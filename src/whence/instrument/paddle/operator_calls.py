@@ -7,35 +7,24 @@ operands, members of lists) is taken from the program after its passes.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from whence import dtypes
 from whence.frameworks import paddle_arrays as tensors
-from whence.frameworks.paddle_programs import FOLDED, UNKNOWN, Matched, Program, natural
-from whence.instrument.call_frames import Frame, Root, count
+from whence.frameworks.paddle_programs import UNKNOWN, Program
+from whence.instrument.call_frames import Root, count
+from whence.instrument.paddle.call_forms import CallForm, OperatorFrame, form_of, refs_of
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.tensor_identity import (
-    FindExternal,
-    Look,
-    SeenTensor,
-    Tensors,
-    Unshown,
-    Weight,
-    look,
-)
+from whence.instrument.paddle.program_matching import ProgramMatching
+from whence.instrument.paddle.run_tensors import RunTensors, of_array
+from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, Weight, look
 from whence.instrument.session import Session
 from whence.records import Call, Ref
 
 NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
-# operators that run others
-_BLOCKS = ("while", "if", "conditional_block", "conditional_block_infer", "pylayer")
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
 # in the names of what is not saved with the weights: scratch of an operator, of any content
 _SCRATCH = "__non_persistable"
@@ -53,49 +42,6 @@ class NameTable(NamedTuple):
     op_type: Callable[[str], str]
     describe: Callable[[str], Any]
     weights: Callable[[str, str, Collection[str]], dict[str, Weight]]
-
-
-class _Form(NamedTuple):
-    """What calls have in common of which hooks showed the same names: worked out once, since a
-    program runs many times.
-
-    operands: (hooks' name, the operator that made it where that name may be unknown) of what is no
-    parameter, in order; params, outputs: (slot, hooks' name), an output's slot being "" where it is
-    one of the results that are counted.
-    """
-
-    scope: str
-    layer: str
-    source: str
-    operands: tuple[tuple[str, Any], ...]
-    params: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    arguments: dict[str, Any]
-    notes: tuple[str, ...]
-
-
-class OperatorFrame(Frame):
-    """One operator that runs. inputs, params, outputs: by the name hooks give: (record, edge).
-    listed: tensors in the list it makes. branch: which of its blocks runs, where that is known.
-    """
-
-    __slots__ = (
-        "block", "branch", "inputs", "listed", "matched", "notes", "op", "op_type", "operator",
-        "outputs", "params",
-    )  # fmt: skip
-
-    def __init__(self, op: str, op_type: str, order: int, parent: OperatorFrame | None) -> None:
-        super().__init__("", order, parent)
-        self.keep = True
-        self.op, self.op_type, self.block = op, op_type, op_type in _BLOCKS
-        self.branch: int | None = None
-        self.inputs: dict[str, tuple[int, str]] = {}
-        self.params: dict[str, tuple[int, str]] = {}
-        self.outputs: dict[str, tuple[int, str]] = {}
-        self.notes: list[str] = []
-        self.listed = 0
-        self.operator: Any = None
-        self.matched: Matched | None = None
 
 
 class PredictorRoot(Root):
@@ -122,28 +68,19 @@ class PredictorRun:
         changes: Interventions | None,
         unshown: Unshown,
     ) -> None:
-        self.session, self.words, self.root, self.program, self.changes = (
-            session,
-            words,
-            root,
-            program,
-            changes,
-        )
-        self.unshown = unshown
+        self.session, self.root, self.program, self.changes = session, root, program, changes
+        self.words, self.unshown = words, unshown
         self.feeds = list(predictor.get_input_names())
         self.fetches = list(predictor.get_output_names())
-        self.tensors = Tensors(self.session, find)
+        self._tensors = RunTensors(session, find, words.name, self.feeds, program)
+        self._matching = ProgramMatching(self._tensors, unshown)
         self.interrupted: BaseException | None = None
         self.facts: dict[str, Any] = {}
         self.files, self.folder, self.saved_program = ("", ""), "", ""
-        self._names: dict[str, str] = {}
         self._types: dict[str, str] = {}
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
-        self._matches: dict[tuple[Any, ...], tuple[Any, Matched | None, int, tuple[str, ...]]] = {}
-        self._forms: dict[tuple[Any, ...], _Form] = {}
-        self._constant: dict[str, bool] = {}
+        self._forms: dict[tuple[Any, ...], CallForm] = {}
         self._stack: list[OperatorFrame] = []
-        self._folds = False  # has a constant been seen that Paddle folded
         self._takes_inputs, self._takes_outputs = (
             session.selector.slots("input"),
             session.selector.slots("output"),
@@ -152,11 +89,9 @@ class PredictorRun:
 
     def _clear(self) -> None:
         self._stack.clear()
-        self._named: dict[str, tuple[int, bytes]] = {}
-        self._last_seen: dict[str, SeenTensor | None] = {}
-        self._later: dict[tuple[int, str], tuple[Look, bytes]] = {}
+        self._tensors.clear()
+        self._matching.clear()
         self._ended: list[OperatorFrame] = []
-        self._ran: dict[int, OperatorFrame] = {}
         self._patched: Counter[str] = Counter()
 
     # ---- a run
@@ -167,7 +102,7 @@ class PredictorRun:
         """
         session = self.session
         self._clear()
-        self.tensors.begin()
+        self._tensors.begin()
         session.begin_step(self.root.name)
         top = OperatorFrame("", "Predictor", session.next_order(), None)
         top.root, top.step, top.counts = self.root, self.root.steps, {}
@@ -188,10 +123,8 @@ class PredictorRun:
                     value = tensors.of_handle(predictor.get_input_handle(name))
                 except Exception:  # noqa: BLE001 - one that was not filled: Paddle will say so itself
                     continue
-                seen_input = _of_array(value)
-            top.inputs[name] = self._taken(
-                value, seen_input, name, f"input.{name}", "Predictor", "", top
-            )
+                seen_input = of_array(value)
+            top.inputs[name] = self._tensors.take(value, seen_input, name, f"input.{name}", "", top)
 
     def end(self, predictor: Any, out: Any, error: str) -> None:
         """The predictor has run, or raised."""
@@ -202,7 +135,7 @@ class PredictorRun:
         self._emit(everything=True)
         if top.selected and not error and self._takes_outputs:
             for place, name in enumerate(self.fetches):
-                named = self._named.get(name)
+                named = self._tensors.named.get(name)
                 if named is not None and named[0] >= 0:
                     top.outputs[name] = (named[0], "content")
                 elif (
@@ -210,11 +143,11 @@ class PredictorRun:
                     and place < len(out)
                     and tensors.is_tensor(out[place])
                 ):
-                    top.outputs[name] = self._taken(
-                        out[place], look(out[place]), name, f"output.{name}", "Predictor", "", top
+                    top.outputs[name] = self._tensors.take(
+                        out[place], look(out[place]), name, f"output.{name}", "", top
                     )
                 else:
-                    top.outputs[name] = self._fetched(predictor, name, top)
+                    top.outputs[name] = self._tensors.fetched(predictor, name, top)
         refs = [
             Ref(f"input.{n}", *record_and_edge) for n, record_and_edge in top.inputs.items()
         ] + [Ref(f"output.{n}", *record_and_edge) for n, record_and_edge in top.outputs.items()]
@@ -239,15 +172,6 @@ class PredictorRun:
         self.root.steps += 1
         self._clear()
 
-    def _fetched(self, predictor: Any, name: str, top: OperatorFrame) -> tuple[int, str]:
-        try:
-            value = tensors.of_handle(predictor.get_output_handle(name))
-        except Exception as error:  # noqa: BLE001 - what the program will see when it asks for it
-            return self.session.unreadable(
-                "", (), f"Paddle does not hand it out: {' '.join(str(error).split())[:200]}"
-            ), ""
-        return self._taken(value, _of_array(value), name, f"output.{name}", "Predictor", "", top)
-
     # ---- what hooks show
 
     def reads(self, op: str, name: str, tensor: Any) -> None:
@@ -268,23 +192,24 @@ class PredictorRun:
         if top.op_type == "if":
             _decided(top, tensor)
         if not top.selected or not self._takes_inputs:
-            if self._is_parameter(name):
+            if self._tensors.is_parameter(name):
                 top.params[name] = (-1, "")
             elif name not in top.inputs:
                 top.inputs[name] = (-1, "")
             return
-        if self._is_parameter(name):
-            unchanged = self.tensors.unchanged(tensor, name)
+        if self._tensors.is_parameter(name):
+            unchanged = self._tensors.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
-            top.params[name] = unchanged or self.tensors.parameter(
+            top.params[name] = unchanged or self._tensors.tensors.parameter(
                 tensor,
                 name,
                 scope=top.op_type,
-                slot=f"param.{self._plain(name)}",
+                slot=f"param.{self._tensors.plain(name)}",
                 op_type=top.op_type,
             )
             return
-        top.inputs[name] = self._read(name, tensor, top)
+        waits = not self.session.takes_all and self._key(top) not in self._scopes
+        top.inputs[name] = self._tensors.read(name, tensor, top, waits=waits)
 
     def wrote(self, op: str, name: str, tensor: Any) -> None:
         """An output of the operator that ran."""
@@ -310,7 +235,7 @@ class PredictorRun:
                 top = above
             else:
                 top = self._enter(op)
-        plain = self._plain(name)
+        plain = self._tensors.plain(name)
         changes = self.changes
         if changes is not None:
             note = changes.operator_wrote(
@@ -326,7 +251,7 @@ class PredictorRun:
             if note and note not in top.notes:
                 top.notes.append(note)
         if name in top.params:
-            self._rewrote(name, tensor, top)
+            self._tensors.rewrote(name, tensor, top)
             return
         if (
             top.selected
@@ -339,115 +264,10 @@ class PredictorRun:
             )
         if not top.selected or not self._takes_outputs:
             top.outputs[name] = (-1, "")
-            self._named[name] = (-1, b"")
-            self._last_seen.pop(name, None)
+            self._tensors.skip(name)
             return
-        top.outputs[name] = self._taken(
-            tensor, look(tensor), name, "output.0", top.op_type, plain, top, since=top.order
-        )
-
-    def _rewrote(self, name: str, tensor: Any, top: OperatorFrame) -> None:
-        """A parameter is among the outputs of operators that may write it (batch norm). When this
-        one did, it is a mutation.
-        """
-        record = top.params[name][0]
-        if record < 0:
-            return
-        number, _ = self.tensors.parameter(
-            tensor, name, scope=top.op_type, slot=f"mutated.{name}", op_type=top.op_type, sure=True
-        )
-        if number != record:
-            top.outputs[name] = (number, "")
-
-    def _read(self, name: str, tensor: Any, top: OperatorFrame) -> tuple[int, str]:
-        previous = self._last_seen.get(name)
-        if previous is not None and self.tensors.unmoved(previous, tensor, top.order):
-            return previous.record, "content"
-        sight = look(tensor)
-        if sight.why:
-            return self.session.unreadable(sight.dtype, sight.shape, sight.why), ""
-        digest = sight.digest()
-        named = self._named.get(name)
-        if named is not None and named[1] == digest and named[0] >= 0:
-            self._last_seen[name] = self.tensors.remember(sight, digest, named[0], top.order)
-            return named[0], "content"
-        number = self.tensors.known(sight, digest, top.order)
-        edge = "content"
-        if number is None and not self.session.takes_all and self._key(top) not in self._scopes:
-            # Whether this operator was asked for is known when its outputs have names: its bytes
-            # wait.
-            data = (
-                sight.data if sight.data is not None else tensors.viewed(sight.place, sight.nbytes)
-            ).copy()
-            self._later[top.order, name] = (sight._replace(place=0, data=data), digest)
-            return -1, ""
-        if number is None:
-            plain = self._plain(name)
-            number = self.tensors.record(
-                tensor,
-                sight,
-                digest,
-                scope=plain,
-                slot=f"input.{plain}",
-                op_type=top.op_type,
-                keep=top.keep,
-            )
-            self._last_seen[name] = self.tensors.remember(sight, digest, number, top.order)
-            edge = ""
-        self._named[name] = (number, digest)
-        return number, edge
-
-    def _taken(
-        self,
-        value: Any,
-        sight: Look,
-        name: str,
-        slot: str,
-        op_type: str,
-        scope: str,
-        top: OperatorFrame,
-        *,
-        since: int | None = None,
-    ) -> tuple[int, str]:
-        """A tensor that this call made, or that the root was given. since: known again when a call
-        from there on has seen it.
-        """
-        self._last_seen.pop(name, None)
-        if sight.why:
-            number = self.session.unreadable(sight.dtype, sight.shape, sight.why)
-            self._named[name] = (number, b"")
-            return number, ""
-        digest = sight.digest()
-        record = (
-            self.tensors.known(sight, digest, top.order, since=since) if since is not None else None
-        )
-        edge = "content" if record is not None else ""
-        if record is None:
-            record = self.tensors.record(
-                value, sight, digest, scope=scope, slot=slot, op_type=op_type, keep=top.keep
-            )
-            self._last_seen[name] = self.tensors.remember(sight, digest, record, top.order)
-        self._named[name] = (record, digest)
-        return record, edge
-
-    def _is_parameter(self, name: str) -> bool:
-        if name in self._named:
-            return False
-        constant = self._constant.get(name)
-        if constant is None:
-            constant = self._constant[name] = name not in self.feeds and self._is_constant(name)
-        return constant
-
-    def _is_constant(self, name: str) -> bool:
-        if self.program is not None and name in self.program.parameters:
-            return True
-        if name.startswith(FOLDED):
-            self._folds = True
-            return True
-        return (
-            "inner_var" not in name
-            and "block_arg" not in name
-            and (self.program is None or not self.program.writes(name))
+        top.outputs[name] = self._tensors.take(
+            tensor, look(tensor), name, "output.0", plain, top, since=top.order
         )
 
     # ---- operators
@@ -461,7 +281,7 @@ class PredictorRun:
         if op_type is None:
             op_type = self._types[op] = self.words.op_type(op)
         if top.parent is not None and top.operator is None and self.program is not None:
-            self._match(top, self.program)  # what runs in its block is looked for in there
+            self._matching.match(top, self.program)  # what runs in its block is looked for in there
         session = self.session
         frame = OperatorFrame(op, op_type, session.next_order(), top)
         if not session.takes_all:
@@ -511,76 +331,12 @@ class PredictorRun:
                 frame.parent.children -= 1
             return
         if self.program is not None:
-            self._match(frame, self.program)
+            self._matching.match(frame, self.program)
             if frame.block and frame.operator is not None:
                 self.program.wrote(frame.operator, list(frame.outputs))
         self._claim(frame)
         self._ended.append(frame)
         self._emit()
-
-    def _match(self, frame: OperatorFrame, program: Program) -> None:
-        assert frame.parent is not None
-        block = frame.parent.operator if frame.parent.parent is not None else None
-        if frame.operator is not None or (
-            frame.parent.parent is not None and block is None and not program.named
-        ):
-            return
-        key = (id(block), frame.parent.branch)
-        names = (
-            (frame.op, *key) if frame.block else (frame.op, *key, *frame.outputs, "", *frame.inputs)
-        )
-        match = self._matches.get(names)
-        if match is None:
-            params, read = (None, ()) if frame.block else (frame.params, frame.inputs)
-            op = program.operator(
-                block,
-                key,
-                frame.op_type,
-                params,
-                list(frame.outputs),
-                inputs=read,
-                folded=self._folds,
-            )
-            matched = (
-                program.matched(op, list(frame.inputs), list(frame.outputs))
-                if op is not None and not frame.block
-                else None
-            )
-            weights, folded = self.unshown
-            constants = (
-                tuple(name for name in program.held(op) if name in weights or name in folded)
-                if op is not None
-                else ()
-            )
-            match = self._matches[names] = (
-                op,
-                matched,
-                program.listed(op) if op is not None else 0,
-                constants,
-            )
-        frame.operator, frame.matched, frame.listed, constants = match
-        for name in constants:
-            frame.params[name] = self._unshown(name, frame)
-        if frame.operator is not None:
-            self._ran[id(frame.operator)] = frame
-        elif not frame.block:
-            program.moved(list(frame.inputs), list(frame.outputs))
-
-    def _unshown(self, name: str, frame: OperatorFrame) -> tuple[int, str]:
-        if not frame.selected:
-            return -1, ""
-        weights, folded = self.unshown
-        if name in folded:
-            return folded[name]
-        record_and_edge = self.tensors.from_file(
-            weights.pop(name),
-            name,
-            scope=frame.op_type,
-            slot=f"param.{self._plain(name)}",
-            op_type=frame.op_type,
-        )
-        folded[name] = record_and_edge[0], "content"
-        return record_and_edge
 
     def _claim(self, frame: OperatorFrame) -> None:
         """Tensors that no hook showed as somebody's output, because lists are not shown: they are
@@ -590,7 +346,7 @@ class PredictorRun:
             if record < 0 or edge or name in self.feeds:
                 continue
             if frame.matched is not None:
-                maker = self._ran.get(id(frame.matched.owners.get(name)))
+                maker = self._matching.frame_of(frame.matched.owners.get(name))
             else:
                 waiting = [f for f in self._ended if not f.outputs]
                 maker = waiting[0] if len(waiting) == 1 else None
@@ -620,14 +376,14 @@ class PredictorRun:
         )
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = self._form(frame)
+            form = self._forms[key] = form_of(frame, self.fetches, self._tensors.plain)
         scope = form.scope
         if not session.takes_all:
             self._scopes.setdefault(self._key(frame), (scope, form.layer))
             if frame.selected:
                 frame.selected = self._wants(scope, form.layer, frame)
                 if frame.selected:
-                    self._take_later(frame)
+                    self._tensors.take_later(frame)
         notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
         session.call(
             Call(
@@ -644,122 +400,12 @@ class PredictorRun:
                 parent=frame.parent.order if frame.parent is not None else -1,
                 number=frame.number,
                 leaf=not frame.children,
-                refs=tuple(self._refs(frame, form)) if frame.selected else (),
+                refs=tuple(refs_of(frame, form, self._matching.earlier)) if frame.selected else (),
                 arguments=form.arguments,
                 no_program=NO_PROGRAM,
                 notes=notes if frame.selected else ("not selected",),
             )
         )
-
-    def _take_later(self, frame: OperatorFrame) -> None:
-        for name in [name for name, (record, _) in frame.inputs.items() if record < 0]:
-            waiting = self._later.pop((frame.order, name), None)
-            if waiting is not None:
-                sight, digest = waiting
-                named = self._named.get(name)
-                if named is None or named[0] < 0 or named[1] != digest:
-                    plain = self._plain(name)
-                    number = self.tensors.record(
-                        sight.data,
-                        sight,
-                        digest,
-                        scope=plain,
-                        slot=f"input.{plain}",
-                        op_type=frame.op_type,
-                        keep=frame.keep,
-                    )
-                    named = self._named[name] = (number, digest)
-                frame.inputs[name] = (named[0], "")
-
-    def _refs(self, frame: OperatorFrame, form: _Form) -> list[Ref]:
-        """What was read, parameters and results, each in its slot; what was not taken has none."""
-        refs: list[Ref] = []
-        place = 0
-        inputs, outputs = frame.inputs, frame.outputs
-        for name, maker in form.operands:
-            record_and_edge = inputs.get(name) or self._made_before(name, maker)
-            if record_and_edge is not None and record_and_edge[0] >= 0:
-                refs.append(Ref(_slot("input", place), *record_and_edge))
-                place += 1
-        for slot, name in form.params:
-            record_and_edge = frame.params[name]
-            if record_and_edge[0] >= 0:
-                refs.append(Ref(slot, *record_and_edge))
-        place = 0
-        for slot, name in form.outputs:
-            record_and_edge = outputs[name]
-            if slot:
-                refs.append(Ref(slot, *record_and_edge))
-            elif record_and_edge[0] >= 0:
-                refs.append(Ref(_slot("output", place), *record_and_edge))
-                place += 1
-        return refs
-
-    def _made_before(self, name: str, maker: Any) -> tuple[int, str] | None:
-        """An operand that no hook showed of this call."""
-        if name in self._named:
-            return self._named[name][0], "content"
-        producer = self._ran.get(id(maker)) if maker is not None else None
-        return (
-            (next(iter(producer.outputs.values()))[0], "content")
-            if producer is not None and len(producer.outputs) == 1
-            else None
-        )
-
-    def _form(self, frame: OperatorFrame) -> _Form:
-        """Operands in the order of the program, where that is known, and parameters by name."""
-        op, matched = frame.operator, frame.matched
-        makers = dict(matched.makers) if matched is not None else {}
-        operands = (
-            [(name, makers.get(k)) for k, name in enumerate(matched.inputs)]
-            if matched is not None
-            else []
-        )
-        placed = {name for name, _ in operands}
-        operands += [
-            (name, None)
-            for name in sorted((n for n in frame.inputs if n not in placed), key=natural)
-        ]
-        outputs = sorted(
-            frame.outputs,
-            key=lambda name: (name in frame.params, name in self.fetches, natural(name)),
-        )
-        names = [self._plain(name) for name in outputs]
-        ordered = [v.name for _, v in op.inputs] if op is not None else []
-        used: Counter[str] = Counter()
-        params = []
-        for name in sorted(
-            frame.params, key=lambda n: (ordered.index(n) if n in ordered else len(ordered), n)
-        ):
-            plain = self._plain(name)
-            if frame.block and plain != name:
-                continue  # constants have no name that lasts; they stand where they are read inside
-            params.append((f"param.{plain}{used[plain] or ''}", name))
-            used[plain] += 1
-        return _Form(
-            names[0] if names else frame.op_type,
-            str(getattr(op, "scope", "") or ""),
-            (op.source or op.scope) if op is not None else "",
-            tuple(operands),
-            tuple(params),
-            tuple(
-                (f"mutated.{plain}" if name in frame.params else "", name)
-                for name, plain in zip(outputs, names)
-            ),
-            dict(op.attributes) if op is not None else {},
-            tuple(f"writes {name}" for name in names[1:]),
-        )
-
-    def _plain(self, name: str) -> str:
-        plain = self._names.get(name)
-        if plain is None:
-            plain = self._names[name] = self.words.name(name)
-        return plain
-
-
-@functools.cache
-def _slot(kind: str, place: int) -> str:
-    return f"{kind}.{place}"
 
 
 def _decided(frame: OperatorFrame, tensor: Any) -> None:
@@ -769,14 +415,3 @@ def _decided(frame: OperatorFrame, tensor: Any) -> None:
     sight = look(tensor)
     if sight.dtype == "bool" and sight.nbytes == 1:
         frame.branch = int(not tensor.numpy().item()) if frame.branch is None else UNKNOWN
-
-
-def _of_array(array: np.ndarray[Any, Any]) -> Look:
-    """The form of an array on the host, as of a tensor."""
-    data = array.reshape(-1).view(np.uint8)
-    try:
-        return Look(dtypes.of(array).name, array.shape, 0, data.size, data)
-    except KeyError:
-        return Look(
-            str(array.dtype), array.shape, 0, 0, None, f"dtype {array.dtype} has no host form"
-        )
