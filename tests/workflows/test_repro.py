@@ -244,17 +244,17 @@ def test_without_a_program_it_says_why_and_what_to_do(tmp_path, capsys):
 
 def test_a_device_that_is_not_here(tmp_path, monkeypatch, capsys):
     """The recorded output stands for it; the script runs there as the target did."""
-    from whence.workflows.repro import finding
+    from whence.workflows.repro import case
 
     first, second = captured(tmp_path / "ref"), captured(tmp_path / "tgt", Off)
     cmp = compared(tmp_path, first, second)
-    way = finding._Subject._way
+    way_of = case.way_of
 
-    def elsewhere(self, run, call, notes):
-        found = way(self, run, call, notes)
-        return finding.replace(found, device="xpu:7") if run is self.paired.target else found
+    def elsewhere(run, call, notes):
+        way = way_of(run, call, notes)
+        return case.replace(way, device="xpu:7") if Path(run.path) == Path(second) else way
 
-    monkeypatch.setattr(finding._Subject, "_way", elsewhere)
+    monkeypatch.setattr(case, "way_of", elsewhere)
     made = whence.repro(cmp, tmp_path / "repro")
     assert (made.default, made.holds) == ("recorded", True)
     assert made.sentence.startswith(

@@ -1,0 +1,249 @@
+"""Runs the reference's operators of a finding on the target's tensors and keeps a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from whence.dtypes import Array
+from whence.errors import ReplayRefused
+from whence.records import Call, Program
+from whence.records.slots import is_of_child, is_param, split_child
+from whence.results import SlotPair
+from whence.workflows.repro.operator_calls import gathered_program, tensor_number
+
+if TYPE_CHECKING:
+    from whence.replay.export.trace import Trace
+    from whence.replay.flatten import Flat, Node
+    from whence.workflows.repro.subject import Subject
+
+
+@dataclass(frozen=True)
+class ReferenceTrace:
+    """What the reference's operators computed. slots: the judged outputs; results: their numbers in
+    the trace; recorded: by such a number, what was recorded at fault.
+    """
+
+    trace: Trace
+    slots: Sequence[str]
+    results: Sequence[int]
+    recorded: Mapping[int, Any]
+
+
+def reference_trace(subject: Subject) -> ReferenceTrace:
+    """Run the operators. Raises ReplayRefused, ElementsMissing."""
+    from whence.frameworks.torch_arrays import from_host
+    from whence.replay.export.trace import Trace
+
+    flat, loaded, judged = _program(subject)
+    inputs = _inputs(subject, flat.origins, flat.program)
+    loaded = _loaded(subject, flat) if loaded is None else loaded
+    pairs = {
+        slot: pair
+        for slot in judged
+        if slot in dict(flat.program.outputs)
+        and (pair := subject.paired.slot(subject.pair, slot)) is not None
+    }
+    recorded = {slot: subject.recorded(pair) for slot, pair in pairs.items()}
+    if not recorded:
+        raise ReplayRefused("the target has no tensor for what the reference's program makes")
+    working = (
+        "recorded"
+        if subject.is_of_reference
+        else subject.replayer.sides.working_dtypes(inputs.pairs, pairs, recorded)[1]
+    )
+    trace = Trace(copies=loaded.writes)
+    loaded.run(
+        inputs.arrays,
+        inputs.arrays,
+        working=working,
+        strides=inputs.strides,
+        outputs=list(recorded),
+        convert=False,
+        watch=trace,
+    )
+    numbers = {
+        slot: n
+        for slot in recorded
+        if (n := tensor_number(trace, loaded.program, slot)) is not None
+    }
+    if not trace.steps or not numbers:
+        raise ReplayRefused("its program runs no operator")
+    return ReferenceTrace(
+        trace,
+        list(recorded),
+        list(dict.fromkeys(numbers.values())),
+        {n: from_host(recorded[slot]) for slot, n in numbers.items()},
+    )
+
+
+# ---- the program
+
+
+def _program(subject: Subject) -> tuple[Flat, Any, list[str]]:
+    """(program with the origins of its tensors, it as loaded where that is done, judged slots)."""
+    from whence.replay.flatten import Flat, flatten
+
+    call = subject.reference_call
+    flat = gathered_program(
+        subject.reference_source, call, lambda inner: _trusted_program(subject, inner)
+    )
+    if flat is not None:
+        return flat, None, subject.judged_slots(flat.program)
+    if (loaded := _recorded_from_model(subject)) is not None:
+        program: Program = loaded.program
+        origins = {slot: (call.id, slot) for slot in (*program.inputs, *program.params)}
+        flat = Flat(program, origins, (call.id,) * len(program.operations))
+        return flat, loaded, subject.judged_slots(program)
+    judged = subject.judged_slots(_trusted_program(subject, call))
+    return flatten(call.id, lambda number: _node(subject, number, judged)), None, judged
+
+
+def _loaded(subject: Subject, flat: Flat) -> Any:
+    from whence.replay.validation import load
+
+    if flat.program.id == subject.reference_call.program:
+        return subject.reference_source.load(subject.reference_call)
+    constants = [subject.paired.reference.array(c) for c in flat.program.constants]
+    return load(flat.program, constants, allow=subject.reference_source.allow)
+
+
+def _trusted_program(subject: Subject, call: Call) -> Program:
+    """The program of a call of the reference. One that does not reproduce its own recording is
+    taken only where the fault is in the reference.
+    """
+    source = subject.reference_source
+    try:
+        loaded = source.trusted(call)
+    except ReplayRefused:
+        if not subject.is_of_reference:
+            raise
+        loaded = source.load(call)
+    program: Program = loaded.program
+    if not program.operations and source.borrows(call):
+        raise ReplayRefused(
+            f"the model stands for {call.scope or call.root}, and its operators are not known"
+        )
+    return program
+
+
+def _recorded_from_model(subject: Subject) -> Any:
+    """What the user's model runs in the place of the call, recorded now; None where the call has a
+    program of its own.
+    """
+    from whence.readers.opening import open_run
+    from whence.replay.validation import load
+    from whence.workflows.capture.capture import capture
+
+    source, call = subject.reference_source, subject.reference_call
+    if source.model is None:
+        return None
+    borrowed = source.trusted(call)
+    if not source.borrows(call):
+        return None
+    if source.children(call.id):
+        raise ReplayRefused(
+            f"the model stands for {call.scope or call.root}, which calls others; only a "
+            "module without is recorded again"
+        )
+    arrays, strides = source.arrays(
+        source.records(call, (*borrowed.program.inputs, *borrowed.program.params))
+    )
+    with tempfile.TemporaryDirectory(prefix="whence-repro-") as place:
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            capture(borrowed.module, place, force=True),
+        ):
+            borrowed.run(arrays, arrays, strides=strides)
+        run = open_run(place)
+        root = next((c for c in run.calls if c.parent < 0), None)
+        program = run.programs.get(root.program) if root is not None else None
+        if program is None:
+            raise ReplayRefused(
+                f"the model's {borrowed.kind} has no program either: "
+                f"{root.no_program if root else 'it was not called'}"
+            )
+        return load(program, [run.array(c).copy() for c in program.constants], allow=source.allow)
+
+
+def _node(subject: Subject, number: int, judged: Sequence[str]) -> Node:
+    """A call for `flatten`: children that have no partner and are needed for its outputs are put
+    in.
+    """
+    from whence.replay.flatten import Node
+
+    source, call = subject.reference_source, subject.paired.calls[number]
+    program = _trusted_program(subject, call)
+    children = source.children(number)
+    unpaired = {k for k, kid in enumerate(children) if kid not in subject.paired.pair_of}
+    hidden: set[int] = set()
+    loaded = source.load(call)
+    outputs = [slot for slot, _ in program.outputs]
+    todo = (
+        [s for s in judged if s in outputs]
+        if call is subject.reference_call
+        else [s for s in outputs if not is_of_child(s)]
+    )
+    while todo:
+        for need in loaded.needs(todo.pop()):
+            k = split_child(need)[0] if is_of_child(need) else -1
+            if k in unpaired and k not in hidden:
+                hidden.add(k)
+                todo += [s for s in outputs if s.startswith(f"{k}:")]
+    shapes = {r.slot: subject.paired.reference.records[r.record].shape for r in call.refs}
+    return Node(number, program, children, frozenset(hidden), shapes)
+
+
+# ---- its tensors
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """By slot: elements, strides where they were recorded, and the pair that they come from."""
+
+    arrays: dict[str, Array]
+    strides: dict[str, tuple[int, ...]]
+    pairs: dict[str, SlotPair]
+
+
+def _inputs(subject: Subject, origins: Mapping[str, tuple[int, str]], program: Program) -> _Inputs:
+    """What the program reads: the target's tensors, or those of the reference that a correct target
+    has as well.
+    """
+    from whence.comparison.verdicts.parameters import Parameters
+
+    paired, swapped = subject.paired, subject.is_of_reference
+    inputs = _Inputs({}, {}, {})
+    run = paired.reference if swapped else paired.target
+    equal = Parameters(paired).given(subject.reference_call, paired.slots[subject.pair])
+    for slot in (*program.inputs, *program.params):
+        number, own_slot = origins[slot]
+        pair = subject.pair_of(number, own_slot, slot)
+        if pair is None:
+            array = _unpaired(subject, paired.calls[number], own_slot)
+            if array is not None:
+                inputs.arrays[slot] = array
+            continue
+        record = pair.reference_record if swapped else pair.target_record
+        if is_param(own_slot) and not swapped:
+            inputs.arrays[slot] = subject.replayer.sides.parameters.expected(
+                pair, equal.get(own_slot, True)
+            )
+        else:
+            inputs.arrays[slot] = run.array(record)
+            inputs.pairs[slot] = pair
+        if run.records[record].stride and run.records[record].shape == inputs.arrays[slot].shape:
+            inputs.strides[slot] = run.records[record].stride
+    return inputs
+
+
+def _unpaired(subject: Subject, call: Call, slot: str) -> Array | None:
+    """The reference's tensor of a slot without a partner, where the target may be given it."""
+    record = subject.reference_source.record(call, slot)
+    if not is_param(slot):
+        return subject.reference_source.lent(record)
+    return subject.paired.reference.array(record) if record is not None else None
