@@ -31,7 +31,7 @@ from whence.workflows.doctor import doctor, doctor_command
 from whence.workflows.faults import fault_sites, planted
 from whence.workflows.ladder.ladder import ladder, ladder_command
 from whence.workflows.latest import keep_latest, latest
-from whence.workflows.locate import locate
+from whence.workflows.locate.locate import locate
 from whence.workflows.maintenance import recover, scrub, warmup
 from whence.workflows.msit_report import cmp_report
 from whence.workflows.operator_tests.generate import diff_results, generate_tests

@@ -20,7 +20,7 @@ import whence
 from whence import report
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
 from whence.records import MemoryRun
-from whence.workflows.locate import output_errors
+from whence.workflows.locate.output_error import output_errors
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Chooses what the script of a finding shows: the operators, their tensors, and how they are run."""
+"""Chooses what the script of a finding shows: operators, their tensors, and how they are run."""
 
 from __future__ import annotations
 

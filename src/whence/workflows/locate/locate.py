@@ -1,0 +1,273 @@
+"""Counterfactuals: run the target again with outputs of the reference put in, and see how much of
+the final error goes away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whence.errors import UsageError
+from whence.instrument.patch_points import check_points
+from whence.readers.opening import open_run
+from whence.results import Comparison, Confidence, Explained, Location
+from whence.workflows.locate.output_error import (
+    Errors,
+    output_errors,
+    relative_error,
+    squared_error,
+)
+from whence.workflows.locate.patched_runs import PatchedRuns, explained
+from whence.workflows.locate.search import search as search_call
+
+if TYPE_CHECKING:
+    from whence.results import Finding
+    from whence.workflows.rerun import Subject
+
+Tell = Callable[[str], None]
+
+
+def locate(
+    reference: str | os.PathLike[str] | Comparison,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    command: Sequence[str] | None = None,
+    model: Any = None,
+    use: Callable[[Any], Any] | None = None,
+    patch: Sequence[str] = (),
+    search: bool = False,
+    most: int = 8,
+    seed: int | None = None,
+    keep: str | os.PathLike[str] | None = None,
+    tell: Tell | None = None,
+) -> Location:
+    """Run the target again with outputs of the reference in the place of its own: how much of the
+    error at the output does each explain?
+
+    reference: a run, or a comparison or its folder (then both runs are known from it). target: a
+    captured run; None captures it. What is run again: `command`; or `use(model)` in this process;
+    or the command that `target` was made with. patch: these calls, one after the other
+    (`capture.points`); search: the call at which, in execution order, half of the squared error has
+    arisen, by bisection; neither: every finding in turn, until none is left or `most` were patched.
+    seed: seeds every run (the reference's own seed if it had one). keep: a new folder that keeps
+    the runs. tell: progress. Raises UsageError, UnreadableRun, CaptureError (the command failed),
+    OutputExists.
+    """
+    from whence.workflows.rerun import workplace
+
+    if search and patch:
+        raise UsageError("search finds the call by itself; patch names it: give one of them")
+    if most < 1:
+        raise UsageError(f"most {most}: at least one")
+    reference_path, target_path, subject = _sides(reference, target, command, model, use)
+    with workplace(keep, "locate") as place:
+        runs = PatchedRuns(
+            reference_path,
+            subject,
+            place,
+            keep=keep is not None,
+            seed=seed,
+            tell=tell or (lambda _: None),
+        )
+        return _location(runs, target_path, tuple(patch), search, most)
+
+
+def _location(
+    runs: PatchedRuns, target_path: str | None, patch: tuple[str, ...], by_search: bool, most: int
+) -> Location:
+    check_points(patch, runs.reference.calls, runs.path)
+    path, shown = target_path, target_path or ""
+    if path is None:
+        runs.tell("running the target")
+        path = str(runs.capture("target"))
+        shown = path if runs.keep else ""
+    base = runs.compare(path)
+    unpatched = output_errors(runs.reference, open_run(path))
+    if base.inputs_differ:
+        raise UsageError(
+            f"the target is not asked what the reference was: {base.inputs_differ[0]}; "
+            "give both the same input (--seed N when it is drawn at random)"
+        )
+    chain = _Rounds(runs, [unpatched])
+    if by_search:
+        chain.rounds, chain.errors = search_call(runs, unpatched)
+    elif patch:
+        for point in patch:
+            chain.patch(point, (point,), None)
+    else:
+        chain.patch_findings(base, most)
+    rounds = chain.with_shares()
+    total = rounds[0].before if rounds else relative_error(unpatched.values())
+    return Location(
+        base.status,
+        runs.path,
+        shown,
+        tuple(getattr(runs.subject, "command", ())),
+        total,
+        rounds[-1].after if rounds else total,
+        tuple(rounds),
+        rounds[-1].remaining if rounds else _names(base),
+        runs.count,
+        chain.notes(rounds),
+    )
+
+
+def _sides(
+    reference: str | os.PathLike[str] | Comparison,
+    target: str | os.PathLike[str] | None,
+    command: Sequence[str] | None,
+    model: Any,
+    use: Callable[[Any], Any] | None,
+) -> tuple[str, str | None, Subject]:
+    from whence.workflows.rerun import Command, Program, recorded
+    from whence.workflows.saved import load_comparison
+
+    compared = reference if isinstance(reference, Comparison) else None
+    path = "the last comparison" if isinstance(reference, Comparison) else os.fspath(reference)
+    target_path = None if target is None else os.fspath(target)
+    folder = Path(path)
+    if (
+        compared is None
+        and (folder / "report.json").is_file()
+        and not (folder / "run.json").exists()
+    ):
+        compared = load_comparison(path)
+    if compared is not None:
+        if target_path is not None:
+            raise UsageError(
+                f"{path} is a comparison and holds both runs; {target_path} is one too many"
+            )
+        path, target_path = compared.reference, compared.target
+    if (model is None) != (use is None) or (model is not None and command is not None):
+        raise UsageError(
+            "what is run again is a command, or model with use: the function that runs it"
+        )
+    if model is not None:
+        return path, target_path, Program(model, use or (lambda m: None))
+    if command is not None:
+        exit_codes = [_exit_code(side) for side in (path, target_path) if side is not None]
+        return path, target_path, Command(command, exit_codes=exit_codes)
+    if target_path is None:
+        raise UsageError(
+            f"what is to be run? whence locate {path} -- CMD, or whence locate {path} TGT to run "
+            "the command of TGT again"
+        )
+    return path, target_path, recorded(open_run(target_path).info, target_path)
+
+
+def _exit_code(path: str) -> int:
+    """The exit code of the command of a run; 0 where that is not recorded."""
+    code = open_run(path).info.settings.get("exit_code", 0)
+    return code if isinstance(code, int) else 0
+
+
+@dataclass
+class _Rounds:
+    """Patches in turn, each on top of those before it. errors: at the output, before the first and
+    after every one.
+    """
+
+    runs: PatchedRuns
+    errors: list[Errors]
+    rounds: list[Explained] = field(default_factory=list)
+
+    def patch(self, name: str, points: tuple[str, ...], finding: Finding | None) -> Comparison:
+        """Patch these points as well; the comparison of that run with the reference."""
+        runs, number = self.runs, len(self.rounds) + 1
+        runs.tell(f"patching {name} (run {number})")
+        before = tuple(point for r in self.rounds for point in r.points)
+        path = runs.capture(f"patched-{number}", (*before, *points))
+        result = runs.compare(path)
+        run = open_run(str(path))
+        self.errors.append(output_errors(runs.reference, run))
+        this = explained(name, points, run)
+        whole = runs.returns_whole_output(points) if this.calls else ""
+        notes = (whole, *this.notes) if whole else this.notes
+        self.rounds.append(
+            msgspec.structs.replace(this, finding=finding, remaining=_names(result), notes=notes)
+        )
+        runs.drop(path)
+        return result
+
+    def patch_findings(self, result: Comparison, most: int) -> None:
+        """Patch the first finding, compare, patch the first one left as well, and so on."""
+        tried: set[tuple[str, ...]] = set()
+        while len(self.rounds) < most:
+            untried = (f for f in result.findings if self.runs.points_of(f) not in tried)
+            finding = next((f for f in untried if _is_clear(f)), None)
+            if finding is None:
+                break
+            points = self.runs.points_of(finding)
+            tried.add(points)
+            also = f" and {len(finding.also)} like it" if finding.also else ""
+            result = self.patch(finding.name + also, points, finding)
+
+    def with_shares(self) -> list[Explained]:
+        """The rounds with their errors, over the steps at which every run was given the reference's
+        inputs.
+        """
+        keys = [k for k in self.errors[0] if self._is_comparable(k)]
+        errors = [{k: e[k] for k in keys} for e in self.errors]
+        whole = squared_error(errors[0].values())
+        rounds = []
+        for before, after, this in zip(errors[:-1], errors[1:], self.rounds, strict=True):
+            squares = squared_error(before.values()), squared_error(after.values())
+            share = None
+            if this.calls and whole and squares[0] is not None and squares[1] is not None:
+                share = (squares[0] - squares[1]) / whole
+            steps = tuple(
+                (k[0], k[2], relative_error([before[k]]), relative_error([after[k]])) for k in keys
+            )
+            rounds.append(
+                msgspec.structs.replace(
+                    this,
+                    before=relative_error(before.values()),
+                    after=relative_error(after.values()),
+                    share=share,
+                    steps=steps,
+                )
+            )
+        return rounds
+
+    def _is_comparable(self, key: tuple[str, int, int, int]) -> bool:
+        return all(key in e and e[key].same_question for e in self.errors)
+
+    def notes(self, rounds: Sequence[Explained]) -> tuple[str, ...]:
+        """Remarks on these rounds, with shares."""
+        out = []
+        if lost := sum(not self._is_comparable(k) for k in self.errors[0]):
+            out.append(
+                f"{lost} of {len(self.errors[0])} steps are left out: their tokens differ from the "
+                "reference's, or their outputs are missing"
+            )
+        nothing = [r for r in rounds if not r.calls]
+        if nothing:
+            moved = (
+                ", although the error is another one in that run: the program does not repeat "
+                "itself"
+                if any(r.before != r.after for r in nothing)
+                else ""
+            )
+            names = ", ".join(r.name for r in nothing[:3])
+            out.append(
+                f"{names}: the patch was applied to nothing, so nothing is credited to it{moved}"
+            )
+        if any(r.share is None and r.calls for r in rounds):
+            out.append(
+                "a share is not defined where an output is NaN or infinite, or where there is no "
+                "error"
+            )
+        return tuple(out)
+
+
+def _is_clear(finding: Finding) -> bool:
+    return finding.confidence in (Confidence.CERTAIN, Confidence.LIKELY)
+
+
+def _names(result: Comparison) -> tuple[str, ...]:
+    return tuple(f.name for f in result.findings if _is_clear(f))
