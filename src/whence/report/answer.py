@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 from whence.records.marks import OBSERVER
 from whence.records.slots import input_name, is_input, is_inside
-from whence.report import generation, origin
+from whence.report import evidence, generation, origin
 from whence.report import occurrences as counts
-from whence.report.tables import AT_LINE, clean, count, folded, from_here
+from whence.report.tables import AT_LINE, clean, count, folded, from_here, listed
 from whence.results import (
     TENSOR_RULE,
     CauseKind,
     Comparison,
     Confidence,
     Declared,
-    Evidence,
     Finding,
     Status,
     VerdictKind,
@@ -62,33 +61,17 @@ def answer(
     lines += _remarks(result)
     for item in result.declared:
         lines += _declared(item)
-    if (
-        result.origin is not None
-        and result.findings
-        and result.origin.steps[-1].name == result.findings[0].name
-    ):
-        lines += [
-            _row(left, right) for left, right in origin.about(result.origin) if left != "  inputs"
-        ]
-    lines += [_row(left, right) for left, right in counts.lines(result, every=occurrences)]
-    lines += [_row(left, right) for left, right in generation.lines(result)]
+    about = result.origin
+    if about is not None and result.findings and about.steps[-1].name == result.findings[0].name:
+        lines += [_row(*line) for line in origin.about(about) if line[0] != "  inputs"]
+    lines += [_row(*line) for line in counts.lines(result, every=occurrences)]
+    lines += [_row(*line) for line in generation.lines(result)]
     if result.generation is None or not result.generation.logits_only:
-        lines += [
-            *_evidence(result),
-            *_observed(result),
-            *_repetition(result),
-            *_third(result),
-            _counts(result),
-        ]
+        lines += [*(_row(*line) for line in evidence.lines(result)), _counts(result)]
     lines += [_row("  aligned", clean(note)) for note in result.plan.notes[:6]]
     for side, names in result.without_partner.items():
-        more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
-        lines.append(
-            _row(
-                "  ambiguous" if side == "ambiguous" else f"  only {side}",
-                ", ".join(clean(n) for n in names[:4]) + more,
-            )
-        )
+        title = "  ambiguous" if side == "ambiguous" else f"  only {side}"
+        lines.append(_row(title, listed(names, 4)))
     lines += [
         _row("  nearest", f"{clean(n.name)}: {clean(n.candidate)} ({clean(n.why)})")
         for n in result.nearest[:3]
@@ -112,15 +95,12 @@ def headline(result: Comparison) -> str:
     if result.findings and result.status == Status.DIFFERENT:
         first = result.findings[0]
         cause = CAUSES.get(first.cause, "")
-        more = (
-            f"; {count(len(result.findings) - 1, 'more finding')}"
-            if len(result.findings) > 1
-            else ""
-        )
-        said = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
+        others = len(result.findings) - 1
+        tail = f"; {count(others, 'more finding')}" if others else ""
+        what_differs = f"{first.cause}: {cause}" if cause else f"{first.verdict}"
         return (
-            f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {said} "
-            f"({first.confidence}){more}"
+            f"{first.name} ({first.op_type}), step {first.step}, rank {first.rank}: {what_differs} "
+            f"({first.confidence}){tail}"
         )
     return next(iter(_head(result)), "")[LEFT:].strip() or result.status
 
@@ -170,10 +150,8 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         where += ", in the reference"
     slot = finding.slot
     if is_inside(slot) and finding.operator:
-        slot = (
-            "its "
-            f"{finding.operator.split('.')[1] if finding.operator.count('.') > 1 else finding.operator}"  # noqa: E501
-        )
+        parts = finding.operator.split(".")
+        slot = f"its {parts[1] if len(parts) > 2 else finding.operator}"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
     cause = CAUSES.get(finding.cause, "")
     if cause:
@@ -201,13 +179,14 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         floor = numbers.get("floor_rel")
         budget = f"  own rounding {floor:.2g}" if floor is not None else ""
         yield _row("  output", f"rel_l2 {e_out:.2g}{budget}")
-    ratio, own, strays = (
+    ratio, of_reference, of_target = (
         numbers.get(f"third_{n}") for n in ("ratio", "reference_err", "target_err")
     )
-    if first and ratio is not None and own is not None and strays is not None:
+    if first and None not in (ratio, of_reference, of_target):
         yield _row(
             "  three-way",
-            f"target is off by rel_l2 {strays:.2g}, the reference by {own:.2g}: {ratio:.3g} times",
+            f"target is off by rel_l2 {of_target:.2g}, the reference by {of_reference:.2g}: "
+            f"{ratio:.3g} times",
         )
     a, b = finding.worst_reference, finding.worst_target
     if first and finding.worst_index is not None and a is not None and b is not None:
@@ -215,11 +194,7 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
             "  worst element", f"{list(finding.worst_index)}   reference {a:.6g}   target {b:.6g}"
         )
     if finding.also:
-        names = ", ".join(clean(n) for n in finding.also[:4])
-        yield _row(
-            "  also in",
-            names + (f" and {count(len(finding.also) - 4)} more" if len(finding.also) > 4 else ""),
-        )
+        yield _row("  also in", listed(finding.also, 4))
 
 
 _REMARKS: dict[str, str] = {VerdictKind.PRECISION: "PRECISION", Confidence.SUSPECT: "SUSPECT"}
@@ -232,12 +207,12 @@ _COUNTED: dict[str, str] = {
 def _remarks(result: Comparison) -> Iterator[str]:
     """What --strict counts, by name; the loss of quantised layers has rows of its own."""
     quantised = {name for item in result.declared if not item.declared for name in item.names}
-    left = [
+    remarks = [
         r
         for r in result.remarks
         if r.kind != VerdictKind.PRECISION or not {r.name, *r.also} <= quantised
     ]
-    for remark in left[:_MOST_FINDINGS]:
+    for remark in remarks[:_MOST_FINDINGS]:
         where = f"step {remark.step}, rank {remark.rank}"
         yield _row(
             _REMARKS[remark.kind], "   ".join((clean(remark.name), clean(remark.op_type), where))
@@ -249,14 +224,9 @@ def _remarks(result: Comparison) -> Iterator[str]:
         if AT_LINE.search(remark.source):
             yield _row("  called at", clean(from_here(remark.source)))
         if remark.also:
-            names = ", ".join(clean(n) for n in remark.also[:4])
-            yield _row(
-                "  also in",
-                names
-                + (f" and {count(len(remark.also) - 4)} more" if len(remark.also) > 4 else ""),
-            )
-    if len(left) > _MOST_FINDINGS:
-        yield _row("", f"{count(len(left) - _MOST_FINDINGS)} more in report.json (remarks)")
+            yield _row("  also in", listed(remark.also, 4))
+    if len(remarks) > _MOST_FINDINGS:
+        yield _row("", f"{count(len(remarks) - _MOST_FINDINGS)} more in report.json (remarks)")
 
 
 def _declared(item: Declared) -> Iterator[str]:
@@ -267,10 +237,7 @@ def _declared(item: Declared) -> Iterator[str]:
         else ""
     )
     if item.ignored:
-        names = ", ".join(clean(n) for n in item.names[:4]) + (
-            f" and {count(len(item.names) - 4)} more" if len(item.names) > 4 else ""
-        )
-        yield _row("IGNORED", f"{calls}, as declared: {names}")
+        yield _row("IGNORED", f"{calls}, as declared: {listed(item.names, 4)}")
     elif item.declared:
         yield _row("DECLARED", f"{calls}, {clean(item.what)}{worst}")
     else:
@@ -284,9 +251,7 @@ def _declared(item: Declared) -> Iterator[str]:
 
 
 def _absent(finding: Finding, result: Comparison) -> str:
-    """Which inputs only one side's call has, in words; what they share may be equal, what they were
-    asked is not.
-    """
+    """The inputs that only one side's call has, in words."""
     if (
         not 0 <= finding.pair < len(result.plan.pairs)
         or result.plan.pairs[finding.pair].rule == TENSOR_RULE
@@ -297,131 +262,14 @@ def _absent(finding: Finding, result: Comparison) -> str:
         (pair.only_reference, "not passed in the target"),
         (pair.only_target, "passed only in the target"),
     )
-    said = []
+    parts = []
     for slots, words in sides:
         names = [f"`{clean(input_name(s))}`" for s in slots if is_input(s)]
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            said.append(
-                f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'} {words}"
-            )
-    return "; ".join(said)
-
-
-_BLIND: dict[str, str] = {
-    Evidence.TWO_DUMPS: "errors below 5 times what came in",
-    Evidence.STATISTICS: "errors that leave min, max, mean and norm alone",
-    Evidence.THREE_WAY: "errors below 5 times the reference's own",
-    Evidence.TEXT: "differences below the printed digits",
-}
-
-
-def rests_on(result: Comparison) -> str:
-    """What the answer rests on and could not have seen, "" where nothing was judged."""
-    c = result.coverage
-    measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
-    if result.evidence == Evidence.REPLAY:
-        inside = (
-            f", {count(c.inside)} of them inside calls that the target shows as one"
-            if c.inside
-            else ""
-        )
-        rest = (
-            ""
-            if c.replayed >= c.paired + c.inside
-            else f", {_beside(result)}two dumps for the rest"
-        )
-        return (
-            f"replay of {count(c.replayed)} of "
-            f"{count(c.paired + c.inside, 'call')}{inside}{rest}; {measured}"
-        )
-    if not result.evidence:
-        return ""
-    hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
-    blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
-    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
-
-
-def _evidence(result: Comparison) -> Iterator[str]:
-    if said := rests_on(result):
-        yield _row("  rests on", said)
-
-
-def _observed(result: Comparison) -> Iterator[str]:
-    """By how much the capture of each side changed what it saw, where that was measured."""
-    for note in result.notes:
-        side, found, words = note.partition(OBSERVER)
-        if found:
-            yield _row("  observer effect", clean(f"{side}{words}"))
-
-
-def _repetition(result: Comparison) -> Iterator[str]:
-    again = result.repetition
-    if again is None:
-        return
-    runs = count(len(again.runs), "further run")
-    if again.calls:
-        more = f" and {count(len(again.names) - 4)} more" if len(again.names) > 4 else ""
-        names = ", ".join(
-            f"{clean(n)} ({clean(t)})" for n, t in list(zip(again.names, again.op_types))[:4]
-        )
-        calls = f"{count(again.calls, 'call')}; first {names}{more}"
-        yield _row(
-            "  nondeterministic",
-            f"{calls}; there the reference parts from itself by rel_l2 {again.own:.2g} ({runs})",
-        )
-    elif again.largest:
-        yield _row(
-            "  nondeterministic",
-            f"no call on equal inputs, yet tensors part by rel_l2 {again.largest:.2g} ({runs})",
-        )
-    else:
-        yield _row("  nondeterministic", f"nothing: {runs} bitwise equal to the reference")
-
-
-def _beside(result: Comparison) -> str:
-    regions = sum(v.evidence == Evidence.THREE_WAY for v in result.verdicts)
-    return f"the third run for {count(regions, 'region')}, " if regions else ""
-
-
-def _third(result: Comparison) -> Iterator[str]:
-    third = result.third
-    if third is None:
-        return
-    if not third.calls:
-        exact = set(result.counts) <= {VerdictKind.IDENTICAL}
-        yield _row(
-            "  third run",
-            "not needed: nothing differs"
-            if exact
-            else f"no differing call could be measured against {clean(third.run)}",
-        )
-        return
-    mine, theirs = third.target_err, third.reference_err
-    if mine is not None and theirs is not None:
-        words = (
-            "closer to"
-            if mine < 0.95 * theirs
-            else "further from"
-            if mine > theirs / 0.95
-            else "as close to"
-        )
-        than = "as" if words == "as close to" else "than"
-        overlap = (
-            f"; overlap of the errors {third.overlap:.0%}" if third.overlap is not None else ""
-        )
-        sizes = f"rel_l2 {mine:.2g} against {theirs:.2g}{overlap}"
-        yield _row(
-            "  third run",
-            f"at the model's output the target is {words} {clean(third.run)} {than} the "
-            f"reference: {sizes}",
-        )
-    name = f" ({clean(third.name)})" if third.name else ""
-    yield _row(
-        "  error ratio",
-        f"target / reference, median {third.median:.3g}, largest {third.worst:.3g}{name}; "
-        f"target closer in {count(third.closer)} of {count(third.calls, 'differing region')}",
-    )
+            others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            verb = "is" if len(names) == 1 else "are"
+            parts.append(f"{', '.join(names[:3])}{others} {verb} {words}")
+    return "; ".join(parts)
 
 
 def _counts(result: Comparison) -> str:
@@ -433,5 +281,5 @@ def _counts(result: Comparison) -> str:
     )
 
 
-def _row(left: str, right: str) -> str:
-    return f"{left:<{LEFT}}{right}"
+def _row(title: str, text: str) -> str:
+    return f"{title:<{LEFT}}{text}"

@@ -17,7 +17,7 @@ def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
     """The message of a failed parity check. folder: holds the comparison `cmp`; the runs are where
     it says they are.
     """
-    what = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
+    claim = "models differ" if result.status == Status.DIFFERENT else "cannot be told"
     compared = shlex.quote(clean(Path(folder) / "cmp"))
     looks = [f"whence report {compared} -o report.html"]
     if result.findings and result.status == Status.DIFFERENT:
@@ -25,11 +25,11 @@ def disparity(result: Comparison, folder: str | os.PathLike[str]) -> str:
             f"whence show {shlex.quote(clean(result.target))} "
             f"{shlex.quote(clean(result.findings[0].name))}"
         )
-    rows = [("kept in" if i == 0 else "", text) for i, text in enumerate([clean(folder), *looks])]
+    rows = [("kept in" if i == 0 else "", line) for i, line in enumerate([clean(folder), *looks])]
     return "\n".join(
         [
-            f"{what}: {clean(headline(result))}",
+            f"{claim}: {clean(headline(result))}",
             answer(result, width=_WIDTH).rstrip("\n"),
-            *(f"{left:<{LEFT}}{right}" for left, right in rows),
+            *(f"{title:<{LEFT}}{text}" for title, text in rows),
         ]
     )

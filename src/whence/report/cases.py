@@ -35,20 +35,20 @@ def cases(result: Comparison) -> Iterator[Case]:
     left out.
     """
     called = {f.pair: f.source for f in result.findings if AT_LINE.search(f.source)}
-    said: dict[int, tuple[bool, str]] = {}
+    outcomes: dict[int, tuple[bool, str]] = {}
     # the worst is said last, and stays
     for verdict in sorted(result.verdicts, key=lambda v: severity(v.verdict)):
         line = verdict.source or called.get(verdict.pair, "")
-        said[verdict.pair] = (
+        outcomes[verdict.pair] = (
             verdict.confidence in _SURE,
             f"{verdict.sentence}; called at {line}" if line else verdict.sentence,
         )
-    seen: dict[int, list[Row]] = {}
+    rows_of: dict[int, list[Row]] = {}
     for row in result.rows:
-        seen.setdefault(row.pair, []).append(row)
-    for pair, rows in seen.items():
+        rows_of.setdefault(row.pair, []).append(row)
+    for pair, rows in rows_of.items():
         row = rows[0]
-        sure, sentence = said.get(pair, (True, ""))
+        sure, sentence = outcomes.get(pair, (True, ""))
         outcome, why = "passed", sentence
         if row.verdict in GUILTY:
             outcome, why = (

@@ -30,31 +30,31 @@ def either(make: Callable[[Shown], Cell]) -> Callable[[int, ViewRow], Cell]:
     """A cell about the reference's tensor, or the target's where only it has one."""
 
     def made(_: int, row: ViewRow) -> Cell:
-        shown = row.reference or row.target
-        return make(shown) if shown is not None else None
+        side = row.reference or row.target
+        return make(side) if side is not None else None
 
     return made
 
 
-def path(shown: Shown) -> str:
+def path(side: Shown) -> str:
     """Where the dump keeps a tensor; its name where it has no file."""
-    return shown.path or name(shown)
+    return side.path or name(side)
 
 
-def name(shown: Shown) -> str:
+def name(side: Shown) -> str:
     """A tensor by call and slot: "layers.0.mlp.output.0", with "#2" behind the call when it is its
     third of the step.
     """
-    again = f"#{shown.occurrence}" if shown.occurrence else ""
-    return f"{shown.name}{again}.{'backward.' if shown.phase == 'backward' else ''}{shown.slot}"
+    occurrence = f"#{side.occurrence}" if side.occurrence else ""
+    return f"{side.name}{occurrence}.{'backward.' if side.phase == 'backward' else ''}{side.slot}"
 
 
-def torch_dtype(shown: Shown) -> str:
-    return f"torch.{shown.dtype}"
+def torch_dtype(side: Shown) -> str:
+    return f"torch.{side.dtype}"
 
 
-def shape(shown: Shown) -> str:
-    return str(list(shown.shape))
+def shape(side: Shown) -> str:
+    return str(list(side.shape))
 
 
 def guarded(value: Cell) -> Cell:

@@ -9,15 +9,15 @@ from whence.report.tables import clean, count, size
 _NAMES = 3
 
 
-def converted(written: Any, destination: str, to: str) -> list[str]:
+def converted(result: Any, destination: str, to: str) -> list[str]:
     """written: of `api.convert`."""
     lines = [
-        f"{clean(destination)}: {count(written.tensors, 'tensor')}, {size(written.nbytes)}, in "
-        f"{count(len(written.files), 'file')} of {to}"
+        f"{clean(destination)}: {count(result.tensors, 'tensor')}, {size(result.nbytes)}, in "
+        f"{count(len(result.files), 'file')} of {to}"
     ]
-    if written.described:
-        lines.append(f"  of {count(written.described, 'tensor')} the statistics alone")
-    for why, names in written.left_out.items():
-        shown = ", ".join(map(clean, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
-        lines.append(f"  left out: {count(len(names))}: {clean(why)}: {shown}")
+    if result.described:
+        lines.append(f"  of {count(result.described, 'tensor')} the statistics alone")
+    for why, names in result.left_out.items():
+        examples = ", ".join(map(clean, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
+        lines.append(f"  left out: {count(len(names))}: {clean(why)}: {examples}")
     return lines

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from whence.report.tables import clean, columns, count, size
+from whence.report.tables import clean, columns, count, listed, size
 from whence.results import Checkup, Clean, PlantedFault, Status
 
 _LEFT = 19
@@ -28,8 +28,8 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
         f"{count(len(clear), 'clear fault')} named first"
     )
     yield _row("HEALTHY" if result.healthy else "NOT HEALTHY", words)
-    for one in result.clean:
-        yield from _clean(one)
+    for run in result.clean:
+        yield from _clean(run)
     if result.planted:
         yield ""
         yield from _table(planted)
@@ -42,23 +42,23 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
         yield f"kept in {clean(output)}"
 
 
-def _clean(one: Clean) -> Iterator[str]:
-    if one.status == Status.SAME:
+def _clean(run: Clean) -> Iterator[str]:
+    if run.status == Status.SAME:
         yield _row(
-            f"  {one.name}",
-            "bitwise identical" if one.identical else "differs, and every difference is rounding",
+            f"  {run.name}",
+            "bitwise identical" if run.identical else "differs, and every difference is rounding",
         )
     else:
-        what = (
-            f"FALSE ALARM: {_some(one.findings)}"
-            if one.findings
-            else f"{one.status}: {clean(one.headline)}"
+        text = (
+            f"FALSE ALARM: {listed(run.findings, _MOST)}"
+            if run.findings
+            else f"{run.status}: {clean(run.headline)}"
         )
-        yield _row(f"  {one.name}", what)
-    if one.name == "the same again" and one.nondeterministic:
+        yield _row(f"  {run.name}", text)
+    if run.name == "the same again" and run.nondeterministic:
         yield _row(
             "  nondeterministic",
-            f"differ between two equal runs on equal inputs: {_some(one.nondeterministic)}",
+            f"differ between two equal runs on equal inputs: {listed(run.nondeterministic, _MOST)}",
         )
 
 
@@ -93,14 +93,15 @@ def _table(planted: Sequence[PlantedFault]) -> Iterator[str]:
 
 
 def _worth_a_line(planted: Sequence[PlantedFault]) -> Iterator[str]:
-    for one in planted:
-        if one.outcome == "named first":
+    for fault in planted:
+        if fault.outcome == "named first":
             continue
-        found = f"; first named: {clean(one.named)}" if one.named else ""
-        how_large = "" if one.size is None else f", {one.size:.2g} times its own rounding"
+        first_named = f"; first named: {clean(fault.named)}" if fault.named else ""
+        how_large = "" if fault.size is None else f", {fault.size:.2g} times its own rounding"
         yield _row(
-            f"  {one.outcome}",
-            clean(f"{one.fault} in {one.site} ({one.op_type}): {one.words}{how_large}") + found,
+            f"  {fault.outcome}",
+            clean(f"{fault.fault} in {fault.site} ({fault.op_type}): {fault.words}{how_large}")
+            + first_named,
         )
 
 
@@ -117,10 +118,5 @@ def _cost(result: Checkup) -> Iterator[str]:
     yield _row("checked", clean(result.subject))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {count(len(names) - _MOST)} more" if len(names) > _MOST else ""
-    return ", ".join(clean(n) for n in names[:_MOST]) + more
-
-
-def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}".rstrip()
+def _row(title: str, text: str) -> str:
+    return f"{title:<{_LEFT}}{text}".rstrip()

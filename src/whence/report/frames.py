@@ -41,21 +41,21 @@ def columns(result: Comparison, table: str) -> dict[str, list[Any]]:
 
 def to_pandas(result: Any, table: str) -> Any:
     """A pandas.DataFrame of `columns`."""
-    made = columns(result, table)
+    values = columns(result, table)
     try:
         import pandas
     except ImportError as error:
         raise _missing("pandas", error) from error
     figures = set(_figures(result)) if table == "pairs" else set()
     series = {
-        k: pandas.Series(v, dtype="float64" if k in figures else None) for k, v in made.items()
+        k: pandas.Series(v, dtype="float64" if k in figures else None) for k, v in values.items()
     }
     return pandas.DataFrame(series)
 
 
 def to_polars(result: Any, table: str) -> Any:
     """A polars.DataFrame of `columns`."""
-    made = columns(result, table)
+    values = columns(result, table)
     try:
         import polars
     except ImportError as error:
@@ -64,7 +64,7 @@ def to_polars(result: Any, table: str) -> Any:
     return polars.DataFrame(
         [
             polars.Series(k, v, dtype=polars.Float64 if k in figures else None, strict=False)
-            for k, v in made.items()
+            for k, v in values.items()
         ]
     )
 
@@ -93,7 +93,8 @@ def _pairs(result: Comparison) -> dict[str, list[Any]]:
         {name: [row.measured.values.get(name) for row in result.rows] for name in _figures(result)}
     )
     out["max_abs_index"] = [
-        None if (at := row.measured.max_abs_index) is None else list(at) for row in result.rows
+        None if (index := row.measured.max_abs_index) is None else list(index)
+        for row in result.rows
     ]
     return out
 

@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from whence.report.tables import clean, count
+from whence.report.tables import clean, count, listed
 from whence.results import Comparison, Generation, Prompted, Token, TokenKind, VerdictKind
 
 _MOST_PROMPTS = 16
@@ -34,57 +34,57 @@ _FIGURES = (
 )
 
 
-def lines(result: Comparison) -> Iterator[tuple[str, str]]:
+def lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """(heading, text) of each line."""
-    found = result.generation
-    if found is None:
+    result = comparison.generation
+    if result is None:
         return
-    if not found.of:
+    if not result.of:
         yield "TOKENS", "none compared"
         return
-    passing = [p for p in found.prompts if p.passes]
-    flips = [sum(p.flips[k] for p in found.prompts) for k in range(3)]
+    passing = [p for p in result.prompts if p.passes]
+    flips = [sum(p.flips[k] for p in result.prompts) for k in range(3)]
     parts = [f"{flips[0]} explained by rounding", f"{flips[1]} not explained"] + (
         [f"{flips[2]} sampled"] if flips[2] else []
     )
-    if found.noise is not None:
-        noise = f"logits part by {found.noise:.2g} of their spread"
-    elif all(t.verdict == TokenKind.IDENTICAL for t in found.tokens):
+    if result.noise is not None:
+        noise = f"logits part by {result.noise:.2g} of their spread"
+    elif all(t.verdict == TokenKind.IDENTICAL for t in result.tokens):
         noise = "no logit differs"
     else:
         noise = "logits that are not off are bitwise equal"
-    what = (
-        f"{count(found.compared)} of {count(found.of, 'token')} compared, {noise}; other "
+    summary = (
+        f"{count(result.compared)} of {count(result.of, 'token')} compared, {noise}; other "
         f"tokens: {', '.join(parts)}"
     )
-    yield "TOKENS", f"{len(passing)} of {count(len(found.prompts), 'prompt')} pass; {what}"
-    if found.forced:
+    yield "TOKENS", f"{len(passing)} of {count(len(result.prompts), 'prompt')} pass; {summary}"
+    if result.forced:
         yield "  forced", "the target was fed the reference's tokens"
-    if found.logits_only:
-        if found.compared and set(result.counts) != {VerdictKind.IDENTICAL}:
+    if result.logits_only:
+        if result.compared and set(comparison.counts) != {VerdictKind.IDENTICAL}:
             yield "  rests on", f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
-    elif found.suspect >= 0:
-        yield "  unexplained", clean(found.sentence)
+    elif result.suspect >= 0:
+        yield "  unexplained", clean(result.sentence)
         yield (
             "  behind it",
-            clean(found.led_to) or "no module: each computes right on the inputs that it had",
+            clean(result.led_to) or "no module: each computes right on the inputs that it had",
         )
-    for number, prompt in enumerate(_shown(found.prompts)):
-        yield ("  prompts" if number == 0 else ""), _prompt(prompt, found)
-    if len(found.prompts) > _MOST_PROMPTS:
-        yield "", f"{count(len(found.prompts) - _MOST_PROMPTS)} more in generation.csv"
-    for side, n in (("reference", found.alone_reference), ("target", found.alone_target)):
-        if n:
-            yield f"  only {side}", count(n, "prompt")
+    yield from _prompt_lines(result)
     names = list(dict.fromkeys(name for p in passing for name in p.no_effect))
     if names:
-        more = f" and {count(len(names) - 4)} more" if len(names) > 4 else ""
-        at = [str(p.number) for p in found.prompts if p.no_effect]
-        yield (
-            "  no effect",
-            f"on the tokens of prompts {', '.join(at[:8])}{' ...' if len(at) > 8 else ''}: "
-            f"{', '.join(map(clean, names[:4]))}{more}",
-        )
+        numbers = [str(p.number) for p in result.prompts if p.no_effect]
+        prompts = ", ".join(numbers[:8]) + (" ..." if len(numbers) > 8 else "")
+        yield "  no effect", f"on the tokens of prompts {prompts}: {listed(names, 4)}"
+
+
+def _prompt_lines(result: Generation) -> Iterator[tuple[str, str]]:
+    for number, prompt in enumerate(_shown(result.prompts)):
+        yield ("  prompts" if number == 0 else ""), _prompt(prompt, result)
+    if len(result.prompts) > _MOST_PROMPTS:
+        yield "", f"{count(len(result.prompts) - _MOST_PROMPTS)} more in generation.csv"
+    for side, n in (("reference", result.alone_reference), ("target", result.alone_target)):
+        if n:
+            yield f"  only {side}", count(n, "prompt")
 
 
 def _state(prompt: Prompted) -> str:
@@ -98,7 +98,7 @@ def _shown(prompts: tuple[Prompted, ...]) -> list[Prompted]:
     return sorted(prompts, key=lambda p: ("FAIL", "NO", "PASS").index(_state(p)))[:_MOST_PROMPTS]
 
 
-def _prompt(prompt: Prompted, found: Generation) -> str:
+def _prompt(prompt: Prompted, result: Generation) -> str:
     ids = " ".join(map(str, prompt.ids[:4])) + (
         f" ... ({len(prompt.ids)})" if len(prompt.ids) > 4 else ""
     )
@@ -107,11 +107,11 @@ def _prompt(prompt: Prompted, found: Generation) -> str:
         where += f", target step {prompt.target_step} row {prompt.target_row}"
     head = f"{prompt.number:>2} {_state(prompt):<4} {prompt.compared}/{prompt.of}"
     # dumps without token ids have -1
-    known = f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""
-    return f"{head:<14} {_what(prompt, found)}   ({where}{known})"
+    shown_ids = f"; ids {ids}" if min(prompt.ids, default=-1) >= 0 else ""
+    return f"{head:<14} {_what(prompt, result)}   ({where}{shown_ids})"
 
 
-def _what(prompt: Prompted, found: Generation) -> str:
+def _what(prompt: Prompted, result: Generation) -> str:
     """What became of a prompt: its first token that differs, and from where on its logits are
     off.
     """
@@ -124,19 +124,19 @@ def _what(prompt: Prompted, found: Generation) -> str:
             else "nothing to compare"
         )
     off = (
-        f"logits off from token {_place(found.tokens[prompt.off], prompt)}"
+        f"logits off from token {_place(result.tokens[prompt.off], prompt)}"
         if prompt.off >= 0
         else ""
     )
     if prompt.first < 0:
         return f"{off}, no effect on tokens"
-    token = found.tokens[prompt.first]
+    token = result.tokens[prompt.first]
     gap = f"gap {_figure(token, 'gap')}, noise {_figure(token, 'noise')}"
-    said = (
+    text = (
         f"token {_place(token, prompt)}: {token.reference} against {token.target}, {gap}: "
         f"{_WORDS[token.verdict]}"
     )
-    return f"{said}; {off}" if off else said
+    return f"{text}; {off}" if off else text
 
 
 def _place(token: Token, prompt: Prompted) -> str:
@@ -171,16 +171,18 @@ def generation_csv(result: Comparison) -> str:
             "why",
         )
     )
-    found = result.generation
+    generated = result.generation
     lengths = (
-        {prompt.number: len(prompt.ids) for prompt in found.prompts} if found is not None else {}
+        {prompt.number: len(prompt.ids) for prompt in generated.prompts}
+        if generated is not None
+        else {}
     )
-    for token in found.tokens if found is not None else ():
-        generated = token.index - lengths[token.prompt]
+    for token in generated.tokens if generated is not None else ():
+        token_number = token.index - lengths[token.prompt]
         figures = [token.numbers.get(name) for name in _FIGURES]
         where = (
             token.prompt,
-            generated,
+            token_number,
             token.index,
             token.step,
             token.row,

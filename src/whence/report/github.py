@@ -18,12 +18,12 @@ def github_annotations(result: Comparison, root: Path | None = None) -> str:
     """A line per finding, at most ten, and one for the answer where there is none. root: the
     checkout that files are named from.
     """
-    here = (root or Path.cwd()).resolve()
+    checkout = (root or Path.cwd()).resolve()
     lines = [
         _line("error", "whence: inputs differ", sentence)
         for sentence in result.inputs_differ[:_MOST]
     ]
-    lines += [_finding(finding, here) for finding in result.findings[:_MOST]]
+    lines += [_finding(finding, checkout) for finding in result.findings[:_MOST]]
     if not lines:
         level = {"same": "notice", "different": "error", "undecided": "warning"}[result.status]
         lines.append(_line(level, f"whence: {result.status}", headline(result)))
@@ -32,20 +32,20 @@ def github_annotations(result: Comparison, root: Path | None = None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _finding(finding: Finding, here: Path) -> str:
+def _finding(finding: Finding, checkout: Path) -> str:
     where = {}
     if AT_LINE.search(finding.source):
-        file, _, line = from_here(finding.source, here).rpartition(":")
+        file, _, line = from_here(finding.source, checkout).rpartition(":")
         where = {"file": Path(file).as_posix(), "line": line}
     cause = (
         f"{finding.cause}: {CAUSES[finding.cause]}" if finding.cause in CAUSES else finding.verdict
     )
-    said = (
+    text = (
         f"{finding.name} ({finding.op_type}) step {finding.step}, rank {finding.rank}: "
         f"{cause} ({finding.confidence}). {finding.sentence}"
     )
     return _line(
-        _LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", said, **where
+        _LEVELS.get(finding.confidence, "warning"), f"whence: {finding.name}", text, **where
     )
 
 

@@ -28,7 +28,7 @@ def labels_written_to(result: Comparison, output: str) -> str:
 
 def labels_csv(rows: Iterable[ViewRow]) -> str:
     """The table as text; data_id is the name that the label is shown under."""
-    columns = {**COLUMNS, "data_id": either(lambda shown: shown.name)}
+    columns = {**COLUMNS, "data_id": either(lambda side: side.name)}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)

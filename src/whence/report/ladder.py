@@ -28,10 +28,10 @@ def _lines(result: Ladder, output: str) -> Iterator[str]:
     yield ""
     table = [("rung", "against eager", "rel_l2", "rests on", "rung before", "graphs")]
     yield from ("  " + line for line in columns([*table, *map(_cells, result.rungs)], right=(5,)))
-    for one in result.rungs:
-        if one.why:
-            yield _row(f"  {one.name}", clean(one.why.splitlines()[0]))
-            yield from (f"  {clean(line)}" for line in one.why.splitlines()[1:])
+    for rung in result.rungs:
+        if rung.why:
+            yield _row(f"  {rung.name}", clean(rung.why.splitlines()[0]))
+            yield from (f"  {clean(line)}" for line in rung.why.splitlines()[1:])
     if result.compiler_pass is not None:
         yield ""
         yield from _pass(result.compiler_pass)
@@ -42,56 +42,56 @@ def _lines(result: Ladder, output: str) -> Iterator[str]:
         yield f"kept in {clean(output)}"
 
 
-def _cells(one: Rung) -> tuple[str, ...]:
-    if one.name == "eager":
+def _cells(rung: Rung) -> tuple[str, ...]:
+    if rung.name == "eager":
         return (
-            one.name,
-            "run twice: " + ("bit-equal" if one.verdict == RungKind.BIT_EQUAL else "not equal"),
-            _figure(one),
+            rung.name,
+            "run twice: " + ("bit-equal" if rung.verdict == RungKind.BIT_EQUAL else "not equal"),
+            _figure(rung),
             "",
             "",
             "",
         )
-    before = (
+    from_previous = (
         "bit-equal"
-        if one.previous_identical
+        if rung.previous_identical
         else ""
-        if one.previous_rel_l2 is None
-        else f"rel_l2 {one.previous_rel_l2:.2g}"
+        if rung.previous_rel_l2 is None
+        else f"rel_l2 {rung.previous_rel_l2:.2g}"
     )
-    broken = f" ({count(one.breaks, 'break')})" if one.breaks else ""
-    verdict = _VERDICTS.get(one.verdict, one.verdict)
+    broken = f" ({count(rung.breaks, 'break')})" if rung.breaks else ""
+    verdict = _VERDICTS.get(rung.verdict, rung.verdict)
     return (
-        one.name,
+        rung.name,
         verdict,
-        _figure(one),
-        clean(one.evidence),
-        before,
-        f"{count(one.graphs)}{broken}" if one.verdict != RungKind.FAILED else "",
+        _figure(rung),
+        clean(rung.evidence),
+        from_previous,
+        f"{count(rung.graphs)}{broken}" if rung.verdict != RungKind.FAILED else "",
     )
 
 
-def _figure(one: Rung) -> str:
-    return "" if one.rel_l2 is None else f"{one.rel_l2:.2g}"
+def _figure(rung: Rung) -> str:
+    return "" if rung.rel_l2 is None else f"{rung.rel_l2:.2g}"
 
 
-def _pass(found: Pass) -> Iterator[str]:
+def _pass(culprit: Pass) -> Iterator[str]:
     words = [
-        found.backend,
-        found.subsystem,
-        "" if found.number is None else str(found.number),
-        found.info,
+        culprit.backend,
+        culprit.subsystem,
+        "" if culprit.number is None else str(culprit.number),
+        culprit.info,
     ]
     yield _row(
-        "PASS", clean(" / ".join(w for w in words if w)) if found.backend else clean(found.why)
+        "PASS", clean(" / ".join(w for w in words if w)) if culprit.backend else clean(culprit.why)
     )
     broken = (
-        f"; {count(found.broken, 'run')} failed or could not be decided, and counted as bad"
-        if found.broken
+        f"; {count(culprit.broken, 'run')} failed or could not be decided, and counted as bad"
+        if culprit.broken
         else ""
     )
-    yield _row("  rests on", f"torch's compiler bisector, {count(found.runs, 'run')}{broken}")
+    yield _row("  rests on", f"torch's compiler bisector, {count(culprit.runs, 'run')}{broken}")
 
 
-def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{' ' if len(left) >= _LEFT else ''}{right}".rstrip()
+def _row(title: str, text: str) -> str:
+    return f"{title:<{_LEFT}}{' ' if len(title) >= _LEFT else ''}{text}".rstrip()

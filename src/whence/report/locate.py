@@ -38,21 +38,23 @@ def _lines(result: Location, output: str) -> Iterator[str]:
                 else "; --search looks for the call where the error arises, --patch CALL tries one"
             ),
         )
-    for number, one in enumerate(result.rounds, 1):
-        yield from _round(number, one)
+    for number, patch in enumerate(result.rounds, 1):
+        yield from _round(number, patch)
     if result.rounds:
-        left = f"rel_l2 {_figure(result.left)}"
+        remaining = f"rel_l2 {_figure(result.left)}"
         shares = [r.share for r in result.rounds if r.share is not None]
-        told = f"; {_percent(sum(shares))} of the squared error explained" if shares else ""
-        yield _row("LEFT", left + told)
+        explained_share = (
+            f"; {_percent(sum(shares))} of the squared error explained" if shares else ""
+        )
+        yield _row("LEFT", remaining + explained_share)
         names = ", ".join(clean(n) for n in result.remaining[:_MOST_NOTES])
-        more = (
+        others = (
             f" and {len(result.remaining) - _MOST_NOTES} more"
             if len(result.remaining) > _MOST_NOTES
             else ""
         )
         if result.remaining:
-            yield _row("  still at fault", names + more)
+            yield _row("  still at fault", names + others)
         elif result.rounds[-1].finding is not None:
             yield _row("", "no finding remains")
     yield _row(
@@ -65,44 +67,37 @@ def _lines(result: Location, output: str) -> Iterator[str]:
         yield f"kept in {clean(output)}"
 
 
-def _round(number: int, one: Explained) -> Iterator[str]:
-    yield _row(f"{number}", clean(one.name))
-    if one.finding is not None:
-        cause = f"{one.finding.cause}: " if one.finding.cause else ""
-        yield _row(
-            "  finding",
-            clean(f"{cause}{one.finding.sentence.partition(';')[0]} ({one.finding.confidence})"),
-        )
-    if one.points:
-        yield _row("  patched", count(one.calls, "call"))
-    nothing = "nothing was patched, so nothing is credited to it"
-    undefined = "its share is not defined" if one.calls else nothing
-    share = (
-        undefined if one.share is None else f"explains {_percent(one.share)} of the squared error"
-    )
-    if one.share is not None and one.share < 0:
-        share = (
-            f"{_percent(-one.share)} more squared error: what it did hid a part of another error"
-        )
-    yield _row(
-        "  output error",
-        f"rel_l2 {_figure(one.before)} before, {_figure(one.after)} after: {share}",
-    )
-    if len(one.steps) > 1:
-        shown = [
+def _round(number: int, patch: Explained) -> Iterator[str]:
+    yield _row(f"{number}", clean(patch.name))
+    if (finding := patch.finding) is not None:
+        cause = f"{finding.cause}: " if finding.cause else ""
+        sentence = finding.sentence.partition(";")[0]
+        yield _row("  finding", clean(f"{cause}{sentence} ({finding.confidence})"))
+    if patch.points:
+        yield _row("  patched", count(patch.calls, "call"))
+    if patch.share is None:
+        share = "its share is not defined"
+        if not patch.calls:
+            share = "nothing was patched, so nothing is credited to it"
+    elif patch.share < 0:
+        increase = f"{_percent(-patch.share)} more squared error"
+        share = f"{increase}: what it did hid a part of another error"
+    else:
+        share = f"explains {_percent(patch.share)} of the squared error"
+    before, after = _figure(patch.before), _figure(patch.after)
+    yield _row("  output error", f"rel_l2 {before} before, {after} after: {share}")
+    if len(patch.steps) > 1:
+        rows = [
             (f"step {step}", _figure(a), "->", _figure(b))
-            for _, step, a, b in one.steps[:_MOST_STEPS]
+            for _, step, a, b in patch.steps[:_MOST_STEPS]
         ]
-        more = (
-            [f"and {count(len(one.steps) - _MOST_STEPS, 'more step')}"]
-            if len(one.steps) > _MOST_STEPS
-            else []
-        )
-        for line in [*columns(shown), *more]:
+        for line in columns(rows):
             yield _row("", line)
-    for text in one.refused[:_MOST_NOTES]:
+        if len(patch.steps) > _MOST_STEPS:
+            yield _row("", f"and {count(len(patch.steps) - _MOST_STEPS, 'more step')}")
+    for text in patch.refused[:_MOST_NOTES]:
         yield _row("  not patched", clean(text))
-    for text in one.notes[:_MOST_NOTES]:
+    for text in patch.notes[:_MOST_NOTES]:
         yield _row("  note", clean(text))
 
 
@@ -114,5 +109,5 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if abs(share) >= 0.0995 or share == 0 else f"{share:.2%}"
 
 
-def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}".rstrip()
+def _row(title: str, text: str) -> str:
+    return f"{title:<{_LEFT}}{text}".rstrip()

@@ -120,8 +120,8 @@ def _run(run: Any) -> tuple[list[str], list[str]]:
     if len(run.records) > _DESCRIBED:
         return [line(run)], []
     tree = list(islice(show.tree(run, show.Choice()), _LINES + 1))
-    more = ["... whence show has all"] if len(tree) > _LINES else []
-    return list(show.heading(run)), [*tree[:_LINES], *more]
+    omitted = ["... whence show has all"] if len(tree) > _LINES else []
+    return list(show.heading(run)), [*tree[:_LINES], *omitted]
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -53,26 +53,26 @@ def _order(row: Counted) -> tuple[bool, bool, int]:
 def sentence(row: Counted) -> str:
     """What became of one operator's executions."""
     name, first = clean(row.name), row.first_difference
-    left = (
+    uncompared = (
         f"; {count(row.count - row.compared)} of {count(row.count)} could not be compared"
         if row.compared < row.count
         else ""
     )
     if first is None:
         return (
-            f"{name}: all {count(row.compared)} equal{left}"
+            f"{name}: all {count(row.compared)} equal{uncompared}"
             if row.compared
-            else f"{name}: nothing could be compared{left}"
+            else f"{name}: nothing could be compared{uncompared}"
         )
-    before = first.number - 1
+    earlier = first.number - 1
     equal = (
         ""
-        if not before
+        if not earlier
         else "occurrence 1 equal, "
-        if before == 1
-        else f"occurrences 1-{before} equal, "
+        if earlier == 1
+        else f"occurrences 1-{earlier} equal, "
     )
-    if row.equal < before:
+    if row.equal < earlier:
         equal = f"{count(row.equal)} before it equal, "
     text = (
         f"{name}: {equal}{_nth(first.number)} of {count(row.count)} first to differ ({_at(first)})"
@@ -86,19 +86,17 @@ def sentence(row: Counted) -> str:
         )
     else:
         text += ", and first significant"
-    return text + left
+    return text + uncompared
 
 
-def _at(one: Occurrence) -> str:
-    step = f", step {one.step}" if one.step else ""
-    return f"{clean(one.name)}, rel_l2 {one.rel_l2:.2g}{step}"
+def _at(where: Occurrence) -> str:
+    step = f", step {where.step}" if where.step else ""
+    return f"{clean(where.name)}, rel_l2 {where.rel_l2:.2g}{step}"
 
 
-def _one(one: Occurrence) -> str:
-    return (
-        f"{clean(one.name)}   {clean(one.op_type)}, its {_nth(one.number)}   rel_l2 "
-        f"{one.rel_l2:.2g}, step {one.step} ({one.verdict})"
-    )
+def _one(where: Occurrence) -> str:
+    call = f"{clean(where.name)}   {clean(where.op_type)}, its {_nth(where.number)}"
+    return f"{call}   rel_l2 {where.rel_l2:.2g}, step {where.step} ({where.verdict})"
 
 
 def _nth(number: int) -> str:

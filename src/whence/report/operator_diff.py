@@ -38,27 +38,27 @@ def tested_csv(diff: Any, *, xray: bool = False) -> str:
     )
     writer.writerow((*columns_, "test") if xray else columns_)
     for row in diff.rows:
-        one = row.either
+        result = row.either
         pairs = [_count(side, k) for k in range(8) for side in (row.target, row.reference)]
         passed: object = "" if row.passed is None else row.passed
-        name, dtype, more = row.name, one.dtype, [cell(row.name)] if xray else []
+        name, dtype, test_name = row.name, result.dtype, [cell(row.name)] if xray else []
         if xray:
-            name, dtype = _xray_name(row.name, one.op), _torch_dtype(one.dtype)
+            name, dtype = _xray_name(row.name, result.op), _torch_dtype(result.dtype)
             passed = {None: "", True: "pass", False: "fail"}[row.passed]
         writer.writerow(
             (
                 cell(name),
-                cell(one.op),
+                cell(result.op),
                 cell(dtype),
-                cell(one.shape),
-                _number(one.low),
-                _number(one.high),
+                cell(result.shape),
+                _number(result.low),
+                _number(result.high),
                 passed,
                 _worst(row.target),
                 _worst(row.reference),
                 *pairs,
                 cell(row.why),
-                *more,
+                *test_name,
             )
         )
     return out.getvalue()
@@ -68,11 +68,11 @@ def _xray_name(test: str, op: str) -> str:
     """`gelu_default_0[12]` as `00012-aten`, the name of the operator in dump.json; a test of a
     backward pass says so behind.
     """
-    found = re.fullmatch(r"(.*)\[(\d+)\]", test)
-    if found is None:
+    match = re.fullmatch(r"(.*)\[(\d+)\]", test)
+    if match is None:
         return test
-    return f"{int(found[2]):05d}-{op.partition('.')[0]}" + (
-        "-backward" if found[1].endswith("_backward") else ""
+    return f"{int(match[2]):05d}-{op.partition('.')[0]}" + (
+        "-backward" if match[1].endswith("_backward") else ""
     )
 
 
@@ -119,11 +119,11 @@ def tested_text(diff: Any) -> str:
         lines += columns([("  operator", "fails", "local error", "worst", "why"), *table])
         if len(by_operator) > SHOWN:
             lines.append(f"  and {count(len(by_operator) - SHOWN, 'operator')} more")
-    behind = [r for r in failed if r.through]
-    if behind:
-        names = dict.fromkeys(clean(r.either.op) for r in behind)
+    indirect = [r for r in failed if r.through]
+    if indirect:
+        names = dict.fromkeys(clean(r.either.op) for r in indirect)
         lines.append(
-            f"  {count(len(behind), 'test')} fail that run these: "
+            f"  {count(len(indirect), 'test')} fail that run these: "
             f"{', '.join(list(names)[:6])}{' ...' if len(names) > 6 else ''}"
         )
     lines.append(f"  reference        {sides[0]}")
@@ -166,8 +166,8 @@ def written(result: Any) -> list[str]:
         f"  pytest {clean(result.folder)} --device cuda:0 --seed 42 --detail_compare_path out.csv",
     ]
     for reason, names in result.left_out.items():
-        shown = ", ".join(clean(n) for n in names[:6]) + (
+        examples = ", ".join(clean(n) for n in names[:6]) + (
             f" and {len(names) - 6} more" if len(names) > 6 else ""
         )
-        lines.append(f"  left out: {clean(reason)}: {shown}")
+        lines.append(f"  left out: {clean(reason)}: {examples}")
     return lines

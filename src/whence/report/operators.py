@@ -76,7 +76,7 @@ def _table(groups: Sequence[Any], total: float, width: int | None) -> Iterator[s
             for g in members
         ]
     capped = [
-        [shortened(cell, CAP) if at in _CAPPED else cell for at, cell in enumerate(row)]
+        [shortened(cell, CAP) if column in _CAPPED else cell for column, cell in enumerate(row)]
         for row in rows
     ]
     give = {0: TAIL, 4: HEAD, 5: HEAD, 7: HEAD, 8: TAIL}
@@ -210,8 +210,8 @@ def _range(ranges: Sequence[Any]) -> str:
 
 def _where(scopes: dict[str, int]) -> str:
     names = sorted(scopes, key=lambda s: -scopes[s])
-    shown = ", ".join(tables.clean(n or "(root)") for n in names[:WHERE])
-    return shown + (f" and {len(names) - WHERE} more" if len(names) > WHERE else "")
+    text = ", ".join(tables.clean(n or "(root)") for n in names[:WHERE])
+    return text + (f" and {len(names) - WHERE} more" if len(names) > WHERE else "")
 
 
 def _counted(table: dict[str, int]) -> str:

@@ -21,27 +21,27 @@ def origin_text(origin: Origin) -> str:
     """The whole answer as text."""
     end = origin.steps[-1]
     lines = [_row("COMES FROM" if end.verdict != VerdictKind.IDENTICAL else "EQUAL", _call(end))]
-    lines += [_row(left, right) for left, right in about(origin)]
+    lines += [_row(title, text) for title, text in about(origin)]
     if origin.sentence:
         lines.append(_row("  evidence", clean(origin.sentence)))
     if len(origin.steps) > 1:
-        shown = (
+        steps = (
             origin.steps
             if len(origin.steps) <= _MOST_STEPS
             else (*origin.steps[: _MOST_STEPS - 1], origin.steps[-1])
         )
-        for i, step in enumerate(shown):
+        for i, step in enumerate(steps):
             lines.append(
                 _row(
                     "THE WAY" if i == 0 else "",
                     f"{_call(step)}   {_size(step.verdict, step.rel_l2)}",
                 )
             )
-        if len(shown) < len(origin.steps):
+        if len(steps) < len(origin.steps):
             lines.append(
                 _row(
                     "",
-                    f"({count(len(origin.steps) - len(shown), 'step')} between the last two are "
+                    f"({count(len(origin.steps) - len(steps), 'step')} between the last two are "
                     "in the JSON)",
                 )
             )
@@ -63,23 +63,25 @@ def about(origin: Origin) -> Iterator[tuple[str, str]]:
         yield "  or one of", f"{names}: what they made was not compared"
     reads = [i for i in end.inputs if not is_param(i.slot)]
     if reads:
-        more = f" and {count(len(reads) - _MOST_INPUTS)} more" if len(reads) > _MOST_INPUTS else ""
-        yield "  reads", ", ".join(map(_input, reads[:_MOST_INPUTS])) + more
+        others = (
+            f" and {count(len(reads) - _MOST_INPUTS)} more" if len(reads) > _MOST_INPUTS else ""
+        )
+        yield "  reads", ", ".join(map(_input, reads[:_MOST_INPUTS])) + others
     weights = [i for i in end.inputs if is_param(i.slot)]
     if weights:
         yield "  weights", ", ".join(map(_input, weights[:_MOST_INPUTS]))
     if origin.attributes:
         parts = []
         for key, value in origin.attributes.items():
-            theirs = (
+            of_target = (
                 f" (target {clean(str(origin.target_attributes[key]))})"
                 if key in origin.target_attributes
                 else ""
             )
-            parts.append(f"{clean(key)}={clean(str(value))}{theirs}")
+            parts.append(f"{clean(key)}={clean(str(value))}{of_target}")
         first = sorted(parts, key=lambda part: " (target " not in part)
-        more = f" and {len(first) - 8} more" if len(first) > 8 else ""
-        yield "  attributes", ", ".join(first[:8]) + more
+        others = f" and {len(first) - 8} more" if len(first) > 8 else ""
+        yield "  attributes", ", ".join(first[:8]) + others
     for label in origin.labels[:4]:
         yield "  inside it", _input(label)
     for text in origin.missing:
@@ -95,13 +97,13 @@ def _call(step: TracedStep) -> str:
     return f"{clean(step.name)}   {clean(step.op_type)}{number}   step {step.step}"
 
 
-def _input(one: TracedInput) -> str:
-    return f"{clean(one.name)} {_size(one.state, one.rel_l2)}"
+def _input(traced: TracedInput) -> str:
+    return f"{clean(traced.name)} {_size(traced.state, traced.rel_l2)}"
 
 
 def _size(state: str, rel_l2: float | None) -> str:
     return f"{state} (rel_l2 {rel_l2:.2g})" if rel_l2 else state
 
 
-def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}"
+def _row(title: str, text: str) -> str:
+    return f"{title:<{_LEFT}}{text}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -36,11 +37,11 @@ def plan_text(plan: Plan, reference: Run, target: Run) -> str:
             [],
         ).append(pair)
     table = [("reference", "target", "calls", "rule", "evidence")]
-    for (ours, theirs, rule, evidence), pairs in groups.items():
+    for (reference_name, target_name, rule, evidence), pairs in groups.items():
         table.append(
             (
-                clean(ours),
-                "=" if re.sub(r"\d+", "*", ours) == theirs else clean(theirs),
+                clean(reference_name),
+                "=" if re.sub(r"\d+", "*", reference_name) == target_name else clean(target_name),
                 str(len(pairs)),
                 rule,
                 clean(evidence),
@@ -123,16 +124,16 @@ def plan_map(plan: Plan, reference: Run, target: Run) -> str:
     comments.
     """
     operands = _own({m.record: m.operands for m in plan.made_target})
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for pair in plan.pairs:
         entry = _entry(pair, reference, target, operands)
         if entry is not None:
-            one = _entry(pair, reference, target, operands, general=False) or entry
-            found.setdefault(entry["reference"], {}).setdefault(
+            exact = _entry(pair, reference, target, operands, general=False) or entry
+            groups.setdefault(entry["reference"], {}).setdefault(
                 yaml.safe_dump(entry, sort_keys=False), [entry]
-            ).append(one)
+            ).append(exact)
     entries: dict[str, dict[str, Any]] = {}
-    for alike in found.values():
+    for alike in groups.values():
         # Siblings that are not made alike are written one by one.
         for general, *each in alike.values():
             for entry in [general] if len(alike) == 1 else each:
@@ -168,42 +169,44 @@ def _entry(
     if not a.scope or not b.scope or pair.rule == TENSOR_RULE:
         return None
     slots: dict[str, Any] = {}
-    made = {
-        s.reference_slot: found
+    derived = {
+        s.reference_slot: operand
         for s in pair.slots
-        if s.dims and (found := _operands(s, pair, target, operands)) is not None
+        if s.dims and (operand := _operands(s, pair, target, operands)) is not None
     }
     # Every call of the target has one name in an entry: that of its part where it is one, else x.
     called = {
         scope: name
-        for _, calls, others in made.values()
+        for _, calls, others in derived.values()
         for name, scope in calls.items()
         if name != "x" and not others
     }
     names: dict[str, str] = {name: scope for scope, name in called.items()} or {"x": b.scope}
     for slot in pair.slots:
         if slot.dims:
-            if slot.reference_slot not in made:
+            if slot.reference_slot not in derived:
                 continue
-            text, calls, others = made[slot.reference_slot]
-            shown = {scope: name for name, scope in names.items()}
-            if any(scope not in shown for scope in calls.values()):
+            text, calls, others = derived[slot.reference_slot]
+            name_of = {scope: name for name, scope in names.items()}
+            if any(scope not in name_of for scope in calls.values()):
                 continue
-            text = _renamed(text, {name: shown[scope] for name, scope in calls.items()})
+            text = _renamed(text, {name: name_of[scope] for name, scope in calls.items()})
             slots[slot.reference_slot] = {"dims": text, **others} if others else text
         elif slot.reference_slot != slot.target_slot and slot_kind(slot.reference_slot) != "input":
             slots[slot.reference_slot] = {"dims": "y", "y": slot.target_slot}
     if a.scope == b.scope and not slots:
         return None
-    ours, *theirs = (
+    reference_name, *target_names = (
         _generalised([a.scope, *names.values()]) if general else [a.scope, *names.values()]
     )
     entry: dict[str, Any] = {
-        "reference": ours,
-        "target": theirs[0] if len(theirs) == 1 else dict(zip(names, theirs, strict=True)),
+        "reference": reference_name,
+        "target": target_names[0]
+        if len(target_names) == 1
+        else dict(zip(names, target_names, strict=True)),
     }
-    if len(theirs) == 1 and "x" not in names:
-        entry["target"] = dict(zip(names, theirs, strict=True))
+    if len(target_names) == 1 and "x" not in names:
+        entry["target"] = dict(zip(names, target_names, strict=True))
     return {**entry, "slots": slots} if slots else entry
 
 
@@ -215,14 +218,14 @@ def _operands(
     """
     calls, others = {}, {}
     for name, ids in operands.get(slot.target_record, ()):
-        found = _holder(ids[0], pair, target, slot.reference_slot) if len(ids) == 1 else None
-        if found is None:
+        holder = _holder(ids[0], pair, target, slot.reference_slot) if len(ids) == 1 else None
+        if holder is None:
             return None
-        call, held = found
-        if held == slot.reference_slot:
+        call, holder_slot = holder
+        if holder_slot == slot.reference_slot:
             calls[name] = call.scope
         elif call.id == pair.target:
-            others[name] = held
+            others[name] = holder_slot
         else:
             return None
     return (slot.dims, calls, others) if calls or others else None
@@ -254,32 +257,23 @@ def _holder(record: int, pair: CallPair, target: Run, slot: str) -> tuple[Call, 
     """The call of a pair, and its slot, that refers to a record; a slot of the wanted name
     first.
     """
-    found = [
+    holders = [
         (target.calls[i], r.slot)
         for i in (pair.target, *pair.also)
         for r in target.calls[i].refs
         if r.record == record
     ]
-    return min(found, key=lambda f: f[1] != slot, default=None)
+    return min(holders, key=lambda f: f[1] != slot, default=None)
 
 
 def _generalised(names: Sequence[str]) -> list[str]:
     """Numbers that all names have in the same order written {i}, {j}, ...; other numbers stay."""
     numbers = [re.findall(r"\d+", name) for name in names]
-    shared = next((n for n in numbers if all(n == other for other in numbers)), [])
-    letters = iter("ijkl")
+    shared = next((n for n in numbers if all(n == digits for digits in numbers)), [])
     out = list(names)
-    for at, _ in enumerate(shared[:4]):
-        letter = next(letters)
-        out = [_numbered(name, at, letter) for name in out]
+    for letter in islice("ijkl", len(shared)):
+        out = [re.sub(r"\d+", f"{{{letter}}}", name, count=1) for name in out]
     return out
-
-
-def _numbered(name: str, at: int, letter: str) -> str:
-    """The name with its number `at`, counted from the first that is still a number, written
-    {letter}.
-    """
-    return re.sub(r"\d+", f"{{{letter}}}", name, count=1)
 
 
 def _selected(plan: Plan, side: str) -> int:
@@ -302,8 +296,8 @@ def _alone(title: str, names: Iterable[str]) -> Iterator[str]:
     grouped: dict[str, int] = {}
     for name in names:
         grouped[_starred(name)] = grouped.get(_starred(name), 0) + 1
-    for at, (name, calls) in enumerate(grouped.items()):
-        if at == _MOST:
+    for number, (name, calls) in enumerate(grouped.items()):
+        if number == _MOST:
             yield f"{title}: {len(grouped) - _MOST} more names"
             return
         yield f"{title}: {clean(name)}" + (f" ({calls} calls)" if calls > 1 else "")

@@ -16,10 +16,10 @@ AT_LINE = re.compile(r":\d+$")
 def from_here(source: str, root: Path | None = None) -> str:
     """A place in a file, named from the folder we are in, or `root`, where it lies below that."""
     file, _, line = source.rpartition(":")
-    path, here = Path(file), (root or Path.cwd()).resolve()
+    path, folder = Path(file), (root or Path.cwd()).resolve()
     return (
-        f"{path.relative_to(here).as_posix()}:{line}"
-        if path.is_absolute() and path.is_relative_to(here)
+        f"{path.relative_to(folder).as_posix()}:{line}"
+        if path.is_absolute() and path.is_relative_to(folder)
         else source
     )
 
@@ -53,6 +53,12 @@ def count(value: int, noun: str = "", plural: str = "") -> str:
     """ "1 204", or with a noun "1 step", "1 204 calls"."""
     grouped = f"{value:,}".replace(",", " ")
     return f"{grouped} {noun if value == 1 else plural or noun + 's'}" if noun else grouped
+
+
+def listed(names: Sequence[str], limit: int) -> str:
+    """Names, cleaned: "a, b and 3 more"."""
+    others = f" and {count(len(names) - limit)} more" if len(names) > limit else ""
+    return ", ".join(map(clean, names[:limit])) + others
 
 
 def size(nbytes: float) -> str:
@@ -109,7 +115,7 @@ def columns(
 
     width, give, drop: as `fitted` takes them; without a width nothing is cut.
     """
-    table, gone = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
+    table, dropped = fitted([list(row) for row in rows], width, gap=len(gap), give=give, drop=drop)
     widths = [
         max((len(row[i]) for row in table if i < len(row)), default=0)
         for i in range(max(map(len, table), default=0))
@@ -118,7 +124,7 @@ def columns(
         padded = (
             text.rjust(widths[i]) if i in right else text.ljust(widths[i])
             for i, text in enumerate(row)
-            if i not in gone
+            if i not in dropped
         )
         yield gap.join(padded).rstrip()
 
@@ -155,25 +161,25 @@ def fitted(
         max((measure(row[i]) for row in rows if i < len(row)), default=0)
         for i in range(max(map(len, rows)))
     ]
-    gone: set[int] = set()
+    dropped: set[int] = set()
 
     def excess() -> int:
-        kept = [w for i, w in enumerate(widths) if i not in gone]
-        return sum(kept) + gap * (len(kept) - 1) - width
+        visible = [w for i, w in enumerate(widths) if i not in dropped]
+        return sum(visible) + gap * (len(visible) - 1) - width
 
-    for at in (None, *drop):
-        if at is not None:
-            gone.add(at)
+    for column in (None, *drop):
+        if column is not None:
+            dropped.add(column)
         while (over := excess()) > 0:
             widest = max(
-                (i for i in give or () if i not in gone and widths[i] > _LEAST),
+                (i for i in give or () if i not in dropped and widths[i] > _LEAST),
                 key=lambda i: widths[i],
                 default=None,
             )
             if widest is None:
                 break
             others = sorted(
-                (widths[i] for i in give or () if i not in gone and i != widest), reverse=True
+                (widths[i] for i in give or () if i not in dropped and i != widest), reverse=True
             )
             widths[widest] = max(
                 _LEAST, widths[widest] - over, min(others[0] if others else 0, widths[widest] - 1)
@@ -184,7 +190,7 @@ def fitted(
         for i, keep in (give or {}).items():
             if i < len(row) and measure(row[i]) > widths[i]:
                 row[i] = shortened(row[i], widths[i], keep, measure)
-    return rows, frozenset(gone)
+    return rows, frozenset(dropped)
 
 
 def shortened(text: str, width: int, keep: str = HEAD, measure: Callable[[str], int] = len) -> str:

@@ -77,11 +77,11 @@ def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
     yield _row("  threshold", clean(result.thresholds_from))
     if result.full_count:
         longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
-        told = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
+        sides = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
         yield _row(
             "  longer",
-            f"of {count(result.full_count)} in full, {told}"
-            if told
+            f"of {count(result.full_count)} in full, {sides}"
+            if sides
             else "none: in full is equal to the last",
         )
     if result.repeated:
@@ -172,10 +172,10 @@ def _rate(
     ).replace(":  ", ": ")
 
 
-def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
-    for title, one in (("before", before), ("after", result)):
-        yield f"{title}: {clean(one.reference)} against {clean(one.target)}"
-        yield from _rates(one)
+def _commits(result: TokenComparison, earlier: TokenMatch) -> Iterator[str]:
+    for title, match in (("before", earlier), ("after", result)):
+        yield f"{title}: {clean(match.reference)} against {clean(match.target)}"
+        yield from _rates(match)
     table = result.table or {}
     words = (
         ("both", "pass at both"),
@@ -191,14 +191,14 @@ def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
         ("  newly passing", result.newly_passing),
     ):
         if numbers:
-            shown = ", ".join(
+            examples = ", ".join(
                 f"{called[n]} {_quoted(_cut(texts[n], _PROMPT))}" if texts[n] else called[n]
                 for n in numbers[: 2 * _MOST]
             )
-            more = (
+            others = (
                 f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
             )
-            yield _row(title, shown + more)
+            yield _row(title, examples + others)
     if result.p_value is not None:
         changed = len(result.newly_failing) + len(result.newly_passing)
         yield _row(
@@ -209,10 +209,10 @@ def _commits(result: TokenComparison, before: TokenMatch) -> Iterator[str]:
 
 def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
     prompts: Sequence[PromptMatch] = result.prompts
-    left = 0
+    omitted = 0
     if rows and len(prompts) > rows:
         some = [p for p in prompts if p.verdict != "PASS" or p.change] or list(prompts)
-        left, prompts = len(prompts) - len(some[:rows]), some[:rows]
+        omitted, prompts = len(prompts) - len(some[:rows]), some[:rows]
     text = any(p.unit == "character" for p in prompts)
     head = [
         "no",
@@ -227,15 +227,15 @@ def _table(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
         "prompt",
         "first difference",
     ]
-    table = [head, *(_cells(p, text=text, before=result.before is not None) for p in prompts)]
+    table = [head, *(_cells(p, text=text, with_earlier=result.before is not None) for p in prompts)]
     right = {i for i, h in enumerate(head) if h in ("no", "char", "token", "prefix", "ref", "tgt")}
     fits, _ = fitted(table, width, give={len(head) - 2: HEAD, len(head) - 1: HEAD}, measure=_width)
     yield from _columns(fits, right)
-    if left:
-        yield f"{count(left, 'more prompt')}: --rows 0 shows all, --format csv too"
+    if omitted:
+        yield f"{count(omitted, 'more prompt')}: --rows 0 shows all, --format csv too"
 
 
-def _cells(prompt: PromptMatch, *, text: bool, before: bool) -> list[str]:
+def _cells(prompt: PromptMatch, *, text: bool, with_earlier: bool) -> list[str]:
     half = "-" if prompt.half is None else "yes" if prompt.half else "no"
     first = [_whole(prompt.first_character)] if text else []
     lengths = [
@@ -246,7 +246,7 @@ def _cells(prompt: PromptMatch, *, text: bool, before: bool) -> list[str]:
     return [
         clean(prompt.id) or str(prompt.number),
         prompt.verdict,
-        *([prompt.before or "-"] if before else []),
+        *([prompt.before or "-"] if with_earlier else []),
         half,
         *first,
         _whole(prompt.first_token),
@@ -270,9 +270,10 @@ def _difference(prompt: PromptMatch) -> str:
     return "; ".join(parts)
 
 
-def _disagreement(one: Disagreement) -> str:
-    where = f"{one.side}: {_quoted(_cut(one.prompt, _PROMPT))}, {one.lines[0]} and {one.lines[1]}"
-    return f"{where}: {_parting(one.match)}"
+def _disagreement(disagreement: Disagreement) -> str:
+    prompt = _quoted(_cut(disagreement.prompt, _PROMPT))
+    where = f"{disagreement.side}: {prompt}, {' and '.join(map(str, disagreement.lines))}"
+    return f"{where}: {_parting(disagreement.match)}"
 
 
 def _parting(match: OutputMatch) -> str:
@@ -286,8 +287,8 @@ def _parting(match: OutputMatch) -> str:
 
 
 def _some(lines: Iterable[str], total: int) -> Iterator[str]:
-    for at, line in enumerate(lines):
-        if at == _MOST:
+    for position, line in enumerate(lines):
+        if position == _MOST:
             yield _row("", f"and {count(total - _MOST)} more: --format json has all")
             return
         yield _row("", line)
@@ -295,14 +296,14 @@ def _some(lines: Iterable[str], total: int) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     """In quotes, safe to print; a mark that would sit on the quote is shown as its code."""
-    shown = clean(text)
-    if shown and unicodedata.category(shown[0]).startswith("M"):
-        shown = ascii(shown[0])[1:-1] + shown[1:]
-    return f'"{shown}"'
+    printable = clean(text)
+    if printable and unicodedata.category(printable[0]).startswith("M"):
+        printable = ascii(printable[0])[1:-1] + printable[1:]
+    return f'"{printable}"'
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _whole(value: int | None) -> str:
@@ -333,5 +334,5 @@ def _width(text: str) -> int:
     )
 
 
-def _row(left: str, right: str) -> str:
-    return f"{left:<{_LEFT}}{right}".rstrip()
+def _row(title: str, text: str) -> str:
+    return f"{title:<{_LEFT}}{text}".rstrip()

@@ -12,27 +12,27 @@ from whence.report.tables import clean, count
 from whence.results import FacedWeight, WeightMap
 
 
-def weights_map(found: WeightMap) -> str:
+def weights_map(result: WeightMap) -> str:
     """The map as text (YAML)."""
-    equal = sum(w.state == "equal" for w in found.pairs)
+    equal = sum(w.state == "equal" for w in result.pairs)
     lines = [
-        f"# {count(len(found.pairs), 'parameter')} face each other, {count(equal)} equal; whence "
+        f"# {count(len(result.pairs), 'parameter')} face each other, {count(equal)} equal; whence "
         "compare REF TGT --map FILE takes it"
     ]
     groups: dict[tuple[str, str], list[FacedWeight]] = {}
-    for weight in found.pairs:
+    for weight in result.pairs:
         groups.setdefault((weight.reference, weight.target), []).append(weight)
     lines.append("pairs:" if groups else "pairs: []")
-    for (ours, theirs), weights in groups.items():
-        entry: dict[str, Any] = {"reference": ours, "target": theirs}
+    for (reference, target), weights in groups.items():
+        entry: dict[str, Any] = {"reference": reference, "target": target}
         slots = {f"param.{w.name}": _made(w) for w in weights if w.dims or w.name != w.target_name}
         text = yaml.safe_dump(
             [{**entry, "slots": slots} if slots else entry], sort_keys=False, width=140
         )
         lines += [f"  {line}" for line in text.rstrip("\n").split("\n")]
         lines += [f"  # {_said(w)}" for w in weights]
-    lines += [f"# only reference: {clean(name)}" for name in found.only_reference]
-    lines += [f"# only target: {clean(name)}" for name in found.only_target]
+    lines += [f"# only reference: {clean(name)}" for name in result.only_reference]
+    lines += [f"# only target: {clean(name)}" for name in result.only_target]
     return "\n".join(lines) + "\n"
 
 

@@ -19,17 +19,17 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     """The table as pieces of text. form: "text" (a frame, seven digits) or "csv". run: with
     statistics where they can be had.
     """
-    seen = {ref.record: (call, ref.slot) for call in reversed(run.calls) for ref in call.refs}
+    uses = {ref.record: (call, ref.slot) for call in reversed(run.calls) for ref in call.refs}
     rows = [
         (*_place(run.records[record], call, slot), record)
-        for record, (call, slot) in sorted(seen.items())
+        for record, (call, slot) in sorted(uses.items())
     ]
     if form == "text":
         table = [
             (str(i), step, str(rank), clean(name), *map(_digits, _figures(run, record)))
             for i, (step, rank, name, record) in enumerate(rows)
         ]
-        yield from (line + "\n" for line in _framed([COLUMNS, *table], left=3))
+        yield from (line + "\n" for line in _framed([COLUMNS, *table], text_column=3))
         return
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -47,7 +47,7 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
     yield out.getvalue()
 
 
-def _framed(rows: list[tuple[str, ...]], left: int) -> Iterator[str]:
+def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:
     """Rows in a frame, the first as its head. left: the column that is set to the left; the others
     are numbers.
     """
@@ -56,7 +56,7 @@ def _framed(rows: list[tuple[str, ...]], left: int) -> Iterator[str]:
     yield rule
     for number, row in enumerate(rows):
         cells = (
-            text.ljust(width) if k == left else text.rjust(width)
+            text.ljust(width) if k == text_column else text.rjust(width)
             for k, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "| " + " | ".join(cells) + " |"
@@ -74,12 +74,16 @@ def _place(record: Record, call: Call, slot: str) -> tuple[str, int, str]:
     step, name = dataset(record.file)
     if name:
         return step, call.rank, name
-    shown = ".".join(
+    text = ".".join(
         part for part in (call.scope, call.op, call.op_type, str(call.occurrence)) if part
     )
-    return str(call.step + 1), call.rank, f"{shown}.{call.phase}_{slot}"
+    return str(call.step + 1), call.rank, f"{text}.{call.phase}_{slot}"
 
 
 def _figures(run: Run, record: int) -> tuple[float | None, ...]:
-    found = run.records[record].statistics
-    return (None,) * 4 if found is None else (found.min, found.max, found.mean, found.std)
+    statistics = run.records[record].statistics
+    return (
+        (None,) * 4
+        if statistics is None
+        else (statistics.min, statistics.max, statistics.mean, statistics.std)
+    )

@@ -29,14 +29,14 @@ def page_html(page: Page) -> str:
     script = (
         '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in _SCRIPTS) + "\n})();\n"
     )
-    given = payload(page)
+    content = payload(page)
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     parts = {
         "POLICY": policy,
-        "TITLE": _text(given["title"]),
+        "TITLE": _text(content["title"]),
         "STYLE": style,
-        "DATA": _embedded(given),
+        "DATA": _embedded(content),
         "SCRIPT": script,
     }
     pieces = (_HERE / "page.html").read_text(encoding="utf-8").split("@@")

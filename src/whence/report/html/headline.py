@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from whence.report.answer import CAUSES, rests_on, same_words
+from whence.report.answer import CAUSES, same_words
+from whence.report.evidence import rests_on
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.tables import clean, count
 from whence.results import Comparison, Evidence, Finding, Status, VerdictKind
@@ -61,14 +62,14 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
             if result.headline
             else "No operator is at fault beyond doubt."
         )
-    more = (
+    others = (
         f" and {count(len(result.findings) - 1, 'further finding')}"
         if len(result.findings) > 1
         else ""
     )
     start = _STARTS.get(first.verdict, "The error starts in")
     kind = f" ({clean(first.op_type)})" if first.op_type else ""
-    return f"{start} {clean(first.name)}{kind}{more}."
+    return f"{start} {clean(first.name)}{kind}{others}."
 
 
 def _rests(page: Page) -> str:

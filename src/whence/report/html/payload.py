@@ -31,7 +31,7 @@ def payload(page: Page) -> dict[str, Any]:
     """Everything that is drawn, as plain values; numbers with five significant digits."""
     result = page.comparison
     strings = _Strings()
-    said = summary_data(result)
+    summary = summary_data(result)
     keep = (
         "status",
         "evidence",
@@ -57,7 +57,7 @@ def payload(page: Page) -> dict[str, Any]:
     )
     place = {call.pair: i for i, call in enumerate(page.calls)}
     head = headline(page)
-    answer = {name: _short(said[name]) for name in keep}
+    answer = {name: _short(summary[name]) for name in keep}
     for finding, plain in zip(result.findings, answer["findings"]):
         plain["call"] = place.get(finding.pair, -1)
     return {
@@ -83,14 +83,14 @@ class _Strings:
 
     def __init__(self) -> None:
         self.all: list[str] = [""]
-        self._known = {"": 0}
+        self._numbers = {"": 0}
 
     def column(self, texts: Iterable[str]) -> list[int]:
         out = []
         for text in texts:
-            number = self._known.get(text)
+            number = self._numbers.get(text)
             if number is None:
-                number = self._known[text] = len(self.all)
+                number = self._numbers[text] = len(self.all)
                 self.all.append(text)
             out.append(number)
         return out
@@ -138,22 +138,22 @@ def _calls(calls: Sequence[PageCall], strings: _Strings) -> dict[str, Any]:
 
 
 def _tensors(rows: Sequence[Row], place: dict[int, int], strings: _Strings) -> dict[str, Any]:
-    shown = [row for row in rows if row.pair in place]
+    visible = [row for row in rows if row.pair in place]
     return {
-        "call": [place[row.pair] for row in shown],
+        "call": [place[row.pair] for row in visible],
         **{
-            name: strings.column(getattr(row, name) for row in shown)
+            name: strings.column(getattr(row, name) for row in visible)
             for name in ("reference_slot", "target_slot", "reference_dtype", "target_dtype", "rule")
         },
-        "reference_shape": strings.column(_extents(row.reference_shape) for row in shown),
-        "target_shape": strings.column(_extents(row.target_shape) for row in shown),
-        "identical": [int(row.measured.identical) for row in shown],
+        "reference_shape": strings.column(_extents(row.reference_shape) for row in visible),
+        "target_shape": strings.column(_extents(row.target_shape) for row in visible),
+        "identical": [int(row.measured.identical) for row in visible],
         "why": strings.column(
             row.measured.why or "; ".join(f"{k}: {v}" for k, v in row.measured.whys.items())
-            for row in shown
+            for row in visible
         ),
         **{
-            name: [_digits(row.measured.values.get(name)) for row in shown]
+            name: [_digits(row.measured.values.get(name)) for row in visible]
             for name in _TENSOR_FIGURES
         },
     }
@@ -204,23 +204,23 @@ def _digits(value: float | None, digits: int = 5) -> float | int | None:
     return float(f"{value:.{digits - 1}e}")
 
 
-def _generation(found: Generation | None) -> dict[str, Any] | None:
+def _generation(result: Generation | None) -> dict[str, Any] | None:
     """Prompts, and tokens by column."""
-    if found is None:
+    if result is None:
         return None
-    plain: dict[str, Any] = _short(msgspec.to_builtins(msgspec.structs.replace(found, tokens=())))
-    place = {prompt.number: k for k, prompt in enumerate(found.prompts)}
+    plain: dict[str, Any] = _short(msgspec.to_builtins(msgspec.structs.replace(result, tokens=())))
+    place = {prompt.number: k for k, prompt in enumerate(result.prompts)}
     names = ("index", "step", "row", "reference", "target", "verdict")
     plain["tokens"] = {
-        "prompt": [place[token.prompt] for token in found.tokens],
-        **{name: [getattr(token, name) for token in found.tokens] for name in names},
+        "prompt": [place[token.prompt] for token in result.tokens],
+        **{name: [getattr(token, name) for token in result.tokens] for name in names},
         **{
-            name: [_digits(token.numbers.get(name)) for token in found.tokens]
+            name: [_digits(token.numbers.get(name)) for token in result.tokens]
             for name in ("margin", "gap", "logit_err", "noise")
         },
-        "score": [_digits(token.score) for token in found.tokens],
+        "score": [_digits(token.score) for token in result.tokens],
     }
-    plain["passes"] = [prompt.passes for prompt in found.prompts]
+    plain["passes"] = [prompt.passes for prompt in result.prompts]
     return plain
 
 

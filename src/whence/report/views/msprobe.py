@@ -12,15 +12,15 @@ from whence.results import Shown, ViewRow
 _KINDS = {"param": "parameters"}
 
 
-def _name(shown: Shown) -> str:
+def _name(side: Shown) -> str:
     """As msprobe names it, which is also how it names its files."""
-    file = shown.file.rpartition("/")[2].removesuffix(".pt").removesuffix(".npy")
-    if f".{shown.phase}." in file:
+    file = side.file.rpartition("/")[2].removesuffix(".pt").removesuffix(".npy")
+    if f".{side.phase}." in file:
         return file
-    kind, slot = split_slot(shown.slot)
-    call = f"{shown.name}.{shown.occurrence}.{shown.phase}"
-    if shown.kind == "module":
-        call = f"Module.{shown.name}.{shown.op_type}.{shown.phase}.{shown.occurrence}"
+    kind, slot = split_slot(side.slot)
+    call = f"{side.name}.{side.occurrence}.{side.phase}"
+    if side.kind == "module":
+        call = f"Module.{side.name}.{side.op_type}.{side.phase}.{side.occurrence}"
     return f"{call}.{_KINDS.get(kind, kind)}.{slot}"
 
 
@@ -42,8 +42,8 @@ def _files(_: int, row: ViewRow) -> str:
 
 
 def _source(_: int, row: ViewRow) -> str:
-    shown = row.target or row.reference
-    return shown.source if shown is not None and shown.source else "N/A"
+    side = row.target or row.reference
+    return side.source if side is not None and side.source else "N/A"
 
 
 def _or(text: str, make: Callable[[int, ViewRow], Cell]) -> Callable[[int, ViewRow], Cell]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from whence.report.cells import Columns, either, figure, name, reference, shape, target
 
 _STATISTICS = [
-    f"{of}_{what}"
-    for what in ("absdiff", "reldiff")
+    f"{of}_{difference}"
+    for difference in ("absdiff", "reldiff")
     for of in ("max", "mean", "median", "quantile")
 ]
 

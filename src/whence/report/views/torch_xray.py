@@ -25,14 +25,14 @@ def dataset(file: str) -> tuple[str, str]:
     )
 
 
-def _key(shown: Shown | None) -> str:
-    if shown is None:
+def _key(side: Shown | None) -> str:
+    if side is None:
         return "-"
-    if found := dataset(shown.file)[1]:
-        return found
-    kind, slot = split_slot(shown.slot)
-    call = ".".join(part for part in (shown.name, shown.op_type, str(shown.occurrence)) if part)
-    return f"{call}.{shown.phase}_{_KINDS.get(kind, kind)}.{slot}"
+    if named := dataset(side.file)[1]:
+        return named
+    kind, slot = split_slot(side.slot)
+    call = ".".join(part for part in (side.name, side.op_type, str(side.occurrence)) if part)
+    return f"{call}.{side.phase}_{_KINDS.get(kind, kind)}.{slot}"
 
 
 def _module(_: int, row: ViewRow) -> str:

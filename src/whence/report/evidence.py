@@ -1,0 +1,107 @@
+"""What an answer rests on: its evidence and the further runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whence.records.marks import OBSERVER
+from whence.report.tables import clean, count, listed
+from whence.results import Comparison, Evidence, Status, VerdictKind
+
+_BLIND: dict[str, str] = {
+    Evidence.TWO_DUMPS: "errors below 5 times what came in",
+    Evidence.STATISTICS: "errors that leave min, max, mean and norm alone",
+    Evidence.THREE_WAY: "errors below 5 times the reference's own",
+    Evidence.TEXT: "differences below the printed digits",
+}
+
+
+def rests_on(result: Comparison) -> str:
+    """What the answer rests on and could not have seen, "" where nothing was judged."""
+    c = result.coverage
+    measured = f"{c.share:.0%} of {count(c.calls, 'call')} measured"
+    if result.evidence == Evidence.REPLAY:
+        inside = (
+            f", {count(c.inside)} of them inside calls that the target shows as one"
+            if c.inside
+            else ""
+        )
+        regions = sum(v.evidence == Evidence.THREE_WAY for v in result.verdicts)
+        third = f"the third run for {count(regions, 'region')}, " if regions else ""
+        every = c.paired + c.inside
+        dumps = f", {third}two dumps for the rest" if c.replayed < every else ""
+        replayed = f"replay of {count(c.replayed)} of {count(every, 'call')}"
+        return f"{replayed}{inside}{dumps}; {measured}"
+    if not result.evidence:
+        return ""
+    hides = result.evidence == Evidence.TEXT or set(result.counts) != {VerdictKind.IDENTICAL}
+    blind = _BLIND.get(result.evidence, "") if result.status == Status.SAME and hides else ""
+    return f"{result.evidence}; {measured}" + (f"; could not have seen {blind}" if blind else "")
+
+
+def lines(result: Comparison) -> Iterator[tuple[str, str]]:
+    """(heading, text) of each line."""
+    if text := rests_on(result):
+        yield "  rests on", text
+    yield from _observed(result)
+    yield from _repetition(result)
+    yield from _third(result)
+
+
+def _observed(result: Comparison) -> Iterator[tuple[str, str]]:
+    """By how much the capture of each side changed what it captured, where that was measured."""
+    for note in result.notes:
+        side, is_effect, words = note.partition(OBSERVER)
+        if is_effect:
+            yield "  observer effect", clean(f"{side}{words}")
+
+
+def _repetition(result: Comparison) -> Iterator[tuple[str, str]]:
+    repetition = result.repetition
+    if repetition is None:
+        return
+    runs = count(len(repetition.runs), "further run")
+    if repetition.calls:
+        called = [f"{n} ({t})" for n, t in zip(repetition.names, repetition.op_types)]
+        calls = f"{count(repetition.calls, 'call')}; first {listed(called, 4)}"
+        spread = f"there the reference parts from itself by rel_l2 {repetition.own:.2g}"
+        text = f"{calls}; {spread} ({runs})"
+    elif repetition.largest:
+        largest = f"tensors part by rel_l2 {repetition.largest:.2g}"
+        text = f"no call on equal inputs, yet {largest} ({runs})"
+    else:
+        text = f"nothing: {runs} bitwise equal to the reference"
+    yield "  nondeterministic", text
+
+
+def _third(result: Comparison) -> Iterator[tuple[str, str]]:
+    third = result.third
+    if third is None:
+        return
+    if not third.calls:
+        exact = set(result.counts) <= {VerdictKind.IDENTICAL}
+        unmeasured = f"no differing call could be measured against {clean(third.run)}"
+        yield "  third run", "not needed: nothing differs" if exact else unmeasured
+        return
+    target, reference = third.target_err, third.reference_err
+    if target is not None and reference is not None:
+        words, than = "as close to", "as"
+        if target < 0.95 * reference:
+            words, than = "closer to", "than"
+        elif target > reference / 0.95:
+            words, than = "further from", "than"
+        overlap = (
+            f"; overlap of the errors {third.overlap:.0%}" if third.overlap is not None else ""
+        )
+        sizes = f"rel_l2 {target:.2g} against {reference:.2g}{overlap}"
+        yield (
+            "  third run",
+            f"at the model's output the target is {words} {clean(third.run)} {than} the "
+            f"reference: {sizes}",
+        )
+    name = f" ({clean(third.name)})" if third.name else ""
+    yield (
+        "  error ratio",
+        f"target / reference, median {third.median:.3g}, largest {third.worst:.3g}{name}; "
+        f"target closer in {count(third.closer)} of {count(third.calls, 'differing region')}",
+    )

@@ -1,0 +1,139 @@
+"""Which calls and which slot of a run are shown."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from whence.errors import UsageError
+from whence.records import Call, Ref, Run
+from whence.records.slots import is_mutated, is_output
+from whence.report import tables
+
+
+class Choice(NamedTuple):
+    """Which calls are shown. name: shell pattern on the dotted name, or `re:` and a regular
+    expression. ids: tree numbers with subtrees.
+    """
+
+    name: str = ""
+    ids: tuple[str, ...] = ()
+    step: int | None = None
+
+    def calls(self, run: Run) -> Iterator[Call]:
+        """The chosen calls, in the order in which they began. Raises UsageError when the pattern is
+        no pattern.
+        """
+        try:
+            test = re.compile(
+                self.name[3:]
+                if self.name.startswith("re:")
+                else fnmatch.translate(self.name or "*")
+            )
+        except re.error as err:
+            raise UsageError(f"--name {self.name!r} is not a regular expression: {err}") from None
+        # Calls are written as they end, so a container stands behind its children; a long run is
+        # never held in memory whole.
+        begun: list[tuple[int, int, int]] = []
+        for call in run.calls:
+            if self.step is not None and call.step != self.step:
+                continue
+            if self.ids and not any(
+                i in ("0", call.number) or call.number.startswith(i + "_") for i in self.ids
+            ):
+                continue
+            if not self.name or test.fullmatch(name_of(call)) or test.fullmatch(call.scope):
+                begun.append((call.rank, call.order, call.id))
+        begun.sort()
+        for _, _, place in begun:
+            yield run.calls[place]
+
+
+def name_of(call: Call) -> str:
+    """The dotted module path, the root's own name for the root, and the operator behind a slash."""
+    name = call.scope or call.root
+    return f"{name}/{call.op}" if call.op else name
+
+
+def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
+    """The call and slot that NAME means: a dotted name, name:slot, or a tree number; the first step
+    unless the choice says which.
+
+    A name alone is its first output. Raises UsageError saying what is near, or which slots there
+    are.
+    """
+    head, _, tail = name.rpartition(":")
+    whole: list[Call] = []
+    slot = ""
+    for key, key_slot, by_name in (
+        (name, "", True),
+        (head, tail, True),
+        (name, "", False),
+        (head, tail, False),
+    ):
+        # A Sequential's children are called 0, 1, 2, so a name goes before a tree number.
+        chosen = choice.calls(run) if key else ()
+        whole = [
+            c for c in chosen if (key in (c.scope, name_of(c)) if by_name else key == c.number)
+        ]
+        if whole:
+            slot = key_slot
+            break
+    if not whole:
+        names = sorted({name_of(c) for c in run.calls})
+        near = (
+            difflib.get_close_matches(name.partition(":")[0], names, n=3, cutoff=0.3) or names[:3]
+        )
+        of_step = "" if choice.step is None else f" in step {choice.step}"
+        hint = (
+            f"nearest: {', '.join(tables.clean(n) for n in near)}" if near else "it holds no call"
+        )
+        raise UsageError(
+            f"{tables.clean(run.path)} has no call named {tables.clean(name)}{of_step}; {hint}"
+        )
+    call = whole[0]
+    refs = (
+        [r for r in call.refs if r.slot == slot or r.slot.startswith(slot + ".")]
+        if slot
+        else list(call.refs)
+    )
+    refs.sort(key=lambda r: 0 if is_output(r.slot) else 1 if is_mutated(r.slot) else 2)
+    if not refs:
+        slots = ", ".join(tables.clean(r.slot) for r in call.refs) or "none"
+        raise UsageError(
+            f"{tables.clean(name_of(call))} has no slot "
+            f"{tables.clean(slot) or '(it holds no tensor)'}; slots: {slots}"
+        )
+    return call, refs[0]
+
+
+def references(run: Run, choice: Choice) -> Iterator[tuple[Call, Ref]]:
+    for call in choice.calls(run):
+        for ref in call.refs:
+            yield call, ref
+
+
+def none_chosen(run: Run, choice: Choice) -> str:
+    if not run.calls:
+        return "no call was captured"
+    steps = [call.step for call in run.calls]
+    return (
+        f"no call matches, of {tables.count(len(run.calls))} in {step_ranges(steps)}; `--tree` "
+        "lists names and numbers"
+    )
+
+
+def step_ranges(numbers: Sequence[int]) -> str:
+    """ "step 0", "steps 0-2, 7"."""
+    distinct = sorted(set(numbers))
+    runs: list[list[int]] = []
+    for n in distinct:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"step{'s' if len(distinct) > 1 else ''} {words}"

@@ -1,0 +1,140 @@
+"""What was run, how it ended, and what it holds."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from whence.records import Run
+from whence.report import tables
+from whence.report.run.choice import step_ranges
+from whence.report.run.elements import bytes_by_kind, program_counts
+
+NOTES = 20
+
+
+def heading(run: Run) -> Iterator[str]:
+    """What was run, how it ended, steps, bytes by kind, programs, notes."""
+    info = run.info
+    code = info.settings.get("exit_code")
+    ended = (
+        "ended cleanly" if not code else f"complete, but the command ended with exit code {code}"
+    )
+    yield (
+        f"{tables.clean(run.path)}   {tables.clean(info.kind)} run   "
+        f"{tables.clean(run.ended or ended)}"
+    )
+    rows: list[tuple[str, str]] = []
+    if info.command:
+        rows.append(("command", " ".join(_quoted(word) for word in info.command)))
+    place = [
+        f"by {info.user}" if info.user else "",
+        f"on {info.host}" if info.host else "",
+        f"in {info.cwd}" if info.cwd else "",
+    ]
+    if info.started:
+        rows.append(("started", " ".join(w for w in (info.started, *place) if w)))
+    if "exit_code" in info.settings:
+        took = info.settings.get("duration_s")
+        rows.append(
+            (
+                "exit code",
+                f"{info.settings['exit_code']}" + (f" after {took} s" if took is not None else ""),
+            )
+        )
+    if info.versions:
+        rows.append(
+            ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items()))
+        )
+    if info.devices:
+        rows.append(("devices", ", ".join(info.devices)))
+    if info.git:
+        rows.append(("git", info.git))
+    if info.seed is not None or info.deterministic:
+        seed = "none" if info.seed is None else str(info.seed)
+        rows.append(("seed", seed + (", deterministic" if info.deterministic else "")))
+    if info.options:
+        rows.append(("options", assigned(info.options)))
+    if info.environment:
+        rows.append(("environment", assigned(info.environment)))
+    if settings := {k: v for k, v in info.settings.items() if k not in ("exit_code", "duration_s")}:
+        rows.append(("settings", assigned(settings)))
+    rows.extend(("steps" if i == 0 else "", line) for i, line in enumerate(_steps(run)))
+    rows.append(("calls", tables.count(len(run.calls), "call")))
+    rows.extend(("records" if i == 0 else "", line) for i, line in enumerate(_bytes_lines(run)))
+    rows.extend(("programs" if i == 0 else "", line) for i, line in enumerate(_programs(run)))
+    rows.extend(("notes" if i == 0 else "", line) for i, line in enumerate(_notes(run)))
+    yield from tables.columns([("", title, tables.clean(value)) for title, value in rows])
+
+
+def _steps(run: Run) -> Iterator[str]:
+    by_root: dict[tuple[int, str], list[Any]] = {}
+    for step in run.steps:
+        by_root.setdefault((step.rank, step.root), []).append(step)
+    for (rank, root), steps in by_root.items():
+        sizes = [s.nbytes for s in steps]
+        low, high = tables.size(min(sizes)), tables.size(max(sizes))
+        lost = [s.step for s in steps if not s.kept]
+        line = f"{root}, rank {rank}: {tables.count(len(steps), 'step')}"
+        if any(sizes):
+            line += f", {low if low == high else f'{low} to {high}'} of new elements each"
+        yield line + (f"; elements not kept in {step_ranges(lost)}" if lost else "")
+    if not by_root:
+        yield "none was finished"
+
+
+def _bytes_lines(run: Run) -> Iterator[str]:
+    kinds = bytes_by_kind(run)
+    total = [sum(column) for column in zip(*kinds.values())] or [0, 0, 0]
+    yield (
+        f"{tables.count(total[0], 'tensor')}, {tables.size(total[1])}, elements of "
+        f"{tables.size(total[2])} kept"
+    )
+    yield from tables.columns(
+        [
+            (kind, tables.count(n), tables.size(size), f"{tables.size(kept_size)} kept")
+            for kind, (n, size, kept_size) in kinds.items()
+        ],
+        right=(1, 2, 3),
+    )
+
+
+def _programs(run: Run) -> Iterator[str]:
+    counts = program_counts(run)
+    if not counts["calls"] or run.info.kind != "whence":  # a dump never has one
+        return
+    usable, leaves = (
+        tables.count(counts["usable_calls"]),
+        tables.count(counts["calls"], "leaf call"),
+    )
+    yield f"usable for {usable} of {leaves} ({tables.count(len(run.programs))} recorded)"
+    for reason, number in counts["refused"].items():
+        yield f"{tables.count(number, 'call')} without: {reason}"
+
+
+def _notes(run: Run) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for note in run.notes:
+        groups.setdefault((note.kind, note.text), []).append(note)
+    for place, ((kind, words), notes) in enumerate(groups.items()):
+        if place == NOTES:
+            yield f"... {tables.count(len(groups) - NOTES)} more, in --format json"
+            return
+        where = f" at {notes[0].scope}" if notes[0].scope else ""
+        others = f" and {tables.count(len(notes) - 1)} more" if len(notes) > 1 else ""
+        yield f"{kind}{where}{others}: {words}"
+
+
+def assigned(values: dict[str, Any]) -> str:
+    return " ".join(
+        f"{name}={_quoted(value if isinstance(value, str) else json_module.dumps(value))}"
+        for name, value in values.items()
+    )
+
+
+def _quoted(word: str) -> str:
+    if word and re.fullmatch(r"[\w@%+=:,./\[\]*-]+", word):
+        return word
+    return "'" + word.replace("'", "'\\''") + "'"

@@ -1,0 +1,181 @@
+"""The calls of a run with their records, as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import json as json_module
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from whence.records import Record, Run, Statistics
+from whence.report import tables
+from whence.report.run.choice import Choice, find, references
+from whence.report.run.elements import bytes_by_kind, has_elements, program_counts
+
+_CSV = [
+    "index",
+    "rank",
+    "root",
+    "step",
+    "micro",
+    "phase",
+    "number",
+    "scope",
+    "op",
+    "op_type",
+    "occurrence",
+    "slot",
+    "record",
+    "edge",
+    "dtype",
+    "shape",
+    "device",
+    "count",
+    "min",
+    "max",
+    "mean",
+    "std",
+    "norm",
+    "nan",
+    "inf",
+    "zero",
+    "hash",
+    "kept",
+    "why",
+]
+
+
+def csv(run: Run, choice: Choice) -> Iterator[str]:
+    """One line a tensor with every figure; columns of `on_record` at the end. Names that look like
+    formulas are quoted.
+    """
+    extra = sorted(
+        {column for _, ref in references(run, choice) for column in run.records[ref.record].columns}
+    )
+    yield _csv_line([*_CSV, *(tables.cell(column) for column in extra)])
+    for index, (call, ref) in enumerate(references(run, choice)):
+        record = run.records[ref.record]
+        s = record.statistics or Statistics(record.count, None, None, None, None, None, 0, 0, 0)
+        counts: tuple[Any, ...] = (s.nan, s.inf, s.zero) if record.statistics else ("", "", "")
+        yield _csv_line(
+            [
+                index,
+                call.rank,
+                tables.cell(call.root),
+                call.step,
+                call.micro,
+                tables.cell(call.phase),
+                tables.cell(call.number),
+                tables.cell(call.scope),
+                tables.cell(call.op),
+                tables.cell(call.op_type),
+                call.occurrence,
+                tables.cell(ref.slot),
+                record.id,
+                tables.cell(ref.edge),
+                tables.cell(record.dtype),
+                "x".join(str(e) for e in record.shape),
+                tables.cell(record.device),
+                s.count,
+                *("" if v is None else repr(v) for v in (s.min, s.max, s.mean, s.std, s.norm)),
+                *counts,
+                tables.cell(record.hash),
+                "yes" if has_elements(record) else "no",
+                tables.cell(record.why),
+                *(
+                    "" if record.columns.get(column) is None else repr(record.columns[column])
+                    for column in extra
+                ),
+            ]
+        )
+
+
+def json(run: Run, choice: Choice) -> Iterator[str]:
+    """One JSON object: path, ended, info, bytes, steps, programs, notes, calls with their records;
+    one call a line.
+    """
+    programs = {"recorded": len(run.programs), **program_counts(run)}
+    head = {
+        "path": run.path,
+        "ended": run.ended,
+        "info": _builtins(run.info),
+        "bytes": {
+            kind: {"records": n, "bytes": total, "kept_bytes": kept_bytes}
+            for kind, (n, total, kept_bytes) in bytes_by_kind(run).items()
+        },
+        "steps": [_builtins(step) for step in run.steps],
+        "programs": programs,
+        "notes": [_builtins(note) for note in run.notes],
+    }
+    yield _dumps(head)[:-1] + ', "calls": ['
+    pending = ""
+    for call in choice.calls(run):
+        entry = {
+            **_builtins(call),
+            "refs": [
+                {
+                    "slot": ref.slot,
+                    "edge": ref.edge,
+                    "record": _record_json(run.records[ref.record]),
+                }
+                for ref in call.refs
+            ],
+        }
+        if pending:
+            yield pending + ","
+        pending = _dumps(entry)
+    if pending:
+        yield pending
+    yield "]}"
+
+
+def one_json(run: Run, name: str, choice: Choice) -> Iterator[str]:
+    """One record as JSON: its call, slot and record. Raises UsageError as `find` does."""
+    call, ref = find(run, name, choice)
+    entry = {
+        "call": _builtins(call),
+        "slot": ref.slot,
+        "record": _record_json(run.records[ref.record]),
+    }
+    yield _dumps(entry)
+
+
+def _record_json(record: Record) -> dict[str, Any]:
+    entry = _builtins(record)
+    s = record.statistics
+    entry["statistics"] = (
+        None if s is None else {name: getattr(s, name) for name in s.__struct_fields__}
+    )
+    return entry
+
+
+def _builtins(struct: msgspec.Struct) -> dict[str, Any]:
+    plain_values: dict[str, Any] = msgspec.to_builtins(struct)
+    plain_values.pop("t", None)
+    return plain_values
+
+
+def _dumps(value: Any) -> str:
+    # JSON has no NaN and no infinity; a hand-made run may hold them as arguments, where text says
+    # what they were.
+    def finite(item: Any) -> Any:
+        if isinstance(item, float) and not math.isfinite(item):
+            return str(item)
+        if isinstance(item, dict):
+            return {str(key): finite(inner) for key, inner in item.items()}
+        return [finite(inner) for inner in item] if isinstance(item, (list, tuple)) else item
+
+    try:
+        return json_module.dumps(value, ensure_ascii=True, allow_nan=False)
+    except ValueError:
+        return json_module.dumps(finite(value), ensure_ascii=True, allow_nan=False)
+
+
+def _csv_line(cells: Sequence[object]) -> str:
+    line = io.StringIO()
+    csv_module.writer(line, lineterminator="").writerow(cells)
+    return line.getvalue()
