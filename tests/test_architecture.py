@@ -147,7 +147,8 @@ FOLDERS = {
         {"opening"},
     ],
     "workflows": [
-        {"capture", "saved", "faults", "convert", "maintenance", "operator_tests", "tokens"},
+        {"saved"},
+        {"capture", "faults", "convert", "maintenance", "operator_tests", "tokens"},
         {"reopen", "rerun", "feeding"},
         {"page", "repro"},
         {"compare"},

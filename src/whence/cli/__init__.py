@@ -47,9 +47,9 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the files, the main road first, then those of other packages."""
-        own = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
-        first = [name for name in ORDER if name in own]
-        return [*first, *sorted(own.difference(first)), *sorted(set(_added()).difference(own))]
+        files = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
+        first = [name for name in ORDER if name in files]
+        return [*first, *sorted(files.difference(first)), *sorted(set(_added()).difference(files))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now; None when there is none."""
@@ -78,11 +78,11 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as err:
-            known = self.list_commands(ctx)
+            names = self.list_commands(ctx)
             import difflib
 
-            near = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(known)}"
+            near = difflib.get_close_matches(args[0], names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(names)}"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from err
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -200,10 +200,10 @@ def _unexpected(err: Exception, arguments: list[str], debug: bool) -> int:
     if isinstance(err, ModuleNotFoundError):
         from whence import extras
 
-        known = extras.of_import(err, f"whence {' '.join(arguments[:1])}")
-        if known is not None:
-            _tell(f"whence: {known}")
-            return known.exit_code
+        foreseen = extras.of_import(err, f"whence {' '.join(arguments[:1])}")
+        if foreseen is not None:
+            _tell(f"whence: {foreseen}")
+            return foreseen.exit_code
     _tell(
         f"whence: unexpected {type(err).__name__}: {err}\n  this is a bug in whence"
         + ("" if debug else "; `whence --debug ...` shows where")

@@ -61,11 +61,11 @@ def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool 
     """The text for stdout."""
     from whence import report
 
-    alone = result.generation is not None and result.generation.logits_only
+    tokens_only = result.generation is not None and result.generation.logits_only
     if form == "text":
         text = report.answer(result, occurrences=occurrences, width=width())
     elif form == "csv":
-        text = report.generation_csv(result) if alone else report.table_csv(result)
+        text = report.generation_csv(result) if tokens_only else report.table_csv(result)
     elif form == "markdown":
         text = report.markdown(result)
     else:
@@ -77,6 +77,13 @@ def put(text: str) -> None:
     """Put an answer on stdout now: whatever goes wrong with files afterwards, it is there."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def put_json(result: Any) -> None:
+    """Put a result on stdout as JSON."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
 
 
 def kept(result: Comparison, output: str | None = None) -> None:

@@ -38,9 +38,9 @@ class Progress:
         """What is being done now; nobody knows for how long."""
         self._set(text, 0, None)
 
-    def count(self, done: int, of: int, what: str) -> None:
+    def count(self, number: int, of: int, text: str) -> None:
         """How far `what` is."""
-        self._set(what, done, of)
+        self._set(text, number, of)
 
     def close(self) -> None:
         """Take the line away. Idempotent."""
@@ -50,9 +50,9 @@ class Progress:
                 _write("")
             self._is_visible = False
 
-    def _set(self, text: str, done: int, of: int | None) -> None:
+    def _set(self, text: str, number: int, of: int | None) -> None:
         with self._lock:
-            self._state = self._clean(text), done, of
+            self._state = self._clean(text), number, of
             if self._is_visible and time.monotonic() >= self._drawn_s + _REDRAW_S:
                 self._draw()
 
@@ -63,13 +63,13 @@ class Progress:
                 self._draw()
 
     def _draw(self) -> None:
-        text, done, of = self._state
+        text, number, of = self._state
         line = text
         if of is not None:
-            if self._bar is None or self._bar.length != of or self._bar.pos > done:
+            if self._bar is None or self._bar.length != of or self._bar.pos > number:
                 self._bar = click.progressbar(length=of, width=32, show_pos=True, show_eta=True)
             self._bar.label = text
-            self._bar.make_step(done - self._bar.pos)
+            self._bar.make_step(number - self._bar.pos)
             line = self._bar.format_progress_line()
         _write(line[: shutil.get_terminal_size().columns - 1])
         self._drawn_s = time.monotonic()
@@ -87,8 +87,8 @@ def bar() -> tuple[Callable[[int, int, str], None] | None, Callable[[], None]]:
     """
     if not sys.stderr.isatty():
         return None, (lambda: None)
-    shown = Progress()
-    return shown.count, shown.close
+    progress = Progress()
+    return progress.count, progress.close
 
 
 @contextlib.contextmanager
@@ -105,8 +105,18 @@ def teller() -> tuple[Callable[[str], None], Callable[[], None]]:
     """(say, close) of a `Progress`, for a terminal only: elsewhere both do nothing."""
     if not sys.stderr.isatty():
         return (lambda text: None), (lambda: None)
-    shown = Progress()
-    return shown.say, shown.close
+    progress = Progress()
+    return progress.say, progress.close
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """`teller` around a block."""
+    say, close = teller()
+    try:
+        yield say
+    finally:
+        close()
 
 
 class WithCommand(click.Command):
@@ -117,9 +127,9 @@ class WithCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, after everything behind the first `--` was taken away."""
         if "--" in args:
-            at = args.index("--")
-            ctx.meta["whence.command"] = tuple(args[at + 1 :])
-            if not args[at + 1 :]:
+            dashes = args.index("--")
+            ctx.meta["whence.command"] = tuple(args[dashes + 1 :])
+            if not args[dashes + 1 :]:
                 raise click.UsageError("no command after --", ctx)
-            args = args[:at]
+            args = args[:dashes]
         return super().parse_args(ctx, args)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _files
+from whence.cli import _files, _options
 
 
 @click.command("align", help=__doc__)
 @click.argument("reference", metavar="REF")
 @click.argument("target", metavar="TGT")
-@click.option("-o", "--output", metavar="FILE", help="Write to this file instead of the terminal.")
-@click.option("--force", is_flag=True, help="Replace FILE when it exists.")
-@click.option("--map", "chart", metavar="FILE", help="Start from this map.")
+@_options.OUTPUT_FILE
+@_options.REPLACE_FILE
+@_options.FIRST_MAP
 def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
     """Words -> `api.face` -> `report.plan_map`."""
     from whence import api, report

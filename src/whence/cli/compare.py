@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from whence.cli import _answers, _files, _progress
+from whence.cli import _answers, _files, _options, _progress
 
 if TYPE_CHECKING:
     from whence.results import Comparison
@@ -38,10 +38,10 @@ _VIEWS = sorted(
 def _seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
         raise click.BadParameter(f"{text!r}: a time as 90, 60s, 5m or 1h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @click.command("compare", help=__doc__)
@@ -53,14 +53,14 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     metavar="CMP",
     help="Folder for summary.json, report.csv, report.json.  [default: nothing is written]",
 )
-@click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
+@_options.REPLACE_COMPARISON
 @_answers.options("text")
 @click.option(
     "--no-replay",
     is_flag=True,
     help="Do not run recorded programs: judge from the two dumps alone.",
 )
-@click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
+@_options.STRICT
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0, 1, else 125.")
 @click.option(
     "--min-coverage",
@@ -162,53 +162,53 @@ def command(
     force: bool,
     form: str,
     bisect: bool,
-    **given: Any,
+    **values: Any,
 ) -> int:
     """Words -> `api.compare` -> report -> exit code."""
     from whence import api, report
 
-    _answers.check(form, given["annotations"], given["junit"], force)
-    if given["plan"]:
+    _answers.check(form, values["annotations"], values["junit"], force)
+    if values["plan"]:
         if form not in ("text", "json"):
             raise click.UsageError(f"--plan is text or json, not {form}")
-        aligned = api.face(reference, target, mapping=given["chart"], match=given["match"])
-        shown = report.plan_json if form == "json" else report.plan_text
-        sys.stdout.write(shown(aligned.plan, aligned.reference, aligned.target))
+        aligned = api.face(reference, target, mapping=values["chart"], match=values["match"])
+        text_of = report.plan_json if form == "json" else report.plan_text
+        sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
         return 0
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
-    if unknown := [name for name in given["view"] if name not in _VIEWS]:
+    if unknown := [name for name in values["view"] if name not in _VIEWS]:
         raise click.UsageError(f"--view {unknown[0]}: one of {', '.join(_VIEWS)}")
-    if given["view"] and output is None:
+    if values["view"] and output is None:
         raise click.UsageError("--view writes CMP/NAME.csv: name the folder with -o CMP")
     if output is not None:
         api.check_output(Path(output), force)
-    _files.check(given["html"], force)
+    _files.check(values["html"], force)
     how = {
-        "replay": not given["no_replay"],
-        "strict": given["strict"],
-        "min_coverage": given["min_coverage"],
-        "tier": given["tier"],
-        "allow": given["allow"],
-        "policy": given["policy"],
-        "again": given["again"],
-        "mapping": given["chart"],
-        "match": given["match"],
-        "program": given["program"] or None,
-        "third": given["third"],
-        "sample": given["sample"],
-        "budget": given["budget"],
-        "model": given["model"],
-        "view": given["view"],
-        "occurrences": given["occurrences"],
+        "replay": not values["no_replay"],
+        "strict": values["strict"],
+        "min_coverage": values["min_coverage"],
+        "tier": values["tier"],
+        "allow": values["allow"],
+        "policy": values["policy"],
+        "again": values["again"],
+        "mapping": values["chart"],
+        "match": values["match"],
+        "program": values["program"] or None,
+        "third": values["third"],
+        "sample": values["sample"],
+        "budget": values["budget"],
+        "model": values["model"],
+        "view": values["view"],
+        "occurrences": values["occurrences"],
     }
     result = (
         _watched(reference, target, output, how)
-        if given["watch"]
+        if values["watch"]
         else _compared(reference, target, how)
     )
     _answers.put(
-        _answers.said(result, form, given["annotations"], occurrences=given["occurrences"])
+        _answers.said(result, form, values["annotations"], occurrences=values["occurrences"])
     )
 
     def written() -> None:
@@ -217,13 +217,13 @@ def command(
             click.echo(report.written_to(result, output), err=form != "text")
 
     def page() -> None:
-        if given["html"] is not None:
+        if values["html"] is not None:
             is_there = output is not None and (Path(output) / "report.json").is_file()
             api.report_html(
-                output if is_there and output is not None else result, given["html"], force=force
+                output if is_there and output is not None else result, values["html"], force=force
             )
 
-    _answers.all_of(written, lambda: _answers.junit(result, given["junit"]), page)
+    _answers.all_of(written, lambda: _answers.junit(result, values["junit"]), page)
     _answers.kept(result, output)
     code = CODES[result.status]
     return 125 if bisect and code == 2 else code
@@ -245,22 +245,22 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
     from whence.report.tables import clean, count
 
     say, close = _progress.teller()
-    before = None
+    previous = None
     try:
         for result in api.watch(reference, target, tell=say, **how):
-            if before is not None:
-                steps = len({(row.rank, row.step) for row in before.rows})
+            if previous is not None:
+                steps = len({(row.rank, row.step) for row in previous.rows})
                 click.echo(
-                    f"after {count(steps, 'step')}: {before.status}, "
-                    f"{clean(report.headline(before))}",
+                    f"after {count(steps, 'step')}: {previous.status}, "
+                    f"{clean(report.headline(previous))}",
                     err=True,
                 )
             if output is not None:
                 # said behind the last answer, where it still is so
                 with contextlib.suppress(WhenceError):
                     api.write(result, Path(output))
-            before = result
+            previous = result
     finally:
         close()
-    assert before is not None  # it ends with an answer or not at all
-    return before
+    assert previous is not None  # it ends with an answer or not at all
+    return previous

@@ -31,7 +31,7 @@ def command(source: str, destination: str, to: str, force: bool) -> int:
     from whence import api, report
 
     with _progress.shown() as count:
-        written = api.convert(source, destination, to=to, force=force, progress=count)
-    for line in report.converted(written, destination, to):
+        result = api.convert(source, destination, to=to, force=force, progress=count)
+    for line in report.converted(result, destination, to):
         click.echo(line)
     return 0

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import click
 
-from whence.cli._progress import WithCommand, teller
+from whence.cli import _answers, _options, _progress
 
 
-@click.command("doctor", cls=WithCommand, help=__doc__, options_metavar="[OPTIONS] -- CMD ...")
+@click.command(
+    "doctor", cls=_progress.WithCommand, help=__doc__, options_metavar="[OPTIONS] -- CMD ..."
+)
 @click.option(
     "--faults",
     type=click.IntRange(0),
@@ -35,32 +37,20 @@ from whence.cli._progress import WithCommand, teller
     metavar="N",
     help="Draws the faults, and seeds every run.  [default: 0 for the faults, runs unseeded]",
 )
-@click.option("--keep", metavar="DIR", help="Keep the runs in this new folder.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@_options.KEEP_RUNS
+@_options.TEXT_OR_JSON
 @click.pass_context
 def command(ctx: click.Context, faults: int, seed: int | None, keep: str | None, form: str) -> int:
     """Words -> `api.doctor_command` -> report -> exit code."""
-    import msgspec
-
     from whence import api, report
 
     cmd = ctx.meta.get("whence.command")
     if cmd is None:
         raise click.UsageError("no command given:  whence doctor -- python infer.py", ctx)
-    say, wipe = teller()
-    try:
+    with _progress.telling() as say:
         result = api.doctor_command(cmd, faults=faults, seed=seed, keep=keep, tell=say)
-    finally:
-        wipe()
     if form == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        _answers.put_json(result)
     else:
         click.echo(report.checkup(result, output=keep or ""), nl=False)
     return 0 if result.healthy else 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from whence.cli import _answers, _options
 from whence.cli.compare import CODES
 
 
@@ -28,22 +29,14 @@ from whence.cli.compare import CODES
     help="Folder for summary.json, report.csv, report.json and cmp_report.csv.  [default: "
     "nothing is written]",
 )
-@click.option("--force", is_flag=True, help="Replace an existing comparison in CMP.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
-@click.option("--strict", is_flag=True, help="Precision losses and suspects count as different.")
+@_options.REPLACE_COMPARISON
+@_options.TEXT_OR_JSON
+@_options.STRICT
 def command(
     run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool
 ) -> int:
     """Words -> `api.compare_labels` -> report -> exit code."""
     from whence import api, report
-    from whence.cli import _answers
 
     if output is not None:
         api.check_output(Path(output), force)

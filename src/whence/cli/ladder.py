@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import click
 
-from whence.cli._progress import WithCommand, teller
+from whence.cli import _answers, _options, _progress
 
 
 @click.command(
     "ladder",
-    cls=WithCommand,
+    cls=_progress.WithCommand,
     help=__doc__,
     options_metavar="[OPTIONS]",
     epilog="A command stands after --.",
@@ -44,14 +44,7 @@ from whence.cli._progress import WithCommand, teller
 @click.option(
     "--steps", metavar="START:STOP", help="Only these steps, STOP excluded (0:10, 5:, :3)."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@_options.TEXT_OR_JSON
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -64,8 +57,6 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.ladder_command` -> report -> exit code."""
-    import msgspec
-
     from whence import api, report
     from whence.cli.compare import CODES
 
@@ -73,16 +64,13 @@ def command(
     if cmd is None:
         raise click.UsageError("no command given:  whence ladder -o DIR -- python infer.py", ctx)
     options = {"seed": seed, "steps": steps, "deterministic": deterministic or None}
-    say, wipe = teller()
-    try:
+    with _progress.telling() as say:
         given = {name: value for name, value in options.items() if value is not None}
         result = api.ladder_command(
             cmd, output=output, force=force, bisect_pass=bisect_pass, tell=say, **given
         )
-    finally:
-        wipe()
     if form == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        _answers.put_json(result)
     else:
         click.echo(report.rungs(result, output=output), nl=False)
     return CODES[result.status]

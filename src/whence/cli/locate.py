@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _answers
-from whence.cli._progress import WithCommand, teller
+from whence.cli import _answers, _options, _progress
 
 
 @click.command(
     "locate",
-    cls=WithCommand,
+    cls=_progress.WithCommand,
     help=__doc__,
     options_metavar="[OPTIONS]",
     epilog="A command stands after --.",
@@ -60,15 +59,8 @@ from whence.cli._progress import WithCommand, teller
     metavar="N",
     help="Seed every run.  [default: the reference's seed, if it had one]",
 )
-@click.option("--keep", metavar="DIR", help="Keep the runs in this new folder.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@_options.KEEP_RUNS
+@_options.TEXT_OR_JSON
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -82,16 +74,13 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.locate` -> report -> exit code."""
-    import msgspec
-
     from whence import api, report
     from whence.cli.compare import CODES
 
-    taken = _answers.latest() if reference is None else reference
-    say, wipe = teller()
-    try:
+    chosen = _answers.latest() if reference is None else reference
+    with _progress.telling() as say:
         result = api.locate(
-            taken,
+            chosen,
             target,
             command=ctx.meta.get("whence.command"),
             patch=patch,
@@ -101,10 +90,8 @@ def command(
             keep=keep,
             tell=say,
         )
-    finally:
-        wipe()
     if form == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        _answers.put_json(result)
     else:
         click.echo(report.location(result, output=keep or ""), nl=False)
     return CODES[result.status]

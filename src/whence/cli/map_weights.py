@@ -16,26 +16,28 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _files
+from whence.cli import _files, _options
 
 
 @click.command("map-weights", help=__doc__)
 @click.argument("reference", metavar="REF")
 @click.argument("target", metavar="TGT")
-@click.option("-o", "--output", metavar="FILE", help="Write to this file instead of the terminal.")
-@click.option("--force", is_flag=True, help="Replace FILE when it exists.")
-@click.option("--map", "chart", metavar="FILE", help="Start from this map.")
+@_options.OUTPUT_FILE
+@_options.REPLACE_FILE
+@_options.FIRST_MAP
 def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
     """Words -> `api.map_weights` -> `report.weights_map` -> exit code."""
     from whence import api, report
 
     _files.check(output, force)
-    found = api.map_weights(reference, target, mapping=chart)
-    _files.leave(report.weights_map(found), output, force)
-    if any(w.state == "differs" for w in found.pairs):
+    weights = api.map_weights(reference, target, mapping=chart)
+    _files.leave(report.weights_map(weights), output, force)
+    if any(w.state == "differs" for w in weights.pairs):
         return 1
     return (
         2
-        if found.only_reference or found.only_target or any(w.state != "equal" for w in found.pairs)
+        if weights.only_reference
+        or weights.only_target
+        or any(w.state != "equal" for w in weights.pairs)
         else 0
     )

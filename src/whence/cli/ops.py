@@ -114,14 +114,14 @@ def list_command(
     help="Recorded calls of one signature at most.",
 )
 @click.option("--force", is_flag=True, help="Replace tests that were written before.")
-def generate_command(run_path: str, output: str, **given: object) -> int:
+def generate_command(run_path: str, output: str, **options: object) -> int:
     """Write the operators of RUN as pytest files that need only torch and pytest, with real shapes
     and data.
     """
     from whence import api, report
 
-    written = api.generate_tests(run_path, output, **given)  # type: ignore[arg-type]
-    for line in report.written(written):
+    result = api.generate_tests(run_path, output, **options)  # type: ignore[arg-type]
+    for line in report.written(result):
         click.echo(line)
     return 0
 
@@ -137,6 +137,6 @@ def diff_command(reference: str, target: str, output: str | None, force: bool) -
     """
     from whence import api, report
 
-    found = api.diff_results(reference, target, output, force=force)
-    click.echo(report.tested_text(found), nl=False)
-    return {"same": 0, "different": 1, "undecided": 2}[found.status]
+    result = api.diff_results(reference, target, output, force=force)
+    click.echo(report.tested_text(result), nl=False)
+    return {"same": 0, "different": 1, "undecided": 2}[result.status]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
+
 
 @click.command("recover", help=__doc__)
 @click.argument("run", type=click.Path())
-@click.option("--force", is_flag=True, help="Also while a process still writes to the run.")
+@_options.WHILE_WRITTEN
 def command(run: str, force: bool) -> int:
     """Words -> `api.recover`."""
     from whence import api

@@ -72,14 +72,14 @@ def command(
     from whence.report import tables
 
     _answers.check(form, annotations, junit, force)
-    taken = _answers.latest() if comparison is None else comparison
-    told = form is not None or annotations
-    if told or junit is not None:
-        result = api.load_comparison(taken) if isinstance(taken, str) else taken
-        _answers.put(_answers.said(result, form or "github", annotations) if told else "")
+    chosen = _answers.latest() if comparison is None else comparison
+    answers = form is not None or annotations
+    if answers or junit is not None:
+        result = api.load_comparison(chosen) if isinstance(chosen, str) else chosen
+        _answers.put(_answers.said(result, form or "github", annotations) if answers else "")
         _answers.junit(result, junit)
     elif plots is None and output is None:
-        place = Path(taken) if isinstance(taken, str) else Path()
+        place = Path(chosen) if isinstance(chosen, str) else Path()
         output = str(place / "report.html" if place.is_dir() else place.with_suffix(".html"))
     count, close = _progress.bar()
     how: dict[str, Any] = {
@@ -91,19 +91,17 @@ def command(
     try:
         if plots is not None:
             files = api.plots(
-                taken,
+                chosen,
                 plots,
                 tell=lambda text: click.echo(f"note: {tables.clean(text)}", err=True),
                 **how,
             )
             lines.append(f"written to {tables.clean(plots)}: {tables.count(len(files), 'file')}")
         if output is not None:
-            written = api.report_html(taken, output, tokens=tokens, **how)
-            lines.append(
-                f"written to {tables.clean(written)}: {tables.size(written.stat().st_size)}"
-            )
+            page = api.report_html(chosen, output, tokens=tokens, **how)
+            lines.append(f"written to {tables.clean(page)}: {tables.size(page.stat().st_size)}")
     finally:
         close()
     for line in lines:
-        click.echo(line, err=told)
+        click.echo(line, err=answers)
     return 0

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import click
 
-from whence.cli import _answers
-from whence.cli._progress import teller
+from whence.cli import _answers, _options, _progress
 
 
 @click.command("repro", help=__doc__)
@@ -46,14 +45,7 @@ from whence.cli._progress import teller
     metavar="MODULE:FACTORY",
     help="A function that makes REF's model, where no program of the call was recorded; it is run.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@_options.TEXT_OR_JSON
 def command(
     comparison: str | None,
     output: str,
@@ -64,20 +56,15 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.repro` -> report -> exit code."""
-    import msgspec
-
     from whence import api, report
 
-    taken = _answers.latest() if comparison is None else comparison
-    say, wipe = teller()
-    try:
-        made = api.repro(
-            taken, output, finding=finding, force=force, run=not no_run, model=model, tell=say
+    chosen = _answers.latest() if comparison is None else comparison
+    with _progress.telling() as say:
+        result = api.repro(
+            chosen, output, finding=finding, force=force, run=not no_run, model=model, tell=say
         )
-    finally:
-        wipe()
     if form == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(made)).decode())
+        _answers.put_json(result)
     else:
-        click.echo(report.reproduction(made), nl=False)
-    return 0 if made.holds is not False else 2
+        click.echo(report.reproduction(result), nl=False)
+    return 0 if result.holds is not False else 2

@@ -226,23 +226,23 @@ import click
     help="Where the library puts its tensors.  [default: as the profile says]",
 )
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD ...")
-def command(run_path: str, cmd: tuple[str, ...], compare: bool, **given: Any) -> int:
+def command(run_path: str, cmd: tuple[str, ...], compare: bool, **values: Any) -> int:
     """Words -> `api.run_command`, or `api.run_labels` and a report."""
     from whence import api
 
-    wanted = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in values.items() if value is not None}
     if compare:
-        return _compared(cmd, run_path, wanted)
-    return api.run_command(cmd, run_path, **wanted)
+        return _compared(cmd, run_path, options)
+    return api.run_command(cmd, run_path, **options)
 
 
-def _compared(cmd: tuple[str, ...], folder: str, wanted: dict[str, Any]) -> int:
+def _compared(cmd: tuple[str, ...], folder: str, options: dict[str, Any]) -> int:
     import sys
 
     from whence import api, report
     from whence.cli.compare import CODES
 
-    code, result = api.run_labels(cmd, folder, **wanted)
+    code, result = api.run_labels(cmd, folder, **options)
     if result is None:
         return code
     sys.stdout.write(report.labels_answer(result, folder))

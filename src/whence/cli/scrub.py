@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import click
 
+from whence.cli import _options
+
 
 @click.command("scrub", help=__doc__)
 @click.argument("run", type=click.Path())
@@ -20,7 +22,7 @@ import click
     metavar="PATTERN",
     help="Only elements under this module, slot or module.slot (repeatable).",
 )
-@click.option("--force", is_flag=True, help="Also while a process still writes to the run.")
+@_options.WHILE_WRITTEN
 def command(run: str, names: tuple[str, ...], force: bool) -> int:
     """Words -> `api.scrub`."""
     from whence import api

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from whence.cli import _files
+from whence.cli import _files, _options
 from whence.cli._answers import width
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ LIMIT = 2000
     is_flag=True,
     help=f"Text: every tensor, however many (else the first {LIMIT}).",
 )
-@click.option("-o", "--output", metavar="FILE", help="Write to this file instead of the terminal.")
-@click.option("--force", is_flag=True, help="Replace FILE when it exists.")
+@_options.OUTPUT_FILE
+@_options.REPLACE_FILE
 def command(
     run_path: str,
     name: str | None,

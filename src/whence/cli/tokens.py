@@ -86,11 +86,11 @@ _PAIR = "REF TGT"
     show_default=True,
     help="What goes to stdout.",
 )
-def command(reference: str | None, target: str | None, rows: int, form: str, **given: Any) -> int:
+def command(reference: str | None, target: str | None, rows: int, form: str, **options: Any) -> int:
     """Words -> `api.tokens` -> report -> exit code."""
     from whence import api, report
 
-    result = api.tokens(reference, target, **given)
+    result = api.tokens(reference, target, **options)
     if form == "text":
         sys.stdout.write(report.tokens_text(result, rows=rows, width=width()))
     else:

@@ -22,20 +22,13 @@ from pathlib import Path
 
 import click
 
-from whence.cli import _answers
+from whence.cli import _answers, _options
 
 
 @click.command("trace", help=__doc__)
 @click.argument("comparison", metavar="[CMP]", required=False, default="")
 @click.argument("tensor", metavar="[TENSOR]", required=False, default="")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="What goes to stdout.",
-)
+@_options.TEXT_OR_JSON
 def command(comparison: str, tensor: str, form: str) -> int:
     """Words -> `api.trace` -> report -> exit code."""
     from whence import api, report

@@ -124,10 +124,10 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
     folder = Path(dump).parent if Path(dump).suffix == ".json" else Path(dump)
     run, output = folder / "dump", Path("pytests")
     _same_as(f"whence ops generate {run} -o {output} --factory {factory}")
-    written = api.generate_tests(
+    result = api.generate_tests(
         run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force
     )
-    for line in report.written(written):
+    for line in report.written(result):
         click.echo(line)
     return 0
 
@@ -145,10 +145,10 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
 
     _same_as(f"whence ops diff {reference} {target} -o {output}   (the reference: {reference})")
     _files.check(Path(output), force)
-    found = api.diff_results(reference, target)
-    _files.write(Path(output), report.tested_csv(found, xray=True), force)
-    click.echo(report.tested_text(found), nl=False)
-    return _CODES[found.status]
+    result = api.diff_results(reference, target)
+    _files.write(Path(output), report.tested_csv(result, xray=True), force)
+    click.echo(report.tested_text(result), nl=False)
+    return _CODES[result.status]
 
 
 def _same_as(line: str) -> None:

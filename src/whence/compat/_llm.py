@@ -57,12 +57,12 @@ class DumpConfig:
         modes = (mode,) if isinstance(mode, str) else tuple(mode or ("module",))
         if wrong := [m for m in modes if m not in _LEVELS]:
             raise UsageError(f"DumpConfig(mode={wrong[0]!r}): module, api, or both in a list")
-        for name, value, known in (
+        for name, value, allowed in (
             ("tensor_part", tensor_part, _PARTS),
             ("dump_statistics_mode", dump_statistics_mode, _STATISTICS),
         ):
-            if value not in known:
-                raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, known))}")
+            if value not in allowed:
+                raise UsageError(f"DumpConfig({name}={value!r}): {', '.join(map(str, allowed))}")
         self.dump_path = Path(dump_path or ".")
         self.steps = numbers(
             "token_range", list(token_range) if token_range else None if dump_last_logits else [0]
@@ -89,7 +89,7 @@ class DumpConfig:
                 self.options["include"] = tuple(
                     map(_scope, (layer_name,) if isinstance(layer_name, str) else layer_name)
                 )
-        self.laid = {
+        self.layout_options = {
             "weights": dump_weight,
             "statistics": dump_statistics_mode == 2 or bool(analyze),
             "tensors": dump_statistics_mode != 1,
@@ -131,7 +131,7 @@ def register(
         once("register_hook: this model is dumped already; the first configuration holds")
         return
     modules = "module" in config.modes
-    laid = {**config.laid, "head": _head(model) if level == "logits" else ""}
+    layout_options = {**config.layout_options, "head": _head(model) if level == "logits" else ""}
 
     def wanted(call: Any) -> bool:
         if call.kind == "module":
@@ -145,8 +145,8 @@ def register(
         model,
         steps=config.steps,
         layout="msit_torch",
-        laid=laid,
-        wanted=wanted,
+        layout_options=layout_options,
+        is_wanted=wanted,
         **config.options,
     )
     once(f"dumped into {folder}")
@@ -169,8 +169,8 @@ def _folder(tool: str, dump_path: Path, process: str, model: Any) -> Path | None
             / "torch_tensors"
         )
     folder, number = parent / process, 1
-    while (there := opened_dump(folder)) is not None:
-        if there.model is model:
+    while (dump := opened_dump(folder)) is not None:
+        if dump.model is model:
             return None
         number += 1
         folder = parent / f"{process}-{number}"
@@ -223,12 +223,12 @@ def _device(model: Any) -> str:
     return str(device).replace(":", "") if device is not None else "cpu"
 
 
-def _named(given: Any) -> str:
+def _named(function: Any) -> str:
     """A class, function or name as its name."""
     return (
-        given.rpartition(".")[2]
-        if isinstance(given, str)
-        else str(getattr(given, "__name__", given))
+        function.rpartition(".")[2]
+        if isinstance(function, str)
+        else str(getattr(function, "__name__", function))
     )
 
 

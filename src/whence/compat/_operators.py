@@ -75,7 +75,7 @@ def write(run: Path, path: Path) -> bool:
 
 def _tensor(run: Any, number: int) -> dict[str, Any]:
     record = run.records[number]
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "shape": list(record.shape),
         "dtype": f"torch.{record.dtype}",
         "stride": list(record.stride),
@@ -84,11 +84,11 @@ def _tensor(run: Any, number: int) -> dict[str, Any]:
     }
     figures = record.statistics
     if figures is not None:
-        told |= {
+        entry |= {
             "min": figures.min,
             "max": figures.max,
             "mean": figures.mean,
             "nan": figures.nan,
             "inf": figures.inf,
         }
-    return told
+    return entry

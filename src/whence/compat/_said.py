@@ -7,24 +7,24 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
 def once(text: str) -> None:
     """One line, the first time."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _printed:
+        _printed.add(text)
         with contextlib.suppress(Exception):  # a stderr that is closed is not worth failing for
             sys.stderr.write(f"whence: {text}\n")
 
 
-def same_as(name: str, ours: str) -> None:
+def same_as(name: str, command: str) -> None:
     """Say what of whence does the same as a name of the tool."""
-    once(f"{name} is  {ours}")
+    once(f"{name} is  {command}")
 
 
 def without(
-    name: str, given: Mapping[str, Any], why: Mapping[str, str], known: Iterable[str] = ()
+    name: str, options: Mapping[str, Any], why: Mapping[str, str], others: Iterable[str] = ()
 ) -> None:
     """Note options that were given and change nothing here, each with its reason. Raises UsageError
     for those that are not known.
@@ -34,11 +34,11 @@ def without(
     """
     from whence.errors import UsageError
 
-    for option, value in given.items():
+    for option, value in options.items():
         if option not in why:
             import difflib
 
-            near = difflib.get_close_matches(option, [*known, *why], n=1)
+            near = difflib.get_close_matches(option, [*others, *why], n=1)
             raise UsageError(
                 f"{name} has no option "
                 f"{option!r}{f'; did you mean {near[0]}?' if near else ' (docs/switching.md lists them)'}"  # noqa: E501

@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from whence.api import Dump
 
 
-def numbers(name: str, given: Sequence[int | str] | int | str | None) -> frozenset[int] | None:
+def numbers(name: str, chosen: Sequence[int | str] | int | str | None) -> frozenset[int] | None:
     """3, [0, 2] or ["4-6"] as a set; None (all) for None and an empty list. Raises UsageError."""
     from whence.errors import UsageError
 
-    if given is None or (not isinstance(given, int) and not len(given)):
+    if chosen is None or (not isinstance(chosen, int) and not len(chosen)):
         return None
-    found: set[int] = set()
-    for item in (given,) if isinstance(given, (int, str)) else given:
+    numbers_: set[int] = set()
+    for item in (chosen,) if isinstance(chosen, (int, str)) else chosen:
         first, _, last = str(item).partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
             raise UsageError(f"{name}: {item!r} is no number from 0 and no range like '4-6'")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers_.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers_)
 
 
 class Stepped:

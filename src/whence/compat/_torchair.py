@@ -55,10 +55,10 @@ def get_ge_dump_config(
         "dump_layer": "the whole graph is dumped; choose when comparing",
         "use_fusion": "it switches fusions of GE",
     }
-    given = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
+    options = {**others, "fusion_switch_file": fusion_switch_file, "dump_layer": dump_layer}
     without(
         "get_ge_dump_config",
-        given,
+        options,
         why,
         ("dump_path", "dump_mode", "dump_token", "compiler_config"),
     )
@@ -103,21 +103,21 @@ def _is_there() -> bool:
     return importlib.util.find_spec("torchair") is not None
 
 
-def _ours(given: Any) -> CompilerConfig:
+def _ours(config: Any) -> CompilerConfig:
     from whence.errors import UsageError
 
-    if given is not None and not isinstance(given, CompilerConfig):
+    if config is not None and not isinstance(config, CompilerConfig):
         raise UsageError(
-            f"compiler_config is a {type(given).__name__}; take "
+            f"compiler_config is a {type(config).__name__}; take "
             "whence.compat.torchair.CompilerConfig, or install torchair for its own"
         )
-    return given or CompilerConfig()
+    return config or CompilerConfig()
 
 
-def _given(given: Any) -> Any:
+def _given(config: Any) -> Any:
     once("torchair is installed: it dumps by itself, and `whence compare` reads what it writes")
-    if given is not None:
-        return given
+    if config is not None:
+        return config
     return importlib.import_module("torchair.configs.compiler_config").CompilerConfig()
 
 

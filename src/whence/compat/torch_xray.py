@@ -84,17 +84,17 @@ class PrecisionDebugger(Stepped):
         if self._dump is None:
             self._dump = self._of_this_process(model)
         if self._dump is None:
-            which = "every operator" if "level" in self._options else "modules"
+            calls = "every operator" if "level" in self._options else "modules"
             same_as(
                 "torch_xray.PrecisionDebugger",
-                f"whence run -o RUN{' --level op' if which != 'modules' else ''} -- CMD",
+                f"whence run -o RUN{' --level op' if calls != 'modules' else ''} -- CMD",
             )
             self._dump = Dump(
                 self._path,
                 self._model if model is None else model,
                 steps=self._steps,
                 layout=_layout(),
-                laid={"leaves": which == "modules", "local_ranks": _local_ranks()},
+                layout_options={"leaves": calls == "modules", "local_ranks": _local_ranks()},
                 first=1,
                 **self._options,
             )
@@ -108,18 +108,19 @@ class PrecisionDebugger(Stepped):
         from whence.api import opened_dump
         from whence.errors import UsageError
 
-        found = opened_dump(self._path)
-        wanted = self._model if model is None else model
-        if found is not None and found.model is not wanted:
+        dump = opened_dump(self._path)
+        asked_model = self._model if model is None else model
+        if dump is not None and dump.model is not asked_model:
             kinds = [
-                type(m).__name__ if m is not None else "every model" for m in (found.model, wanted)
+                type(m).__name__ if m is not None else "every model"
+                for m in (dump.model, asked_model)
             ]
             raise UsageError(
                 f"PrecisionDebugger(dump_path={str(self._path)!r}): this process already dumps "
                 f"{kinds[0]} there; "
                 f"choose another dump_path for {kinds[1]}"
             )
-        return found
+        return dump
 
     def close(self) -> None:
         """End the dump; it ends with the process else."""
@@ -200,15 +201,15 @@ def _given(name: str, value: int | str | bool | None) -> int | None:
     """An argument, or the variable of its name: a number (0x102 too) or True and False."""
     from whence.errors import UsageError
 
-    found = os.environ.get(name) if value is None else value
-    if found is None or found == "":
+    text = os.environ.get(name) if value is None else value
+    if text is None or text == "":
         return None
-    if isinstance(found, str) and found.lower() in ("true", "false"):
-        return int(found.lower() == "true")
+    if isinstance(text, str) and text.lower() in ("true", "false"):
+        return int(text.lower() == "true")
     try:
-        return int(found, 0) if isinstance(found, str) else int(found)
+        return int(text, 0) if isinstance(text, str) else int(text)
     except ValueError:
-        raise UsageError(f"{name}={found!r} is no number") from None
+        raise UsageError(f"{name}={text!r} is no number") from None
 
 
 _AT_IMPORT = "at import"

@@ -37,9 +37,9 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
                 f"compiler_config is a {type(compiler_config).__name__}: torchair is not "
                 "installed to take it"
             )
-        given = {"custom_decompositions": custom_decompositions} if custom_decompositions else {}
+        options = {"custom_decompositions": custom_decompositions} if custom_decompositions else {}
         return importlib.import_module("torchair").get_npu_backend(
-            compiler_config=compiler_config, **given
+            compiler_config=compiler_config, **options
         )
     if custom_decompositions:
         once("get_npu_backend(custom_decompositions=...) changes nothing: inductor has its own")
@@ -54,5 +54,5 @@ def get_npu_backend(*, compiler_config: Any = None, custom_decompositions: Any =
         compiler_config.mode,
         steps=compiler_config.steps,
         slots=compiler_config.slots,
-        laid=True,
+        with_layout=True,
     )

@@ -86,7 +86,7 @@ def play(
         player = make(model)
         candidates = draw(player.model, plant, fault, seed)
         with _place(folder) as place:
-            yield from _scenes(player, candidates, seed, place, kept=folder is not None)
+            yield from _scenes(player, candidates, seed, place, keep=folder is not None)
 
 
 def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str, str]]:
@@ -96,24 +96,26 @@ def draw(model: Any, plant: str, fault: str | None, seed: int) -> list[tuple[str
     from whence import api
 
     order = [fault] if fault is not None else Random(f"fault {seed}").sample(FAULTS, len(FAULTS))
-    found: list[tuple[str, str]] = []
+    candidates: list[tuple[str, str]] = []
     every: dict[str, None] = {}
     for kind in order:
         names = api.fault_sites(model, kind)
         every.update(dict.fromkeys(names))
         fitting = [n for n in names if not plant or _matches(plant, n)]
-        found += [(n, kind) for n in Random(f"site {kind} {seed}").sample(fitting, len(fitting))]
-    if not found:
+        candidates += [
+            (n, kind) for n in Random(f"site {kind} {seed}").sample(fitting, len(fitting))
+        ]
+    if not candidates:
         near = (
             difflib.get_close_matches(plant.strip("*"), list(every), n=3, cutoff=0.3)
             or list(every)[:3]
         )
-        what = f" for {fault}" if fault is not None else ""
+        kind_words = f" for {fault}" if fault is not None else ""
         raise UsageError(
-            f"--plant {plant!r} matches none of the {len(every)} sites{what}; nearest: "
+            f"--plant {plant!r} matches none of the {len(every)} sites{kind_words}; nearest: "
             f"{', '.join(near)}"
         )
-    return found
+    return candidates
 
 
 def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: list[int]) -> Planted:
@@ -126,9 +128,9 @@ def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: lis
         for strength in STRENGTHS[fault]:
             key = f"{fault} {site} {seed}"
             with api.planted(player.model, site, fault, strength, Random(key)) as words:
-                made = player.generate(player.model)
-            if made == text:
-                return Planted(site, fault, strength, key, words, player.words(made))
+                tokens = player.generate(player.model)
+            if tokens == text:
+                return Planted(site, fault, strength, key, words, player.words(tokens))
     tried = min(len(candidates), _TRIES)
     raise UsageError(
         f"each of the {tried} sites tried changes the text at every strength; another --seed, "
@@ -137,13 +139,13 @@ def find(player: Player, candidates: list[tuple[str, str]], seed: int, text: lis
 
 
 def _scenes(
-    player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, kept: bool
+    player: Player, candidates: list[tuple[str, str]], seed: int, place: Path, *, keep: bool
 ) -> Iterator[Scene]:
     import whence
     from whence import api
 
     def compare(name: str) -> tuple[Comparison, str]:
-        output = str(place / f"compare-{name}") if kept else ""
+        output = str(place / f"compare-{name}") if keep else ""
         return whence.compare(
             str(place / "reference"), str(place / name), output=output or None
         ), output
@@ -161,34 +163,34 @@ def _scenes(
 
     rounded = player.in_bfloat16()
     with whence.capture(rounded, place / "bfloat16"):
-        made = player.generate(rounded)
+        tokens = player.generate(rounded)
     del rounded
     result, output = compare("bfloat16")
-    told = "the same text" if made == reference else "the text differs; the answer says why"
+    comment = "the same text" if tokens == reference else "the text differs; the answer says why"
     yield Scene(
         (
             "1. A clean pair: the same weights in bfloat16 against float32. There is no fault to "
             "find.",
-            f"  {player.words(made)}  ({told})",
+            f"  {player.words(tokens)}  ({comment})",
         ),
         result,
         output=output,
         expected=result.status == "same",
     )
 
-    found = find(player, candidates, seed, reference)
-    random = Random(found.draw)
+    planted = find(player, candidates, seed, reference)
+    random = Random(planted.draw)
     with (
-        api.planted(player.model, found.site, found.fault, found.strength, random),
+        api.planted(player.model, planted.site, planted.fault, planted.strength, random),
         whence.capture(player.model, place / "planted"),
     ):
-        made = player.generate(player.model)
+        tokens = player.generate(player.model)
     result, output = compare("planted")
     first = result.findings[0].name if result.findings else ""
-    named = result.status == "different" and first == found.site
+    named = result.status == "different" and first == planted.site
     if named:
         verdict = "whence named it first"
-    elif found.site in {f.name for f in result.findings}:
+    elif planted.site in {f.name for f in result.findings}:
         verdict = f"whence named it, but {first} before it"
     else:
         verdict = (
@@ -198,18 +200,18 @@ def _scenes(
         (
             "2. A fault is planted: both sides float32, the same weights and the same text. The "
             "text does not show it.",
-            f"  {player.words(made)}  "
-            f"({'the same text' if made == reference else 'the text differs'})",
+            f"  {player.words(tokens)}  "
+            f"({'the same text' if tokens == reference else 'the text differs'})",
         ),
         result,
         (
-            f"planted (seed {seed}, fault {found.fault}): {found.site}: {found.words}.",
+            f"planted (seed {seed}, fault {planted.fault}): {planted.site}: {planted.words}.",
             f"{verdict}.",
         ),
         output,
         named,
     )
-    if kept:
+    if keep:
         yield Scene(
             (
                 f"Kept in {place}: runs reference, bfloat16, planted; try  whence show "
@@ -233,5 +235,5 @@ def _place(folder: str | None) -> Iterator[Path]:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield Path(folder)
         return
-    with tempfile.TemporaryDirectory(prefix="whence-demo-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="whence-demo-") as temporary:
+        yield Path(temporary)

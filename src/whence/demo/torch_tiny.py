@@ -126,8 +126,8 @@ def _angles(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat((-right, left), -1) * sin
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
 
 
 @contextmanager
@@ -138,12 +138,12 @@ def one_thread() -> Iterator[None]:
     tensors this small a second thread only waits (training took 0.9 s of CPU with one, 3 to 30 s
     with two on a busy machine).
     """
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def build() -> TinyLM:
@@ -178,8 +178,8 @@ def _train(model: TinyLM, tokens: Tensor) -> None:
     first = [torch.zeros_like(w) for w in weights]
     second = [torch.zeros_like(w) for w in weights]
     for step in range(1, STEPS + 1):
-        at = torch.randint(0, len(tokens) - LENGTH - 1, (BATCH,))
-        window = at[:, None] + torch.arange(LENGTH + 1)
+        starts = torch.randint(0, len(tokens) - LENGTH - 1, (BATCH,))
+        window = starts[:, None] + torch.arange(LENGTH + 1)
         batch = tokens[window]
         scores = model(batch[:, :-1])
         loss = F.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
@@ -196,9 +196,9 @@ def _train(model: TinyLM, tokens: Tensor) -> None:
 
 def generate(model: nn.Module, tokens: list[int], new: int) -> list[int]:
     """The `new` most probable tokens after these, one model call each over all tokens so far."""
-    made = list(tokens)
+    extended = list(tokens)
     with torch.no_grad():
         for _ in range(new):
-            scores: Tensor = model(torch.tensor([made]))
-            made.append(int(scores[0, -1].argmax()))
-    return made[len(tokens) :]
+            scores: Tensor = model(torch.tensor([extended]))
+            extended.append(int(scores[0, -1].argmax()))
+    return extended[len(tokens) :]

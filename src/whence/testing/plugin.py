@@ -30,9 +30,9 @@ def whence_compare(tmp_path: Path) -> Compare:
 
     def compare(model_a: Any, model_b: Any, inputs: Any = None, **how: Any) -> Comparison:
         __tracebackhide__ = True
-        taken = len(list(tmp_path.glob("whence*")))
+        count = len(list(tmp_path.glob("whence*")))
         folder = how.pop("folder", None) or tmp_path / (
-            "whence" if not taken else f"whence-{taken + 1}"
+            "whence" if not count else f"whence-{count + 1}"
         )
         return assert_parity(model_a, model_b, inputs, folder, **how)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import OutputExists, UsageError
-from whence.workflows.saved import check_output, load_policy, views, write
+from whence.workflows.saved import as_run, check_output, load_policy, views, write
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -73,26 +73,15 @@ def compare(
     write the comparison as one page (`report_html`); a page that is there is replaced if `force`.
     Raises UnreadableRun, UsageError, OutputExists.
     """
-    from whence.align import MATCHES, load_map
+    from whence.align import load_map
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
     from whence.comparison.prepare import partial_prints
     from whence.comparison.programs import program_flow, programs
     from whence.comparison.replays import user_model
-    from whence.readers.opening import open_run
-    from whence.workflows.capture import arrays
 
-    if tier not in ("core", "full"):
-        raise UsageError(f"tier {tier!r}: core or full")
-    if match not in MATCHES:
-        raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
-    if sample not in ("auto", "all"):
-        raise UsageError(f"sample {sample!r}: auto or all")
-    if budget is not None and not budget >= 0:
-        raise UsageError(f"budget {budget}: seconds, 0 or more")
-    shown = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
-    if unknown := [name for name in shown if name not in views()]:
-        raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
+    view_names = (view,) if isinstance(view, str) else tuple(dict.fromkeys(view))
+    _check(tier=tier, match=match, sample=sample, budget=budget, view_names=view_names)
     if not 0.0 <= min_coverage <= 1.0:
         raise UsageError(f"min_coverage {min_coverage}: a share between 0 and 1")
     if model is not None and not replay:
@@ -106,24 +95,10 @@ def compare(
         check_output(folder, force)
     if html is not None and Path(html).exists() and not force:
         raise OutputExists(f"{os.fspath(html)} exists; --force replaces it, or choose another page")
-
-    def opened(
-        run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>"
-    ) -> Run:
-        if isinstance(run, Mapping):
-            return arrays.in_memory(run, words)
-        return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
-
-    left, right, finer = (
-        opened(reference, "<reference arrays>"),
-        opened(target, "<target arrays>"),
-        opened(third) if third is not None else None,
-    )
-    runs = left, right
-    left, right, given = programs.apply_programs(
-        left, right, programs.open_programs(program, opened)
-    )
-    left, right = partial_prints.alike(*program_flow.with_agreeing_inputs(left, right))
+    runs = _opened(reference, "<reference arrays>"), _opened(target, "<target arrays>")
+    third_run = _opened(third) if third is not None else None
+    a, b, program_files = programs.apply_programs(*runs, programs.open_programs(program, _opened))
+    a, b = partial_prints.alike(*program_flow.with_agreeing_inputs(a, b))
     options = CompareOptions(
         replay=replay,
         strict=strict,
@@ -136,30 +111,23 @@ def compare(
         sample=sample,
         budget=budget,
         model=user_model.read(model) if model is not None else None,
-        views=shown,
+        views=view_names,
         progress=progress,
         occurrences=occurrences,
     )
-    if programs.is_program(left) or programs.is_program(right):
-        result = programs.compare(left, right)
+    if programs.is_program(a) or programs.is_program(b):
+        result = programs.compare(a, b)
     else:
-        result = programs.with_differences(
-            compare_runs(left, right, options, again=[opened(run) for run in again], third=finer),
-            given,
-            left,
-            right,
-        )
-    asked = {
+        result = compare_runs(a, b, options, again=list(map(_opened, again)), third=third_run)
+        result = programs.with_differences(result, program_files, a, b)
+    arguments = {
         "mapping": mapping,
         "match": match if match != "auto" else None,
         "allow": list(allow),
         "policy": policy,
         "model": model,
     }
-    given_by_name = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in asked.items()}
-    result = msgspec.structs.replace(
-        result, asked={k: v for k, v in given_by_name.items() if v and isinstance(v, (str, list))}
-    )
+    result = msgspec.structs.replace(result, asked=_plain(arguments))
     if folder is not None:
         write(result, folder)
     if html is not None:
@@ -169,6 +137,35 @@ def compare(
     return result
 
 
+def _check(
+    *, tier: str, match: str, sample: str, budget: float | None, view_names: Sequence[str]
+) -> None:
+    from whence.align import MATCHES
+
+    if tier not in ("core", "full"):
+        raise UsageError(f"tier {tier!r}: core or full")
+    if match not in MATCHES:
+        raise UsageError(f"match {match!r}: {', '.join(MATCHES[:-1])} or {MATCHES[-1]}")
+    if sample not in ("auto", "all"):
+        raise UsageError(f"sample {sample!r}: auto or all")
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"budget {budget}: seconds, 0 or more")
+    if unknown := [name for name in view_names if name not in views()]:
+        raise UsageError(f"view {unknown[0]!r}: {', '.join(views())}")
+
+
+def _opened(run: str | os.PathLike[str] | Run | Mapping[str, Any], words: str = "<arrays>") -> Run:
+    from whence.workflows.capture import arrays
+
+    return arrays.in_memory(run, words) if isinstance(run, Mapping) else as_run(run)
+
+
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that were given and can be written down; paths as text."""
+    texts = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in arguments.items()}
+    return {k: v for k, v in texts.items() if v and isinstance(v, (str, list))}
+
+
 def face(
     reference: str | os.PathLike[str] | Run,
     target: str | os.PathLike[str] | Run,
@@ -176,23 +173,17 @@ def face(
     mapping: str | os.PathLike[str] | None = None,
     match: str = "auto",
 ) -> Aligned:
-    """Bring two runs face to face without comparing them: the plan, and the runs it speaks of.
+    """Pair two runs without comparing them: the plan, and the runs it speaks of.
 
     mapping, match: as `compare` takes them. Raises UnreadableRun, UsageError.
     """
     from whence import align
     from whence.comparison.verdicts.sparse_target.inner_tensors import inside
     from whence.readers.figures import with_figures
-    from whence.readers.opening import open_run
 
-    opened = (
-        open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
-        for run in (reference, target)
-    )
-    left, right = map(with_figures, opened)
     return align.align(
-        left,
-        right,
+        with_figures(as_run(reference)),
+        with_figures(as_run(target)),
         match=match,
         user_map=align.load_map(mapping) if mapping is not None else None,
         inside=inside,
@@ -201,12 +192,12 @@ def face(
 
 def _check_again(
     reference: str | os.PathLike[str] | Run | Mapping[str, Any],
-    again: Sequence[str | os.PathLike[str] | Run],
+    further: Sequence[str | os.PathLike[str] | Run],
 ) -> None:
     paths = (str, os.PathLike)
-    if isinstance(again, paths):
-        raise UsageError(f"again takes a list of runs: again=[{os.fspath(again)!r}]")
-    for run in again:
+    if isinstance(further, paths):
+        raise UsageError(f"again takes a list of runs: again=[{os.fspath(further)!r}]")
+    for run in further:
         if run is reference or (
             isinstance(run, paths)
             and isinstance(reference, paths)

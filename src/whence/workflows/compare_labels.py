@@ -13,6 +13,7 @@ import msgspec
 from whence.errors import CaptureError, ElementsMissing, UnreadableRun
 from whence.records import Run
 from whence.results import Comparison, Finding, Shown, Status, ViewRow
+from whence.workflows.saved import as_run
 
 if TYPE_CHECKING:
     from whence.comparison.prepare.label_sides import Label, TensorMatcher
@@ -66,17 +67,14 @@ def labels_compared(
     from whence.comparison.options import CompareOptions
     from whence.comparison.pipeline import compare_runs
     from whence.comparison.prepare.label_sides import faced, labels_of, sides
-    from whence.readers.opening import open_run
 
-    given = [reference] if target is None else [reference, target]
-    paths = [Path(g).resolve() for g in given if isinstance(g, (str, os.PathLike))]
+    sources = [reference] if target is None else [reference, target]
+    paths = [Path(g).resolve() for g in sources if isinstance(g, (str, os.PathLike))]
     if len(paths) == 2 and paths[0] == paths[1]:
-        given = given[:1]
-    for path in given:
+        sources = sources[:1]
+    for path in sources:
         _settle(path)
-    runs = [
-        open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run for run in given
-    ]
+    runs = [as_run(run) for run in sources]
     labels = labels_of(runs)
     if not labels:
         raise CaptureError(
@@ -85,13 +83,13 @@ def labels_compared(
             "or WHENCE_LABEL in C++"
         )
     rows = faced(labels)
-    left, right, said = sides(rows)
+    reference_run, target_run, notes = sides(rows)
     result = compare_runs(
-        left,
-        right,
+        reference_run,
+        target_run,
         CompareOptions(replay=False, strict=strict, match="exact", stated=True, progress=progress),
     )
-    return _with_alone(result, rows, said), rows
+    return _with_alone(result, rows, notes), rows
 
 
 def run_labels(
@@ -111,40 +109,40 @@ def run_labels(
 
     folder = Path(output)
     check_output(folder, force)
-    said: list[str] = []
+    messages: list[str] = []
     code = run_command(
-        command, str(folder / "run"), force=force, labels_only=True, tell=said.append, **options
+        command, str(folder / "run"), force=force, labels_only=True, tell=messages.append, **options
     )
     # `code` is 3 too when nothing was captured
-    own = int(load_info(folder / "run").settings.get("exit_code", code))
+    exit_code = int(load_info(folder / "run").settings.get("exit_code", code))
     try:
         result = compare_labels(folder / "run", output=folder, force=True)
     except (CaptureError, UnreadableRun):
-        lines = "\n  ".join(line.removeprefix("whence: ") for line in said)
-        if own == 0:
+        lines = "\n  ".join(line.removeprefix("whence: ") for line in messages)
+        if exit_code == 0:
             raise CaptureError(
                 "no label was recorded; call whence.label(name, tensor, side=...) or "
                 f"WHENCE_LABEL in C++\n  {lines}"
             ) from None
         complain(f"no label was recorded; {lines}")
-        return own, None
-    for line in said:
+        return exit_code, None
+    for line in messages:
         complain(line.removeprefix("whence: "))
-    return own, result
+    return exit_code, result
 
 
 def _with_alone(
-    result: Comparison, rows: Sequence[TensorMatcher], said: Sequence[str]
+    result: Comparison, rows: Sequence[TensorMatcher], sentences: Sequence[str]
 ) -> Comparison:
     """With the labels that have no partner, and the tensors that are not there: neither is a
     pass.
     """
-    alone = [row for row in rows if row.reference is None or row.target is None]
+    unpaired = [row for row in rows if row.reference is None or row.target is None]
     names: dict[str, list[str]] = defaultdict(list)
-    for row in alone:
-        one = row.reference or row.target
-        assert one is not None
-        names[one.side or "without a side"].append(one.words)
+    for row in unpaired:
+        label = row.reference or row.target
+        assert label is not None
+        names[label.side or "without a side"].append(label.words)
     missing = [
         f"{words} label {label.words}: {why}"
         for row in rows
@@ -153,14 +151,14 @@ def _with_alone(
         if (why := lost(label))
     ]
     status, headline = result.status, result.headline
-    pairs = len(rows) - len(alone)
+    pairs = len(rows) - len(unpaired)
     if not pairs:
-        status, headline = "undecided", f"no two labels face each other: {alone[0].why}"
-    elif status == Status.SAME and (alone or missing):
+        status, headline = "undecided", f"no two labels face each other: {unpaired[0].why}"
+    elif status == Status.SAME and (unpaired or missing):
         words = [
-            f"{n} {what}"
-            for n, what in (
-                (len(alone), "labels face nothing"),
+            f"{n} {predicate}"
+            for n, predicate in (
+                (len(unpaired), "labels face nothing"),
                 (len(missing), "tensors are not there"),
             )
             if n
@@ -174,24 +172,27 @@ def _with_alone(
             else finding
         )
 
-    reasons = [f"{(row.reference or row.target).words}: {row.why}" for row in alone]  # type: ignore[union-attr]
+    reasons = [f"{(row.reference or row.target).words}: {row.why}" for row in unpaired]  # type: ignore[union-attr]
     return msgspec.structs.replace(
         result,
         status=status,
         headline=headline,
         findings=tuple(map(in_task, result.findings)),
-        unmatched=result.unmatched + len(alone),
+        unmatched=result.unmatched + len(unpaired),
         without_partner={
             **result.without_partner,
-            **{side: tuple(dict.fromkeys(found)) for side, found in names.items()},
+            **{side: tuple(dict.fromkeys(labels)) for side, labels in names.items()},
         },
-        notes=(*_few(missing), *_few(reasons), *_few(said), *(n for n in result.notes)),
+        notes=(*_few(missing), *_few(reasons), *_few(sentences), *(n for n in result.notes)),
     )
 
 
-def _few(sentences: Sequence[str], most: int = 3) -> list[str]:
-    more = len(sentences) - most
-    return [*sentences[:most], *([f"and {more} more, see cmp_report.csv"] if more > 0 else [])]
+def _few(sentences: Sequence[str], limit: int = 3) -> list[str]:
+    omitted = len(sentences) - limit
+    return [
+        *sentences[:limit],
+        *([f"and {omitted} more, see cmp_report.csv"] if omitted > 0 else []),
+    ]
 
 
 def lost(label: Label) -> str:
@@ -231,11 +232,11 @@ def _row(row: TensorMatcher) -> ViewRow:
     sides = (row.reference, row.target)
     # A file that never appeared has nothing to show; a row needs one side that names it.
     some = any(label is not None and label.record.dtype for label in sides)
-    shown = [
+    cells = [
         _shown(label) if label is not None and (label.record.dtype or not some) else None
         for label in sides
     ]
-    return ViewRow((-1, -1), "output.0", shown[0], shown[1], figures=figures, why=why)
+    return ViewRow((-1, -1), "output.0", cells[0], cells[1], figures=figures, why=why)
 
 
 def _shown(label: Label) -> Shown:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from whence.errors import OutputExists, StoreFailed, UsageError
 from whence.records import Run
+from whence.workflows.saved import as_run
 
 if TYPE_CHECKING:
     from whence.writers import Written
@@ -43,20 +44,19 @@ def convert(
     OutputExists, StoreFailed, MissingDependency.
     """
     from whence import writers
-    from whence.readers.opening import open_run
 
     writer = writers.named(to)
     final = Path(os.fspath(destination))
     if isinstance(source, (str, os.PathLike)):
         _check_apart(Path(os.fspath(source)), final)
     _check(final, force)
-    run = open_run(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else source
+    run = as_run(source)
     unfinished = final.with_name(f".unfinished-{os.getpid()}-{final.name}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        written = writer.write(run, unfinished, tell=progress or writers.silent)
-        if not written.tensors and not written.described:
-            raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(written)}")
+        result = writer.write(run, unfinished, tell=progress or writers.silent)
+        if not result.tensors and not result.described:
+            raise UsageError(f"nothing of {run.path} can be written as {to}: {_why(result)}")
         _replace(unfinished, final)
     except OSError as error:
         raise StoreFailed(
@@ -64,13 +64,13 @@ def convert(
         ) from error
     finally:
         _remove(unfinished)
-    return writers.moved(written, unfinished, final)
+    return writers.moved(result, unfinished, final)
 
 
 def _check_apart(source: Path, destination: Path) -> None:
     """A dump is not written into the one it is made of, nor over it."""
-    here, there = source.resolve(), destination.resolve()
-    if here == there or here in there.parents or there in here.parents:
+    inner, outer = source.resolve(), destination.resolve()
+    if inner == outer or inner in outer.parents or outer in inner.parents:
         raise UsageError(
             f"{destination} and {source} lie within each other; choose another destination"
         )
@@ -131,8 +131,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _why(written: Written) -> str:
+def _why(result: Written) -> str:
     return (
-        "; ".join(f"{why} ({len(names)})" for why, names in list(written.left_out.items())[:3])
+        "; ".join(f"{why} ({len(names)})" for why, names in list(result.left_out.items())[:3])
         or "there is no tensor in it"
     )

@@ -103,12 +103,12 @@ def _check(
 
 class _Doctor:
     def __init__(
-        self, subject: Subject, place: Path, kept: bool, options: dict[str, Any], tell: Tell
+        self, subject: Subject, place: Path, keep: bool, options: dict[str, Any], tell: Tell
     ) -> None:
-        self.subject, self.place, self.kept, self.options, self.tell = (
+        self.subject, self.place, self.keep, self.options, self.tell = (
             subject,
             place,
-            kept,
+            keep,
             options,
             tell,
         )
@@ -179,26 +179,26 @@ class _Doctor:
     def _planted(self, faults: int, seed: int) -> tuple[list[PlantedFault], list[str]]:
         sites = self._sites()
         order = Random(f"kinds {seed}").sample(_NORMAL, len(_NORMAL))
-        left = {
+        remaining = {
             kind: iter(Random(f"{kind} {seed}").sample(sites[kind], len(sites[kind])))
             for kind in order
         }
         out: list[PlantedFault] = []
         notes: list[str] = []
-        while len([p for p in out if p.outcome != "not planted"]) < faults and left:
-            for kind in [k for k in order if k in left]:
+        while len([p for p in out if p.outcome != "not planted"]) < faults and remaining:
+            for kind in [k for k in order if k in remaining]:
                 if len([p for p in out if p.outcome != "not planted"]) >= faults:
                     break
-                call = next(left[kind], None)
+                call = next(remaining[kind], None)
                 if call is None:
-                    del left[kind]
+                    del remaining[kind]
                     continue
                 self.tell(f"fault {len(out) + 1} of {faults}: {kind} in {call.scope}")
                 out.append(self._one(kind, call, len(out) + 1))
-        done = [p for p in out if p.outcome != "not planted"]
-        if len(done) < faults:
+        planted = [p for p in out if p.outcome != "not planted"]
+        if len(planted) < faults:
             notes.append(
-                f"only {len(done)} of {faults} faults found a place: the program calls too few "
+                f"only {len(planted)} of {faults} faults found a place: the program calls too few "
                 "modules that can have one"
             )
         return out, notes
@@ -209,9 +209,9 @@ class _Doctor:
         path = self.place / f"fault-{number:02d}-{kind}"
         self.subject.capture(path, **self.options, inject=f"{kind}@{call.root}/{call.scope}")
         run = open_run(str(path))
-        said = {n.kind: n.text for n in run.notes if n.kind in ("fault", "fault-refused")}
-        words = said.get("fault", said.get("fault-refused", "not planted")).partition(": ")[2]
-        if "fault" not in said:
+        notes = {n.kind: n.text for n in run.notes if n.kind in ("fault", "fault-refused")}
+        words = notes.get("fault", notes.get("fault-refused", "not planted")).partition(": ")[2]
+        if "fault" not in notes:
             self._drop(path)
             return PlantedFault(kind, call.scope, call.op_type, words, "not planted")
         result = self._compare(path)
@@ -262,12 +262,12 @@ class _Doctor:
         leaves = [c for c in big if c.leaf]
 
         def has(call: Call, slot: str, rank: int) -> bool:
-            found = [
+            records = [
                 r.record
                 for r in call.slots("param")
                 if r.slot == f"param.{slot}" and holders[r.record] == 1
             ]
-            return any(len(self.golden.records[n].shape) >= rank for n in found)
+            return any(len(self.golden.records[n].shape) >= rank for n in records)
 
         weights = [c for c in leaves if has(c, "weight", 2) and "Embedding" not in c.op_type]
         return {
@@ -284,8 +284,8 @@ class _Doctor:
         }
 
     def _all_zero(self, call: Call, slot: str) -> bool:
-        found = [self.golden.records[r.record].statistics for r in call.refs if r.slot == slot]
-        return all(s is not None and s.zero == s.count for s in found)
+        statistics = [self.golden.records[r.record].statistics for r in call.refs if r.slot == slot]
+        return all(s is not None and s.zero == s.count for s in statistics)
 
     def _output(self, call: Call) -> Any:
         """The record that a fault of the output changes: the first floating one, if it is large
@@ -321,8 +321,8 @@ class _Doctor:
         u = judge.unit_roundoff(record.dtype)
         if call.leaf and call.program:
             slots = {r.slot: SlotPair(r.slot, r.slot, r.record, r.record) for r in call.refs}
-            given = {r.slot: True for r in call.slots("param")}
-            request = ReplayRequest(call, call, slots.get, given, lambda slot, needs: False)
+            equal = {r.slot: True for r in call.slots("param")}
+            request = ReplayRequest(call, call, slots.get, equal, lambda slot, needs: False)
             result = Replayer(self.golden, self.golden).figures(request)
             return max((local.floor_rel for local in result.local.values()), default=u) or u
         return u
@@ -338,7 +338,7 @@ class _Doctor:
             raise type(error)(f"{path.name}: {error}") from error
 
     def _drop(self, path: Path) -> None:
-        if not self.kept:
+        if not self.keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -355,14 +355,14 @@ def caller(inputs: Any, dtype: Any = None) -> Callable[[Any], Any]:
     def use(model: Any) -> Any:
         import torch
 
-        given = copy.deepcopy(inputs)
+        values = copy.deepcopy(inputs)
         with torch.no_grad():
             parameter = next(iter(model.parameters()), None)
             if dtype is not None and parameter is not None and parameter.dtype == dtype:
-                given = _cast(given, dtype)
-            if isinstance(given, Mapping):
-                return model(**given)
-            return model(*given) if isinstance(given, (tuple, list)) else model(given)
+                values = _cast(values, dtype)
+            if isinstance(values, Mapping):
+                return model(**values)
+            return model(*values) if isinstance(values, (tuple, list)) else model(values)
 
     return use
 

@@ -26,9 +26,9 @@ def called(model: Any, inputs: Any) -> Any:
     the dtype of its parameters where these have one alone. The caller's are never written. Raises
     UsageError for a tensor that the framework cannot hold, and whatever the model raises.
     """
-    own, scope = _paddle(model) if is_paddle(model) else _torch(model)
+    adapt, scope = _paddle(model) if is_paddle(model) else _torch(model)
     positional, named = _arguments(inputs)
-    args, kwargs = _mapped(positional, own), _mapped(named, own)
+    args, kwargs = _mapped(positional, adapt), _mapped(named, adapt)
     with scope:
         if not hasattr(model, "register_output_hook"):
             return model(*args, **kwargs)
@@ -46,14 +46,14 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs if type(inputs) is tuple else (inputs,)), {}
 
 
-def _mapped(value: Any, own: Callable[[Any], Any]) -> Any:
+def _mapped(value: Any, adapt: Callable[[Any], Any]) -> Any:
     """A copy of `value` with every tensor in it made the model's own."""
     if isinstance(value, np.ndarray) or _is_torch(value) or _is_paddle(value):
-        return own(value)
+        return adapt(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, own) for key, item in value.items()}
+        return {key: _mapped(item, adapt) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_mapped(item, own) for item in value)
+        return type(value)(_mapped(item, adapt) for item in value)
     return copy.deepcopy(value)
 
 
@@ -80,25 +80,25 @@ def _torch(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContext
 
     from whence.frameworks import torch_arrays as arrays
 
-    held = [*model.parameters(), *model.buffers()]
-    device = held[0].device if held else None
+    tensors = [*model.parameters(), *model.buffers()]
+    device = tensors[0].device if tensors else None
     floating = {p.dtype for p in model.parameters() if p.is_floating_point()}
     dtype = floating.pop() if len(floating) == 1 else None
 
     def own(value: Any) -> Any:
-        made = value.detach().clone() if _is_torch(value) else arrays.from_host(_host(value))
-        made = made.to(device) if device is not None else made
-        return made.to(dtype) if dtype is not None and made.is_floating_point() else made
+        tensor = value.detach().clone() if _is_torch(value) else arrays.from_host(_host(value))
+        tensor = tensor.to(device) if device is not None else tensor
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
         kind = device.type if device is not None else "cpu"
-        kept = (
+        generators = (
             {"devices": [device], "device_type": kind}
             if kind not in ("cpu", "meta")
             else {"devices": []}
         )
-        with torch.no_grad(), torch.random.fork_rng(**kept):
+        with torch.no_grad(), torch.random.fork_rng(**generators):
             yield
 
     return own, scope()
@@ -122,22 +122,22 @@ def _paddle(model: Any) -> tuple[Callable[[Any], Any], contextlib.AbstractContex
         name = dtypes.of(array).name
         # numpy's own dtypes alone are taken
         if array.dtype.kind == "V" or name.startswith(("bf", "float8")):
-            made = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
+            tensor = paddle.to_tensor(array.astype(np.float32), place=place).cast(name)
         else:
-            made = paddle.to_tensor(array, place=place)
+            tensor = paddle.to_tensor(array, place=place)
         return (
-            made.cast(dtype)
+            tensor.cast(dtype)
             if dtype and name != dtype and dtypes.named(name).kind == "float"
-            else made
+            else tensor
         )
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
-        before = paddle.get_rng_state()
+        state = paddle.get_rng_state()
         try:
             with paddle.no_grad():
                 yield
         finally:
-            paddle.set_rng_state(before)
+            paddle.set_rng_state(state)
 
     return own, scope()

@@ -81,23 +81,23 @@ def latest() -> tuple[Comparison | str, str]:
     try:
         head, _, body = file.read_bytes().partition(b"\n")
         folder = orjson.loads(head)["folder"]
-        said = _age(time.time() - file.stat().st_mtime)
+        age = _age(time.time() - file.stat().st_mtime)
         if folder is not None:
-            return folder, f"{folder}, made {said}"
+            return folder, f"{folder}, made {age}"
         result = msgspec.json.decode(body, type=Comparison)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableRun(
             f"the last comparison ({file}) cannot be read: {error}; compare again"
         ) from error
-    return result, f"{result.reference} against {result.target}, made {said}"
+    return result, f"{result.reference} against {result.target}, made {age}"
 
 
 def _name() -> str:
     try:
-        here = os.getcwd()  # noqa: PTH109 - the digest is of its bytes
+        folder = os.getcwd()  # noqa: PTH109 - the digest is of its bytes
     except OSError:  # the folder is gone
-        here = ""
-    return hashlib.sha256(os.fsencode(here)).hexdigest()[:32] + ".json"
+        folder = ""
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:32] + ".json"
 
 
 def _age(seconds: float) -> str:
@@ -115,12 +115,12 @@ def _tidy(folder: Path) -> None:
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
                 aged.append((now - entry.stat(follow_symlinks=False).st_mtime, entry.path))
-    kept = 0
+    finished = 0
     for age, path in sorted(aged):
         is_unfinished = path.endswith(".tmp")
-        kept += not is_unfinished
+        finished += not is_unfinished
         if age > (3600 if is_unfinished else _MOST_SECONDS) or (
-            not is_unfinished and kept > _MOST_FILES
+            not is_unfinished and finished > _MOST_FILES
         ):
             with contextlib.suppress(OSError):
                 Path(path).unlink()

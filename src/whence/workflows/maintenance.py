@@ -15,8 +15,8 @@ def scrub(path: str, names: Sequence[str] = (), *, force: bool = False) -> tuple
     """
     from whence import store
 
-    done = store.scrub(path, tuple(names) or None, force=force)
-    return done.records, done.nbytes
+    result = store.scrub(path, tuple(names) or None, force=force)
+    return result.records, result.nbytes
 
 
 def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
@@ -25,14 +25,14 @@ def recover(path: str, *, force: bool = False) -> tuple[str, ...]:
     """
     from whence import store
 
-    told = []
-    for done in store.recover(path, force=force):
-        parts = [f"{done.folder}: {done.records} records readable"]
-        parts += [f"finished {', '.join(done.finished)}"] if done.finished else []
-        parts += [f"{done.lost} records without their elements"] if done.lost else []
-        parts += [f"{done.cut_bytes} torn bytes cut from the journal"] if done.cut_bytes else []
-        told.append(", ".join(parts))
-    return tuple(told)
+    sentences = []
+    for result in store.recover(path, force=force):
+        parts = [f"{result.folder}: {result.records} records readable"]
+        parts += [f"finished {', '.join(result.finished)}"] if result.finished else []
+        parts += [f"{result.lost} records without their elements"] if result.lost else []
+        parts += [f"{result.cut_bytes} torn bytes cut from the journal"] if result.cut_bytes else []
+        sentences.append(", ".join(parts))
+    return tuple(sentences)
 
 
 def warmup() -> None:

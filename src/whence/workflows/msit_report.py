@@ -21,8 +21,8 @@ _LAYER = re.compile(r"(.*\.)?\d+")
 
 
 def cmp_report(
-    golden: str,
-    mine: str,
+    reference: str,
+    target: str,
     *,
     level: str = "",
     tool: str = "msit",
@@ -44,11 +44,11 @@ def cmp_report(
     if level and level not in LEVELS:
         raise UsageError(f"level {level!r}: {', '.join(LEVELS)}")
     if say is not None:
-        say(f"Comparing {_kind(mine)} with {_kind(golden)}")
+        say(f"Comparing {_kind(target)} with {_kind(reference)}")
     result, rows = (
-        _tokens(golden, mine, progress)
+        _tokens(reference, target, progress)
         if level in ("token", "logits")
-        else _levelled(golden, mine, level, progress)
+        else _levelled(reference, target, level, progress)
     )
     if show is not None:
         show(result)
@@ -77,7 +77,7 @@ def _kind(path: str) -> str:
     return {"fx": "FX", "ge": "GE", "atb": "ATB"}.get(info.kind, "Torch")
 
 
-def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
+def _of_logits(reference: str, target: str) -> Sequence[ViewRow]:
     """The rows of captures of logits alone, which `compare` judges token by token and without
     views.
     """
@@ -87,11 +87,11 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
     from whence.comparison.views.rows import viewed
     from whence.readers.opening import open_run
 
-    def progress(done: int, of: int, what: str) -> None:
+    def progress(count: int, of: int, text: str) -> None:
         """Two dumps of logits are soon read."""
 
     options = CompareOptions(replay=False, views=("msit",))
-    prepared = prepare(open_run(golden), open_run(mine), options)
+    prepared = prepare(open_run(reference), open_run(target), options)
     plan = prepared.aligned.plan
     paired = PairedRuns(prepared.reference, prepared.target, plan, options, progress)
     paired.measure()
@@ -99,28 +99,29 @@ def _of_logits(golden: str, mine: str) -> Sequence[ViewRow]:
 
 
 def _levelled(
-    golden: str, mine: str, level: str, progress: Callable[[int, int, str], None] | None
+    reference: str, target: str, level: str, progress: Callable[[int, int, str], None] | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
     """Everything compared, and the rows of a level."""
     from whence.workflows.compare import compare
 
-    result = compare(golden, mine, view="msit", progress=progress)
+    result = compare(reference, target, view="msit", progress=progress)
     every: Sequence[ViewRow] = result.views.get("msit", ())
     if "msit" not in result.views:
-        every = _of_logits(golden, mine)
+        every = _of_logits(reference, target)
         result = _without_view_note(result)
     rows = _chosen(every, level)
     if not rows:
         kinds = ", ".join(sorted({_side(row).kind for row in every})) or "nothing"
         hint = ": dump with --type op (mode 'api')" if level == "api" else ""
         raise UsageError(
-            f"{golden} and {mine} have nothing at level {level or 'any'}; they hold {kinds}{hint}"
+            f"{reference} and {target} have nothing at level {level or 'any'}; they hold "
+            f"{kinds}{hint}"
         )
     return result, rows
 
 
 def _tokens(
-    golden: str, mine: str, progress: Callable[[int, int, str], None] | None
+    reference: str, target: str, progress: Callable[[int, int, str], None] | None
 ) -> tuple[Comparison, Sequence[ViewRow]]:
     """One row for each token. The answer is that of the two dumps where these can be compared
     otherwise, else that of the logits alone.
@@ -130,20 +131,20 @@ def _tokens(
     from whence.readers.opening import open_run
     from whence.workflows.compare import compare
 
-    reference, target = open_run(golden), open_run(mine)
-    *tensors, alone = token_logits.found(reference, target)
-    for path, side in zip((golden, mine), tensors, strict=True):
+    reference_run, target_run = open_run(reference), open_run(target)
+    *tensors, logits_only = token_logits.found(reference_run, target_run)
+    for path, side in zip((reference, target), tensors, strict=True):
         if not side:
             raise UsageError(
                 f"{path} holds no output of any token: dump the logits (dump_last_logits=True) "
                 "or the outputs of modules"
             )
     answer, rows = token_logits.compared(
-        reference, target, (tensors[0], tensors[1]), CompareOptions(replay=False)
+        reference_run, target_run, (tensors[0], tensors[1]), CompareOptions(replay=False)
     )
-    if alone and not _have_ids(reference, target):
+    if logits_only and not _have_ids(reference_run, target_run):
         return answer, rows
-    result = _without_view_note(compare(golden, mine, view="msit", progress=progress))
+    result = _without_view_note(compare(reference, target, view="msit", progress=progress))
     return (result if result.coverage.measured else answer), rows
 
 
@@ -161,9 +162,9 @@ def _without_view_note(result: Comparison) -> Comparison:
 
 
 def _side(row: ViewRow) -> Shown:
-    found = row.reference or row.target
-    assert found is not None
-    return found
+    cell = row.reference or row.target
+    assert cell is not None
+    return cell
 
 
 def _chosen(rows: Sequence[ViewRow], level: str) -> list[ViewRow]:

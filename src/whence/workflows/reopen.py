@@ -52,18 +52,18 @@ def reopened(
     model: as `compare` takes it. runs: both, where they are open already. Raises UnreadableRun when
     a run is not where it was.
     """
-    asked = compared.asked
-    left, right = runs if runs is not None else runs_of(compared)
+    arguments = compared.asked
+    reference, target = runs if runs is not None else runs_of(compared)
     options = CompareOptions(
-        allow=tuple(asked.get("allow", ())),
-        match=asked.get("match", "auto"),
-        chart=align.load_map(asked["mapping"]) if "mapping" in asked else None,
-        policy=load_policy(asked["policy"]) if "policy" in asked else None,
+        allow=tuple(arguments.get("allow", ())),
+        match=arguments.get("match", "auto"),
+        chart=align.load_map(arguments["mapping"]) if "mapping" in arguments else None,
+        policy=load_policy(arguments["policy"]) if "policy" in arguments else None,
         model=model,
     )
-    left, right, _ = programs.apply_programs(
-        left, right, programs.open_programs(compared.program_files or None, open_run)
+    reference, target, _ = programs.apply_programs(
+        reference, target, programs.open_programs(compared.program_files or None, open_run)
     )
-    left, right, _ = plain(*partial_prints.alike(*program_flow.with_agreeing_inputs(left, right)))
-    aligned = prepare(left, right, options).aligned
+    reference, target, _ = plain(*partial_prints.alike(*program_flow.with_agreeing_inputs(reference, target)))
+    aligned = prepare(reference, target, options).aligned
     return aligned, options

@@ -77,9 +77,9 @@ class Command:
         from whence.instrument.launch import interpreter, launcher
 
         with self._log() as log, contextlib.chdir(self.cwd):
-            given = self.environment()
-            interpreter.find(self.command, given)
-            ended = launcher.execute(self.command, given, log)
+            environment = self.environment()
+            interpreter.find(self.command, environment)
+            ended = launcher.execute(self.command, environment, log)
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 
@@ -94,32 +94,41 @@ class Command:
         """environment: variables of it beside ours."""
         from whence.workflows.capture.command import run_command
 
-        told: list[str] = []
+        messages: list[str] = []
         began = time.monotonic()
         absolute = path.absolute()
         with self._log() as log, _whole(absolute), contextlib.chdir(self.cwd):
-            given = {
+            variables = {
                 **self.environment(),
                 **(_ONE_THREAD if variant else {}),
                 **(environment or {}),
             }
             code = run_command(
-                self.command, str(absolute), environment=given, log=log, tell=told.append, **options
+                self.command,
+                str(absolute),
+                environment=variables,
+                log=log,
+                tell=messages.append,
+                **options,
             )
-            self._check(code, log, told[-1] if told else "", captured=_holds_calls(absolute))
+            self._check(
+                code, log, messages[-1] if messages else "", captured=_holds_calls(absolute)
+            )
         return time.monotonic() - began
 
     def environment(self) -> dict[str, str]:
         """The environment that it runs in."""
-        given = {
+        variables = {
             **os.environ,
             **{name: value for name, value in self.variables.items() if value is not None},
         }
         return {
-            name: value for name, value in given.items() if self.variables.get(name, "") is not None
+            name: value
+            for name, value in variables.items()
+            if self.variables.get(name, "") is not None
         }
 
-    def _check(self, code: int, log: Any, told: str, *, captured: bool = True) -> None:
+    def _check(self, code: int, log: Any, message: str, *, captured: bool = True) -> None:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         if code == 0 or (code in self.exit_codes and captured):
@@ -130,7 +139,7 @@ class Command:
         raised = next((line for line in reversed(lines) if RAISED.match(line)), "")
         if raised and raised not in tail:  # some say a page more after it
             tail = [raised, "...", *tail]
-        said = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
+        output = "\n".join(f"  | {line}" for line in tail) or "  (it printed nothing)"
         hint = (
             ""
             if not captured
@@ -138,8 +147,8 @@ class Command:
             "run as TGT"
         )
         raise CaptureError(
-            f"{self.words} ended with exit code {code}{'; ' + told if told else ''}; its last "
-            f"lines:\n{said}{hint}"
+            f"{self.words} ended with exit code {code}{'; ' if message else ''}{message}; its last "
+            f"lines:\n{output}{hint}"
         )
 
     @staticmethod
@@ -181,19 +190,19 @@ class Program:
         import torch
 
         states = random.getstate(), np.random.get_state()
-        said = io.StringIO()
+        discarded = io.StringIO()
         began = time.monotonic()
         try:
             with (
                 torch.random.fork_rng(),
-                contextlib.redirect_stderr(said),
-                contextlib.redirect_stdout(said),
+                contextlib.redirect_stderr(discarded),
+                contextlib.redirect_stdout(discarded),
             ):
                 self._use(model)
         except Exception as error:  # whatever the user's model raises
-            what = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             raise CaptureError(
-                f"the model cannot be run as asked: {what}; run it on these inputs without "
+                f"the model cannot be run as asked: {reason}; run it on these inputs without "
                 "whence first"
             ) from error
         finally:
@@ -208,12 +217,12 @@ class Program:
         import torch
 
         if variant == "one thread":
-            before = torch.get_num_threads()
+            threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
                 yield self._model
             finally:
-                torch.set_num_threads(before)
+                torch.set_num_threads(threads)
         elif variant:
             yield copy.deepcopy(self._model).to(self._dtype)
         else:
@@ -223,11 +232,11 @@ class Program:
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[None]:
     """A run that did not come to its end is removed: nothing half is left behind."""
-    there = path.exists()
+    existed = path.exists()
     try:
         yield
     except BaseException:  # Ctrl-C too
-        if not there:
+        if not existed:
             shutil.rmtree(path, ignore_errors=True)
         raise
 
@@ -238,8 +247,8 @@ def workplace(keep: str | os.PathLike[str] | None, name: str) -> Iterator[Path]:
     folder with files in it.
     """
     if keep is None:
-        with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix=f"whence-{name}-") as temporary:
+            yield Path(temporary)
         return
     place = Path(keep)
     if place.is_file() or (place.is_dir() and any(place.iterdir())):
@@ -273,14 +282,14 @@ def recorded(info: Any, path: str) -> Command:
             f"the command of {path} had secrets, which were not kept; give the command after --"
         )
     as_it_ran = _variables(info, path)
-    found = Command(
+    command_again = Command(
         tuple(command),
         info.cwd,
         exit_codes=(info.settings.get("exit_code", 0),),
         variables=as_it_ran,
     )
-    _same_versions(found, info, path)
-    return found
+    _same_versions(command_again, info, path)
+    return command_again
 
 
 def _variables(info: Any, path: str) -> dict[str, str | None]:
@@ -289,21 +298,21 @@ def _variables(info: Any, path: str) -> dict[str, str | None]:
     """
     from whence.instrument.launch.redaction import MASK
 
-    kept: dict[str, str | None] = {
+    variables: dict[str, str | None] = {
         name: value for name, value in info.environment.items() if MASK not in value
     }
     if not info.interpreter:
-        return kept
+        return variables
     if not Path(info.interpreter).exists():
         raise UnreadableRun(
             f"{path} was made by {info.interpreter}, which is not there; give the command again "
             "after --"
         )
-    kept.setdefault("PYTHONPATH", None)
+    variables.setdefault("PYTHONPATH", None)
     folder = str(Path(info.interpreter).parent)
     if (os.environ.get("PATH", "").split(os.pathsep) or [""])[0] != folder:
-        kept["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
-    return kept
+        variables["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
+    return variables
 
 
 def _same_versions(command: Command, info: Any, path: str) -> None:
@@ -311,23 +320,23 @@ def _same_versions(command: Command, info: Any, path: str) -> None:
     from whence.instrument.launch import interpreter
 
     with contextlib.chdir(command.cwd):
-        given = command.environment()
-        found = interpreter.find(command.command, given)
-        here = interpreter.check(found, given) if found is not None else {}
-    known = {
+        environment = command.environment()
+        python = interpreter.find(command.command, environment)
+        versions = interpreter.check(python, environment) if python is not None else {}
+    recorded_versions = {
         name: version
         for name, version in info.versions.items()
         if name in (*interpreter.PACKAGES, "python")
     }
-    other = [
-        f"{name} {here.get(name) or 'is missing'}, was {version}"
-        for name, version in known.items()
-        if here.get(name) != version
+    changed = [
+        f"{name} {versions.get(name) or 'is missing'}, was {version}"
+        for name, version in recorded_versions.items()
+        if versions.get(name) != version
     ]
-    if here and other:
-        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+    if versions and changed:
+        omitted = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise UsageError(
-            f"the program of {path} would not run as it ran: {'; '.join(other[:3])}{more}. "
+            f"the program of {path} would not run as it ran: {'; '.join(changed[:3])}{omitted}. "
             "Install what was recorded, or give the command "
             "after -- to run it with what is here"
         )

@@ -12,7 +12,15 @@ from whence.errors import OutputExists, StoreFailed, UnreadableRun
 
 if TYPE_CHECKING:
     from whence.judge.policy import Policy
+    from whence.records import Run
     from whence.results import Comparison
+
+
+def as_run(run: str | os.PathLike[str] | Run) -> Run:
+    """The run, opened where a path was given. Raises UnreadableRun."""
+    from whence.readers.opening import open_run
+
+    return open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
@@ -51,10 +59,12 @@ def check_output(folder: Path, force: bool) -> None:
             f"cannot write a comparison to {folder}: it is a file; choose another -o"
         )
     if any(folder.iterdir()) and not force:
-        known = (folder / "summary.json").exists()
+        if (folder / "summary.json").exists():
+            holds, replaced = "a comparison", "it"
+        else:
+            holds, replaced = "files", "what has our names"
         raise OutputExists(
-            f"{folder} already holds {'a comparison' if known else 'files'}; "
-            f"--force replaces {'it' if known else 'what has our names'}, or choose another -o"
+            f"{folder} already holds {holds}; --force replaces {replaced}, or choose another -o"
         )
 
 

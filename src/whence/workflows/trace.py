@@ -41,23 +41,23 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
             "calls of these runs were joined to face each other; their ways are not followed, "
             "whence show lists the calls"
         )
-    left, right = (open_run(path) for path in (result.reference, result.target))
-    left, right, _ = programs.apply_programs(
-        left, right, programs.open_programs(result.program_files or None, open_run)
+    reference, target = (open_run(path) for path in (result.reference, result.target))
+    reference, target, _ = programs.apply_programs(
+        reference, target, programs.open_programs(result.program_files or None, open_run)
     )
-    left, right = with_figures(left), with_figures(right)
+    reference, target = with_figures(reference), with_figures(target)
     named = {row.pair: row.name for row in result.rows}
     for index, pair in enumerate(result.plan.pairs):
-        call = left.calls[pair.reference] if pair.reference < len(left.calls) else None
+        call = reference.calls[pair.reference] if pair.reference < len(reference.calls) else None
         if (
             call is None
-            or pair.target >= len(right.calls)
+            or pair.target >= len(target.calls)
             or named.get(index, call.scope or call.root) != (call.scope or call.root)
         ):
             raise UnreadableRun(
                 f"{result.reference} is not the run that was compared; compare again"
             )
-    tracer = OriginTracer(flow_of(left, right, result.plan, result.rows, result.verdicts))
+    tracer = OriginTracer(flow_of(reference, target, result.plan, result.rows, result.verdicts))
     start = tracer.first() if not tensor else _named(tracer, tensor)
     if start is None:
         raise UsageError(
@@ -68,21 +68,21 @@ def trace(comparison: str | os.PathLike[str] | Comparison, tensor: str = "") -> 
 
 
 def _named(tracer: OriginTracer, tensor: str) -> Call:
-    found = _POINT.fullmatch(tensor)
-    assert found is not None
+    point = _POINT.fullmatch(tensor)
+    assert point is not None
     step, occurrence = (
-        int(found[k]) if found[k] is not None else None for k in ("step", "occurrence")
+        int(point[k]) if point[k] is not None else None for k in ("step", "occurrence")
     )
     calls = [
         c
         for c in tracer.calls
-        if (c.scope or c.root) == found["name"]
+        if (c.scope or c.root) == point["name"]
         and step in (None, c.step)
         and occurrence in (None, c.occurrence)
     ]
     if not calls:
         near = difflib.get_close_matches(
-            found["name"], sorted({c.scope or c.root for c in tracer.calls}), 3, 0.5
+            point["name"], sorted({c.scope or c.root for c in tracer.calls}), 3, 0.5
         )
         hint = f"; nearest: {', '.join(near)}" if near else "; whence show lists the calls"
         raise UsageError(f"no call {tensor!r} in the reference{hint}")

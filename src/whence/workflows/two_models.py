@@ -57,14 +57,14 @@ def auto_diff(
     from whence.workflows.compare import compare
     from whence.workflows.saved import check_output
 
-    given = _each(inputs)
+    inputs_of_each = _each(inputs)
     folder = Path(output) if output is not None else None
     if folder is not None:
         check_output(folder, force)
     with tempfile.TemporaryDirectory(prefix="whence-") as scratch:
         place = folder or Path(scratch)
         for name, model, values in zip(
-            ("reference", "target"), (model_a, model_b), given, strict=True
+            ("reference", "target"), (model_a, model_b), inputs_of_each, strict=True
         ):
             args, kwargs = _arguments(values, _converter(model))
             with capturing(model, place / name, force=force, **(capture or {})):
@@ -83,11 +83,11 @@ def auto_diff(
 def _each(inputs: Any) -> tuple[Any, Any]:
     """What each of the two models is given."""
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2:
-        one, two = inputs
-        if (isinstance(one, dict) and isinstance(two, dict)) or (
-            isinstance(one, (tuple, list)) and isinstance(two, (tuple, list))
+        first, second = inputs
+        if (isinstance(first, dict) and isinstance(second, dict)) or (
+            isinstance(first, (tuple, list)) and isinstance(second, (tuple, list))
         ):
-            return one, two
+            return first, second
     return inputs, inputs
 
 

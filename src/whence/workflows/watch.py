@@ -24,12 +24,12 @@ class _Look(NamedTuple):
 
     run: Run
     writing: bool
-    done: frozenset[tuple[int, str, int]]
+    ended_steps: frozenset[tuple[int, str, int]]
 
     @property
     def last(self) -> int:
         """The last step that has ended, -1 before the first."""
-        return max((step for *_, step in self.done), default=-1)
+        return max((step for *_, step in self.ended_steps), default=-1)
 
 
 def watch(
@@ -56,22 +56,28 @@ def watch(
 
     if output is not None:
         check_output(Path(output), force)
-    seen: tuple[Any, ...] = ()
+    state_before: tuple[Any, ...] = ()
     while True:
         sides = [_looked(path, tell) for path in (reference, target)]
         if None not in sides:
-            left, right = (side for side in sides if side is not None)
-            writing = left.writing or right.writing
-            now = (
+            reference_side, target_side = (side for side in sides if side is not None)
+            writing = reference_side.writing or target_side.writing
+            state = (
                 writing,
                 *(
-                    (side.done, len(side.run.calls) if not side.writing else 0)
-                    for side in (left, right)
+                    (side.ended_steps, len(side.run.calls) if not side.writing else 0)
+                    for side in (reference_side, target_side)
                 ),
             )
-            if now != seen and (not writing or min(left.last, right.last) >= 0):
-                first, seen, began = not seen, now, time.monotonic()
-                runs = _shared(left, right) if writing else (left.run, right.run)
+            if state != state_before and (
+                not writing or min(reference_side.last, target_side.last) >= 0
+            ):
+                first, state_before, began = not state_before, state, time.monotonic()
+                runs = (
+                    _shared(reference_side, target_side)
+                    if writing
+                    else (reference_side.run, target_side.run)
+                )
                 result = compare(*runs, output=output, force=force or not first, **how)
                 yield result
                 if not writing or (
@@ -83,7 +89,7 @@ def watch(
                 # looking.
                 time.sleep(time.monotonic() - began)
             elif tell is not None:
-                tell(f"{left.last + 1} and {right.last + 1} steps have ended")
+                tell(f"{reference_side.last + 1} and {target_side.last + 1} steps have ended")
         time.sleep(every)
 
 
@@ -111,10 +117,10 @@ def _unborn(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _shared(left: _Look, right: _Look) -> tuple[Run, Run]:
+def _shared(reference_side: _Look, target_side: _Look) -> tuple[Run, Run]:
     """Both runs up to the last step that each side which is being written has ended."""
-    last = min(side.last for side in (left, right) if side.writing)
-    return _ended(left, last), _ended(right, last)
+    last = min(side.last for side in (reference_side, target_side) if side.writing)
+    return _ended(reference_side, last), _ended(target_side, last)
 
 
 def _ended(side: _Look, last: int) -> Run:
@@ -122,16 +128,16 @@ def _ended(side: _Look, last: int) -> Run:
 
     from whence.records import Over
 
-    kept = [
+    calls = [
         c
         for c in side.run.calls
-        if c.step <= last and ((c.rank, c.root, c.step) in side.done or not side.writing)
+        if c.step <= last and ((c.rank, c.root, c.step) in side.ended_steps or not side.writing)
     ]
-    places = {call.id: at for at, call in enumerate(kept)}
+    places = {call.id: place for place, call in enumerate(calls)}
     return Over(
         side.run,
         [
             msgspec.structs.replace(c, id=places[c.id], parent=places.get(c.parent, -1))
-            for c in kept
+            for c in calls
         ],
     )

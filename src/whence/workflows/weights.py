@@ -1,6 +1,4 @@
-"""Which parameter of one run faces which of another, how it is brought there, and whether both then
-hold the same.
-"""
+"""Pairs the parameters of two runs, and says whether they hold the same."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from whence.errors import ElementsMissing, UsageError
 from whence.records.slots import is_param, param_name
 
 if TYPE_CHECKING:
+    from whence import align
     from whence.records import Call, Run
-    from whence.results import Made, SlotPair, WeightMap
+    from whence.results import FacedWeight, Made, SlotPair, WeightMap
 
 
 def map_weights(
@@ -27,74 +26,78 @@ def map_weights(
     mapping: a map to start from (docs/alignment.md). Raises UnreadableRun, UsageError (no parameter
     faces another).
     """
-    from whence import align
-    from whence.comparison.verdicts.sparse_target.inner_tensors import inside
-    from whence.readers.figures import with_figures
-    from whence.readers.opening import open_run
-    from whence.results import FacedWeight, WeightMap
+    from whence.results import WeightMap
+    from whence.workflows.compare import face
 
-    opened = (
-        open_run(os.fspath(run)) if isinstance(run, (str, os.PathLike)) else run
-        for run in (reference, target)
-    )
-    left, right = map(with_figures, opened)
-    aligned = align.align(
-        left,
-        right,
-        user_map=align.load_map(mapping) if mapping is not None else None,
-        inside=inside,
-    )
-    ours, theirs = aligned.reference, aligned.target
-    # How the user's run keeps them is in the plan as said; what they become, in the one that was
-    # carried out.
-    said = {(p.reference, s.reference_slot): s for p in aligned.as_said().pairs for s in p.slots}
-    made = {m.record: m for m in aligned.plan.made_target}
-    out: dict[tuple[str, str], FacedWeight] = {}
-    met: tuple[set[str], set[str]] = (set(), set())
-    for pair in aligned.plan.pairs:
-        a, b = ours.calls[pair.reference], theirs.calls[pair.target]
-        for slot in (s for s in pair.slots if is_param(s.reference_slot)):
-            key = _name(a), param_name(slot.reference_slot)
-            told = said.get((pair.reference, slot.reference_slot), slot)
-            met[0].add(_full(a, slot.reference_slot))
-            met[1].add(_full(b, told.target_slot))
-            if key not in out:
-                state, error = _state(ours, theirs, slot)
-                shape = theirs.records[_source(slot.target_record, made)].shape
-                out[key] = FacedWeight(
-                    key[0],
-                    key[1],
-                    _name(b),
-                    param_name(told.target_slot),
-                    slot.dims,
-                    ours.records[slot.reference_record].shape,
-                    shape,
-                    state,
-                    error,
-                )
-    if not out:
+    aligned = face(reference, target, mapping=mapping)
+    weights = _paired(aligned)
+    if not weights:
         raise UsageError(
             "no parameter of one faces one of the other: capture both with their parameters, or "
             "give --map"
         )
-    alone = [
-        tuple(
-            dict.fromkeys(
-                name
-                for c in run.calls
-                for r in c.slots("param")
-                if (name := _full(c, r.slot)) not in seen
+    return WeightMap(tuple(weights.values()), *_unpaired(aligned))
+
+
+def _paired(aligned: align.Aligned) -> dict[tuple[str, str], FacedWeight]:
+    """The first pair of every parameter, by (module, parameter)."""
+    from whence.results import FacedWeight
+
+    reference, target = aligned.reference, aligned.target
+    derived = {m.record: m for m in aligned.plan.made_target}
+    stated = _stated(aligned)
+    weights: dict[tuple[str, str], FacedWeight] = {}
+    for pair in aligned.plan.pairs:
+        a, b = reference.calls[pair.reference], target.calls[pair.target]
+        for slot in (s for s in pair.slots if is_param(s.reference_slot)):
+            key = _name(a), param_name(slot.reference_slot)
+            if key in weights:
+                continue
+            own_slot = stated.get((pair.reference, slot.reference_slot), slot.target_slot)
+            weights[key] = FacedWeight(
+                *key,
+                _name(b),
+                param_name(own_slot),
+                slot.dims,
+                reference.records[slot.reference_record].shape,
+                target.records[_source(slot.target_record, derived)].shape,
+                *_state(reference, target, slot),
             )
-        )
-        for run, seen in zip((ours, theirs), met)
-    ]
-    return WeightMap(tuple(out.values()), alone[0], alone[1])
+    return weights
 
 
-def _source(record: int, made: Mapping[int, Made]) -> int:
+def _stated(aligned: align.Aligned) -> dict[tuple[int, str], str]:
+    """(call, slot) of the reference -> slot of the user's target. The plan that was carried out has
+    what the target's tensors become, the plan as said has how the run keeps them.
+    """
+    return {
+        (p.reference, s.reference_slot): s.target_slot
+        for p in aligned.as_said().pairs
+        for s in p.slots
+    }
+
+
+def _unpaired(aligned: align.Aligned) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parameters of the reference and of the target that have no partner."""
+    reference, target, stated = aligned.reference, aligned.target, _stated(aligned)
+    paired: tuple[set[str], set[str]] = (set(), set())
+    for pair in aligned.plan.pairs:
+        for slot in (s for s in pair.slots if is_param(s.reference_slot)):
+            own_slot = stated.get((pair.reference, slot.reference_slot), slot.target_slot)
+            paired[0].add(_full(reference.calls[pair.reference], slot.reference_slot))
+            paired[1].add(_full(target.calls[pair.target], own_slot))
+
+    def names(run: Run, paired_names: set[str]) -> tuple[str, ...]:
+        every = (_full(c, r.slot) for c in run.calls for r in c.slots("param"))
+        return tuple(dict.fromkeys(name for name in every if name not in paired_names))
+
+    return names(reference, paired[0]), names(target, paired[1])
+
+
+def _source(record: int, derived: Mapping[int, Made]) -> int:
     """The first record of the run itself that a tensor was made from."""
-    while record in made and made[record].operands:
-        record = made[record].operands[0][1][0]
+    while record in derived and derived[record].operands:
+        record = derived[record].operands[0][1][0]
     return record
 
 
@@ -123,6 +126,7 @@ def _state(reference: Run, target: Run, slot: SlotPair) -> tuple[str, float | No
         rounded.reshape(-1).view(np.uint8), np.ascontiguousarray(b).reshape(-1).view(np.uint8)
     ):
         return "equal", 0.0
-    one, two = a.astype(np.float64), b.astype(np.float64)
-    size = float(np.linalg.norm(one.ravel()))
-    return "differs", float(np.linalg.norm((two - one).ravel())) / size if size else None
+    expected = a.astype(np.float64).ravel()
+    size = float(np.linalg.norm(expected))
+    error = float(np.linalg.norm(b.astype(np.float64).ravel() - expected))
+    return "differs", error / size if size else None

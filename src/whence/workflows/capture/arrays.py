@@ -67,14 +67,14 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             lambda rank: self._writer, make(), max_bytes=default_max_bytes(folder)
         )
         self._labels = _Labels(self._session.next_order)
-        self._taken: Callable[[], None] | None = None
+        self._end_labels: Callable[[], None] | None = None
         self._folder = folder
         self._steps: Counter[int] = Counter()
 
     def __enter__(self) -> recording:
         from whence.workflows.capture import labels as labelling
 
-        self._taken = labelling.taking(self._session, self._folder)
+        self._end_labels = labelling.taking(self._session, self._folder)
         return self
 
     def __exit__(
@@ -92,7 +92,7 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
         is of, from 0. Raises UsageError for what is no array of numbers, StoreFailed when the disk
         fails or the run is closed.
         """
-        host, known = _described(name, array)
+        host, record = _described(name, array)
         if self._writer is None:
             raise StoreFailed(
                 f"cannot add {name!r}: the recording is closed; add it inside the with block, or "
@@ -100,12 +100,12 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             )
         data = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
         number = self._writer.record(
-            known.dtype,
-            known.shape,
+            record.dtype,
+            record.shape,
             data,
-            bytes.fromhex(known.hash),
-            known.statistics,
-            known.sketch,
+            bytes.fromhex(record.hash),
+            record.statistics,
+            record.sketch,
         )
         self._writer.call(self._labels.call(name, op, step, number))
         self._steps[step] += data.nbytes
@@ -117,42 +117,42 @@ class recording:  # noqa: N801 - called like a function, as `capture` is
             for step, nbytes in sorted(self._steps.items()):
                 writer.step(Step("", step, nbytes, True))
             writer.close()
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            taken()
+        end_labels, self._end_labels = self._end_labels, None
+        if end_labels is not None:
+            end_labels()
 
 
 def in_memory(arrays: Named, path: str) -> Run:
     """A run in memory made of named arrays, one step. Raises UsageError."""
-    labels, calls, records, kept = _Labels(), [], [], {}
+    labels, calls, records, elements = _Labels(), [], [], {}
     for number, (name, op, array) in enumerate(_triples(arrays)):
-        host, known = _described(name, array, number)
+        host, record = _described(name, array, number)
         calls.append(labels.call(name, op, 0, number))
-        records.append(known)
-        kept[number] = host
-    return MemoryRun(calls, records, kept, path=path)
+        records.append(record)
+        elements[number] = host
+    return MemoryRun(calls, records, elements, path=path)
 
 
 class _Labels:
     """Numbers the arrays of one run as calls."""
 
     def __init__(self, next_order: Callable[[], int] | None = None) -> None:
-        self._seen: Counter[tuple[int, str]] = Counter()
+        self._occurrences: Counter[tuple[int, str]] = Counter()
         self._next = next_order or itertools.count().__next__
 
     def call(self, name: str, op: str, step: int, record: int) -> Call:
-        at, occurrence = self._next(), self._seen[step, name]
-        self._seen[step, name] += 1
+        order, occurrence = self._next(), self._occurrences[step, name]
+        self._occurrences[step, name] += 1
         return Call(
-            at,
+            order,
             name,
             "",
             step,
-            at,
+            order,
             occurrence=occurrence,
             kind="label",
             op_type=op,
-            number=str(at),
+            number=str(order),
             leaf=True,
             no_program="a recorded array has no program",
             refs=(Ref("output.0", record),),
@@ -160,18 +160,18 @@ class _Labels:
 
 
 def _triples(arrays: Named) -> Iterable[tuple[str, str, Any]]:
-    given: Any = arrays
-    if isinstance(given, Mapping):
-        items: Iterable[Any] = given.items()
+    named: Any = arrays
+    if isinstance(named, Mapping):
+        items: Iterable[Any] = named.items()
     elif (
-        isinstance(given, Iterable)
-        and not isinstance(given, (str, bytes))
-        and not hasattr(given, "dtype")
+        isinstance(named, Iterable)
+        and not isinstance(named, (str, bytes))
+        and not hasattr(named, "dtype")
     ):
-        items = given
+        items = named
     else:
         raise UsageError(
-            f"a {type(given).__name__} is not a run: give {{name: array}}, or pairs (name, array)"
+            f"a {type(named).__name__} is not a run: give {{name: array}}, or pairs (name, array)"
         )
     for item in items:
         if (

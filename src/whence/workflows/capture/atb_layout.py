@@ -138,11 +138,11 @@ def _encoded(array: Array) -> bytes:
     from whence.readers.ascend.dtypes import ACL
 
     name = dtypes.of(array).name
-    code = next((number for number, known in ACL.items() if known == name), None)
+    code = next((number for number, dtype in ACL.items() if dtype == name), None)
     # a type that the library has no number for
-    own = "" if code is not None else f"whence.dtype={name}\n"
+    dtype_line = "" if code is not None else f"whence.dtype={name}\n"
     data = np.ascontiguousarray(array).tobytes()
-    head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{own}"  # noqa: E501
+    head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(data)}\nformat=2\ndtype={-1 if code is None else code}\n{dtype_line}"  # noqa: E501
     return (
         f"{head}dims={','.join(map(str, array.shape))}\n$Object.data=0,{len(data)}\n$End=1\n".encode()  # noqa: E501
         + data
@@ -175,10 +175,10 @@ def _topology(calls: Sequence[Call], place: Path, process: str, *, model: bool) 
         nodes[call.number], named[call.number] = node, call.scope
         above = nodes.get(call.number.rpartition("_")[0], root)
         above["nodes"].append(node)
-    written = [(number, node) for number, node in nodes.items() if "_" not in number]
+    layers = [(number, node) for number, node in nodes.items() if "_" not in number]
     folder = place / "layer" / process
     folder.mkdir(parents=True, exist_ok=True)
-    for number, node in written:
+    for number, node in layers:
         file = folder / f"{node['opName']}.json"
         file.write_text(json.dumps(node, indent=1) + "\n", encoding="utf-8")
         yield Layer(number, str(node["opType"]), named[number], file)

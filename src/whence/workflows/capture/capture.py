@@ -17,17 +17,18 @@ from whence.errors import UsageError
 from whence.workflows.capture.setup import (
     PADDLE,
     TORCH,
-    _info,
-    _listener,
-    _session,
     check_patch,
     is_one_of_several,
+    open_session,
+    process_info,
+    torch_listener,
 )
 
 if TYPE_CHECKING:
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
     from whence.instrument.torch.modules import Listener
+    from whence.workflows.capture.paddle import Both
 
 
 @contextmanager
@@ -58,49 +59,31 @@ def capture(
     before the block is entered.
     """
     from whence import store
-    from whence.errors import CaptureError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
     from whence.instrument.wording import raised
     from whence.workflows.capture import labels
-    from whence.workflows.capture import paddle as paddle_capturing
 
     chosen = make(**options)
-    paddle = paddle_capturing.is_paddle(model)
-    if paddle:
-        paddle_capturing.check(chosen)
-    elif not hasattr(model, "named_modules"):
-        raise CaptureError(
-            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a "
-            "paddle.nn.Layer or a Paddle predictor; "
-            "a whole program is captured by `whence run`"
-        )
+    framework = _framework(model, chosen)
     folder = os.fspath(path)
     # before anything is written: an on_record that cannot be found is said first
-    session = _session(folder, chosen, on_record)
+    session = open_session(folder, chosen, on_record)
     if chosen.rung:
         raise UsageError(
             "rung: a model given to capture is compiled already; whence.ladder climbs in code, "
             "`whence run --rung` runs a program"
         )
     check_patch(chosen, folder)
-    store.create(folder, _info(chosen), force=chosen.force, together=is_one_of_several())
-    launcher.apply_determinism(chosen, framework=PADDLE if paddle else TORCH)
+    store.create(folder, process_info(chosen), force=chosen.force, together=is_one_of_several())
+    launcher.apply_determinism(chosen, framework=framework)
     listener = labelled = None
     try:
-        listener = (
-            paddle_capturing.listener(session, model, folder)
-            if paddle
-            else _listener(session, model, folder)
-        )
+        listener = _listener(framework, session, model, folder)
         listener.install()
         labelled = labels.taking(session, folder)
         yield session
-    except (
-        Exception,
-        KeyboardInterrupt,
-        SystemExit,
-    ) as error:  # of the program: it goes on with it
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # the program's own
         if session.calls:
             session.note("ended", f"the block was left by {raised(error)}")
         raise
@@ -110,6 +93,33 @@ def capture(
         session.close()
         if labelled is not None:
             labelled()
+
+
+def _framework(model: Any, chosen: CaptureOptions) -> str:
+    """The framework of a model. Raises CaptureError, UsageError where it cannot be captured so."""
+    from whence.errors import CaptureError
+    from whence.workflows.capture import paddle
+
+    if paddle.is_paddle(model):
+        paddle.check(chosen)
+        return PADDLE
+    if not hasattr(model, "named_modules"):
+        raise CaptureError(
+            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a "
+            "paddle.nn.Layer or a Paddle predictor; "
+            "a whole program is captured by `whence run`"
+        )
+    return TORCH
+
+
+def _listener(
+    framework: str, session: Session, model: Any, folder: str, *, lasting: bool = False
+) -> Listener | Both:
+    if framework == PADDLE:
+        from whence.workflows.capture import paddle
+
+        return paddle.listener(session, model, folder)
+    return torch_listener(session, model, folder, lasting=lasting)
 
 
 _dumping: list[
@@ -148,10 +158,10 @@ def begin_dump(
             )
         _dumping[0][3].active = True
         return
-    session = _session(folder, chosen, on_record)
-    store.create(folder, _info(chosen), force=chosen.force)
+    session = open_session(folder, chosen, on_record)
+    store.create(folder, process_info(chosen), force=chosen.force)
     launcher.apply_determinism(chosen)
-    listener = _listener(session, None, folder)
+    listener = torch_listener(session, None, folder)
     listener.install()
     _dumping.append((folder, chosen, session, listener))
 
@@ -181,16 +191,10 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     `whence run`, after its import.
     """
     from whence.workflows.capture import labels
-    from whence.workflows.capture import paddle as paddle_capturing
 
-    def start() -> Listener | paddle_capturing.Both:
-        session = _session(run_path, options, None)
-        paddle = framework == PADDLE
-        listener = (
-            paddle_capturing.listener(session, None, run_path)
-            if paddle
-            else _listener(session, None, run_path, lasting=True)
-        )
+    def start() -> Listener | Both:
+        session = open_session(run_path, options, None)
+        listener = _listener(framework, session, None, run_path, lasting=True)
         listener.install()
         labels.inherited(session)
         return listener

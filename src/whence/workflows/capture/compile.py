@@ -35,14 +35,14 @@ def compile(  # noqa: A001 - the name that users know from torch
     from whence.errors import CaptureError
     from whence.instrument.launch import launcher
     from whence.instrument.options import make
-    from whence.workflows.capture.setup import _Externals, _info, _session
+    from whence.workflows.capture.setup import ExternalParameters, open_session, process_info
 
-    ours = {name: value for name, value in compile_options.items() if name not in _TORCH}
-    if "backend" in ours:
+    capture_options = {name: value for name, value in compile_options.items() if name not in _TORCH}
+    if "backend" in capture_options:
         raise UsageError("whence.compile captures inductor's graphs: it takes no other backend")
-    if "level" in ours:
+    if "level" in capture_options:
         raise UsageError("whence.compile captures graphs: it takes no level; whence.capture does")
-    chosen = make(**ours, level="graph", graph_mode=mode)
+    chosen = make(**capture_options, level="graph", graph_mode=mode)
     if not hasattr(model, "named_modules"):
         raise CaptureError(
             f"cannot capture a {type(model).__name__}: whence.compile takes a torch.nn.Module; a "
@@ -54,19 +54,19 @@ def compile(  # noqa: A001 - the name that users know from torch
 
     inductor_taps.check(chosen.graph_mode)
     folder = os.fspath(path)
-    session = _session(folder, chosen, None)
-    store.create(folder, _info(chosen), force=chosen.force)
+    session = open_session(folder, chosen, None)
+    store.create(folder, process_info(chosen), force=chosen.force)
     launcher.apply_determinism(chosen)
-    wanted = {name: value for name, value in compile_options.items() if name in _TORCH}
+    torch_options = {name: value for name, value in compile_options.items() if name in _TORCH}
 
     def listen(compiled: Any) -> GraphListener:
         listener = GraphListener(
-            session, compiled, folder=folder, find_external=_Externals(model, session)
+            session, compiled, folder=folder, find_external=ExternalParameters(model, session)
         )
         listener.install()
         return listener
 
-    return compiled_by(model, listen, **wanted)
+    return compiled_by(model, listen, **torch_options)
 
 
 def compile_backend(
@@ -74,7 +74,7 @@ def compile_backend(
     mode: str = "exact",
     *,
     steps: Collection[int] | None = None,
-    laid: bool = False,
+    with_layout: bool = False,
     **options: Any,
 ) -> Any:
     """A backend for `torch.compile` whose graphs are captured into the run `path`, until
@@ -91,20 +91,23 @@ def compile_backend(
     from whence.instrument.torch.compiled import inductor_taps
     from whence.instrument.torch.compiled.listener import GraphListener, backend_with
     from whence.workflows.capture.dump import created
-    from whence.workflows.capture.setup import _Externals, _session
+    from whence.workflows.capture.setup import ExternalParameters, open_session
 
     chosen = make(**options, level="graph", graph_mode=mode)
     inductor_taps.check(chosen.graph_mode)
     destination = Path(path).absolute()
     folder = str(created(destination, chosen))
-    session = _session(folder, chosen, None)
+    session = open_session(folder, chosen, None)
     if steps is not None:
         session.only_steps(steps)
     launcher.apply_determinism(chosen)
-    listener = GraphListener(session, None, folder=folder, find_external=_Externals(None, session))
+    listener = GraphListener(
+        session, None, folder=folder, find_external=ExternalParameters(None, session)
+    )
     listener.install()
     return backend_with(
-        listener, (lambda: _lay_out(folder, destination, chosen.graph_mode)) if laid else None
+        listener,
+        (lambda: _lay_out(folder, destination, chosen.graph_mode)) if with_layout else None,
     )
 
 

@@ -48,8 +48,8 @@ class Dump:
         *,
         steps: Collection[int] | None = None,
         layout: str = "",
-        laid: Mapping[str, Any] = {},
-        wanted: Callable[[Call], bool] | None = None,
+        layout_options: Mapping[str, Any] = {},
+        is_wanted: Callable[[Call], bool] | None = None,
         first: int = 0,
         **options: Any,
     ) -> None:
@@ -57,7 +57,7 @@ class Dump:
         from whence.instrument.launch import launcher
         from whence.instrument.options import make
         from whence.workflows.capture import labels
-        from whence.workflows.capture.setup import _listener, _session
+        from whence.workflows.capture.setup import open_session, torch_listener
 
         chosen = make(**options)
         self.destination = Path(path).absolute()
@@ -68,17 +68,21 @@ class Dump:
             )
         self.model, self._first, self._took = model, first, False
         self.folder = created(self.destination, chosen)
-        self._layout, self._laid, self._wanted = layout, dict(laid), wanted or (lambda _: True)
+        self._layout, self._layout_options, self._is_wanted = (
+            layout,
+            dict(layout_options),
+            is_wanted or (lambda _: True),
+        )
         self._marks: list[int] = []
-        self._written = self._waiting = self._laid_out = -1
+        self._laid_out_bytes = self._waiting = self._laid_out = -1
         self._pid = os.getpid()
-        self.session = _session(str(self.folder), chosen, None)
+        self.session = open_session(str(self.folder), chosen, None)
         self._steps = steps
         if steps is not None:
             self.session.only_steps(steps)
             self.session.step_ended = self._step_ended
         launcher.apply_determinism(chosen)
-        self._listener = _listener(self.session, model, str(self.folder))
+        self._listener = torch_listener(self.session, model, str(self.folder))
         self._listener.install()
         self._labelled = labels.taking(self.session, str(self.folder))
         self._closed = False
@@ -173,7 +177,7 @@ class Dump:
         """Write the layout again unless that would take long: it is written as a whole every
         time.
         """
-        if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._written):
+        if self.session.sink().nbytes < max(_OFTEN_BYTES, 2 * self._laid_out_bytes):
             self._lay_out()
 
     def _lay_out(self) -> None:
@@ -188,12 +192,14 @@ class Dump:
             if not self._closed:
                 sink.flush()
             run = store.open_run(self.folder, ranks={self.session.rank})
-            self._written = max(sink.nbytes, 1)
-            shown = cut(run, self._is_shown, self._step if self._marks else None)
-            if len(shown.calls):
+            self._laid_out_bytes = max(sink.nbytes, 1)
+            selected = cut(run, self._is_shown, self._step if self._marks else None)
+            if len(selected.calls):
                 self._took = True
-                self._make_room(shown)
-                writers.named(self._layout).write(shown, self.destination, **self._laid)
+                self._make_room(selected)
+                writers.named(self._layout).write(
+                    selected, self.destination, **self._layout_options
+                )
         except Exception as error:  # noqa: BLE001 - the program comes first, and the run is whole
             from whence.instrument.labels.labels import complain
 
@@ -207,7 +213,7 @@ class Dump:
             return False
         return (
             not self._marks or self._steps is None or self._step(call) in self._steps
-        ) and self._wanted(call)
+        ) and self._is_wanted(call)
 
     def _make_room(self, run: Run) -> None:
         """msprobe keeps a step in a folder that holds nothing else; those that are written again
@@ -224,8 +230,8 @@ class Dump:
 
 def opened_dump(path: str | os.PathLike[str]) -> Dump | None:
     """The dump of this process that still writes into `path`."""
-    found = _open.get(Path(path).absolute())
-    return found if found is not None and found.is_open and found._pid == os.getpid() else None
+    dump = _open.get(Path(path).absolute())
+    return dump if dump is not None and dump.is_open and dump._pid == os.getpid() else None
 
 
 def determine(seed: int, deterministic: bool) -> None:
@@ -238,7 +244,7 @@ def determine(seed: int, deterministic: bool) -> None:
     launcher.apply_determinism(make(seed=seed, deterministic=deterministic))
 
 
-def cut(run: Run, wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:
+def cut(run: Run, is_wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:
     """A run's calls that are wanted, with steps as `step` counts them (None: as they are) and
     occurrences counted anew in these.
     """
@@ -246,17 +252,17 @@ def cut(run: Run, wanted: Callable[[Call], bool], step: Callable[[Call], int] | 
 
     calls: list[Call] = []
     places: dict[int, int] = {-1: -1}
-    seen: Counter[tuple[Any, ...]] = Counter()
-    kept = [call for call in run.calls if wanted(call)]
-    for place, call in enumerate(kept):
+    occurrences: Counter[tuple[Any, ...]] = Counter()
+    selected = [call for call in run.calls if is_wanted(call)]
+    for place, call in enumerate(selected):
         places[call.id] = place
-    for place, call in enumerate(kept):
+    for place, call in enumerate(selected):
         changed: dict[str, Any] = {"id": place, "parent": _above(run, call, places)}
         if step is not None:
-            changed["step"] = at = step(call)
-            key = call.rank, call.root, at, call.phase, call.scope, call.op
-            changed |= {"occurrence": seen[key], "micro": 0}
-            seen[key] += 1
+            changed["step"] = counted = step(call)
+            key = call.rank, call.root, counted, call.phase, call.scope, call.op
+            changed |= {"occurrence": occurrences[key], "micro": 0}
+            occurrences[key] += 1
         calls.append(msgspec.structs.replace(call, **changed))
     return Over(run, calls)
 
@@ -273,7 +279,7 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
     """Make the run, or join that of this job; where it lies."""
     from whence import store
     from whence.store.folder import load_info
-    from whence.workflows.capture.setup import _info
+    from whence.workflows.capture.setup import process_info
 
     if folder.is_dir() and any(folder.iterdir()) and not store.is_run(folder):
         folder = folder / _BESIDE
@@ -289,7 +295,7 @@ def created(folder: Path, chosen: CaptureOptions) -> Path:
                 "goes into the same run"
             )
             return folder
-        info = _info(chosen)
+        info = process_info(chosen)
         store.create(
             folder,
             msgspec.structs.replace(

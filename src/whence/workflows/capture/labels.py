@@ -156,7 +156,7 @@ def _variables(library: dict[str, Any] | None) -> dict[str, str]:
 def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Callable[[], None]:
     """Let labels go to a session; returns what ends that."""
     variables = _variables(library)
-    before = {name: os.environ.get(name) for name in (LABELS, *variables)}
+    previous = {name: os.environ.get(name) for name in (LABELS, *variables)}
     place = Path(folder).absolute() / FOLDER
     with contextlib.suppress(OSError):
         place.mkdir(mode=0o700, exist_ok=True)
@@ -174,7 +174,7 @@ def _open(session: Session, folder: str, library: dict[str, Any] | None) -> Call
             _takers.remove(labels.take)
         if not _takers:
             _tasks.forget()
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -211,7 +211,7 @@ class _Inherited:
         # a library wants to know of tasks before the first label
         _tasks.variables = _variables(self._library)
 
-    def __call__(self, *given: Any) -> None:
+    def __call__(self, *label: Any) -> None:
         """Take a label."""
         with self._lock:
             if self._close is None:
@@ -226,7 +226,7 @@ class _Inherited:
                         f"{error}"
                     )
                     return
-        _takers[-1](*given)
+        _takers[-1](*label)
 
     def use(self, session: Session) -> None:
         """Take labels into the session that listens to this process, unless there was one
@@ -239,9 +239,9 @@ class _Inherited:
 
     def _start(self) -> None:
         from whence.instrument.options import decode
-        from whence.workflows.capture.setup import _session
+        from whence.workflows.capture.setup import open_session
 
-        self._session = _session(self._folder, decode(self._options), None)
+        self._session = open_session(self._folder, decode(self._options), None)
         self._close = _open(self._session, self._folder, self._library)
         atexit.register(self.finish)
         # its children end without atexit
@@ -290,13 +290,13 @@ def _around() -> _Inherited | None:
     if not text:
         return None
     try:
-        found = _Inherited(text)
+        inherited = _Inherited(text)
     except (ValueError, KeyError, TypeError):
         return None
-    _takers.append(found)
+    _takers.append(inherited)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=found.renew)
-    return found
+        os.register_at_fork(after_in_child=inherited.renew)
+    return inherited
 
 
 _inherited = _around()

@@ -31,10 +31,10 @@ def is_paddle(model: Any) -> bool:
 
 def check(options: CaptureOptions) -> None:
     """Raise UsageError for what the capture of Paddle cannot do."""
-    for name, what in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
+    for name, limit in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
         if getattr(options, name):
             raise UsageError(
-                f"{name} {what} torch models only; --patch replaces tensors of Paddle programs"
+                f"{name} {limit} torch models only; --patch replaces tensors of Paddle programs"
             )
     if options.logits_module:
         raise UsageError(
@@ -74,7 +74,7 @@ def listener(session: Session, model: Any, folder: str) -> Both:
 
     check(session.options)
     changes = _changes(session)
-    found: list[Any] = []
+    listeners: list[Any] = []
     if model is None or hasattr(model, "register_output_hook"):
         words = NameTable(
             plain_name,
@@ -82,14 +82,14 @@ def listener(session: Session, model: Any, folder: str) -> Both:
             lambda file: paddle_program.described(Place(Path(file))),
             _of_file,
         )
-        found.append(
+        listeners.append(
             predictor.Listener(
                 session, model, words=words, folder=folder, weights=_weights, changes=changes
             )
         )
     if model is None or hasattr(model, "named_sublayers"):
-        found.append(layers.Listener(session, model, changes=changes))
-    return Both(session, found)
+        listeners.append(layers.Listener(session, model, changes=changes))
+    return Both(session, listeners)
 
 
 def _changes(session: Session) -> Interventions | None:
@@ -108,10 +108,10 @@ def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, We
     import numpy as np
 
     data = np.asarray(np.memmap(weights, np.uint8, "r"))
-    found = paddle_params.places(Place(Path(weights)), Place(Path(program)))
+    streams = paddle_params.places(Place(Path(weights)), Place(Path(program)))
     return {
         name: (s.dtype, s.shape, data[s.start : s.start + s.nbytes])
-        for name, s in found.items()
+        for name, s in streams.items()
         if name in names
     }
 
@@ -133,13 +133,13 @@ def _weights(program: str, weights: str) -> Callable[[str, bytes, str, int], Ext
         from whence.frameworks import host
         from whence.records import External
 
-        there = places.get(name)
-        if data is None or there is None or (there.dtype, there.nbytes) != (dtype, nbytes):
+        stream = places.get(name)
+        if data is None or stream is None or (stream.dtype, stream.nbytes) != (dtype, nbytes):
             return None
         import numpy as np
 
-        if host.digest(np.frombuffer(data, np.uint8, nbytes, there.start)) != digest:
+        if host.digest(np.frombuffer(data, np.uint8, nbytes, stream.start)) != digest:
             return None
-        return External(str(Path(weights).resolve()), there.start, nbytes)
+        return External(str(Path(weights).resolve()), stream.start, nbytes)
 
     return find

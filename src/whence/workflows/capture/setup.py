@@ -1,4 +1,4 @@
-"""What a capture that ends says on a terminal while it makes the index of a large run."""
+"""What captures share: the session, the listener, and where parameters lie in checkpoint files."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class _Line:
     def __init__(self, text: str) -> None:
         self._text = text
         self._began = 0.0
-        self._shown = ""
+        self._text_now = ""
 
-    def tell(self, done: int, of: int) -> None:
+    def tell(self, count: int, of: int) -> None:
         now = time.monotonic()
         self._began = self._began or now
         text = (
-            f"{self._text}: {100 * done // of} %"
-            if done < of and now - self._began > _SILENT_S
+            f"{self._text}: {100 * count // of} %"
+            if count < of and now - self._began > _SILENT_S
             else ""
         )
-        if text != self._shown:
-            self._shown = text
+        if text != self._text_now:
+            self._text_now = text
             # the index matters, the terminal does not
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(f"\r\x1b[K{text}")
                 sys.stderr.flush()
 
 
-def to_force(path: str) -> list[tuple[int, ...]]:
+def recorded_sequences(path: str) -> list[tuple[int, ...]]:
     """The sequences of a run, prompts included, in the order in which they came.
 
     Its last token was never fed to a model, so it is taken from the logits, if every other one had
@@ -71,19 +71,19 @@ def to_force(path: str) -> list[tuple[int, ...]]:
     from whence.readers.opening import open_run
 
     run = open_run(path)
-    found = sequences.prompts(run)
-    alone = [p for p in found if not p.siblings]
-    if not alone:
+    prompts = sequences.prompts(run)
+    usable = [p for p in prompts if not p.siblings]
+    if not usable:
         why = (
             "every prompt lies several times in one call, as beam search has it: which row goes "
             "on with which is not recorded"
-            if found
+            if prompts
             else "it holds no calls of a model with token ids and logits; capture it with "
             "--level logits, or whole"
         )
         raise UsageError(f"--force-tokens {path}: {why}")
     out = []
-    for prompt in alone:
+    for prompt in usable:
         tokens = prompt.tokens
         try:
             best = {
@@ -125,16 +125,17 @@ def check_patch(options: CaptureOptions, path: str) -> None:
                 f"force_tokens {options.force_tokens} is the run that is to be written; choose "
                 "another output path"
             )
-        to_force(options.force_tokens)
+        recorded_sequences(options.force_tokens)
 
 
-def _listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
+def torch_listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
+    """The listener for the level of a session. model: None listens to every one."""
     from whence.instrument.torch.logits import LogitsListener
     from whence.instrument.torch.modules import Listener
     from whence.instrument.torch.operators import OperatorListener
 
     how: dict[str, Any] = {
-        "find_external": _Externals(model, session),
+        "find_external": ExternalParameters(model, session),
         "changes": _changes(session),
     }
     if session.options.level == "graph":
@@ -157,7 +158,7 @@ def _changes(session: Session) -> Interventions | None:
     from whence.instrument.torch.interventions import Interventions
 
     forced = (
-        ForcedTokens(session, to_force(options.force_tokens), options.force_tokens)
+        ForcedTokens(session, recorded_sequences(options.force_tokens), options.force_tokens)
         if options.force_tokens
         else None
     )
@@ -170,9 +171,10 @@ def _changes(session: Session) -> Interventions | None:
     )
 
 
-def _session(
+def open_session(
     folder: str, options: CaptureOptions, on_record: Callable[[str, str, Any], Any] | None
 ) -> Session:
+    """A session that writes to the run at `folder`, in the folder of its rank."""
     from whence import store
     from whence.instrument.session import Session
 
@@ -209,9 +211,9 @@ def _rank() -> int:
     """
     from whence.instrument.torch import settings
 
-    found = settings.facts().get("rank")
-    if found is not None:
-        return int(found)
+    joined = settings.facts().get("rank")
+    if joined is not None:
+        return int(joined)
     for name in (
         "RANK",
         "OMPI_COMM_WORLD_RANK",
@@ -227,21 +229,21 @@ def _rank() -> int:
     return 0
 
 
-def _info(options: CaptureOptions) -> RunInfo:
+def process_info(options: CaptureOptions) -> RunInfo:
     """What is known of this process, for a run that was started in code."""
     from whence.instrument.launch import interpreter, launcher
 
     return launcher.describe(tuple(sys.argv), options, interpreter.versions_here())
 
 
-class _Externals:
+class ExternalParameters:
     """Looks a parameter's bytes up in checkpoint files: the ones given by the user, else those this
     process reads by itself.
     """
 
     def __init__(self, model: Any, session: Session) -> None:
         self._model, self._session = model, session
-        self._given = tuple(session.options.weights)
+        self._named = tuple(session.options.weights)
         self._files: tuple[str, ...] | None = None
         self._looked = 0.0
         self._candidates: Any = None
@@ -253,13 +255,13 @@ class _Externals:
         at most once a second.
         """
         now = time.monotonic()
-        if self._files is None or (not self._given and now - self._looked > 1.0):
+        if self._files is None or (not self._named and now - self._looked > 1.0):
             self._looked = now
-            self._know(self._given or _checkpoints(self._model))
-        found: External | None = (
+            self._know(self._named or _checkpoints(self._model))
+        external: External | None = (
             self._candidates.find(digest, dtype, data.nbytes, data) if self._files else None
         )
-        return found
+        return external
 
     def _know(self, files: tuple[str, ...]) -> None:
         from whence import store
@@ -267,7 +269,7 @@ class _Externals:
         if files == self._files:
             return
         self._files, self._candidates = files, store.Candidates(files)
-        if self._given:
+        if self._named:
             for path, reason in self._candidates.skipped.items():
                 self._session.note(
                     "weights", f"--weights {path} cannot be used, parameters are copied: {reason}"
@@ -281,12 +283,12 @@ def _checkpoints(model: Any) -> tuple[str, ...]:
     Never the shards of a run: it may be scrubbed or deleted, and would take the parameters of this
     one with it.
     """
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     name = getattr(getattr(model, "config", None), "_name_or_path", "") or getattr(
         model, "name_or_path", ""
     )
     if isinstance(name, str) and name and Path(name).is_dir():
-        found.update(dict.fromkeys(str(p) for p in sorted(Path(name).glob("*.safetensors"))))
+        files.update(dict.fromkeys(str(p) for p in sorted(Path(name).glob("*.safetensors"))))
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -294,5 +296,5 @@ def _checkpoints(model: Any) -> tuple[str, ...]:
     for line in lines:
         place = line.partition("/")
         if place[1] and place[2].endswith((".safetensors", ".gguf")):
-            found["/" + place[2]] = None
-    return tuple(path for path in found if not (Path(path).parent / "journal.jsonl").exists())
+            files["/" + place[2]] = None
+    return tuple(path for path in files if not (Path(path).parent / "journal.jsonl").exists())

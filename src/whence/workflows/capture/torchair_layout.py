@@ -89,12 +89,14 @@ def _nodes(run: Run) -> Iterator[tuple[Call, int]]:
     """
     numbers: dict[tuple[object, ...], int] = {}
     graphs: dict[int, int] = {}
-    seen: dict[tuple[object, ...], int] = {}
+    executions: dict[tuple[object, ...], int] = {}
     for call in sorted(run.calls, key=lambda c: c.order):
         if call.kind == "graph":
             key = call.root, call.step, call.op
-            seen[key] = seen.get(key, -1) + 1
-            graphs[call.id] = numbers.setdefault((call.root, call.op, seen[key]), len(numbers))
+            executions[key] = executions.get(key, -1) + 1
+            graphs[call.id] = numbers.setdefault(
+                (call.root, call.op, executions[key]), len(numbers)
+            )
     for call in run.calls:
         if call.kind == "operator" and call.parent in graphs:
             yield call, graphs[call.parent]

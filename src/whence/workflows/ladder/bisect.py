@@ -19,16 +19,15 @@ from whence.results import Pass
 
 def bisect(
     good: Callable[[Mapping[str, str]], bool | None],
-    known: Mapping[str, bool],
+    answers: Mapping[str, bool],
     state: Path | None,
     tell: Callable[[str], None],
 ) -> Pass:
     """Run `good` until the bisector names something.
 
-    good(environment): does the program, run with these variables, agree with eager? None when that
-    cannot be told; counts as no. known: backends whose answer is known, which are not run. state:
-    the folder of its files, as `Climber.bisecting` gives it. Raises UsageError where torch has no
-    bisector.
+    good(environment): does the program, run with these variables, agree with eager? None, which
+    cannot be told, counts as no. answers: of backends that need no run. state: the folder of its
+    files, as `Climber.bisecting` gives it. Raises UsageError where torch has no bisector.
     """
     try:
         from torch._inductor.compiler_bisector import CompilerBisector
@@ -41,12 +40,10 @@ def bisect(
 
     def test() -> bool:
         nonlocal runs, broken
-        backend, subsystem = (
-            CompilerBisector.get_backend() or "",
-            CompilerBisector.get_subsystem() or "",
-        )
-        if not subsystem and backend in known:
-            return known[backend]
+        backend = CompilerBisector.get_backend() or ""
+        subsystem = CompilerBisector.get_subsystem() or ""
+        if not subsystem and backend in answers:
+            return answers[backend]
         runs += 1
         tell(f"torch's bisector: {backend} {subsystem} (run {runs})")
         answer = good(_variables(CompilerBisector, backend, subsystem) if state is not None else {})

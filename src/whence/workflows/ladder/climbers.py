@@ -82,11 +82,11 @@ class OfCommand:
     def bisecting(self, eager: Run) -> Path:
         import torch
 
-        theirs = eager.info.versions.get("torch", "")
-        if theirs != torch.__version__:
+        version = eager.info.versions.get("torch", "")
+        if version != torch.__version__:
             raise UsageError(
                 "--bisect-pass works through files that torch's bisector writes here and reads "
-                f"there: the program has torch {theirs}, "
+                f"there: the program has torch {version}, "
                 f"this whence torch {torch.__version__}; run whence with the program's Python"
             )
         # The bisector removes its whole folder when it begins; the compiled headers in the cache
@@ -103,17 +103,17 @@ class InProcess:
         self, model: Any, inputs: Any, compile_options: Mapping[str, Any], seed: int
     ) -> None:
         torch = extras.needed("torch", "a ladder")
-        known = set(inspect.signature(torch.compile).parameters) - {"model", "backend", "disable"}
-        if unknown := set(compile_options) - known:
+        options = set(inspect.signature(torch.compile).parameters) - {"model", "backend", "disable"}
+        if unknown := set(compile_options) - options:
             raise UsageError(
                 f"unknown option {min(unknown)!r}; torch.compile takes "
-                f"{', '.join(sorted(known))} here"
+                f"{', '.join(sorted(options))} here"
             )
         if not callable(model):
             raise UsageError(
                 f"whence.ladder takes a torch.nn.Module or a function, not a {type(model).__name__}"
             )
-        self._model, self._inputs, self._given, self._seed = (
+        self._model, self._inputs, self._compile_options, self._seed = (
             model,
             inputs,
             dict(compile_options),
@@ -165,21 +165,21 @@ class InProcess:
         from whence.instrument.torch.compiled.stages import SHELL, Function
 
         if self._makes:
-            made = self._model()
+            model = self._model()
         else:
             plain = getattr(
                 self._model,
                 "_orig_mod",
                 getattr(self._model, "_torchdynamo_orig_callable", self._model),
             )
-            made = copy.deepcopy(plain)
-        if hasattr(made, SHELL):
-            return getattr(made, SHELL)
-        if not isinstance(made, torch.nn.Module):
-            made = Function(made)
-        if type(made).__name__ == "OptimizedModule" or made._compiled_call_impl is not None:
-            return made
-        return torch.compile(made, **self._given)
+            model = copy.deepcopy(plain)
+        if hasattr(model, SHELL):
+            return getattr(model, SHELL)
+        if not isinstance(model, torch.nn.Module):
+            model = Function(model)
+        if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
+            return model
+        return torch.compile(model, **self._compile_options)
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

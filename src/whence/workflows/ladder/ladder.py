@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whence.errors import CaptureError, OutputExists, StoreFailed, UsageError
-from whence.records.slots import is_output
-from whence.results import Evidence, Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.results import Ladder, Pass, Rung, RungKind, Status, VerdictKind
+from whence.workflows.ladder.verdict import (
+    FINE,
+    distance,
+    is_unproven,
+    judged,
+    short_reason,
+    verdict_of,
+    words_of_worst,
+)
 
 if TYPE_CHECKING:
     from whence.records import Run
@@ -29,13 +37,6 @@ dynamo from AOTAutograd.
 """
 
 FILE = "ladder.json"
-_STAGES = {
-    "dynamo": "dynamo",
-    "aot_eager": "aot_autograd",
-    "aot_eager_decomp_partition": "decomposition",
-    "inductor": "inductor",
-}
-_FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)
 
 
 def ladder(
@@ -101,66 +102,62 @@ def _climb(
             f"{output} already holds a ladder; --force replaces it, or choose another -o"
         )
     with workplace(output, "ladder") as place, climber.ready(place):
-        found = _Ladder(climber, place, output is not None, tell or (lambda _: None)).result(
-            bisect_pass
-        )
+        rungs = _Rungs(climber, place, output is not None, tell or (lambda _: None))
+        result = rungs.climb(bisect_pass)
         if output is not None:
             try:
-                (place / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+                (place / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(result)))
             except OSError as error:
                 raise StoreFailed(
                     f"cannot write {place / FILE}: {error.strerror or error}"
                 ) from error
-    return found
+    return result
 
 
-class _Ladder:
-    def __init__(self, climber: Climber, place: Path, kept: bool, tell: Tell) -> None:
-        self.climber, self.place, self.kept, self.tell = climber, place, kept, tell
+class _Rungs:
+    """Runs the program rung by rung and compares each run with the eager one. keep: leave runs and
+    comparisons in `place`.
+    """
+
+    def __init__(self, climber: Climber, place: Path, keep: bool, tell: Tell) -> None:
+        self.climber, self.place, self.keep, self.tell = climber, place, keep, tell
         self.runs: dict[str, Run] = {}
-        self.again: list[Run] = []
+        self.repeated: list[Run] = []  # further eager runs
         self.repeats = True
-        self.rounding: bool | None = None  # known and in `again`; None: nobody asked yet
+        self.rounding: bool | None = None  # measured and in `repeated`; None: not tried yet
         self.notes: list[str] = []
 
-    def result(self, bisect_pass: bool) -> Ladder:
-        first, why = self._eager()
+    def climb(self, bisect_pass: bool) -> Ladder:
+        eager, why = self._eager()
         if why:
-            return Ladder(
-                self.climber.words,
-                Status.UNDECIDED,
-                why,
-                (),
-                (first,),
-                False,
-                None,
-                tuple(self.notes),
-            )
-        rungs = [first]
+            self.repeats = False
+            return self._result([eager], Status.UNDECIDED, (), why)
+        rungs = [eager]
         for name in RUNGS:
             rungs.append(self._rung(name, rungs))
-            if name == RUNGS[0] and rungs[-1].verdict not in _FINE:
-                rungs[-1:] = self._parted(rungs)
+            if name == RUNGS[0] and rungs[-1].verdict not in FINE:
+                rungs[-1:] = self._with_dynamo(rungs)
             elif name == RUNGS[0] and not rungs[-1].graphs:
                 none = "compiled no graph" if rungs[-1].backends else "is never asked for anything"
                 sentence = (
                     f"the program never compiles (torch.compile {none}), so there is no "
                     "stage to try"
                 )
-                return Ladder(
-                    self.climber.words,
-                    Status.UNDECIDED,
-                    sentence,
-                    (),
-                    tuple(rungs),
-                    self.repeats,
-                    None,
-                    tuple(self.notes),
-                )
-        status, stages, sentence = self._judged(rungs)
-        found = None
+                return self._result(rungs, Status.UNDECIDED, (), sentence)
+        status, stages, sentence = judged(rungs)
+        compiler_pass = None
         if bisect_pass and status == Status.DIFFERENT:
-            found = self._pass(rungs)
+            compiler_pass = self._pass(rungs)
+        return self._result(rungs, status, stages, sentence, compiler_pass)
+
+    def _result(
+        self,
+        rungs: Sequence[Rung],
+        status: str,
+        stages: tuple[str, ...],
+        sentence: str,
+        compiler_pass: Pass | None = None,
+    ) -> Ladder:
         return Ladder(
             self.climber.words,
             status,
@@ -168,32 +165,30 @@ class _Ladder:
             stages,
             tuple(rungs),
             self.repeats,
-            found,
+            compiler_pass,
             tuple(self.notes),
         )
 
     # ---- runs
 
     def _eager(self) -> tuple[Rung, str]:
-        """The eager run, and why nothing can be compared with it ("" where it can): it is run twice
-        first.
-        """
+        """Run eager twice; (its rung, why nothing can be compared with it or "")."""
         from whence.readers.opening import open_run
 
         seconds = self._capture("eager")
         self._capture("eager", "eager-again")
-        again = open_run(str(self.place / "eager-again"))
-        rung = Rung("eager", RungKind.BIT_EQUAL, seconds=seconds, run=self._kept("eager"))
-        result = self._compared(again, "cmp-eager-again")
+        second = open_run(str(self.place / "eager-again"))
+        rung = Rung("eager", RungKind.BIT_EQUAL, seconds=seconds, run=self._path("eager"))
+        result = self._compared(second, "cmp-eager-again")
         if all(row.measured.identical for row in result.rows) and not result.unmatched:
             return rung, ""
-        words = _words(result)
-        asked = "give --seed N (seed=N) if it draws its weights or inputs at random"
+        words = words_of_worst(result)
+        advice = "give --seed N (seed=N) if it draws its weights or inputs at random"
         rung = msgspec.structs.replace(
             rung,
             verdict=RungKind.NOISE,
             sentence=words,
-            rel_l2=_apart(result, self.runs["eager"])[1],
+            rel_l2=distance(result, self.runs["eager"])[1],
         )
         if (
             result.inputs_differ
@@ -203,18 +198,18 @@ class _Ladder:
                 for v in result.verdicts
             )
         ):
-            return rung, f"the eager program does not do the same twice: {words}; {asked}"
+            return rung, f"the eager program does not do the same twice: {words}; {advice}"
         try:
-            self._compared(again, again=[again])
+            self._compared(second, further=[second])
         except UsageError as error:
-            return rung, f"the eager program does not do the same twice: {error}; {asked}"
-        self.again, self.repeats = [again], False
+            return rung, f"the eager program does not do the same twice: {error}; {advice}"
+        self.repeated, self.repeats = [second], False
         self.notes.append(
             f"eager does not repeat itself ({words}): what two eager runs differ by counts as noise"
         )
         return rung, ""
 
-    def _rung(self, name: str, before: Sequence[Rung]) -> Rung:
+    def _rung(self, name: str, previous: Sequence[Rung]) -> Rung:
         from whence.readers.opening import open_run
 
         try:
@@ -223,33 +218,30 @@ class _Ladder:
             return Rung(name, RungKind.FAILED, why=str(error))
         run = open_run(str(self.place / name))
         self.runs[name] = run
-        made = Rung(
+        rung = Rung(
             name,
             RungKind.UNDECIDED,
             seconds=seconds,
-            run=self._kept(name),
+            run=self._path(name),
             **self._compiled(name, run),
         )
         result = self._compared(run, f"cmp-{name}")
-        if _unproven(result) and self._know_rounding():
+        if is_unproven(result) and self._know_rounding():
             result = self._compared(run, f"cmp-{name}")
-        previous = next((r.name for r in reversed(before) if r.name in self.runs), "")
-        identical, apart = (
-            self._apart(previous, run)
-            if previous != "eager"
-            else _apart(result, self.runs["eager"])
-        )
+        below = next((r.name for r in reversed(previous) if r.name in self.runs), "")
+        from_eager = distance(result, self.runs["eager"])
+        identical, rel_l2 = self._distance(below, run) if below != "eager" else from_eager
         verdict, why = verdict_of(result)
         return msgspec.structs.replace(
-            made,
+            rung,
             verdict=verdict,
             why=why,
             evidence=result.evidence,
-            sentence="" if verdict == RungKind.BIT_EQUAL else _words(result),
-            rel_l2=_apart(result, self.runs["eager"])[1],
+            sentence="" if verdict == RungKind.BIT_EQUAL else words_of_worst(result),
+            rel_l2=from_eager[1],
             previous_identical=identical,
-            previous_rel_l2=apart,
-            comparison=self._kept(f"cmp-{name}"),
+            previous_rel_l2=rel_l2,
+            comparison=self._path(f"cmp-{name}"),
         )
 
     def _know_rounding(self) -> bool:
@@ -263,14 +255,14 @@ class _Ladder:
             try:
                 self._capture("rounded", "eager-rounded")
                 rounded = open_run(str(self.place / "eager-rounded"))
-                self._compared(rounded, again=[*self.again, rounded])
+                self._compared(rounded, further=[*self.repeated, rounded])
             except (CaptureError, UsageError) as error:
                 self.notes.append(
                     "how far rounding takes this program could not be measured: "
-                    f"{_short(str(error))}"
+                    f"{short_reason(str(error))}"
                 )
                 return False
-            self.again.append(rounded)
+            self.repeated.append(rounded)
             self.rounding = True
             self.notes.append(
                 "where nothing can be replayed, the noise is what an eager run differs by whose "
@@ -280,22 +272,21 @@ class _Ladder:
         return False
 
     def _compiled(self, name: str, run: Run) -> dict[str, Any]:
-        found = self.climber.compiled(self.place / name, run)
-        backends = tuple(dict.fromkeys(b for f in found for b in f.backends))
+        compiled = self.climber.compiled(self.place / name, run)
         return {
-            "backends": backends,
-            "graphs": sum(f.graphs for f in found),
-            "breaks": sum(f.breaks for f in found),
+            "backends": tuple(dict.fromkeys(b for c in compiled for b in c.backends)),
+            "graphs": sum(c.graphs for c in compiled),
+            "breaks": sum(c.breaks for c in compiled),
         }
 
-    def _parted(self, rungs: list[Rung]) -> list[Rung]:
-        """The first rung is not fine: dynamo alone before it."""
+    def _with_dynamo(self, rungs: list[Rung]) -> list[Rung]:
+        """The last rung, which is not fine, with dynamo alone before it."""
         last = rungs[-1]
         dynamo = self._rung("dynamo", rungs[:-1])
         if "dynamo" in self.runs and last.name in self.runs:
-            identical, apart = self._apart("dynamo", self.runs[last.name])
+            identical, rel_l2 = self._distance("dynamo", self.runs[last.name])
             last = msgspec.structs.replace(
-                last, previous_identical=identical, previous_rel_l2=apart
+                last, previous_identical=identical, previous_rel_l2=rel_l2
             )
         return [dynamo, last]
 
@@ -310,64 +301,33 @@ class _Ladder:
         return seconds
 
     def _compared(
-        self, target: Run, name: str = "", again: Sequence[Run] | None = None
+        self, target: Run, name: str = "", further: Sequence[Run] | None = None
     ) -> Comparison:
-        """Against eager. name: of the folder that keeps it, "" for none. again: further eager runs,
-        None for those that are known.
+        """Compare with eager. name: of the folder that keeps it, "" for none. again: further eager
+        runs, None for those there are.
         """
         from whence.workflows.compare import compare
 
         self.tell(f"comparing {Path(target.path).name}")
-        output = self.place / name if self.kept and name else None
+        output = self.place / name if self.keep and name else None
         # What lies inside compiled code has no partner; the question here is asked at its boundary.
         return compare(
             self.runs["eager"],
             target,
             output=output,
             force=True,
-            again=self.again if again is None else again,
+            again=self.repeated if further is None else further,
             min_coverage=0.0,
         )
 
-    def _apart(self, reference: str, target: Run) -> tuple[bool, float | None]:
+    def _distance(self, reference: str, target: Run) -> tuple[bool, float | None]:
         from whence.workflows.compare import compare
 
         result = compare(self.runs[reference], target, replay=False, min_coverage=0.0)
-        return _apart(result, self.runs[reference])
+        return distance(result, self.runs[reference])
 
-    def _kept(self, name: str) -> str:
-        return str(self.place / name) if self.kept else ""
-
-    # ---- the answer
-
-    def _judged(self, rungs: Sequence[Rung]) -> tuple[str, tuple[str, ...], str]:
-        top = rungs[-1]
-        own = next((b for b in top.backends if b != "inductor"), "")
-        stages = {**_STAGES, "inductor": own or "inductor"}
-        at = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
-        if at > 0:
-            fine = max(i for i, r in enumerate(rungs[:at]) if r.verdict in _FINE)
-            named = tuple(stages[r.name] for r in rungs[fine + 1 : at + 1])
-            before = f"{rungs[fine].name} is {_said(rungs[fine])}, " if fine else ""
-            sentence = f"{before}{rungs[at].name} is outside the noise: {rungs[at].sentence}"
-            if len(named) > 1:
-                sentence += "".join(
-                    f"; {r.name} {_said(r)}: {_short(r.why)}" for r in rungs[fine + 1 : at]
-                )
-            if top.verdict in _FINE:
-                sentence += f"; the program as it is ({top.name}) is {_said(top)} all the same"
-            return Status.DIFFERENT, named, sentence
-        bad = [r for r in rungs if r.verdict not in _FINE]
-        if top.verdict in _FINE:
-            equal = all(r.verdict == RungKind.BIT_EQUAL for r in rungs)
-            rest = "".join(f"; {r.name} {_said(r)}: {_short(r.why)}" for r in bad)
-            return (
-                Status.SAME,
-                (),
-                ("every rung is bit-equal to eager" if equal else "no rung is outside the noise")
-                + rest,
-            )
-        return Status.UNDECIDED, (), "; ".join(f"{r.name} {_said(r)}: {_short(r.why)}" for r in bad)
+    def _path(self, name: str) -> str:
+        return str(self.place / name) if self.keep else ""
 
     def _pass(self, rungs: Sequence[Rung]) -> Pass:
         from whence.readers.opening import open_run
@@ -382,79 +342,10 @@ class _Ladder:
                 return None
             finally:
                 shutil.rmtree(path, ignore_errors=True)
-            return None if verdict == RungKind.UNDECIDED else verdict in _FINE
+            return None if verdict == RungKind.UNDECIDED else verdict in FINE
 
         # Its backend "eager" is our rung dynamo, which is fine whenever the rung behind it is. What
         # could not be judged is passed over.
-        known = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
-        known["eager"] = known.pop("dynamo", known["aot_eager"])
-        return bisect(good, known, self.climber.bisecting(self.runs["eager"]), self.tell)
-
-
-def verdict_of(result: Comparison) -> tuple[str, str]:
-    """(the verdict of a rung, why it is undecided or "")."""
-    if result.status == Status.DIFFERENT:
-        return RungKind.OUTSIDE, ""
-    if result.status == Status.UNDECIDED:
-        return RungKind.UNDECIDED, result.headline or "; ".join(result.inputs_differ[:1]) or _words(
-            result
-        )
-    same = all(row.measured.identical for row in result.rows)
-    return (RungKind.BIT_EQUAL if same else RungKind.NOISE), ""
-
-
-def _apart(result: Comparison, reference: Run) -> tuple[bool, float | None]:
-    """(is everything that was compared bit-equal, the largest rel_l2 of an output of a root call;
-    None where one has none).
-    """
-    roots = {
-        i
-        for i, pair in enumerate(result.plan.pairs)
-        if reference.calls[pair.reference].parent == -1
-    }
-    outputs = [
-        row.measured for row in result.rows if row.pair in roots and is_output(row.reference_slot)
-    ]
-    sizes = [0.0 if m.identical else m.values.get("rel_l2") for m in outputs]
-    known = [s for s in sizes if s is not None]
-    return all(row.measured.identical for row in result.rows), max(known) if known and len(
-        known
-    ) == len(sizes) else None
-
-
-def _unproven(result: Comparison) -> bool:
-    """Is something beyond the noise, as far as two dumps can tell?"""
-    return (
-        result.status != Status.SAME
-        and not result.inputs_differ
-        and all(f.evidence != Evidence.REPLAY for f in result.findings)
-    )
-
-
-def _words(result: Comparison) -> str:
-    """What differs most, in words."""
-    if result.inputs_differ:
-        return result.inputs_differ[0]
-    if result.findings:
-        first = result.findings[0]
-        return f"{first.name}: {first.sentence}"
-    scored = [v for v in result.verdicts if v.verdict != VerdictKind.IDENTICAL]
-    worst = max(scored, key=lambda v: (v.score or 0.0, v.numbers.get("e_out") or 0.0), default=None)
-    return result.headline if worst is None else worst.sentence
-
-
-def _short(why: str) -> str:
-    """The exception of an output that ends with one, else the first line."""
-    from whence.workflows.rerun import RAISED
-
-    lines = [line.removeprefix("  | ") for line in why.splitlines()]
-    return next((line for line in lines if RAISED.match(line)), lines[0] if lines else "")
-
-
-def _said(rung: Rung) -> str:
-    words: dict[str, str] = {
-        RungKind.BIT_EQUAL: "bit-equal to eager",
-        RungKind.NOISE: "within the noise",
-        RungKind.FAILED: "does not compile or run",
-    }
-    return words.get(rung.verdict, rung.verdict)
+        answers = {r.name: r.verdict != RungKind.OUTSIDE for r in rungs[1:]}
+        answers["eager"] = answers.pop("dynamo", answers["aot_eager"])
+        return bisect(good, answers, self.climber.bisecting(self.runs["eager"]), self.tell)

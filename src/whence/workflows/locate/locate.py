@@ -78,14 +78,14 @@ def locate(
 
 
 def _location(
-    runs: PatchedRuns, target_path: str | None, patch: tuple[str, ...], by_search: bool, most: int
+    runs: PatchedRuns, target_path: str | None, patch: tuple[str, ...], by_search: bool, limit: int
 ) -> Location:
     check_points(patch, runs.reference.calls, runs.path)
-    path, shown = target_path, target_path or ""
+    path, kept_path = target_path, target_path or ""
     if path is None:
         runs.tell("running the target")
         path = str(runs.capture("target"))
-        shown = path if runs.keep else ""
+        kept_path = path if runs.keep else ""
     base = runs.compare(path)
     unpatched = output_errors(runs.reference, open_run(path))
     if base.inputs_differ:
@@ -100,13 +100,13 @@ def _location(
         for point in patch:
             chain.patch(point, (point,), None)
     else:
-        chain.patch_findings(base, most)
+        chain.patch_findings(base, limit)
     rounds = chain.with_shares()
     total = rounds[0].before if rounds else relative_error(unpatched.values())
     return Location(
         base.status,
         runs.path,
-        shown,
+        kept_path,
         tuple(getattr(runs.subject, "command", ())),
         total,
         rounds[-1].after if rounds else total,
@@ -180,24 +180,24 @@ class _Rounds:
         """Patch these points as well; the comparison of that run with the reference."""
         runs, number = self.runs, len(self.rounds) + 1
         runs.tell(f"patching {name} (run {number})")
-        before = tuple(point for r in self.rounds for point in r.points)
-        path = runs.capture(f"patched-{number}", (*before, *points))
+        points_so_far = tuple(point for r in self.rounds for point in r.points)
+        path = runs.capture(f"patched-{number}", (*points_so_far, *points))
         result = runs.compare(path)
         run = open_run(str(path))
         self.errors.append(output_errors(runs.reference, run))
-        this = explained(name, points, run)
-        whole = runs.returns_whole_output(points) if this.calls else ""
-        notes = (whole, *this.notes) if whole else this.notes
+        round_ = explained(name, points, run)
+        whole = runs.returns_whole_output(points) if round_.calls else ""
+        notes = (whole, *round_.notes) if whole else round_.notes
         self.rounds.append(
-            msgspec.structs.replace(this, finding=finding, remaining=_names(result), notes=notes)
+            msgspec.structs.replace(round_, finding=finding, remaining=_names(result), notes=notes)
         )
         runs.drop(path)
         return result
 
-    def patch_findings(self, result: Comparison, most: int) -> None:
+    def patch_findings(self, result: Comparison, limit: int) -> None:
         """Patch the first finding, compare, patch the first one left as well, and so on."""
         tried: set[tuple[str, ...]] = set()
-        while len(self.rounds) < most:
+        while len(self.rounds) < limit:
             untried = (f for f in result.findings if self.runs.points_of(f) not in tried)
             finding = next((f for f in untried if _is_clear(f)), None)
             if finding is None:
@@ -215,19 +215,22 @@ class _Rounds:
         errors = [{k: e[k] for k in keys} for e in self.errors]
         whole = squared_error(errors[0].values())
         rounds = []
-        for before, after, this in zip(errors[:-1], errors[1:], self.rounds, strict=True):
-            squares = squared_error(before.values()), squared_error(after.values())
+        for errors_before, errors_after, round_ in zip(
+            errors[:-1], errors[1:], self.rounds, strict=True
+        ):
+            squares = squared_error(errors_before.values()), squared_error(errors_after.values())
             share = None
-            if this.calls and whole and squares[0] is not None and squares[1] is not None:
+            if round_.calls and whole and squares[0] is not None and squares[1] is not None:
                 share = (squares[0] - squares[1]) / whole
             steps = tuple(
-                (k[0], k[2], relative_error([before[k]]), relative_error([after[k]])) for k in keys
+                (k[0], k[2], relative_error([errors_before[k]]), relative_error([errors_after[k]]))
+                for k in keys
             )
             rounds.append(
                 msgspec.structs.replace(
-                    this,
-                    before=relative_error(before.values()),
-                    after=relative_error(after.values()),
+                    round_,
+                    before=relative_error(errors_before.values()),
+                    after=relative_error(errors_after.values()),
                     share=share,
                     steps=steps,
                 )

@@ -51,11 +51,11 @@ def search(runs: PatchedRuns, unpatched: Errors) -> tuple[list[Explained], list[
     if low < 0:
         return [probes.rounds[high]], [unpatched, probes.errors[high]]
     probes.squared_error(low)
-    before = msgspec.structs.replace(
+    earlier = msgspec.structs.replace(
         probes.rounds[low], name=f"the {low + 1} modules that return before it", points=(), notes=()
     )
     errors = [unpatched, probes.errors[low], probes.errors[high]]
-    return [before, probes.rounds[high]], errors
+    return [earlier, probes.rounds[high]], errors
 
 
 def _sites(runs: PatchedRuns) -> list[Call]:

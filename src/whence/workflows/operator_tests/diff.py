@@ -72,8 +72,8 @@ class Tested:
         """
         absolute, relative = 0.0, 0.0
         for name in re.findall(r"[a-z]+\d+(?:_e\dm\d\w*)?", self.dtype):
-            known = _TOLERANCE.get(name, (1e-5, 2 * unit_roundoff(name)))
-            absolute, relative = max(absolute, known[0]), max(relative, known[1])
+            parts = _TOLERANCE.get(name, (1e-5, 2 * unit_roundoff(name)))
+            absolute, relative = max(absolute, parts[0]), max(relative, parts[1])
         ends = [abs(v) for v in (_float(self.low), _float(self.high)) if math.isfinite(v)]
         return absolute + relative * max(ends, default=1.0) if relative else 0.0
 
@@ -106,12 +106,12 @@ class JoinedResults:
         """How far off: the larger local error of both sides; inf where there is none, as for a row
         that is missing.
         """
-        known = [
+        errors = [
             r.local for r in (self.reference, self.target) if r is not None and r.local is not None
         ]
         return (
-            max(known)
-            if known and self.reference is not None and self.target is not None
+            max(errors)
+            if errors and self.reference is not None and self.target is not None
             else math.inf
         )
 
@@ -247,8 +247,8 @@ def diff(reference: Table, target: Table) -> Diff:
         for t in (reference, target)
         if t.repeated
     ]
-    alone = {r.either.op for r in rows if r.passed is False and not r.either.calls}
-    rows = tuple(_through(r, alone) for r in rows)
+    failing = {r.either.op for r in rows if r.passed is False and not r.either.calls}
+    rows = tuple(_through(r, failing) for r in rows)
     devices = tuple(
         ", ".join(dict.fromkeys(r.device for r in t.rows.values() if r.device))
         for t in (reference, target)
@@ -256,10 +256,14 @@ def diff(reference: Table, target: Table) -> Diff:
     return Diff(reference.path, target.path, (devices[0], devices[1]), rows, tuple(notes))
 
 
-def _through(row: JoinedResults, alone: set[str]) -> JoinedResults:
-    """alone: operators of which a test fails that runs nothing else."""
-    found = tuple(c for c in row.either.calls if c in alone) if row.passed is False else ()
-    return replace(row, through=found, why=f"runs {', '.join(found)}; {row.why}") if found else row
+def _through(row: JoinedResults, failing: set[str]) -> JoinedResults:
+    """failing: operators of which a test fails that runs nothing else."""
+    culprits = tuple(c for c in row.either.calls if c in failing) if row.passed is False else ()
+    return (
+        replace(row, through=culprits, why=f"runs {', '.join(culprits)}; {row.why}")
+        if culprits
+        else row
+    )
 
 
 def _joined(name: str, reference: Tested | None, target: Tested | None) -> JoinedResults:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from whence import extras
 from whence.errors import UsageError
 from whence.records import Run
+from whence.workflows.saved import as_run
 
 if TYPE_CHECKING:
-    from whence.replay.export.pytest_files import Written
+    from whence.replay.export.pytest_files import Folder, Written
     from whence.workflows.operator_tests.diff import Diff
 
 LEVELS = ("op", "module")
@@ -43,41 +44,18 @@ def generate_tests(
     force: replace such a folder. Raises UsageError when nothing is left to write, OutputExists,
     UnreadableRun, MissingDependency without torch.
     """
-    from whence.readers.opening import open_run
-
     extras.needed("torch", "writing tests of operators")
-    from whence.replay.export import pytest_files, pytest_modules, pytest_operators
+    from whence.replay.export import pytest_files
 
     if level not in LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(LEVELS)}")
     pytest_files.checked(factory, samples)
-    opened = open_run(str(run)) if isinstance(run, (str, Path)) else run
+    opened = as_run(run)
     folder = pytest_files.Folder(opened, samples)
     if level == "op":
-        from whence.workflows.operator_tests.operators import chosen_operators, signatures
-
-        groups = signatures(opened)
-        if not groups:
-            raise UsageError(
-                f"{opened.path} holds no operators: capture with --level op, or write tests of "
-                "modules with --level module"
-            )
-        pytest_operators.write_operators(
-            opened,
-            chosen_operators(groups, include, exclude, "name"),
-            folder,
-            keep_trivial=keep_trivial,
-        )
+        _write_operators(opened, folder, include, exclude, keep_trivial)
     else:
-        from whence.instrument.selection import matcher
-
-        wanted, unwanted = [matcher(p) for p in include], [matcher(p) for p in exclude]
-        calls = [
-            c for c in pytest_files.leaves(opened.calls) if not any(m(c.scope) for m in unwanted)
-        ]
-        pytest_modules.write_modules(
-            opened, folder, [c for c in calls if not wanted or any(m(c.scope) for m in wanted)]
-        )
+        _write_modules(opened, folder, include, exclude)
     if not folder.tests:
         reasons = (
             "; ".join(f"{len(names)} {reason}" for reason, names in folder.left_out.items())
@@ -85,6 +63,38 @@ def generate_tests(
         )
         raise UsageError(f"no test can be written of {opened.path}: {reasons}")
     return folder.write(Path(output), factory=factory, cpu_init=cpu_init, force=force)
+
+
+def _write_operators(
+    run: Run, folder: Folder, include: Sequence[str], exclude: Sequence[str], keep_trivial: bool
+) -> None:
+    from whence.replay.export import pytest_operators
+    from whence.workflows.operator_tests.operators import chosen_operators, signatures
+
+    groups = signatures(run)
+    if not groups:
+        raise UsageError(
+            f"{run.path} holds no operators: capture with --level op, or write tests of modules "
+            "with --level module"
+        )
+    chosen = chosen_operators(groups, include, exclude, "name")
+    pytest_operators.write_operators(run, chosen, folder, keep_trivial=keep_trivial)
+
+
+def _write_modules(
+    run: Run, folder: Folder, include: Sequence[str], exclude: Sequence[str]
+) -> None:
+    from whence.instrument.selection import matcher
+    from whence.replay.export import pytest_files, pytest_modules
+
+    included, excluded = [matcher(p) for p in include], [matcher(p) for p in exclude]
+    calls = [
+        c
+        for c in pytest_files.leaves(run.calls)
+        if not any(m(c.scope) for m in excluded)
+        and (not included or any(m(c.scope) for m in included))
+    ]
+    pytest_modules.write_modules(run, folder, calls)
 
 
 def diff_results(
@@ -106,8 +116,8 @@ def diff_results(
 
     if output is not None and Path(output).exists() and not force:
         raise OutputExists(f"{output} exists; --force replaces it")
-    found = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
+    result = diff.diff(diff.read(Path(reference)), diff.read(Path(target)))
     if output is not None:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(tested_csv(found), encoding="utf-8", newline="")
-    return found
+        Path(output).write_text(tested_csv(result), encoding="utf-8", newline="")
+    return result

@@ -99,8 +99,10 @@ def signatures(run: Run) -> list[Group]:
             group = groups[key] = Group(call.op, key, tensors, dict(call.arguments))
         group.calls.append(call.id)
         group.source = group.source or call.source
-        held = [run.records[ref.record] for ref in call.refs if is_input(ref.slot)]
-        if all(not record.why or not record.count or record.why == OVERWRITTEN for record in held):
+        records = [run.records[ref.record] for ref in call.refs if is_input(ref.slot)]
+        if all(
+            not record.why or not record.count or record.why == OVERWRITTEN for record in records
+        ):
             group.with_elements.append(call.id)
         if counted:
             continue
@@ -137,34 +139,34 @@ def chosen_operators(
     for option, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
             check_pattern(pattern, option)
-    wanted, unwanted = [matcher(p) for p in include], [matcher(p) for p in exclude]
-    left = []
+    included, excluded = [matcher(p) for p in include], [matcher(p) for p in exclude]
+    chosen = []
     for group in groups:
         whole = group.op.rpartition(".")[0]
         names = (group.op, whole, whole.partition(".")[2])
-        if any(m(n) for m in unwanted for n in names) or (
-            wanted and not any(m(n) for m in wanted for n in names)
+        if any(m(n) for m in excluded for n in names) or (
+            included and not any(m(n) for m in included for n in names)
         ):
             continue
-        left.append(group)
-    if groups and not left:
+        chosen.append(group)
+    if groups and not chosen:
         raise UsageError(
             f"no operator is left of {len({g.op for g in groups})}; they are named like "
             f"{groups[0].op}"
         )
     weight: dict[str, float] = {}
-    for group in left:
+    for group in chosen:
         weight[group.op] = weight.get(group.op, 0) + (
             group.seconds if sort == "time" else group.count if sort == "count" else 0
         )
-    own = (
+    key = (
         (lambda g: -g.seconds)
         if sort == "time"
         else (lambda g: -g.count)
         if sort == "count"
         else (lambda g: 0)
     )
-    return sorted(left, key=lambda g: (-weight[g.op], g.op, own(g)))
+    return sorted(chosen, key=lambda g: (-weight[g.op], g.op, key(g)))
 
 
 def key_of(op: str, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> str:
@@ -174,11 +176,11 @@ def key_of(op: str, tensors: Iterable[Tensor], arguments: dict[str, Any]) -> str
 
 
 def _tensors(run: Run, call: Call) -> tuple[Tensor, ...]:
-    found = []
+    tensors = []
     for ref in call.refs:
         record = run.records[ref.record]
-        found.append(Tensor(ref.slot, record.dtype, record.shape, record.stride))
-    return tuple(found)
+        tensors.append(Tensor(ref.slot, record.dtype, record.shape, record.stride))
+    return tuple(tensors)
 
 
 def _add_counts(groups: dict[str, Group], counts: Sequence[dict[str, Any]]) -> None:
@@ -196,8 +198,11 @@ def _add_counts(groups: dict[str, Group], counts: Sequence[dict[str, Any]]) -> N
             group = groups[key] = Group(entry["op"], key, tensors, entry["arguments"])
         group.count += entry["count"]
         group.seconds += entry["seconds"]
-        for table, more in ((group.scopes, entry["scopes"]), (group.phases, entry["phases"])):
-            for name, n in more.items():
+        for table, counts_by_name in (
+            (group.scopes, entry["scopes"]),
+            (group.phases, entry["phases"]),
+        ):
+            for name, n in counts_by_name.items():
                 table[name] = table.get(name, 0) + n
         for slot, (low, high, nan, inf) in entry["ranges"].items():
             group.ranges.setdefault(slot, Range()).add(low, high, nan, inf)

@@ -71,18 +71,18 @@ def plots(
     why. Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without
     matplotlib (`whence[plots]`).
     """
-    from whence.report import plots as drawing
+    from whence.report.plots import write as write_plots
 
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())) and not force:
         raise OutputExists(
             f"{place} exists and is not empty; --force writes into it, or choose another folder"
         )
-    found = page(comparison, details=details, progress=progress)
-    for sentence in found.missing:
+    shown_page = page(comparison, details=details, progress=progress)
+    for sentence in shown_page.missing:
         tell(sentence)
     try:
-        return drawing.write(found, place)
+        return write_plots(shown_page, place)
     except OSError as error:
         raise StoreFailed(f"cannot write plots to {place}: {error.strerror or error}") from error
 
@@ -112,18 +112,22 @@ def page(
             page_of(comparison, details=details, runs=runs, tell=progress), texts=texts
         )
     place = Path(comparison)
-    if place.is_file() and texts is None and (alone := _texts_or_none(place)) is not None:
-        return _of_texts(alone)
-    found = page_of(
+    if (
+        place.is_file()
+        and texts is None
+        and (standalone_texts := _texts_or_none(place)) is not None
+    ):
+        return _of_texts(standalone_texts)
+    measured = page_of(
         load_comparison(place), folder=os.fspath(place), details=details, runs=runs, tell=progress
     )
-    return msgspec.structs.replace(found, texts=texts)
+    return msgspec.structs.replace(measured, texts=texts)
 
 
-def _html(found: Page) -> str:
+def _html(content: Page) -> str:
     from whence.report.html import page_html
 
-    return page_html(found)
+    return page_html(content)
 
 
 def _texts_or_none(file: Path) -> TokenMatch | None:
@@ -138,13 +142,13 @@ def _texts_or_none(file: Path) -> TokenMatch | None:
 
 
 def _texts(file: Path) -> TokenMatch:
-    found = _texts_or_none(file)
-    if found is None:
+    texts = _texts_or_none(file)
+    if texts is None:
         raise UnreadableRun(
             f"{file} is no answer of whence tokens; whence tokens REF TGT --format json > "
             f"{file.name} makes one"
         )
-    return found
+    return texts
 
 
 def _of_texts(texts: TokenMatch) -> Page:

@@ -44,11 +44,9 @@ def reproduce(
 
     began = time.monotonic()
     compared = comparison if isinstance(comparison, Comparison) else load_comparison(comparison)
-    named = (
-        f"{compared.reference} against {compared.target}"
-        if isinstance(comparison, Comparison)
-        else os.fspath(comparison)
-    )
+    named = f"{compared.reference} against {compared.target}"
+    if not isinstance(comparison, Comparison):
+        named = os.fspath(comparison)
     finding = _finding(compared, number, named)
     folder = Path(output)
     _check(folder, force)
@@ -68,15 +66,11 @@ def reproduce(
             tell("running the script both ways")
             printed, holds, sentence = both_ways.outcome(path, case.default, case.missing)
     except (ReplayRefused, ElementsMissing) as error:
+        model_hint = ";\n  or the reference's model: whence repro --model MODULE:FACTORY"
         raise ReplayRefused(
             f"finding {number} ({finding.name}) cannot be run again: {error}\n"
             "  what it takes: a reference captured with its programs and elements (whence run, "
-            "--keep full, not --no-programs)"
-            + (
-                ""
-                if model is not None
-                else ";\n  or the reference's model: whence repro --model MODULE:FACTORY"
-            )
+            f"--keep full, not --no-programs){'' if model is not None else model_hint}"
         ) from error
     finally:
         if both_ways is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +20,11 @@ import orjson
 import xxhash
 
 from whence.errors import UnreadableRun, UsageError
+from whence.workflows.tokens.record_places import Place
+from whence.workflows.tokens.record_places import places as record_places
 
-RECORD_BYTES = 64 << 20  # of one record; a longer one is passed over and named
-_CHUNK = 1 << 20
 _IDS = ("id", "prompt_id", "data_id", "question_id", "no", "NO", "idx", "index")
 _LONGEST_ID = 40
-_BLANK = b" \t\r\n"
-_MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x00\x00\xfe\xff", "UTF-32"))
-_BOM = b"\xef\xbb\xbf"
 
 
 class Prediction(NamedTuple):
@@ -86,7 +82,7 @@ class Predictions:
             places = ((i + 1, i, 0, "") for i in range(len(source)))
         try:
             if self._file is not None:
-                self.noun, places = _places(self._file, self.name)
+                self.noun, places = record_places(self._file, self.name)
             self.entries = [self._entry(number, *place) for number, place in enumerate(places)]
             self._check()
         except BaseException:
@@ -115,14 +111,14 @@ class Predictions:
             return entry
         try:
             raw = self._raw(entry)
-            found = self._prompt(raw)
+            prompt = self._prompt(raw)
         except (ValueError, RecursionError) as error:
             return entry._replace(
                 why="nested too deeply" if isinstance(error, RecursionError) else str(error)
             )
         entry = entry._replace(id=_id(raw))
         # A record without an output still says which prompt has none.
-        entry = entry._replace(prompt=None if found is None else _digest(found))
+        entry = entry._replace(prompt=None if prompt is None else _digest(prompt))
         try:
             entry = entry._replace(output=_digest(self._output(raw)))
         except ValueError as error:
@@ -198,129 +194,12 @@ def _opened(path: Path) -> IO[bytes]:
         if file.seekable():
             return file
         with file:
-            kept = tempfile.TemporaryFile()  # noqa: SIM115 - handed on; `close` closes it
-            shutil.copyfileobj(file, kept)
-        kept.seek(0)
-        return kept
+            copy = tempfile.TemporaryFile()  # noqa: SIM115 - handed on; `close` closes it
+            shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        return copy
     except OSError as error:
         raise UnreadableRun(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-Place = tuple[int, int, int, str]  # line, offset, length, why it cannot be read
-
-
-def _places(file: IO[bytes], name: str) -> tuple[str, Iterator[Place]]:
-    """("line" or "element", where each record is)."""
-    head = file.read(4)
-    for mark, encoding in _MARKS:
-        if head.startswith(mark):
-            raise UnreadableRun(f"{name} is {encoding}; JSON is read as UTF-8, so save it as that")
-    start = len(_BOM) if head.startswith(_BOM) else 0
-    file.seek(start)
-    while (byte := file.read(1)) and byte in _BLANK:
-        pass
-    if byte == b"[":
-        return "element", _elements(file)
-    file.seek(start)
-    return "line", _lines(file)
-
-
-def _lines(file: IO[bytes]) -> Iterator[Place]:
-    line, offset = 0, file.tell()
-    while raw := file.readline(RECORD_BYTES + 1):
-        line += 1
-        if len(raw) > RECORD_BYTES and not raw.endswith(b"\n"):
-            end = offset + len(raw)
-            while rest := file.readline(_CHUNK):
-                end += len(rest)
-                if rest.endswith(b"\n"):
-                    break
-            yield line, offset, 0, _too_long(end - offset)
-            offset = end
-        else:
-            if raw.strip(_BLANK):
-                yield line, offset, len(raw.rstrip(_BLANK)), ""
-            offset += len(raw)
-        file.seek(offset)  # the record was read meanwhile
-
-
-_STRING = re.compile(rb'["\\]')
-_TOP = re.compile(rb'["\[\]{},]')
-_INNER = re.compile(rb'["\[\]{}]')
-
-
-def _elements(file: IO[bytes]) -> Iterator[Place]:
-    """Elements of an array of which the opening bracket has been read, found by brackets and quotes
-    alone, chunk by chunk.
-    """
-    base, line, depth, quoted, skip = file.tell(), 0, 1, False, 0
-    start = base
-    while chunk := file.read(_CHUNK):
-        at = skip
-        skip = 0
-        while at < len(chunk):
-            found = (_STRING if quoted else _TOP if depth == 1 else _INNER).search(chunk, at)
-            if found is None:
-                break
-            byte, at = found[0], found.end()
-            if quoted:
-                quoted = byte != b'"'
-                at += quoted  # a backslash takes the next byte with it
-            elif byte == b'"':
-                quoted = True
-            elif byte in b"[{":
-                depth += 1
-            elif byte in b"]}":
-                depth -= 1
-            if quoted or depth > 1 or byte not in b",]}" or (depth == 1 and byte != b","):
-                continue
-            end = base + at - 1
-            empty = depth == 0 and _blank(file, start, end)
-            if not (empty and line == 0):
-                line += 1
-                yield (
-                    line,
-                    start,
-                    end - start,
-                    "nothing behind the last comma" if empty else _limit(end - start),
-                )
-            start = end + 1
-            if depth == 0:
-                after = _rest(file, start) if byte == b"]" else "}"
-                if after:
-                    yield line + 1, start, 0, f"the array ends, and behind it stands {after!r}"
-                return
-        skip = max(at - len(chunk), 0)
-        base += len(chunk)
-        file.seek(base)
-    yield (
-        line + 1,
-        start,
-        0,
-        "the file ends inside the array: it was cut short" + (", in a string" if quoted else ""),
-    )
-
-
-def _limit(length: int) -> str:
-    return _too_long(length) if length > RECORD_BYTES else ""
-
-
-def _too_long(length: int) -> str:
-    return f"{length} bytes; a record of more than {RECORD_BYTES >> 20} MiB is not read"
-
-
-def _blank(file: IO[bytes], start: int, end: int) -> bool:
-    file.seek(start)
-    return end - start <= _CHUNK and not file.read(end - start).strip(_BLANK)
-
-
-def _rest(file: IO[bytes], start: int) -> str:
-    file.seek(start)
-    while chunk := file.read(_CHUNK):
-        text = chunk.strip(_BLANK)
-        if text:
-            return text[:20].decode("utf-8", "backslashreplace")
-    return ""
 
 
 def _value(raw: bytes) -> Any:
@@ -339,8 +218,8 @@ def _value(raw: bytes) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"at character {error.pos}" if error.pos < len(text.rstrip()) else "where it ends"
-        said = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
-        raise ValueError(f"not JSON: {said} {where}") from None
+        reason = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+        raise ValueError(f"not JSON: {reason} {where}") from None
 
 
 def _at(record: Any, key: str) -> tuple[Any, bool]:

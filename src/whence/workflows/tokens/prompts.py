@@ -29,25 +29,27 @@ def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list
     cannot be read or holds none, faces what is left at its position.
     """
     rows: list[Row] = []
-    left, right = list(reference), list(target)
+    unpaired_reference, unpaired_target = list(reference), list(target)
     if how != "position":
-        ours, theirs = by_prompt(reference), by_prompt(target)
-        faced = ours.keys() & theirs.keys()
-        for key in ours:
-            if key in faced:
-                rows += [(a, b, "prompt") for a, b in zip(ours[key], theirs[key])]
-        left = [e for e in reference if e.prompt not in faced]
-        right = [e for e in target if e.prompt not in faced]
-    at = {e.number: e for e in right}
-    for entry in left:
-        other = at.get(entry.number) if how != "prompt" else None
-        if other is not None and (
-            how == "position" or entry.prompt is None or other.prompt is None
+        reference_prompts, target_prompts = by_prompt(reference), by_prompt(target)
+        shared = reference_prompts.keys() & target_prompts.keys()
+        for key in reference_prompts:
+            if key in shared:
+                rows += [
+                    (a, b, "prompt") for a, b in zip(reference_prompts[key], target_prompts[key])
+                ]
+        unpaired_reference = [e for e in reference if e.prompt not in shared]
+        unpaired_target = [e for e in target if e.prompt not in shared]
+    by_number = {e.number: e for e in unpaired_target}
+    for entry in unpaired_reference:
+        partner = by_number.get(entry.number) if how != "prompt" else None
+        if partner is not None and (
+            how == "position" or entry.prompt is None or partner.prompt is None
         ):
-            rows.append((entry, at.pop(entry.number), "position"))
+            rows.append((entry, by_number.pop(entry.number), "position"))
         else:
             rows.append((entry, None, ""))
-    rows += [(None, entry, "") for entry in at.values()]
+    rows += [(None, entry, "") for entry in by_number.values()]
 
     def place(row: Row) -> tuple[bool, int]:
         a, b, _ = row
@@ -58,11 +60,11 @@ def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list
 
 def by_prompt(entries: Iterable[Entry]) -> dict[bytes, list[Entry]]:
     """Records by the digest of their prompt, in order; without those that have none."""
-    found: dict[bytes, list[Entry]] = {}
+    by_digest: dict[bytes, list[Entry]] = {}
     for entry in entries:
         if entry.prompt is not None:
-            found.setdefault(entry.prompt, []).append(entry)
-    return found
+            by_digest.setdefault(entry.prompt, []).append(entry)
+    return by_digest
 
 
 def row(
@@ -75,52 +77,56 @@ def row(
     """One prompt: both outputs are read, compared and let go. unsteady: prompts that a run answers
     in two ways, and in which run.
     """
-    from whence.workflows.tokens.statistics import match
-
-    one, other, how = pair
-    told = PromptMatch(
+    a, b, how = pair
+    result = PromptMatch(
         number=number,
         prompt="",
         verdict="NO",
         matched_by=how,
-        id=next((e.id for e in (one, other) if e and e.id), ""),
-        reference_line=one.line if one else None,
-        target_line=other.line if other else None,
+        id=next((e.id for e in (a, b) if e and e.id), ""),
+        reference_line=a.line if a else None,
+        target_line=b.line if b else None,
     )
-    whys, read = [], []
-    for entry, side, word in ((one, reference, "reference"), (other, target, "target")):
+    reasons, read = [], []
+    for entry, side, word in ((a, reference, "reference"), (b, target, "target")):
         if entry is None:
-            whys.append(f"the {word} has no such prompt")
+            reasons.append(f"the {word} has no such prompt")
         elif entry.why:
-            whys.append(f"{word}, {side.noun} {entry.line}: {entry.why}")
+            reasons.append(f"{word}, {side.noun} {entry.line}: {entry.why}")
         else:
             try:
                 read.append(side.read(entry))
             except ValueError as error:  # it could be read a moment ago
-                whys.append(f"{word}, {side.noun} {entry.line}, changed while it was read: {error}")
-    told = replace(told, prompt=next((short(p.prompt) for p in read if p.prompt is not None), ""))
-    if whys:
-        return replace(told, why="; ".join(whys))
-    a, b = read[0].output, read[1].output
+                where = f"{word}, {side.noun} {entry.line}"
+                reasons.append(f"{where}, changed while it was read: {error}")
+    prompts = (short(p.prompt) for p in read if p.prompt is not None)
+    result = replace(result, prompt=next(prompts, ""))
+    if reasons:
+        return replace(result, why="; ".join(reasons))
+    twice = unsteady.get(a.prompt or b"", "") if a else ""
+    return _compared(result, read[0].output, read[1].output, twice)
+
+
+def _compared(result: PromptMatch, a: Any, b: Any, twice: str) -> PromptMatch:
+    """The match with how far two outputs agree. twice: a run answers this prompt in two ways."""
+    from whence.workflows.tokens.statistics import match
+
     if isinstance(a, str) != isinstance(b, str):
-        return replace(told, why=f"the reference is {_form(a)}, the target {_form(b)}")
-    found = match(a, b)
-    at = found.prefix_length or 0
-    if not found.full:
-        around = _AROUND[found.unit]
-        before = _some(a, max(at - around, 0), at)
-        told = replace(
-            told,
-            common=before,
-            reference_at=_some(a, at, at + around),
-            target_at=_some(b, at, at + around),
+        return replace(result, why=f"the reference is {_form(a)}, the target {_form(b)}")
+    outcome = match(a, b)
+    if not outcome.full:
+        position, around = outcome.prefix_length or 0, _AROUND[outcome.unit]
+        result = replace(
+            result,
+            common=_some(a, max(position - around, 0), position),
+            reference_at=_some(a, position, position + around),
+            target_at=_some(b, position, position + around),
+            why="; ".join(w for w in (_why(outcome, a, b), twice) if w),
         )
-        twice = unsteady.get(one.prompt or b"", "") if one else ""
-        told = replace(told, why="; ".join(w for w in (_why(found, a, b), twice) if w))
     return replace(
-        told,
-        verdict=_verdict(found),
-        **{f: getattr(found, f) for f in OutputMatch.__struct_fields__},
+        result,
+        verdict=_verdict(outcome),
+        **{f: getattr(outcome, f) for f in OutputMatch.__struct_fields__},
     )
 
 
@@ -128,28 +134,28 @@ def named(rows: Iterable[PromptMatch]) -> tuple[PromptMatch, ...]:
     """Rows with the ids of their file where these tell all prompts apart, else without any."""
     listed = tuple(rows)
     ids = [row.id for row in listed]
-    apart = all(ids) and len(set(ids)) == len(ids)
-    return listed if apart else tuple(replace(row, id="") for row in listed)
+    unique = all(ids) and len(set(ids)) == len(ids)
+    return listed if unique else tuple(replace(row, id="") for row in listed)
 
 
-def _verdict(found: OutputMatch) -> str:
-    if found.full:
+def _verdict(outcome: OutputMatch) -> str:
+    if outcome.full:
         return "PASS"
-    return "FAIL" if found.reference_length or found.target_length else "NO"
+    return "FAIL" if outcome.reference_length or outcome.target_length else "NO"
 
 
-def _why(found: OutputMatch, a: Any, b: Any) -> str:
-    if found.full is None:
+def _why(outcome: OutputMatch, a: Any, b: Any) -> str:
+    if outcome.full is None:
         sides = [
             word
             for word, length in (
-                ("reference", found.reference_length),
-                ("target", found.target_length),
+                ("reference", outcome.reference_length),
+                ("target", outcome.target_length),
             )
             if not length
         ]
         return "both outputs are empty" if len(sides) == 2 else f"the {sides[0]}'s output is empty"
-    if not found.full and isinstance(a, str):
+    if not outcome.full and isinstance(a, str):
         if len(a) + len(b) > _NORMALISED:
             return ""
         if normalize("NFC", a) == normalize("NFC", b):
@@ -180,14 +186,14 @@ def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]
     """
     from whence.workflows.tokens.statistics import match
 
-    found: dict[bytes, Disagreement] = {}
+    disagreements: dict[bytes, Disagreement] = {}
     repeated = 0
     for digest, entries in by_prompt(e for e in side.entries if not e.why).items():
         repeated += len(entries) > 1
-        other = next((e for e in entries[1:] if e.output != entries[0].output), None)
-        if other is None:
+        differing = next((e for e in entries[1:] if e.output != entries[0].output), None)
+        if differing is None:
             continue
-        a, b = side.read(entries[0]), side.read(other)
+        a, b = side.read(entries[0]), side.read(differing)
         # A text and a list of ids cannot be matched; that they are two forms is disagreement
         # enough.
         figures = (
@@ -195,7 +201,7 @@ def again(side: Predictions, word: str) -> tuple[int, dict[bytes, Disagreement]]
             if isinstance(a.output, str) == isinstance(b.output, str)
             else OutputMatch()
         )
-        found[digest] = Disagreement(
-            word, short(a.prompt or ""), (entries[0].line, other.line), figures
+        disagreements[digest] = Disagreement(
+            word, short(a.prompt or ""), (entries[0].line, differing.line), figures
         )
-    return repeated, found
+    return repeated, disagreements

@@ -98,11 +98,11 @@ def wilson(count: int, of: int, confidence: float = 0.95) -> tuple[float, float]
     return (0.0 if count == 0 else low), (1.0 if count == of else high)
 
 
-def sign_test(one: int, other: int) -> float:
-    """Two-sided exact binomial test that changes one way (`one`) are as likely as the other way; 1
-    where nothing changed.
+def sign_test(changes: int, reverse: int) -> float:
+    """Two-sided exact binomial test that changes one way are as likely as those in reverse; 1 where
+    nothing changed.
     """
-    n, k = one + other, min(one, other)
+    n, k = changes + reverse, min(changes, reverse)
     if 2 * k >= n:
         return 1.0
     if n <= _EXACT:
@@ -143,17 +143,19 @@ def thresholds(
     "half": ...}}}. A name in full goes before patterns (`*`, `?`), the first pattern before the
     next. Raises UsageError.
     """
-    found = Thresholds() if path is None else _of_file(Path(path), model)
-    given = {k: _share(v, f"--{k}") for k, v in (("full", full), ("half", half)) if v is not None}
-    if not given:
-        return found
-    kept = (
-        f"; {'half' if 'full' in given else 'full'}: {found.origin}"
-        if len(given) == 1 and found.origin != "default"
+    configured = Thresholds() if path is None else _of_file(Path(path), model)
+    chosen = {k: _share(v, f"--{k}") for k, v in (("full", full), ("half", half)) if v is not None}
+    if not chosen:
+        return configured
+    origin = (
+        f"; {'half' if 'full' in chosen else 'full'}: {configured.origin}"
+        if len(chosen) == 1 and configured.origin != "default"
         else ""
     )
     return Thresholds(
-        given.get("full", found.full), given.get("half", found.half), "as given" + kept
+        chosen.get("full", configured.full),
+        chosen.get("half", configured.half),
+        "as given" + origin,
     )
 
 
@@ -164,7 +166,7 @@ def _of_file(path: Path, model: str) -> Thresholds:
     if not isinstance(models, Mapping):
         raise UsageError(f"{path}: `models` is a table of names, not {type(models).__name__}")
     entries = {str(name): _entry(entry, f"{path}: model {name}") for name, entry in models.items()}
-    own = _entry({k: v for k, v in data.items() if k != "models"}, str(path))
+    common = _entry({k: v for k, v in data.items() if k != "models"}, str(path))
     name = (
         model
         if model in entries
@@ -175,7 +177,7 @@ def _of_file(path: Path, model: str) -> Thresholds:
     else:
         lacks = f"no entry for model {model}" if model else "no model is named (--model)"
         origin = f"{path}" + (f"; {lacks}" if entries else "")
-    over = {**own, **(entries[name] if name is not None else {})}
+    over = {**common, **(entries[name] if name is not None else {})}
     return Thresholds(over.get("full", FULL), over.get("half", HALF), origin)
 
 

@@ -105,17 +105,17 @@ def _compare(
         _check_key(keys["prompt_key"], (reference, target))
         model, notes = _model(limits, reference, target)
         allowed = judge.thresholds(limits["full"], limits["half"], limits["path"], model)
-        again = prompts.again(reference, "reference"), prompts.again(target, "target")
+        repeats = prompts.again(reference, "reference"), prompts.again(target, "target")
         unsteady = {
-            digest: f"the {one.side} itself answers it in two ways"
-            for _, found in again
-            for digest, one in found.items()
+            digest: f"the {disagreement.side} itself answers it in two ways"
+            for _, disagreements in repeats
+            for digest, disagreement in disagreements.items()
         }
-        told = prompts.named(
+        matches = prompts.named(
             prompts.row(i + 1, row, reference, target, unsteady) for i, row in enumerate(rows)
         )
         notes += _notes(sources, rows, how, reference, target)
-        return _judged(told, allowed, reference, target, again, notes), rows
+        return _judged(matches, allowed, reference, target, repeats, notes), rows
 
 
 def _judged(
@@ -123,7 +123,7 @@ def _judged(
     allowed: Thresholds,
     reference: Predictions,
     target: Predictions,
-    again: Sequence[Any],
+    repeats: Sequence[Any],
     notes: list[str],
 ) -> TokenMatch:
     from whence.workflows.tokens.statistics import wilson
@@ -134,12 +134,12 @@ def _judged(
         sum(p.half is True for p in prompts),
     )
     shares = (full / count, half / count) if count else (None, None)
-    faced = any(p.matched_by and p.reference_length is not None for p in prompts)
-    (repeated, one), (also, other) = again
+    is_paired = any(p.matched_by and p.reference_length is not None for p in prompts)
+    (repeated_reference, of_reference), (repeated_target, of_target) = repeats
     return TokenMatch(
         reference=reference.name,
         target=target.name,
-        status="undecided" if not faced else "pass" if allowed.reached(*shares) else "fail",
+        status="undecided" if not is_paired else "pass" if allowed.reached(*shares) else "fail",
         count=count,
         full_match=shares[0],
         half_match=shares[1],
@@ -154,8 +154,8 @@ def _judged(
         longer_target=sum(p.longer == "target" for p in prompts),
         not_compared=sum(p.verdict == "NO" for p in prompts),
         prompts=prompts,
-        repeated=repeated + also,
-        disagreements=(*one.values(), *other.values()),
+        repeated=repeated_reference + repeated_target,
+        disagreements=(*of_reference.values(), *of_target.values()),
         unreadable=tuple(
             f"{side.name}: {side.noun} {e.line}: {e.why}"
             for side in (reference, target)
@@ -204,7 +204,7 @@ def _notes(
     if len(paths) == 2 and paths[0].samefile(paths[1]):
         notes.append("reference and target are one file")
     by_position = sum(r[2] == "position" for r in rows)
-    other = sum(
+    different = sum(
         a is not None
         and b is not None
         and None not in (a.prompt, b.prompt)
@@ -216,8 +216,8 @@ def _notes(
             f"{by_position} of {len(rows)} matched by position: they hold no "
             f"{reference.prompt_key!r}, or cannot be read"
         )
-    if other:
-        notes.append(f"{other} of {by_position} matched by position hold different prompts")
+    if different:
+        notes.append(f"{different} of {by_position} matched by position hold different prompts")
     if (
         how == "auto"
         and rows

@@ -57,9 +57,15 @@ class PrecisionDebugger(Stepped):
             once("PrecisionDebugger: there is one in this process already; its configuration holds")
             self.__dict__ = _started[0].__dict__
             return
-        given = {"task": task, "dump_path": dump_path, "level": level, "step": step, "rank": rank}
+        arguments = {
+            "task": task,
+            "dump_path": dump_path,
+            "level": level,
+            "step": step,
+            "rank": rank,
+        }
         self._settings: Settings = read(
-            config_path, {k: v for k, v in given.items() if v is not None}
+            config_path, {k: v for k, v in arguments.items() if v is not None}
         )
         self._model = model
         _started.append(self)
@@ -112,7 +118,7 @@ class PrecisionDebugger(Stepped):
                 models[0] if len(models) == 1 else None,
                 steps=settings.steps,
                 layout="msprobe",
-                wanted=settings.wanted,
+                is_wanted=settings.is_wanted,
                 **options,
             )
             self._dump.mark()

@@ -43,7 +43,7 @@ class Settings:
     folder: Path
     steps: frozenset[int] | None
     options: Mapping[str, Any]
-    wanted: Callable[[Any], bool]
+    is_wanted: Callable[[Any], bool]
     enabled: bool
 
     @property
@@ -52,15 +52,15 @@ class Settings:
         return "" if self.options["keep"] == "full" else f" --keep {self.options['keep']}"
 
 
-def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Settings:
+def read(path: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Settings:
     """Settings of a config.json (None: none) with what is given in its place. Raises UsageError."""
     from whence.compat._steps import numbers
     from whence.errors import UsageError
 
-    said = {**_load(path), **given}
-    known = ("task", "dump_path", "level", "rank", "step", "dump_enable", *_TASKS)
-    without("config.json", {k: v for k, v in said.items() if k not in known}, _NOTHING, known)
-    task, level = said.get("task") or "statistics", said.get("level") or "L1"
+    values = {**_load(path), **arguments}
+    keys = ("task", "dump_path", "level", "rank", "step", "dump_enable", *_TASKS)
+    without("config.json", {k: v for k, v in values.items() if k not in keys}, _NOTHING, keys)
+    task, level = values.get("task") or "statistics", values.get("level") or "L1"
     if task not in _KEEP:
         raise UsageError(
             f"config.json: task {task!r} is not there; {', '.join(_KEEP)} are (docs/switching.md)"
@@ -70,10 +70,12 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
             f"config.json: level {level!r} is not there; {', '.join(_LEVELS)} are "
             "(docs/switching.md)"
         )
-    section = said.get(task) or {}
-    mine = ("list", "data_mode")
-    rest = {k: v for k, v in section.items() if k not in mine and v not in ([], "", "statistics")}
-    without(f"config.json, {task}", rest, _NOTHING_OF_A_TASK, mine)
+    section = values.get(task) or {}
+    own_keys = ("list", "data_mode")
+    others = {
+        k: v for k, v in section.items() if k not in own_keys and v not in ([], "", "statistics")
+    }
+    without(f"config.json, {task}", others, _NOTHING_OF_A_TASK, own_keys)
     listed = tuple(section.get("list") or ())
     options: dict[str, Any] = {
         "level": _LEVELS[level],
@@ -88,7 +90,7 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
             "exclude": ("*",),
             "programs": False,
         }
-    ranks = numbers("rank", said.get("rank"))
+    ranks = numbers("rank", values.get("rank"))
     if ranks is not None:
         options["ranks"] = tuple(sorted(ranks))
 
@@ -97,10 +99,10 @@ def read(path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Setti
             return False
         return not listed or any(_plain(name) in f"{call.scope} {call.op}" for name in listed)
 
-    enabled = said.get("dump_enable", True) is not False
+    enabled = values.get("dump_enable", True) is not False
     return Settings(
-        Path(said.get("dump_path") or "./dump"),
-        numbers("step", said.get("step")),
+        Path(values.get("dump_path") or "./dump"),
+        numbers("step", values.get("step")),
         options,
         wanted,
         enabled,
@@ -129,12 +131,12 @@ def _load(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        found = json.loads(Path(path).read_bytes())
+        content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"config_path {os.fspath(path)} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UsageError(f"config_path {os.fspath(path)} holds no JSON object")
-    return found
+    return content
 
 
 def _slots(modes: Any) -> str:
@@ -151,8 +153,8 @@ def _slots(modes: Any) -> str:
         raise UsageError(
             f"config.json: data_mode {wrong[0]!r}; {', '.join(_DATA)} and backward are there"
         )
-    found = {_DATA[mode] for mode in named if mode in _DATA}
-    return found.pop() if len(found) == 1 else "both"
+    kinds = {_DATA[mode] for mode in named if mode in _DATA}
+    return kinds.pop() if len(kinds) == 1 else "both"
 
 
 def _plain(name: str) -> str:

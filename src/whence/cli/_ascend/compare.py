@@ -1,0 +1,167 @@
+"""`msit llm compare` and `ait debug compare aclcmp`: compare two dumps, or labels."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whence.cli import _files
+from whence.cli._ascend.words import command, free_path, tell, tell_same
+from whence.errors import UsageError
+
+_COMPARE = (
+    click.option(
+        "-gp", "--golden-path", "reference", required=True, metavar="DUMP", help="The reference."
+    ),
+    click.option("-mp", "--my-path", "target", required=True, metavar="DUMP", help="The target."),
+    click.option(
+        "-cl",
+        "--cmp-level",
+        "level",
+        type=click.Choice(["token", "logits", "layer", "module", "api"]),
+        help="Rows of the table.  [default: all]",
+    ),
+    click.option("-o", "--output", default=".", metavar="DIR", help="Folder for the table."),
+    click.option(
+        "-mf",
+        "--op-mapping-file",
+        metavar="DIR",
+        help="Not there: whence compare --map takes a map.",
+    ),
+    click.option(
+        "-alg",
+        "--custom-algorithms",
+        metavar="FILE:FUNC",
+        help="Not there: metrics are plug-ins (docs/metrics.md).",
+    ),
+    click.option(
+        "-w", "--weight", is_flag=True, help="Changes nothing: weights are always compared."
+    ),
+    click.option(
+        "-st",
+        "--stats",
+        is_flag=True,
+        help="Changes nothing: statistics are compared where there are no elements.",
+    ),
+    click.option("-l", "--log-level", help="Changes nothing."),
+)
+
+
+def compare_command(tool: str) -> click.Command:
+    def compare(
+        reference: str,
+        target: str,
+        level: str | None,
+        output: str,
+        op_mapping_file: str | None,
+        custom_algorithms: str | None,
+        **_: Any,
+    ) -> int:
+        """Compare two dumps and write the tool's table: `whence compare --view msit`."""
+        from whence import api, report
+        from whence.cli import _progress
+        from whence.cli.compare import CODES
+
+        for name, value, instead in (
+            ("-mf", op_mapping_file, "whence compare --map FILE"),
+            ("-alg", custom_algorithms, "a metric plug-in"),
+        ):
+            if value:
+                raise UsageError(f"{name} is not there; {instead} does that (docs/switching.md)")
+        tell_same(
+            f"{tool} llm compare",
+            f"whence compare {shlex.quote(reference)} {shlex.quote(target)} --view msit",
+        )
+
+        def log(line: str) -> None:
+            click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
+
+        def show(result: Any) -> None:
+            sys.stdout.write(report.answer(result))
+            sys.stdout.flush()
+
+        with _progress.shown() as count:
+            result, path = api.cmp_report(
+                reference,
+                target,
+                level=level or "",
+                tool=tool,
+                output=output,
+                say=log,
+                show=show,
+                progress=count,
+            )
+        sys.stdout.write(f"written to {path}\n")
+        return CODES[result.status]
+
+    return command("compare", compare, _COMPARE)
+
+
+_ACLCMP = (
+    click.option("--exec", "command", metavar="CMD", help="The command, quoted."),
+    click.option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Folder of the comparison.  [default: ./cmp_dump_data, and ./cmp_report.csv]",
+    ),
+    click.option(
+        "--golden-path",
+        "reference",
+        metavar="RUN",
+        help="Labels of the reference, of a run of its own.",
+    ),
+    click.option("--my-path", "target", metavar="RUN", help="Labels of the target."),
+    click.option(
+        "--clean", is_flag=True, help="Changes nothing: whence scrub removes elements from a run."
+    ),
+)
+
+
+def aclcmp_command() -> click.Command:
+    def aclcmp(
+        command: str | None,
+        output: str | None,
+        reference: str | None,
+        target: str | None,
+        clean: bool,
+    ) -> int:
+        """Run CMD, take its labels (set_label) and compare their two sides: `whence run
+        --compare`.
+        """
+        from whence import api, report
+        from whence.cli.compare import CODES
+
+        folder = output or str(free_path(Path("cmp_dump_data")))
+        if reference and target and not command:
+            runs = f"{shlex.quote(reference)} {shlex.quote(target)}"
+            tell_same("ait debug compare aclcmp", f"whence labels {runs} -o {shlex.quote(folder)}")
+            result: Any = api.compare_labels(reference, target, output=folder)
+            code = 0
+        elif command and not reference and not target:
+            words = (
+                f"whence run --compare -o {shlex.quote(folder)} --library acltransformer -- "
+                f"{command}"
+            )
+            tell_same("ait debug compare aclcmp", words)
+            code, result = api.run_labels(shlex.split(command), folder, library="acltransformer")
+            if result is None:
+                return code
+        else:
+            raise UsageError("aclcmp takes --exec CMD, or --golden-path and --my-path")
+        if clean:
+            tell("--clean changes nothing: whence scrub removes elements from a run")
+        sys.stdout.write(report.labels_answer(result, folder))
+        if not output:
+            table = free_path(Path("cmp_report.csv"))
+            _files.write(
+                table, (Path(folder) / "cmp_report.csv").read_text(encoding="utf-8"), force=False
+            )
+            sys.stdout.write(f"written to {table}\n")
+        return code or CODES[result.status]
+
+    return command("aclcmp", aclcmp, _ACLCMP)

@@ -1,0 +1,243 @@
+"""`msit llm dump`: run a command and dump what its models compute."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from whence.cli._ascend.words import command, free_path, tell, tell_same, word
+from whence.errors import UsageError
+
+_TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
+_DUMP = (
+    click.option("--exec", "command", required=True, metavar="CMD", help="The command, quoted."),
+    click.option(
+        "--type",
+        "types",
+        multiple=True,
+        type=click.Choice(_TYPES),
+        help="What to record, several words.  [default: tensor model]",
+    ),
+    click.option("-sd", "--only-save-desc", is_flag=True, help="Statistics only."),
+    click.option(
+        "-ids",
+        "--ids",
+        "--save-operation-ids",
+        "ids",
+        is_flag=False,
+        flag_value="",
+        metavar="3,7_1",
+        help="Only these tree numbers.",
+    ),
+    click.option(
+        "-er",
+        "--execute-range",
+        default="0,0",
+        show_default=True,
+        metavar="0,1000",
+        help="Tokens, first and last.",
+    ),
+    click.option(
+        "-child",
+        "--save-operation-child",
+        "child",
+        type=click.BOOL,
+        default=True,
+        help="With -ids: what they call too.",
+    ),
+    click.option(
+        "-time",
+        "--save-time",
+        "when",
+        type=click.IntRange(0, 3),
+        default=3,
+        show_default=True,
+        help="0 inputs, 1 outputs, 2 and 3 both.",
+    ),
+    click.option(
+        "-stp",
+        "--save-tensor-part",
+        "part",
+        type=click.IntRange(0, 2),
+        default=2,
+        show_default=True,
+        help="0 inputs, 1 outputs, 2 both.",
+    ),
+    click.option(
+        "-opname",
+        "--operation-name",
+        metavar="linear,rms",
+        help="Only classes whose name begins so, in capital letters or small.",
+    ),
+    click.option("-device", "--device-id", "device", type=int, help="Only this rank."),
+    click.option(
+        "-tiling",
+        "--save-tiling",
+        "tiling",
+        is_flag=True,
+        help="Changes nothing: tiling is the library's own.",
+    ),
+    click.option(
+        "-symlink",
+        "--enable-symlink",
+        is_flag=True,
+        help="Changes nothing: equal tensors are stored once.",
+    ),
+    click.option(
+        "-config",
+        "--config-path",
+        metavar="FILE",
+        help="Not there: what is dumped is chosen when the command starts.",
+    ),
+    click.option(
+        "-seed",
+        "--set-random-seed",
+        "seed",
+        is_flag=False,
+        flag_value="2024",
+        type=int,
+        help="Seed every framework; deterministic kernels.",
+    ),
+    click.option("-o", "--output", default=".", metavar="DIR", help="The dump is a folder in it."),
+    click.option("-l", "--log-level", help="Changes nothing."),
+)
+
+
+def dump_command(tool: str) -> click.Command:
+    def dump(command: str, output: str, **values: Any) -> int:
+        """Run CMD and dump what its models compute: `whence run`."""
+        from whence import api
+
+        options = _options(**values)
+        stamp = time.strftime("%Y%m%d_%H%M%S")
+        # ait gathers the dumps of all processes in one folder, msit has one for each call.
+        folder = Path(output) / ("ait_dump" if tool == "ait" else f"{tool}_dump_{stamp}")
+        run = free_path(folder / f"whence-run-{stamp}") if tool == "ait" else folder
+        words = [
+            f"--{k.replace('_', '-')}{'' if v is True else f' {word(v)}'}"
+            for k, v in options.items()
+        ]
+        tell_same(
+            f"{tool} llm dump",
+            " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]),
+        )
+        code = api.run_command(shlex.split(command), str(run), **options)
+        _lay_out(run, folder, values["types"] or ("tensor", "model"))
+        return code
+
+    return command("dump", dump, _DUMP)
+
+
+def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
+    """Write the tool's own files beside the run, and say where they are. What cannot be written is
+    told; the run is there.
+    """
+    from whence import api
+    from whence.errors import WhenceError
+
+    try:
+        layout = api.lay_out_atb(run, folder, kinds=types)
+    except WhenceError as error:
+        tell(f"the tool's own files are not there: {error}")
+        return
+    for sentence in layout.left_out:
+        tell(sentence)
+    for layer in layout.layers:
+        tell(f"layer {layer.number}: {layer.kind} {layer.name}, {layer.file}")
+    if layout.layers:
+        last = layout.layers[-1].number
+        tell(f"the last layer is number {last}: --ids {last} dumps it alone")
+    if (
+        run != folder and len(layout.tensors) == 1
+    ):  # one process: its run goes where its tensors are
+        (place,) = layout.tensors.values()
+        run = run.rename(place / "whence-run")
+    for place in layout.tensors.values():
+        tell(f"tensors: {place}")
+    if run != folder:
+        tell(f"the run: {run}")
+
+
+def _options(
+    types: Sequence[str],
+    only_save_desc: bool,
+    ids: str | None,
+    execute_range: str,
+    child: bool,
+    when: int,
+    part: int,
+    operation_name: str | None,
+    device: int | None,
+    tiling: bool,
+    config_path: str | None,
+    seed: int | None,
+    **_: Any,
+) -> dict[str, Any]:
+    """The tool's options as those of `whence run`; what has no counterpart is told. Raises
+    UsageError.
+    """
+    if config_path:
+        raise UsageError(
+            "-config: what is dumped cannot be changed while the command runs; give -er, -ids "
+            "and -opname"
+        )
+    kinds = set(types or ("tensor", "model"))
+    for kind, why in (
+        ("cpu_profiling", "whence ops list RUN has times of operators"),
+        ("onnx", "whence show RUN --tree shows the calls"),
+    ):
+        if kind in kinds:
+            tell(f"--type {kind} is not there: {why}")
+    if tiling:
+        tell("-tiling changes nothing: tiling is the library's own")
+    out: dict[str, Any] = {"steps": _range(execute_range)}
+    if kinds & {"op", "kernel"}:
+        out["level"] = "op"
+    if "stats" in kinds or only_save_desc:
+        out["keep"] = "stats"
+    elif "tensor" not in kinds:
+        out["keep"] = "none"
+    slots = {0: "input", 1: "output"}.get(part, {0: "input", 1: "output"}.get(when, "both"))
+    if slots != "both":
+        out["slots"] = slots
+    if ids:
+        out["ids"] = ids
+        if not child:
+            out["no_children"] = True
+    if operation_name:
+        import re
+
+        out["classes"] = tuple(
+            f"re:(?i:{re.escape(name.strip())}.*)" for name in operation_name.split(",")
+        )
+    if device is not None:
+        out["ranks"] = (device,)
+    if seed is not None:
+        out |= {"seed": seed, "deterministic": True}
+    return out
+
+
+def _range(text: str) -> tuple[int, int]:
+    """ "0,1000" as (0, 1001): both ends count there. Of several pairs what spans them. Raises
+    UsageError.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if (
+        not numbers
+        or len(numbers) % 2
+        or any(a > b for a, b in zip(numbers[::2], numbers[1::2], strict=True))
+        or min(numbers) < 0
+    ):
+        raise UsageError(f"-er {text!r}: pairs of a first and a last token, such as 0,1000")
+    first, last = min(numbers), max(numbers)
+    if len(numbers) > 2:
+        tell(f"-er {text}: tokens {first} to {last} are dumped, those between the ranges too")
+    return first, last + 1

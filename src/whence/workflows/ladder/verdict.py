@@ -1,0 +1,117 @@
+"""What the comparison of a rung with eager says, and which stage a ladder names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from whence.records.slots import is_output
+from whence.results import Evidence, Rung, RungKind, Status, VerdictKind
+
+if TYPE_CHECKING:
+    from whence.records import Run
+    from whence.results import Comparison
+
+_STAGES = {
+    "dynamo": "dynamo",
+    "aot_eager": "aot_autograd",
+    "aot_eager_decomp_partition": "decomposition",
+    "inductor": "inductor",
+}
+FINE = (RungKind.BIT_EQUAL, RungKind.NOISE)
+
+
+def judged(rungs: Sequence[Rung]) -> tuple[str, tuple[str, ...], str]:
+    """(status, the stages at fault, that in a sentence) of a ladder."""
+    top = rungs[-1]
+    backend = next((b for b in top.backends if b != "inductor"), "inductor")
+    stages = {**_STAGES, "inductor": backend}
+    outside = next((i for i, r in enumerate(rungs) if r.verdict == RungKind.OUTSIDE), -1)
+    if outside > 0:
+        fine = max(i for i, r in enumerate(rungs[:outside]) if r.verdict in FINE)
+        named = tuple(stages[r.name] for r in rungs[fine + 1 : outside + 1])
+        start = f"{rungs[fine].name} is {_words_of(rungs[fine])}, " if fine else ""
+        first = rungs[outside]
+        sentence = f"{start}{first.name} is outside the noise: {first.sentence}"
+        if len(named) > 1:
+            sentence += "".join(f"; {_with_reason(r)}" for r in rungs[fine + 1 : outside])
+        if top.verdict in FINE:
+            sentence += f"; the program as it is ({top.name}) is {_words_of(top)} all the same"
+        return Status.DIFFERENT, named, sentence
+    bad = [r for r in rungs if r.verdict not in FINE]
+    if top.verdict in FINE:
+        equal = all(r.verdict == RungKind.BIT_EQUAL for r in rungs)
+        start = "every rung is bit-equal to eager" if equal else "no rung is outside the noise"
+        return Status.SAME, (), "; ".join((start, *map(_with_reason, bad)))
+    return Status.UNDECIDED, (), "; ".join(map(_with_reason, bad))
+
+
+def verdict_of(result: Comparison) -> tuple[str, str]:
+    """(the verdict of a rung, why it is undecided or "")."""
+    if result.status == Status.DIFFERENT:
+        return RungKind.OUTSIDE, ""
+    if result.status == Status.UNDECIDED:
+        why = result.headline or "; ".join(result.inputs_differ[:1]) or words_of_worst(result)
+        return RungKind.UNDECIDED, why
+    is_equal = all(row.measured.identical for row in result.rows)
+    return (RungKind.BIT_EQUAL if is_equal else RungKind.NOISE), ""
+
+
+def distance(result: Comparison, reference: Run) -> tuple[bool, float | None]:
+    """(is everything that was compared bit-equal, the largest rel_l2 of an output of a root call;
+    None where one has none).
+    """
+    roots = {
+        i
+        for i, pair in enumerate(result.plan.pairs)
+        if reference.calls[pair.reference].parent == -1
+    }
+    outputs = [
+        row.measured for row in result.rows if row.pair in roots and is_output(row.reference_slot)
+    ]
+    sizes = [0.0 if m.identical else m.values.get("rel_l2") for m in outputs]
+    errors = [s for s in sizes if s is not None]
+    largest = max(errors) if errors and len(errors) == len(sizes) else None
+    return all(row.measured.identical for row in result.rows), largest
+
+
+def is_unproven(result: Comparison) -> bool:
+    """Is something beyond the noise by two dumps alone, without a replay?"""
+    return (
+        result.status != Status.SAME
+        and not result.inputs_differ
+        and all(f.evidence != Evidence.REPLAY for f in result.findings)
+    )
+
+
+def words_of_worst(result: Comparison) -> str:
+    """What differs most, in words."""
+    if result.inputs_differ:
+        return result.inputs_differ[0]
+    if result.findings:
+        first = result.findings[0]
+        return f"{first.name}: {first.sentence}"
+    scored = [v for v in result.verdicts if v.verdict != VerdictKind.IDENTICAL]
+    worst = max(scored, key=lambda v: (v.score or 0.0, v.numbers.get("e_out") or 0.0), default=None)
+    return result.headline if worst is None else worst.sentence
+
+
+def short_reason(why: str) -> str:
+    """The exception of an output that ends with one, else the first line."""
+    from whence.workflows.rerun import RAISED
+
+    lines = [line.removeprefix("  | ") for line in why.splitlines()]
+    return next((line for line in lines if RAISED.match(line)), lines[0] if lines else "")
+
+
+def _with_reason(rung: Rung) -> str:
+    return f"{rung.name} {_words_of(rung)}: {short_reason(rung.why)}"
+
+
+def _words_of(rung: Rung) -> str:
+    words: dict[str, str] = {
+        RungKind.BIT_EQUAL: "bit-equal to eager",
+        RungKind.NOISE: "within the noise",
+        RungKind.FAILED: "does not compile or run",
+    }
+    return words.get(rung.verdict, rung.verdict)
