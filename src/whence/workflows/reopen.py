@@ -64,6 +64,8 @@ def reopened(
     reference, target, _ = programs.apply_programs(
         reference, target, programs.open_programs(compared.program_files or None, open_run)
     )
-    reference, target, _ = plain(*partial_prints.alike(*program_flow.with_agreeing_inputs(reference, target)))
+    reference, target, _ = plain(
+        *partial_prints.alike(*program_flow.with_agreeing_inputs(reference, target))
+    )
     aligned = prepare(reference, target, options).aligned
     return aligned, options

@@ -105,7 +105,7 @@ def _is_wired_otherwise(
 
 
 def _makers(calls: Sequence[Call]) -> dict[int, int]:
-    """The call that wrote each record; records that several calls could have written are left out."""
+    """The call that wrote each record, without records that several calls could have written."""
     calls_of: dict[int, list[int]] = {}
     for call in calls:
         for ref in call.slots("output"):
@@ -252,7 +252,10 @@ def judged_by_module(aligned: align.Aligned, match: str, chart: align.Map | None
     if not reference_sites:
         return aligned
     realigned = align.align(
-        folded(reference, reference_sites), folded(target, target_sites), match=match, user_map=chart
+        folded(reference, reference_sites),
+        folded(target, target_sites),
+        match=match,
+        user_map=chart,
     )
     notes = tuple(dict.fromkeys((*aligned.plan.notes, *sentences, *realigned.plan.notes)))
     return align.Aligned(

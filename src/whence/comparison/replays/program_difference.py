@@ -68,7 +68,7 @@ def difference(reference: Program, target: Program) -> str:
 
 
 def written_anew(reference: Program, target: Program) -> bool:
-    """Do two programs share so few operators in order that comparing them one by one says nothing?"""
+    """Do two programs share too few operators in order to be compared one by one?"""
     reference_names, target_names = (
         [op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))]
         for p in (reference, target)

@@ -336,7 +336,7 @@ def settled(
 
 
 def _badness(figures: Figures) -> tuple[float, float, float]:
-    """The order of figures: by score, then by number of wrong elements, then by size of the error."""
+    """The order of figures: by score, number of wrong elements, size of the error."""
     return (
         max(local.score for local in figures.values()),
         sum(local.integer_mismatch + local.mismatch for local in figures.values()),

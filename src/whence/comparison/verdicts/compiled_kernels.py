@@ -16,8 +16,8 @@ from whence import align, dtypes, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.replays.fault_cause import own_score
 from whence.comparison.replays.replayer import Replayer
-from whence.comparison.replays.side import ReplaySource
 from whence.comparison.replays.self_check import Threads
+from whence.comparison.replays.side import ReplaySource
 from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused

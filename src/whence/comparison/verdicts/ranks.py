@@ -285,7 +285,7 @@ class RankFaults:
                 {s: pairs[s].target_record for s in program.inputs if s in pairs}
             )
             params = {
-                s: replayer.sides.parameters.expected(pairs[s], given=True)
+                s: replayer.sides.parameters.expected(pairs[s], is_initial=True)
                 for s in program.params
                 if s in pairs
             }

@@ -94,7 +94,9 @@ def labelled_launch(
     variables: dict[str, str] = {}
     if name:
         variables_of_command = os.environ if environment is None else environment
-        loaded = load(name, runner=runner, max_tokens=limit, dump=dump, environment=variables_of_command)
+        loaded = load(
+            name, runner=runner, max_tokens=limit, dump=dump, environment=variables_of_command
+        )
         library, variables = encoded(loaded), loaded.variables
     elif dump:
         library = encoded(anywhere(str(Path(dump).absolute())))
