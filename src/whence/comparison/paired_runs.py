@@ -224,9 +224,7 @@ class PairedRuns:
         return region.hands_on(self.reference, call)
 
     def alone(self, call: int) -> list[int]:
-        """Calls below this one without a partner, and without one between; of those that were asked
-        for.
-        """
+        """Selected calls below this one that have no partner, nor has any call between."""
         unpaired: list[int] = []
         todo = [call]
         while todo:

@@ -51,7 +51,7 @@ class PairError:
 
     @property
     def inherited(self) -> float | None:
-        """What who reads the tensor inherits."""
+        """The error that readers of the tensor inherit."""
         return None if self.value is None else max(self.value, self.coarse)
 
 

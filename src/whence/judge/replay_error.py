@@ -135,7 +135,6 @@ def measure(
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
     keep, mismatch = comparable(y, r, w, fill)
-    shares = _shares(reference, reference_wide, r, keep, fill)
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
         s = np.where(keep, s, 0.0) if s.size else s
@@ -158,13 +157,11 @@ def measure(
         _structure(y, r, w, kind, last),
         ratio(error, size),
         floor / size if size else 0.0,
-        *shares,
+        *_shares(reference, reference_wide, r, keep, fill),
         mismatch,
         u=u,
         spread_rel=ratio(strays, size),
     )
-    if mismatch:
-        return dataclasses.replace(local, score=math.inf)
     return _scored(local, f, r, last, written_out=written_out, limits=limits)
 
 
@@ -172,6 +169,8 @@ def _scored(
     local: ReplayError, own_error: F64, r: F64, last: int, *, written_out: bool, limits: Limits
 ) -> ReplayError:
     """With its score, and without patterns that the operator's own rounding has."""
+    if local.mismatch:
+        return dataclasses.replace(local, score=math.inf)
     if any(local.parts(limits)[name] > 1 for name in ("channel", "shift", "value")):
         local = dataclasses.replace(
             local, structure=without_memory(local.structure, own_error, r, last)

@@ -1,5 +1,5 @@
-"""When an operator first differs: its executions counted, by type and by name, each against the one
-it faces.
+"""When an operator first differs: its executions counted, by type and by name, each against its
+partner.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class OriginTracer:
             for ref in (*call.slots("output"), *call.slots("mutated")):
                 self.writers.setdefault(ref.record, []).append(i)
         self.significant: set[int] = set()
-        # Calls that nobody saw the output of hand on what they read.
+        # Calls whose output was not captured pass on what they read.
         handing: set[int] = set()
         faulty = False
         for call in self.calls:
@@ -168,7 +168,7 @@ class OriginTracer:
             if following is None or len(steps) >= _LONGEST:
                 break
             current = following
-        # Where the way ends among operators that nobody compared, any of them may be it.
+        # Where the way ends among operators that were not compared, any of them may be it.
         while steps and steps[-1].verdict == "not compared" and len(steps) > 1:
             skipped.append(steps.pop().name)
         end = self.flow.reference.calls[steps[-1].call]
@@ -186,7 +186,7 @@ class OriginTracer:
 
     def _following(self, call: Call) -> Call | None:
         """The maker to go on to: of what is significant the one that is furthest off, else one that
-        nobody compared; None at the end.
+        was not compared; None at the end.
         """
         makers = [m for ref in call.slots("input") if (m := self.maker(call, ref)) is not None]
         wrong = [m for m in makers if m.id in self.significant]
@@ -290,7 +290,7 @@ class OriginTracer:
             ]
         if has_mark(end, Mark.INPUTS_UNKNOWN):
             out.append(
-                "what it read is not known: give the program that ran (--program), or capture "
+                f"{Mark.INPUTS_UNKNOWN}: give the program that ran (--program), or capture "
                 "with whence run"
             )
         if end.no_program and "was not captured" in end.no_program:

@@ -98,8 +98,7 @@ def _by_form(verdict: Verdict, call: Call, errors: PairErrors) -> Verdict:
 def _arguments(call: Call, partner: Call) -> str:
     """Arguments that are no tensors and differ, in words."""
     differ = [
-        f"argument {name.removeprefix('input.')}: {_shown(value)} against "
-        f"{_shown(partner.arguments[name])}"
+        f"argument {input_name(name)}: {_shown(value)} against {_shown(partner.arguments[name])}"
         for name, value in call.arguments.items()
         if name in partner.arguments and not _same(value, partner.arguments[name])
     ]

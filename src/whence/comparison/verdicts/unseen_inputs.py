@@ -1,8 +1,8 @@
-"""Calls of which a dump does not hold all that came in: hooks that print what an operator made,
+"""Calls whose inputs a dump does not hold in full: hooks that print what an operator made,
 arrays recorded under a name, backward passes (which read what the forward pass kept).
 
-It cannot have been better than the worst of what was made before, so that is what such a call is
-held against; and it may depend on all of it.
+Their inputs cannot be better than the worst of what was made before, and they may depend on all of
+it: such a call is compared with that.
 """
 
 from __future__ import annotations
