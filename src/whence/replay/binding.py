@@ -16,12 +16,9 @@ from whence.records.program import TENSOR_OPERANDS, Operand, operands
 from whence.replay.allowed_operators import OperatorName
 
 _NUMERIC: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "SymInt": (int,),
-    "float": (int, float),
-    "number": (int, float, bool),
+    "int": (int,), "SymInt": (int,), "float": (int, float), "number": (int, float, bool),
     "bool": (bool, int),
-}
+}  # fmt: skip
 _TAGGED = {
     "Tensor": {"in", "param", "op", "const", "float", "complex"}, "int": {"dim", "mul"},
     "SymInt": {"dim", "mul"}, "float": {"float"}, "number": {"float", "complex", "dim", "mul"},

@@ -21,17 +21,9 @@ _HALF = (torch.bfloat16, torch.float16)
 _RANGES = {"arange", "range", "linspace", "logspace"}
 _CASTS = {"_to_copy", "to", "type_as", "convert_element_type"}
 _DEFAULT_DTYPE = {
-    "zeros",
-    "ones",
-    "empty",
-    "eye",
-    "linspace",
-    "logspace",
-    "hann_window",
-    "hamming_window",
-    "fft_fftfreq",
-    "fft_rfftfreq",
-}
+    "zeros", "ones", "empty", "eye", "linspace", "logspace", "hann_window", "hamming_window",
+    "fft_fftfreq", "fft_rfftfreq",
+}  # fmt: skip
 _EITHER_DTYPE = {"full", "arange", "scalar_tensor", "range"}
 
 

@@ -23,13 +23,7 @@ from whence.records.slots import is_of_child
 from whence.replay.allowed_operators import OperatorName
 from whence.replay.binding import Dependencies, bind_program, dependencies
 from whence.replay.choices import Choices
-from whence.replay.dtype_policy import (
-    DtypePolicy,
-    HeldParameters,
-    floating_dtype,
-    hold,
-    laid_out,
-)
+from whence.replay.dtype_policy import DtypePolicy, HeldParameters, floating_dtype, hold, laid_out
 from whence.replay.execution import Execution, Watch
 from whence.replay.memory_bound import MemoryBudget
 

@@ -16,18 +16,9 @@ from whence.replay.binding import BoundOperation
 
 # Views by their schema that copy when they must.
 _MAY_COPY = {
-    "reshape",
-    "reshape_as",
-    "ravel",
-    "flatten",
-    "contiguous",
-    "to",
-    "type_as",
-    "resolve_conj",
-    "resolve_neg",
-    "view_as",
-    "unflatten",
-}
+    "reshape", "reshape_as", "ravel", "flatten", "contiguous", "to", "type_as", "resolve_conj",
+    "resolve_neg", "view_as", "unflatten",
+}  # fmt: skip
 # Results of these are no larger than their largest operand.
 _NEVER_GROW = {
     "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",

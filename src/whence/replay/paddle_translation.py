@@ -586,10 +586,7 @@ def _reduced(name: str) -> Callable[[_Writer], _Value]:
         keep = bool(w.attribute("keep_dim", "keepdim", default=False))
         value, wide = w("X", 0), w.attribute("dtype", "out_dtype", default=-1)
         # the others it takes are those of what it reads
-        if name == "sum.dim_IntList" and wide in (
-            "float64",
-            6,
-        ):
+        if name == "sum.dim_IntList" and wide in ("float64", 6):
             value = w.do("to.dtype", value, {"dtype": "float64"})
         return w.do(name, value, axes, keep)
 
@@ -964,24 +961,13 @@ _UNARY = (
     "isinf", "isfinite", "bitwise_not",
 )  # fmt: skip
 _AS_IT_IS = (
-    "assign",
-    "onednn_to_paddle_layout",
-    "transfer_layout",
-    "share_data",
-    "memcpy",
-    "memcpy_h2d",
-    "memcpy_d2h",
-    "contiguous",
-)
+    "assign", "onednn_to_paddle_layout", "transfer_layout", "share_data", "memcpy", "memcpy_h2d",
+    "memcpy_d2h", "contiguous",
+)  # fmt: skip
 _REDUCED = {
-    "mean": "mean.dim",
-    "sum": "sum.dim_IntList",
-    "max": "amax.default",
-    "min": "amin.default",
-    "amax": "amax.default",
-    "amin": "amin.default",
-    "logsumexp": "logsumexp.default",
-}
+    "mean": "mean.dim", "sum": "sum.dim_IntList", "max": "amax.default", "min": "amin.default",
+    "amax": "amax.default", "amin": "amin.default", "logsumexp": "logsumexp.default",
+}  # fmt: skip
 
 
 def _sum(w: _Writer) -> _Value:

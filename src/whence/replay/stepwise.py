@@ -198,12 +198,9 @@ _LAST_AXIS = words("""
     mm matmul bmm linear mv dot vdot inner einsum _int_mm _grouped_mm mkldnn_linear
 """)
 _SECOND = {
-    "addmm": "mat1",
-    "_addmm_activation": "mat1",
-    "baddbmm": "batch1",
-    "addbmm": "batch1",
+    "addmm": "mat1", "_addmm_activation": "mat1", "baddbmm": "batch1", "addbmm": "batch1",
     "addmv": "mat",
-}
+}  # fmt: skip
 _CONVOLUTIONS = words("""
     convolution conv1d conv2d conv3d _convolution mkldnn_convolution cudnn_convolution thnn_conv2d
     _conv_depthwise2d

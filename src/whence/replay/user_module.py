@@ -31,13 +31,7 @@ from whence.records.slots import (
     split_slot,
 )
 from whence.replay.dtype_policy import WORKING, HeldParameters, hold, laid_out
-from whence.replay.module_arguments import (
-    Forms,
-    Kid,
-    arguments,
-    call_order,
-    program_of_slots,
-)
+from whence.replay.module_arguments import Forms, Kid, arguments, call_order, program_of_slots
 from whence.replay.module_arithmetic import Arithmetic, wide_dtype, widened
 from whence.replay.module_copy import ModuleCopy
 

@@ -220,12 +220,9 @@ class _Reader:
 
 # Kinds whose value is one of some words.
 _WORDS: dict[str, Collection[str]] = {
-    "dtype": dtypes.DTYPES,
-    "device": ("",),
-    "layout": ("strided",),
-    "memory_format": MEMORY_FORMATS,
-    "float": ("inf", "-inf", "nan"),
-}
+    "dtype": dtypes.DTYPES, "device": ("",), "layout": ("strided",),
+    "memory_format": MEMORY_FORMATS, "float": ("inf", "-inf", "nan"),
+}  # fmt: skip
 
 
 def _tagged(value: Any, kind: str) -> bool:

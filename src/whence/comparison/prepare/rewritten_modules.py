@@ -105,7 +105,7 @@ def _is_wired_otherwise(
 
 
 def _makers(calls: Sequence[Call]) -> dict[int, int]:
-    """The call that wrote each record, without records that several calls could have written."""
+    """The call that wrote each record, of records that only one call can have written."""
     calls_of: dict[int, list[int]] = {}
     for call in calls:
         for ref in call.slots("output"):

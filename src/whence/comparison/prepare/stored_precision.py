@@ -23,11 +23,7 @@ from whence.records.marks import Mark, has_mark
 # elements that show how many bits are in use; that the rest holds too is looked up in all
 _SAMPLE = 1 << 12
 # bits of the significand; the coarsest first
-_SIGNIFICANT = {
-    "bfloat16": 8,
-    "float16": 11,
-    "float32": 24,
-}
+_SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24}
 _LEAST = 8  # elements below the top binade that tell
 _SHARE = 0.25  # of them that use the last bit; rounding to nearest leaves half
 _MANY = 16  # significant bits that constants and steps of a grid do without

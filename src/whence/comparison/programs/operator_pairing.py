@@ -136,40 +136,20 @@ def blocks(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[int, int, 
 
 
 _SAME = {
-    "matmul_v2": "matmul",
-    "mul": "matmul",
-    "fc": "matmul",
-    "fused_matmul": "matmul",
-    "fused_gemm_epilogue": "matmul",
-    "reduce_mean": "mean",
-    "reduce_sum": "sum",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reshape2": "reshape",
-    "transpose2": "transpose",
-    "fused_transpose": "transpose",
-    "squeeze2": "squeeze",
-    "unsqueeze2": "unsqueeze",
-    "lookup_table_v2": "embedding",
-    "fused_conv2d": "conv2d",
-    "fused_conv2d_add_act": "conv2d",
-    "elementwise_sub": "subtract",
-    "elementwise_mul": "multiply",
-    "elementwise_div": "divide",
-    "expand_v2": "expand",
-    "flatten_contiguous_range": "flatten",
-}
+    "matmul_v2": "matmul", "mul": "matmul", "fc": "matmul", "fused_matmul": "matmul",
+    "fused_gemm_epilogue": "matmul", "reduce_mean": "mean", "reduce_sum": "sum",
+    "reduce_max": "max", "reduce_min": "min", "reshape2": "reshape", "transpose2": "transpose",
+    "fused_transpose": "transpose", "squeeze2": "squeeze", "unsqueeze2": "unsqueeze",
+    "lookup_table_v2": "embedding", "fused_conv2d": "conv2d", "fused_conv2d_add_act": "conv2d",
+    "elementwise_sub": "subtract", "elementwise_mul": "multiply", "elementwise_div": "divide",
+    "expand_v2": "expand", "flatten_contiguous_range": "flatten",
+}  # fmt: skip
 
 
 _BEHIND = (
-    "matmul",
-    "fc",
-    "fused_matmul",
-    "fused_gemm_epilogue",
-    "fused_conv2d",
-    "fused_conv2d_add_act",
+    "matmul", "fc", "fused_matmul", "fused_gemm_epilogue", "fused_conv2d", "fused_conv2d_add_act",
     "conv2d",
-)
+)  # fmt: skip
 
 
 def plain(op_type: str) -> str:

@@ -62,7 +62,12 @@ def with_programs(run: Run, saved: Run, operator_of: Mapping[int, int]) -> Run:
             variables.add(call, operator)
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.programs = programs
-    return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
+    return like(run, out)
+
+
+def like(run: Run, changed: Over) -> Run:
+    """A changed form of a run, from the same reader where that is a foreign one."""
+    return ForeignRun(changed, run.reader) if isinstance(run, ForeignRun) else changed
 
 
 def _with_program(call: Call, program: Program) -> Call:

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from whence.comparison.programs.operator_pairing import operators
-from whence.comparison.programs.paddle_attributes import with_programs
+from whence.comparison.programs.paddle_attributes import like, with_programs
 from whence.comparison.programs.program_order import in_order, taking
 from whence.errors import UsageError
 from whence.frameworks.paddle_programs import DRAWS, FOLDED
-from whence.readers import UNTOLD, ForeignRun
+from whence.readers import UNTOLD
 from whence.records import Call, Note, Over, Ref, Run
 from whence.records.marks import Mark, mark_values
 from whence.records.slots import is_input, param_name
@@ -54,10 +54,7 @@ def operators_of_calls(run: Run, program: Run, root: str | None = None) -> dict[
 
 def _written(operator: Call) -> tuple[str, ...]:
     """The names of the variables that an operator of a program writes."""
-    return (
-        operator.scope,
-        *mark_values(operator, Mark.WRITES),
-    )
+    return (operator.scope, *mark_values(operator, Mark.WRITES))
 
 
 def _unfolded(run: Run, program_operators: list[Call]) -> list[Call]:
@@ -114,9 +111,7 @@ def with_data_flow(run: Run, program: Run) -> Run:
     note = Note("program", f"data flow from {program.path}: {linked} of {len(logged)} tensors")
     out = Over(run, [changed.get(c.id, c) for c in run.calls])
     out.notes = [*run.notes, note]
-    return with_programs(
-        ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out, program, where
-    )
+    return with_programs(like(run, out), program, where)
 
 
 def _linked(
@@ -212,10 +207,7 @@ def with_agreeing_inputs(reference: Run, target: Run) -> tuple[Run, Run]:
             and {r.slot for r in call.slots("input")}
             != {r.slot for r in partner_calls[key].slots("input")}
         }
-        changed = Over(run, [cut.get(c.id, c) for c in run.calls]) if cut else run
-        out.append(
-            ForeignRun(changed, run.reader) if cut and isinstance(run, ForeignRun) else changed
-        )
+        out.append(like(run, Over(run, [cut.get(c.id, c) for c in run.calls])) if cut else run)
     return out[0], out[1]
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from whence.comparison.programs.operator_pairing import operators
+from whence.comparison.programs.paddle_attributes import like
 from whence.comparison.programs.program_diff import ProgramDiff, diff_programs
 from whence.comparison.programs.program_flow import operators_of_calls
 from whence.frameworks.paddle_programs import DRAWS
-from whence.readers import UNTOLD, ForeignRun
+from whence.readers import UNTOLD
 from whence.records import Call, Note, Over, Run, region
 from whence.records.slots import is_read
 
@@ -142,7 +143,7 @@ def _without(run: Run, omitted: Set[int]) -> Run:
             for i, c in enumerate(remaining)
         ],
     )
-    return ForeignRun(out, run.reader) if isinstance(run, ForeignRun) else out
+    return like(run, out)
 
 
 def _executions(run: Run, ran: Mapping[int, int]) -> dict[Execution, Call]:
@@ -169,5 +170,4 @@ def _unread(call: Call) -> Call:
 
 
 def _changed(run: Run, calls: Mapping[int, Call]) -> Run:
-    out = Over(run, [calls.get(c.id, c) for c in run.calls]) if calls else run
-    return ForeignRun(out, run.reader) if calls and isinstance(run, ForeignRun) else out
+    return like(run, Over(run, [calls.get(c.id, c) for c in run.calls])) if calls else run

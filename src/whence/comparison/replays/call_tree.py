@@ -105,7 +105,7 @@ class TreeReplay:
         return dict(arrays)
 
     def trace(self, call: Call) -> Callable[[int, Array], None] | None:
-        """What is called with the result of every operator of a call; None: nobody listens."""
+        """Called with the result of every operator of a call; None where nobody listens."""
         return None
 
     def child(self, call: Call, k: int, handed: Mapping[str, Array]) -> dict[str, Array]:

@@ -53,11 +53,7 @@ class Measurement:
         return _highest(self.errors) > judge.LIMITS.suspect
 
     def against(
-        self,
-        wide: Mapping[str, Array],
-        working: Mapping[str, Array],
-        *,
-        written_out: bool = False,
+        self, wide: Mapping[str, Array], working: Mapping[str, Array], *, written_out: bool = False
     ) -> ReplayErrors:
         """The errors in units of what the replay `working` strays from the replay `wide`."""
         return {
@@ -169,10 +165,7 @@ def other_extents(measurement: Measurement) -> None:
         copies = measurement.copies(REPLICAS)
         measurement.errors = {
             slot: judge.steadier(
-                error,
-                measurement.produced[slot],
-                measurement.wide[slot],
-                [c[slot] for c in copies],
+                error, measurement.produced[slot], measurement.wide[slot], [c[slot] for c in copies]
             )
             for slot, error in measurement.errors.items()
         }

@@ -59,7 +59,7 @@ class ParameterCache:
         return judge.rounded(self._reference.array(pair.reference_record), record.dtype)
 
     def hold(self, key: tuple[Any, ...], convert: Callable[[], Any]) -> Any:
-        """Converted parameters by key, from the cache where it holds them; the oldest are dropped."""
+        """Converted parameters by key, converted once; the oldest are dropped."""
         cache = self._cache
         if key in cache:
             cache.move_to_end(key)
@@ -176,7 +176,7 @@ class ProgramRun:
             raise self.misrouted(refused) from refused
 
     def unserved(self, refused: ReplayRefused) -> ReplayRefused:
-        """The refusal, in the words of `misrouted`, of a call with calls that could not be run again."""
+        """`misrouted`, for a call inside which calls could not be run again."""
         if self.choosing is not None:
             self._lenient = True
             self.choosing.follow_own_program(self.working)

@@ -80,7 +80,7 @@ class ObservedChoices:
         return out
 
     def fitting(self, place: int, choice: SeenChoices) -> list[I64]:
-        """The distinct integers of the other run's own program that have the extents of a choice."""
+        """The integers of the other run's own program with the extents of a choice, each once."""
         if not any(place in w.seen for w in self.workings):
             return []
         fitting = [

@@ -113,10 +113,7 @@ class Models:
         if call.error:
             raise ReplayRefused("the call raised")
         module = self._module(call)
-        children, visible = (
-            [],
-            {r.record for r in call.refs if is_read(r.slot)},
-        )
+        children, visible = ([], {r.record for r in call.refs if is_read(r.slot)})
         for kid in kids:
             fresh = tuple(r.slot for r in kid.slots("input") if r.record not in visible)
             visible.update(r.record for r in kid.refs)

@@ -26,16 +26,9 @@ MOVES_AGAINST_THEMSELVES = False
 _RATIO_IN, _RATIO_OUT = 0.9, 0.1  # the tool's text says 0.6
 _COSINE_IN, _COSINE_DROP = 0.9, 0.1
 _SKIPPED = (
-    "empty",
-    "empty_like",
-    "numpy",
-    "to",
-    "setitem",
-    "empty_with_format",
-    "new_empty",
-    "new_empty_strided",
-    "empty_strided",
-)
+    "empty", "empty_like", "numpy", "to", "setitem", "empty_with_format", "new_empty",
+    "new_empty_strided", "empty_strided",
+)  # fmt: skip
 
 
 def figures(reference: Array, target: Array) -> tuple[Figures, str]:
@@ -98,10 +91,7 @@ def _row_result(row: ViewRow) -> tuple[str, str] | None:
     a, b = row.reference, row.target
     if a is None or b is None:
         # their word for it is pass
-        return (
-            "pass",
-            "No bench data matched." if a is None else "No NPU data matched.",
-        )
+        return ("pass", "No bench data matched." if a is None else "No NPU data matched.")
     if b.not_finite and not a.not_finite:
         return "error", "There is nan/inf/-inf in the maximum or minimum value of NPU."
     if a.dtype != b.dtype:

@@ -17,28 +17,8 @@ from whence.replay.export.support.pytest_plugin import add_options, check_for, c
 from whence.replay.export.support.tensors import DTYPES, Built, Data, Elements, Settings, tensor
 
 __all__ = [
-    "CREATION",
-    "DTYPES",
-    "PLAIN",
-    "RANDOM",
-    "VIEW",
-    "WRITTEN_OUT",
-    "Built",
-    "Check",
-    "Data",
-    "Elements",
-    "Figures",
-    "Operators",
-    "Settings",
-    "add_options",
-    "check_for",
-    "configure",
-    "invoke",
-    "kind",
-    "kolmogorov_smirnov",
-    "measure",
-    "overload",
-    "reduction_length",
-    "tensor",
+    "CREATION", "DTYPES", "PLAIN", "RANDOM", "VIEW", "WRITTEN_OUT", "Built", "Check", "Data",
+    "Elements", "Figures", "Operators", "Settings", "add_options", "check_for", "configure",
+    "invoke", "kind", "kolmogorov_smirnov", "measure", "overload", "reduction_length", "tensor",
     "written",
-]
+]  # fmt: skip

@@ -41,14 +41,7 @@ from whence.replay.export.support.row import (
     note_of_made_up,
 )
 from whence.replay.export.support.table import append
-from whence.replay.export.support.tensors import (
-    Built,
-    Data,
-    Elements,
-    Settings,
-    Tensor,
-    rounds,
-)
+from whence.replay.export.support.tensors import Built, Data, Elements, Settings, Tensor, rounds
 from whence.replay.stepwise import without_onednn
 
 Run = Callable[[Operators, dict[str, Any]], dict[str, Any]]

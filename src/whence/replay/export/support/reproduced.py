@@ -10,16 +10,9 @@ from typing import Any
 import torch
 
 from whence.frameworks.torch_schema import chosen_result
-from whence.replay.export.support.operators import (
-    reference_rules,
-)
+from whence.replay.export.support.operators import reference_rules
 from whence.replay.export.support.row import Wrong
-from whence.replay.export.support.tensors import (
-    Built,
-    Elements,
-    specs_in,
-    tensors_in,
-)
+from whence.replay.export.support.tensors import Built, Elements, specs_in, tensors_in
 
 
 def built_from(arguments: Mapping[str, Any], elements: Elements) -> Built:

@@ -7,11 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whence.replay.export.support.measure import Figures
-from whence.replay.export.support.tensors import (
-    NAMES,
-    Elements,
-    tensors_in,
-)
+from whence.replay.export.support.tensors import NAMES, Elements, tensors_in
 
 
 class Skipped(Exception):

@@ -14,33 +14,12 @@ from typing import Any
 
 import torch
 
-NAMES = {
-    getattr(torch, n): n
-    for n in (
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e5m2",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint64",
-        "uint32",
-        "uint16",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-    )
-    if hasattr(torch, n)
-}
-
+_DTYPE_NAMES = (
+    "float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint64", "uint32",
+    "uint16", "uint8", "bool", "complex64", "complex128",
+)  # fmt: skip
+NAMES = {getattr(torch, n): n for n in _DTYPE_NAMES if hasattr(torch, n)}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
