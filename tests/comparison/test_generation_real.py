@@ -1,4 +1,4 @@
-"""SmolLM2-135M with its own weights: 8 prompts, 32 tokens each, float32 against bfloat16, and a
+"""SmolLM2-135M with its own weights: 5 prompts, 16 tokens each, float32 against bfloat16, and a
 fault that acts from step 3 on.
 """
 
@@ -22,9 +22,6 @@ PROMPTS = [
     "def add(a, b):\n    ",
     "Water boils at",
     "The best way to learn",
-    "In 1969, the first",
-    "A list of fruits:",
-    "My name is",
 ]
 
 
@@ -41,7 +38,7 @@ def load() -> Any:
 
 
 def _captured(
-    path: Path, loaded: Any, new: int = 32, prompts: list[str] = PROMPTS, **options: Any
+    path: Path, loaded: Any, new: int = 16, prompts: list[str] = PROMPTS, **options: Any
 ) -> list[list[int]]:
     net, tokenizer = loaded
     tokenizer.padding_side = "left"
