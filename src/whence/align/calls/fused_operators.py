@@ -10,7 +10,7 @@ and a side that has several calls in it gets them joined. See docs/decisions/001
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -127,45 +127,42 @@ def _groups(lane: _Lane, reference: Run, target: Run) -> Iterable[_Group]:
             _bind_concatenated(lane.reference, lane.target, names, target_names, target),
             _bind_concatenated(lane.target, lane.reference, target_names, names, reference),
         )
-    visited: set[tuple[bool, int]] = set()
-    of: dict[tuple[bool, int], list[str]] = defaultdict(list)
+    for group in _connected(names, target_names):
+        a = sorted((c for in_reference, c in group if in_reference), key=lambda c: c.order)
+        b = sorted((c for in_reference, c in group if not in_reference), key=lambda c: c.order)
+        # else they only share a name
+        is_stated = any(c.origins or c.id in cut[not in_reference] for in_reference, c in group)
+        if a and b and is_stated and not _same_names(a, b):
+            yield _Group(tuple(c.id for c in a), tuple(c.id for c in b))
+
+
+def _connected(names: _Table, target_names: _Table) -> Iterator[list[tuple[bool, Call]]]:
+    """Calls (of the reference?, call) that names bind, directly or through each other. A name only
+    binds where both runs have it.
+    """
+    tables = (True, names), (False, target_names)
+    names_of: dict[tuple[bool, int], list[str]] = defaultdict(list)
     calls: dict[tuple[bool, int], Call] = {}
-    for in_reference, table in ((True, names), (False, target_names)):
+    for in_reference, table in tables:
         for name, named in table.items():
             for call in named:
-                of[in_reference, call.id].append(name)
+                names_of[in_reference, call.id].append(name)
                 calls[in_reference, call.id] = call
-    for start in list(of):
+    visited: set[tuple[bool, int]] = set()
+    for start in names_of:
         if start in visited:
             continue
         group, todo = [], [start]
         visited.add(start)
         while todo:
             member = todo.pop()
-            group.append(member)
-            for name in of[member]:
-                for in_reference, table in ((True, names), (False, target_names)):
-                    # A name only binds where both sides have it.
-                    if name not in names or name not in target_names:
-                        continue
-                    for call in table[name]:
-                        if (in_reference, call.id) not in visited:
-                            visited.add((in_reference, call.id))
-                            todo.append((in_reference, call.id))
-        a = sorted((c for m, c in group if m), key=lambda k: calls[True, k].order)
-        b = sorted((c for m, c in group if not m), key=lambda k: calls[False, k].order)
-        # else they only share a name
-        is_stated = any(
-            calls[member].origins or member[1] in cut[not member[0]] for member in group
-        )
-        if (
-            not a
-            or not b
-            or not is_stated
-            or _same_names([calls[True, k] for k in a], [calls[False, k] for k in b])
-        ):
-            continue
-        yield _Group(tuple(a), tuple(b))
+            group.append((member[0], calls[member]))
+            for name in (n for n in names_of[member] if n in names and n in target_names):
+                keys = [(side, call.id) for side, table in tables for call in table[name]]
+                bound = dict.fromkeys(keys)
+                todo += (key for key in bound if key not in visited)
+                visited.update(bound)
+        yield group
 
 
 def _by_name(calls: Iterable[Call]) -> _Table:
