@@ -281,29 +281,17 @@ class Session:
         elements were wanted when the call of this tensor began, so that no call is kept by half;
         None asks now.
         """
-        statistics = sketch = None
-        why, payload = self._never, None
+        statistics = sketch = payload = None
         if self.options.keep != "none":
             figures = self._figures.get((digest, dtype))
             if figures is None:
-                figures = (
-                    host.statistics_at(address, nbytes, dtype)
-                    if data is None
-                    else host.statistics(data, dtype)
-                )
-                if len(self._figures) >= FIGURES:
-                    self._figures.clear()
-                self._figures[digest, dtype] = figures
+                figures = self._figures_of(digest, dtype, data, address, nbytes)
             statistics, sketch = figures
-        if not why:
-            if not self.selector.elements(scope, slot):
-                why = "statistics only (--no-inputs)"
-            elif not (self.elements_on if keep is None else keep):
-                why = "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
-            elif tail is not None:
-                payload = tail
-            else:
-                payload = host.bytes_at(address, nbytes) if data is None else data
+        why = self._never or self._why_none(scope, slot, self.elements_on if keep is None else keep)
+        if not why and tail is not None:
+            payload = tail
+        elif not why:
+            payload = host.bytes_at(address, nbytes) if data is None else data
         columns = (
             self._columns.of(op_type, f"{scope}:{slot}", value)
             if self._columns is not None
@@ -337,6 +325,32 @@ class Session:
         if bytes_before >= 0:
             self._parameter_bytes += sink.nbytes - bytes_before
         return number
+
+    def _figures_of(
+        self,
+        digest: bytes,
+        dtype: str,
+        data: np.ndarray[Any, np.dtype[np.uint8]] | None,
+        address: int,
+        nbytes: int,
+    ) -> tuple[Statistics, Sketch]:
+        """Figures of bytes that are new. data, address, nbytes: as of `record`."""
+        if len(self._figures) >= FIGURES:
+            self._figures.clear()
+        figures = self._figures[digest, dtype] = (
+            host.statistics_at(address, nbytes, dtype)
+            if data is None
+            else host.statistics(data, dtype)
+        )
+        return figures
+
+    def _why_none(self, scope: str, slot: str, keep: bool) -> str:
+        """Why no elements of this slot are kept, "" where they are."""
+        if self.options.no_inputs and not self.selector.elements(scope, slot):
+            return "statistics only (--no-inputs)"
+        if keep:
+            return ""
+        return "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
 
     def unreadable(
         self,

@@ -196,31 +196,42 @@ class Labels:
                 return
             session.over_budget(name, number)
             record = self._record(name, value)
-            if record < 0:
-                return
-            with self._lock:
-                occurrence = self._occurrences[task, side, name]
-                self._occurrences[task, side, name] += 1
-            order = session.next_order()
-            call = Call(
-                order,
-                name,
-                side,
-                number,
-                order,
-                rank=session.rank,
-                occurrence=occurrence,
-                kind="label",
-                source=source,
-                number=str(order),
-                leaf=True,
-                no_program=NO_PROGRAM,
-                refs=(Ref("output.0", record),),
-                arguments=described(task, item, time.time_ns()),
-            )
-            session.call(call)
+            if record >= 0:
+                self._call(record, name, side, number, (task, item), source)
         except Exception as error:  # noqa: BLE001 - a label never fails the program
             session.note("label-error", f"{name!r}: {raised(error)}", str(name))
+
+    def _call(
+        self,
+        record: int,
+        name: str,
+        side: str,
+        number: int,
+        task_and_item: tuple[str, str],
+        source: str,
+    ) -> None:
+        session, (task, item) = self.session, task_and_item
+        with self._lock:
+            occurrence = self._occurrences[task, side, name]
+            self._occurrences[task, side, name] += 1
+        order = session.next_order()
+        call = Call(
+            order,
+            name,
+            side,
+            number,
+            order,
+            rank=session.rank,
+            occurrence=occurrence,
+            kind="label",
+            source=source,
+            number=str(order),
+            leaf=True,
+            no_program=NO_PROGRAM,
+            refs=(Ref("output.0", record),),
+            arguments=described(task, item, time.time_ns()),
+        )
+        session.call(call)
 
     def _words(self, name: object, side: object) -> str:
         if side is not None and side not in SIDES:

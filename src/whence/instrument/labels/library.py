@@ -88,21 +88,12 @@ def load(
 ) -> Library:
     """The library called `name`, or described by the profile file `name`, and what is asked of it.
 
-    runner: white list of its operations, "" for all. dump: its folder of tensors.
-    start: where the program starts. environment: of the program; its variables win over what the
-    profile assumes, and lose against `runner`, `max_tokens` and `dump`. Raises UsageError: no such
+    runner: white list of its operations, "" for all. dump: its folder of tensors. start: where the
+    program starts. environment: of the program; its variables win over what the profile assumes,
+    and lose against `runner`, `max_tokens` and `dump`. Raises UsageError: no such
     profile or file, a key that is not known, a number below 1.
     """
-    file = FOLDER / f"{name}.yaml"
-    if not (re.fullmatch(r"\w+", name) and file.is_file()):
-        file = Path(name)
-        if not file.is_file():
-            close = difflib.get_close_matches(name, known(), n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UsageError(
-                f"library {name!r}: no profile of that name{hint} and no such file; there are "
-                f"{', '.join(known())}"
-            )
+    file = _profile_file(name)
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"library-max {max_tokens}: a number of tokens, 1 or more")
     try:
@@ -138,6 +129,21 @@ def load(
         variable: filled(str(text), **values) for variable, text in profile.variables.items()
     }
     return Library(Path(name).stem, profile, folder, {**variables, **dump_values})
+
+
+def _profile_file(name: str) -> Path:
+    file = FOLDER / f"{name}.yaml"
+    if re.fullmatch(r"\w+", name) and file.is_file():
+        return file
+    file = Path(name)
+    if not file.is_file():
+        close = difflib.get_close_matches(name, known(), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise UsageError(
+            f"library {name!r}: no profile of that name{hint} and no such file; there are "
+            f"{', '.join(known())}"
+        )
+    return file
 
 
 def anywhere(dump: str = "", cwd: str = "") -> Library:

@@ -13,6 +13,7 @@ from whence.instrument.call_frames import CallFrames, ThreadCalls, count
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled.fx_interpreter import MadeInGraph
+from whence.instrument.torch.compiled.fx_program import Sizes, program_of
 from whence.instrument.torch.compiled.graph import Execution, Graph
 from whence.instrument.torch.compiled.inductor_taps import Site
 from whence.instrument.torch.compiled.module_paths import ModulePaths
@@ -199,10 +200,10 @@ class GraphRuns:
         return number, edge
 
     def _whole(self, graph: Graph, inputs: Any, execution: Execution) -> tuple[str, str]:
-        sizes = nodes.Sizes(graph.module, inputs)
+        sizes = Sizes(graph.module, inputs)
         key = (sizes.key, tuple(graph.slots), graph.moved)
         if key not in graph.programs:
-            program, why = nodes.program_of(
+            program, why = program_of(
                 graph.module,
                 inputs,
                 dict(zip(graph.inputs, graph.slots)),
