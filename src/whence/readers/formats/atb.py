@@ -36,8 +36,7 @@ _LINK = re.compile(r"((?:\d{1,9}_)+)(in|out)tensor(\d{1,9})(?:_.*)?\.bin$", re.I
 _WEIGHT_NAME = re.compile(r"_(weight_\d+)$")
 _TOPOLOGY = re.compile(r"(?:^|/)(?:model|layer)/(?:[^/]+/)?[^/]+\.json$")
 _LINKS = 16  # from file to file
-# Which inputs of an operator are weights, where no topology says so and they are the same in all
-# tokens.
+# Inputs that are weights, where no topology says so and they are the same in all tokens.
 _WEIGHTS = {
     "LinearOperation": {1: "weight", 2: "bias"},
     "LinearParallelOperation": {1: "weight", 2: "bias"},
@@ -62,7 +61,7 @@ def sniff(place: Place) -> bool:
             return True
         tried += 1
         if tried >= _TRIED:
-            break
+            return False
     return False
 
 
@@ -141,9 +140,8 @@ def _step(
                     building, where.path[:depth], handles, step, rank, models
                 )
         path = where.path
-        handles[path] = (
-            handles[path] if path in handles else _call(building, path, handles, step, rank, models)
-        )
+        if path not in handles:
+            handles[path] = _call(building, path, handles, step, rank, models)
         node = _node(models, path)
         inputs: dict[str, int] = {}
         params: dict[str, int] = {}
