@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whence.judge import PairError, below_masks, between, error_of, grow
+from whence.judge import PairError, below_masks, between, error_of, grow, judge_stated
 from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
@@ -187,3 +187,24 @@ def test_what_a_mask_is_written_over_is_measured_without_it():
     lone = scores.copy()
     lone[0, 0] = -1e4
     assert below_masks(lone, lone * 1.0001, seen) is seen, "one large number is none"
+
+
+@pytest.mark.parametrize(
+    ("error", "u", "first", "verdict", "words"),
+    [
+        (1e-5, U, True, "noise", "within 6e-05, which rounding in operators that nobody labelled"),
+        (1e-5, U, False, "noise", "within 6e-05, which rounding in operators that nobody labelled"),
+        (1e-3, U, True, "introduced", "more than 6e-05, and nothing before it is seen"),
+        (1e-3, U, False, "introduced", "error grows"),
+        (0.045, 2.0**-8, True, "noise", "within 0.05, which rounding"),
+        (0.045, 2.0**-8, False, "introduced", "error grows"),
+    ],
+)
+def test_what_unseen_operators_may_make_of_a_tensor_that_somebody_labelled(
+    error, u, first, verdict, words
+):
+    """A thousand roundoffs of float32; at 16 bits a twentieth, of the first alone."""
+    growth = grow([PairError(0.0, u=u)], [PairError(error, "two dumps", u=u)], u)
+    judged = judge_stated(judge_region(0, 1, growth), growth, u, first)
+    assert judged.verdict == verdict
+    assert words in judged.sentence

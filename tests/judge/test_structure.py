@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from whence import judge
-from whence.judge.error_structure import structure
+from whence.judge import ReplayError, sentences
+from whence.judge.error_structure import Structure, structure
 from whence.judge.limits import LIMITS
 
 ROWS, LAST = 64, 96
@@ -203,3 +204,23 @@ def test_scales_of_rows_count_beyond_those_of_the_programs_own_rounding(seed):
     # Written out step by step a program rounds more often than it does; its patterns excuse
     # nothing.
     assert scaled(seed, 0.0, written_out=True).parts()["row"] > 1
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Structure(value=90.0, value_effect=0.1), "the error follows the value"),
+        (Structure(shift=90.0, shift_effect=0.1, shift_at=5), "channel 5 shifted"),
+        (Structure(row=90.0, row_effect=0.1), "every row has a scale of its own, 10 % off"),
+        (
+            Structure(channel=90.0, channel_effect=0.1),
+            "channels have scales of their own, 10 % off",
+        ),
+        (Structure(slope=-0.1, slope_z=90.0, changed=9000), "coherent -10 % scale"),
+        (Structure(row=90.0, row_effect=0.1, value=90.0, value_effect=0.1), "10 % off"),
+        (Structure(), "this operator's own rounding"),
+    ],
+)
+def test_what_an_error_follows_is_said(found, words):
+    """What follows rows or channels follows the value too, and is said once."""
+    assert sentences.of_local(ReplayError(9.0, rho=0.5, structure=found)).endswith(words)

@@ -111,3 +111,16 @@ def test_numbers_that_are_no_choice_are_judged_by_no_scores():
         is None
     )
     assert ties.by_rank(np.full((8, 1), 7), np.full((8, 1), 7), scores, scores, 2.0**-24) is None
+
+
+@pytest.mark.parametrize(
+    ("gap", "words"),
+    [(0.0, "equal"), (0.25, "at most 0.25 apart, rounding explains 0.5")],
+)
+def test_what_is_said_of_a_choice_among_ties(gap, words):
+    widest = ties.Gap(row=2, rank=0, reference=1, target=0, gap=gap, explained=0.5)
+    choice = ties.Choice("topk", 7, tied=2, first=((2,), (0, 3)), widest=widest)
+    assert choice.of_ties == (
+        f"topk chooses otherwise in 2 of 7 rows ([2], [0, 3]), among scores that tie: {words}"
+    )
+    assert ties.Choice("topk", 7).of_ties == ""
