@@ -213,6 +213,38 @@ FRONTS = frozenset({3})
 
 
 @pytest.mark.parametrize(
+    "padded",
+    [
+        "",
+        "attention_mask",
+        pytest.param(
+            "decoder_attention_mask",
+            marks=pytest.mark.xfail(reason="the decoder's mask loses its name twice and is unseen"),
+        ),
+    ],
+)
+def test_encoder_and_decoder_asked_at_once_are_one_unit_a_row_unless_one_is_padded(padded):
+    encoder, decoder = np.array([[5, 6, 7, 8], [9, 8, 7, 6]]), np.array([[1, 2], [1, 3]])
+    masks = {"attention_mask": np.ones((2, 4)), "decoder_attention_mask": np.ones((2, 2))}
+    if padded:
+        masks[padded][1, -1] = 0
+    made = Builder()
+    made.call(
+        "",
+        {"input.input_ids": encoder, "input.decoder_input_ids": decoder}
+        | {f"input.{name}": mask.astype(np.int64) for name, mask in masks.items()},
+    )
+    run = made.run()
+    given = fed(run, run.calls)
+    if padded:
+        assert given is None
+    else:
+        assert [row.tokens for row in given[0].rows] == [
+            ((tuple(d), tuple(e)),) for d, e in zip(decoder.tolist(), encoder.tolist())
+        ]
+
+
+@pytest.mark.parametrize(
     ("counted", "is_position"),
     [([0, 1, 2, 3, 4, 5], True), ([0, 0, 0, 1, 2, 3], True), ([4, 4, 5, 5, 6, 6], False)],
 )
