@@ -6,6 +6,7 @@ import pytest
 from handmade import Builder
 from whence.align.batches import align
 from whence.align.batches.batch import batches_of
+from whence.align.batches.prompts import Prompt, together
 from whence.align.batches.sequences import matched, same_batches, sequences_of
 from whence.align.batches.token_axes import Axes, SeenTokens, axes
 from whence.results import Parted
@@ -216,3 +217,28 @@ def test_steps_face_the_whole_and_what_was_not_asked_of_both_is_told():
 def test_runs_asked_nothing_in_common_stay_as_they_are():
     a, b = run({"input_ids": IDS}), run({"input_ids": np.array([[30, 31]])})
     assert align.align_batches(a, b) == align.AlignedBatches(a, b)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "pairs"),
+    [
+        # (tokens, how many came with the first call)
+        ([("abcd", 2)], [("abxy", 2)], [(0, 0, 2)]),  # the same prompt, answered otherwise
+        ([("abcd", 2)], [("abcx", 3)], [(0, 0, 3)]),  # all of the longer prompt
+        ([("abcd", 2)], [("abxx", 3)], []),
+        ([("abc", 3)], [("abcde", 5)], [(0, 0, 3)]),  # all of the shorter sequence
+        ([("abcd", 2), ("abxy", 2)], [("abxy", 2), ("abcd", 2)], [(0, 0, 2), (1, 1, 2)]),
+        ([("abcd", 4)], [("axcd", 4), ("abcdef", 6)], [(0, 1, 4)]),  # the one that agrees longest
+        ([("abcd", 4), ("abcd", 4)], [("abcdef", 6)], [(0, 0, 4)]),  # each once
+    ],
+)
+def test_prompts_are_paired_by_their_ids_else_by_how_they_start(left, right, pairs):
+    call = run({"input_ids": IDS}).calls[0]
+    sides = [
+        [
+            Prompt(call, row, tuple(map(ord, text)), first, (0,))
+            for row, (text, first) in enumerate(side)
+        ]
+        for side in (left, right)
+    ]
+    assert [tuple(pair) for pair in together(*sides)] == pairs
