@@ -12,6 +12,7 @@ from handmade import net, record
 from whence import align
 from whence.align import module_names
 from whence.align.calls import call_sequences as order
+from whence.align.calls.fingerprints import Feature
 from whence.errors import UsageError
 from whence.records import Call, MemoryRun, Ref
 
@@ -157,6 +158,37 @@ def test_the_parts_of_long_sequences_are_found_without_a_table():
     assert len(found) > 100
     assert all(left[i] == right[j] for i, j in found)
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("content", [0, 7])
+def test_a_long_stretch_of_one_layer_is_paired_in_order_and_one_of_another_length_is_not(
+    monkeypatch, content
+):
+    """Too long to be searched, and cut by what occurs once: a lone layer in front."""
+    monkeypatch.setattr(order, "_CELLS", 4)
+
+    def feature(kind):
+        return Feature(
+            kind=kind,
+            family=kind,
+            word=0,
+            shapes=1,
+            content=content,
+            layout=0,
+            out=1,
+            out_hash=0,
+            container=False,
+            held=frozenset(),
+            moments=(0.0, 0.0, 0.0),
+            out_moments=(0.0, 0.0, 0.0, 0.0),
+        )
+
+    lone, layer = feature(1), feature(2)
+    left, right = [lone, *[layer] * 9], [feature(3), lone, *[layer] * 9]
+    found = order.sequence(left, right, str)
+    assert [(i, j) for i, j, _ in found.pairs] == [(k, k + 1) for k in range(10)]
+    found = order.sequence(left, [*right, layer], str)
+    assert [(i, j) for i, j, _ in found.pairs] == [(0, 1)], "which of ten has gone nobody can tell"
 
 
 def test_parallel_siblings_in_another_order_are_told_by_their_parameters():
