@@ -11,6 +11,7 @@ from torch import nn
 
 import whence
 from whence.instrument.torch.compiled.other_backends import python_graph
+from whence.instrument.torch.compiled.stages import _Rounding
 from whence.store import open_run
 
 pytestmark = [
@@ -314,3 +315,21 @@ def test_the_graph_that_a_backend_returned_is_known_by_what_runs_it():
         assert python_graph(runs) is graph
     for other in (graph.eval, graph.print_readable, Net(), Net().forward, len, lambda x: x):
         assert python_graph(other) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_results_are_rounded_once_more_and_by_no_more(dtype):
+    x = torch.linspace(-4, 4, 1000).to(dtype)
+    before = torch.get_rng_state()
+    (moved, *_), kept = _Rounding()(None, (), ([x, 3], x))
+    assert torch.equal(torch.get_rng_state(), before), "it draws nothing of the program's"
+    for got in (moved, kept):
+        assert got.dtype == dtype and not torch.equal(got, x)
+        error = (got.double() - x.double()).abs()
+        assert (error <= 1.01 * torch.finfo(dtype).eps * x.double().abs()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_results_that_have_no_roundoff_to_speak_of_stay(dtype):
+    x = torch.ones(50).to(dtype)
+    assert _Rounding()(None, (), x) is x

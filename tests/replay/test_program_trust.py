@@ -16,7 +16,7 @@ import program_zoo as modules  # noqa: E402
 from whence.comparison.replays import self_check  # noqa: E402
 from whence.errors import ReplayRefused  # noqa: E402
 from whence.records import Operation, Program  # noqa: E402
-from whence.replay import allowed_operators, validation  # noqa: E402
+from whence.replay import allowed_operators, memory_bound, validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 X = {"input.0": np.ones((2, 3), np.float32)}
@@ -185,6 +185,39 @@ def test_what_would_be_too_large_is_refused_before_it_runs(name):
         )
     with pytest.raises(ReplayRefused, match=r"would make \d+ bytes"):
         validation.load(hostile).run(X, {})
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "made"),
+    [
+        ("one_hot", {"self": torch.tensor([0, 3, 1])}, torch.nn.functional.one_hot),
+        (
+            "one_hot",
+            {"self": torch.tensor([0, 3]), "num_classes": 9},
+            torch.nn.functional.one_hot,
+        ),
+        ("bincount", {"input": torch.tensor([0, 3, 1, 5])}, torch.bincount),
+        ("bincount", {"input": torch.tensor([0, 3]), "minlength": 9}, torch.bincount),
+        (
+            "repeat_interleave",
+            {"self": torch.arange(3), "repeats": torch.tensor([4, 0, 2])},
+            lambda **given: torch.repeat_interleave(given["self"], given["repeats"]),
+        ),
+        (
+            "repeat_interleave",
+            {"self": torch.ones(3, 5, dtype=torch.int64), "repeats": torch.tensor([4, 1, 2])},
+            lambda **given: torch.repeat_interleave(given["self"], given["repeats"], 0),
+        ),
+        ("nonzero", {"input": torch.ones(2, 3, 4)}, torch.nonzero),
+    ],
+)
+def test_what_depends_on_elements_is_bounded_by_what_it_makes(base, given, made):
+    """Here every element counts, so that the bound is the size."""
+    if base == "one_hot":
+        result = made(*given.values())
+    else:
+        result = made(**given)
+    assert memory_bound._bound_by_data(base, given) == 8 * result.numel()
 
 
 def test_the_limit_is_the_callers():
