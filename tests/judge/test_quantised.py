@@ -201,6 +201,8 @@ def test_a_grid_with_a_zero_point_of_its_own_needs_the_bits_of_its_levels(bits):
     multiples = np.stack([np.arange(2.0**bits), np.arange(2.0**bits) + 3])
     assert stored_codes._levels(multiples) == (bits, False)
     assert stored_codes._levels(multiples[:1] - 2 ** (bits - 1)) == (bits, True)
+    one_more = np.arange(2.0**bits + 1) + 3
+    assert stored_codes._levels(one_more[None]) == (bits + 1, False)
 
 
 @pytest.mark.parametrize("order", ["halves", "neighbours", "swapped"])
