@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from whence.report.tables import clean, columns, count, listed, size
+from whence.report.tables import clean, columns, count, headed, listed, size
 from whence.results import Checkup, Clean, PlantedFault, Status
 
-_LEFT = 19
 _MOST = 5
 
 
@@ -27,7 +26,7 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
         f"{len(alarms)} of {count(len(result.clean), 'clean run')} flagged; {named} of "
         f"{count(len(clear), 'clear fault')} named first"
     )
-    yield _row("HEALTHY" if result.healthy else "NOT HEALTHY", words)
+    yield headed("HEALTHY" if result.healthy else "NOT HEALTHY", words)
     for run in result.clean:
         yield from _clean(run)
     if result.planted:
@@ -44,7 +43,7 @@ def _lines(result: Checkup, output: str) -> Iterator[str]:
 
 def _clean(run: Clean) -> Iterator[str]:
     if run.status == Status.SAME:
-        yield _row(
+        yield headed(
             f"  {run.name}",
             "bitwise identical" if run.identical else "differs, and every difference is rounding",
         )
@@ -54,9 +53,9 @@ def _clean(run: Clean) -> Iterator[str]:
             if run.findings
             else f"{run.status}: {clean(run.headline)}"
         )
-        yield _row(f"  {run.name}", text)
+        yield headed(f"  {run.name}", text)
     if run.name == "the same again" and run.nondeterministic:
-        yield _row(
+        yield headed(
             "  nondeterministic",
             f"differ between two equal runs on equal inputs: {listed(run.nondeterministic, _MOST)}",
         )
@@ -98,7 +97,7 @@ def _worth_a_line(planted: Sequence[PlantedFault]) -> Iterator[str]:
             continue
         first_named = f"; first named: {clean(fault.named)}" if fault.named else ""
         how_large = "" if fault.size is None else f", {fault.size:.2g} times its own rounding"
-        yield _row(
+        yield headed(
             f"  {fault.outcome}",
             clean(f"{fault.fault} in {fault.site} ({fault.op_type}): {fault.words}{how_large}")
             + first_named,
@@ -107,16 +106,12 @@ def _worth_a_line(planted: Sequence[PlantedFault]) -> Iterator[str]:
 
 def _cost(result: Checkup) -> Iterator[str]:
     share = f"{result.replayable / result.calls:.0%}" if result.calls else "none"
-    yield _row("coverage", f"{count(result.calls, 'call')}; {share} can be replayed")
+    yield headed("coverage", f"{count(result.calls, 'call')}; {share} can be replayed")
     for reason, number in list(result.not_replayable.items())[:_MOST]:
-        yield _row("", f"not {count(number)}: {clean(reason)}")
-    yield _row(
+        yield headed("", f"not {count(number)}: {clean(reason)}")
+    yield headed(
         "cost",
         f"{result.captured_s:.1f} s with capture, {result.bare_s:.1f} s without; "
         f"{size(result.disk_bytes)} on disk",
     )
-    yield _row("checked", clean(result.subject))
-
-
-def _row(title: str, text: str) -> str:
-    return f"{title:<{_LEFT}}{text}".rstrip()
+    yield headed("checked", clean(result.subject))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from whence.report.tables import clean, columns, count
+from whence.report.tables import clean, columns, count, headed
 from whence.results import Explained, Location
 
-_LEFT = 19
 _MOST_STEPS = 8
 _MOST_NOTES = 4
 
@@ -20,7 +19,7 @@ def location(result: Location, *, output: str = "") -> str:
 def _lines(result: Location, output: str) -> Iterator[str]:
     steps = len(result.rounds[0].steps) if result.rounds else 0
     over = f" over {count(steps, 'step')}" if steps else ""
-    yield _row(
+    yield headed(
         "OUTPUT ERROR", f"rel_l2 {_figure(result.error)}{over}, against {clean(result.reference)}"
     )
     if not result.rounds:
@@ -29,7 +28,7 @@ def _lines(result: Location, output: str) -> Iterator[str]:
             if result.error == 0
             else f"the comparison says {result.status} and names no operator at fault"
         )
-        yield _row(
+        yield headed(
             "",
             why
             + (
@@ -46,7 +45,7 @@ def _lines(result: Location, output: str) -> Iterator[str]:
         explained_share = (
             f"; {_percent(sum(shares))} of the squared error explained" if shares else ""
         )
-        yield _row("LEFT", remaining + explained_share)
+        yield headed("LEFT", remaining + explained_share)
         names = ", ".join(clean(n) for n in result.remaining[:_MOST_NOTES])
         others = (
             f" and {len(result.remaining) - _MOST_NOTES} more"
@@ -54,10 +53,10 @@ def _lines(result: Location, output: str) -> Iterator[str]:
             else ""
         )
         if result.remaining:
-            yield _row("  still at fault", names + others)
+            yield headed("  still at fault", names + others)
         elif result.rounds[-1].finding is not None:
-            yield _row("", "no finding remains")
-    yield _row(
+            yield headed("", "no finding remains")
+    yield headed(
         "  rests on",
         f"{count(result.runs, 'run')} of {clean(' '.join(result.command)) or 'the model'}",
     )
@@ -68,13 +67,13 @@ def _lines(result: Location, output: str) -> Iterator[str]:
 
 
 def _round(number: int, patch: Explained) -> Iterator[str]:
-    yield _row(f"{number}", clean(patch.name))
+    yield headed(f"{number}", clean(patch.name))
     if (finding := patch.finding) is not None:
         cause = f"{finding.cause}: " if finding.cause else ""
         sentence = finding.sentence.partition(";")[0]
-        yield _row("  finding", clean(f"{cause}{sentence} ({finding.confidence})"))
+        yield headed("  finding", clean(f"{cause}{sentence} ({finding.confidence})"))
     if patch.points:
-        yield _row("  patched", count(patch.calls, "call"))
+        yield headed("  patched", count(patch.calls, "call"))
     if patch.share is None:
         share = "its share is not defined"
         if not patch.calls:
@@ -85,20 +84,20 @@ def _round(number: int, patch: Explained) -> Iterator[str]:
     else:
         share = f"explains {_percent(patch.share)} of the squared error"
     before, after = _figure(patch.before), _figure(patch.after)
-    yield _row("  output error", f"rel_l2 {before} before, {after} after: {share}")
+    yield headed("  output error", f"rel_l2 {before} before, {after} after: {share}")
     if len(patch.steps) > 1:
         rows = [
             (f"step {step}", _figure(a), "->", _figure(b))
             for _, step, a, b in patch.steps[:_MOST_STEPS]
         ]
         for line in columns(rows):
-            yield _row("", line)
+            yield headed("", line)
         if len(patch.steps) > _MOST_STEPS:
-            yield _row("", f"and {count(len(patch.steps) - _MOST_STEPS, 'more step')}")
+            yield headed("", f"and {count(len(patch.steps) - _MOST_STEPS, 'more step')}")
     for text in patch.refused[:_MOST_NOTES]:
-        yield _row("  not patched", clean(text))
+        yield headed("  not patched", clean(text))
     for text in patch.notes[:_MOST_NOTES]:
-        yield _row("  note", clean(text))
+        yield headed("  note", clean(text))
 
 
 def _figure(value: float | None) -> str:
@@ -107,7 +106,3 @@ def _figure(value: float | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}" if abs(share) >= 0.0995 or share == 0 else f"{share:.2%}"
-
-
-def _row(title: str, text: str) -> str:
-    return f"{title:<{_LEFT}}{text}".rstrip()

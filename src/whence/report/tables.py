@@ -55,6 +55,11 @@ def count(value: int, noun: str = "", plural: str = "") -> str:
     return f"{grouped} {noun if value == 1 else plural or noun + 's'}" if noun else grouped
 
 
+def headed(title: str, text: str) -> str:
+    """A line of an answer: its title, then the text in the column where all texts begin."""
+    return f"{title:<19}{text}".rstrip()
+
+
 def listed(names: Sequence[str], limit: int) -> str:
     """Names, cleaned: "a, b and 3 more"."""
     others = f" and {count(len(names) - limit)} more" if len(names) > limit else ""

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from whence.report.tables import HEAD, cell, clean, count, fitted, number
+from whence.report.tables import HEAD, cell, clean, count, fitted, headed, number
 from whence.results import Disagreement, OutputMatch, PromptMatch, TokenComparison, TokenMatch
 
-_LEFT = 19
 _MOST = 5
 _PROMPT = 28  # columns of a prompt in the table
 _TITLES = {"pass": "PASS", "fail": "FAIL", "undecided": "UNDECIDED"}
@@ -69,16 +68,16 @@ def tokens_csv(result: TokenComparison) -> str:
 
 
 def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[str]:
-    yield _row(_TITLES[result.status], _headline(result))
+    yield headed(_TITLES[result.status], _headline(result))
     if result.before is None:
         yield from _rates(result)
     else:
         yield from _commits(result, result.before)
-    yield _row("  threshold", clean(result.thresholds_from))
+    yield headed("  threshold", clean(result.thresholds_from))
     if result.full_count:
         longer = [(result.longer_target, "target"), (result.longer_reference, "reference")]
         sides = " and ".join(f"the {side} goes on in {count(n)}" for n, side in longer if n)
-        yield _row(
+        yield headed(
             "  longer",
             f"of {count(result.full_count)} in full, {sides}"
             if sides
@@ -86,7 +85,7 @@ def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
         )
     if result.repeated:
         split = len(result.disagreements)
-        yield _row(
+        yield headed(
             "  A/A",
             f"{count(result.repeated, 'prompt')} asked more than once, {count(split)} answered "
             "in two ways",
@@ -94,7 +93,7 @@ def _lines(result: TokenComparison, rows: int, width: int | None) -> Iterator[st
         yield from _some((_disagreement(d) for d in result.disagreements), split)
     unread = result.unreadable + (result.before.unreadable if result.before else ())
     if unread:
-        yield _row("UNREADABLE", f"{count(len(unread), 'record')}, none of which passes")
+        yield headed("UNREADABLE", f"{count(len(unread), 'record')}, none of which passes")
         yield from _some((clean(u) for u in unread), len(unread))
     if result.prompts:
         yield ""
@@ -127,7 +126,7 @@ def _both(result: TokenMatch) -> Iterator[tuple[str, float | None, float]]:
 
 
 def _rates(result: TokenMatch) -> Iterator[str]:
-    yield _row(
+    yield headed(
         "  full match",
         _rate(
             result.full_count,
@@ -137,7 +136,7 @@ def _rates(result: TokenMatch) -> Iterator[str]:
             result.full_threshold,
         ),
     )
-    yield _row(
+    yield headed(
         "  half match",
         _rate(
             result.half_count,
@@ -148,7 +147,7 @@ def _rates(result: TokenMatch) -> Iterator[str]:
         ),
     )
     if result.not_compared:
-        yield _row(
+        yield headed(
             "  not compared",
             f"{count(result.not_compared)} of {count(result.count, 'prompt')}; they count as not "
             "passed",
@@ -183,7 +182,7 @@ def _commits(result: TokenComparison, earlier: TokenMatch) -> Iterator[str]:
         ("only_after", "only after"),
         ("neither", "at neither"),
     )
-    yield _row("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
+    yield headed("prompts", ", ".join(f"{count(table.get(k, 0))} {w}" for k, w in words))
     texts = {p.number: p.prompt for p in result.prompts}
     called = {p.number: clean(p.id) or str(p.number) for p in result.prompts}
     for title, numbers in (
@@ -198,10 +197,10 @@ def _commits(result: TokenComparison, earlier: TokenMatch) -> Iterator[str]:
             others = (
                 f" and {count(len(numbers) - 2 * _MOST)} more" if len(numbers) > 2 * _MOST else ""
             )
-            yield _row(title, examples + others)
+            yield headed(title, examples + others)
     if result.p_value is not None:
         changed = len(result.newly_failing) + len(result.newly_passing)
-        yield _row(
+        yield headed(
             "  sign test",
             f"p = {result.p_value:.3g}, two-sided, on {count(changed, 'prompt')} that changed",
         )
@@ -289,9 +288,9 @@ def _parting(match: OutputMatch) -> str:
 def _some(lines: Iterable[str], total: int) -> Iterator[str]:
     for position, line in enumerate(lines):
         if position == _MOST:
-            yield _row("", f"and {count(total - _MOST)} more: --format json has all")
+            yield headed("", f"and {count(total - _MOST)} more: --format json has all")
             return
-        yield _row("", line)
+        yield headed("", line)
 
 
 def _quoted(text: str) -> str:
@@ -332,7 +331,3 @@ def _width(text: str) -> int:
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
     )
-
-
-def _row(title: str, text: str) -> str:
-    return f"{title:<{_LEFT}}{text}".rstrip()

@@ -48,9 +48,7 @@ def xray_summary(run: Run, form: str) -> Iterator[str]:
 
 
 def _framed(rows: list[tuple[str, ...]], text_column: int) -> Iterator[str]:
-    """Rows in a frame, the first as its head. left: the column that is set to the left; the others
-    are numbers.
-    """
+    """Rows in a frame, the first as its head. text_column: aligned left; the others are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     yield rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from whence.records import Run
@@ -26,47 +26,42 @@ def heading(run: Run) -> Iterator[str]:
         f"{tables.clean(run.path)}   {tables.clean(info.kind)} run   "
         f"{tables.clean(run.ended or ended)}"
     )
-    rows: list[tuple[str, str]] = []
-    if info.command:
-        rows.append(("command", " ".join(_quoted(word) for word in info.command)))
-    place = [
-        f"by {info.user}" if info.user else "",
-        f"on {info.host}" if info.host else "",
-        f"in {info.cwd}" if info.cwd else "",
-    ]
-    if info.started:
-        rows.append(("started", " ".join(w for w in (info.started, *place) if w)))
-    if "exit_code" in info.settings:
-        took = info.settings.get("duration_s")
-        rows.append(
-            (
-                "exit code",
-                f"{info.settings['exit_code']}" + (f" after {took} s" if took is not None else ""),
-            )
-        )
-    if info.versions:
-        rows.append(
-            ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items()))
-        )
-    if info.devices:
-        rows.append(("devices", ", ".join(info.devices)))
-    if info.git:
-        rows.append(("git", info.git))
-    if info.seed is not None or info.deterministic:
-        seed = "none" if info.seed is None else str(info.seed)
-        rows.append(("seed", seed + (", deterministic" if info.deterministic else "")))
-    if info.options:
-        rows.append(("options", assigned(info.options)))
-    if info.environment:
-        rows.append(("environment", assigned(info.environment)))
-    if settings := {k: v for k, v in info.settings.items() if k not in ("exit_code", "duration_s")}:
-        rows.append(("settings", assigned(settings)))
-    rows.extend(("steps" if i == 0 else "", line) for i, line in enumerate(_steps(run)))
-    rows.append(("calls", tables.count(len(run.calls), "call")))
-    rows.extend(("records" if i == 0 else "", line) for i, line in enumerate(_bytes_lines(run)))
-    rows.extend(("programs" if i == 0 else "", line) for i, line in enumerate(_programs(run)))
-    rows.extend(("notes" if i == 0 else "", line) for i, line in enumerate(_notes(run)))
+    places = (("by", info.user), ("on", info.host), ("in", info.cwd))
+    started = [info.started, *(f"{word} {place}" for word, place in places if place)]
+    seconds = info.settings.get("duration_s")
+    exit_code = str(info.settings.get("exit_code", ""))
+    if exit_code and seconds is not None:
+        exit_code += f" after {seconds} s"
+    seed = "none" if info.seed is None else str(info.seed)
+    has_seed = info.seed is not None or info.deterministic
+    settings = {k: v for k, v in info.settings.items() if k not in ("exit_code", "duration_s")}
+    stated = {
+        "command": " ".join(map(_quoted, info.command)),
+        "started": " ".join(started) if info.started else "",
+        "exit code": exit_code,
+        "versions": ", ".join(f"{name} {version}" for name, version in info.versions.items()),
+        "devices": ", ".join(info.devices),
+        "git": info.git,
+        "seed": seed + (", deterministic" if info.deterministic else "") if has_seed else "",
+        "options": assigned(info.options),
+        "environment": assigned(info.environment),
+        "settings": assigned(settings),
+    }
+    rows = [(title, value) for title, value in stated.items() if value]
+    for title, lines in (
+        ("steps", _steps(run)),
+        ("calls", [tables.count(len(run.calls), "call")]),
+        ("records", _bytes_lines(run)),
+        ("programs", _programs(run)),
+        ("notes", _notes(run)),
+    ):
+        rows += titled(title, lines)
     yield from tables.columns([("", title, tables.clean(value)) for title, value in rows])
+
+
+def titled(title: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Rows of which the first has the title."""
+    return ((title if i == 0 else "", line) for i, line in enumerate(lines))
 
 
 def _steps(run: Run) -> Iterator[str]:

@@ -11,42 +11,14 @@ from typing import Any
 
 import msgspec
 
-from whence.records import Record, Run, Statistics
+from whence.records import Record, Run
 from whence.report import tables
 from whence.report.run.choice import Choice, find, references
 from whence.report.run.elements import bytes_by_kind, has_elements, program_counts
 
-_CSV = [
-    "index",
-    "rank",
-    "root",
-    "step",
-    "micro",
-    "phase",
-    "number",
-    "scope",
-    "op",
-    "op_type",
-    "occurrence",
-    "slot",
-    "record",
-    "edge",
-    "dtype",
-    "shape",
-    "device",
-    "count",
-    "min",
-    "max",
-    "mean",
-    "std",
-    "norm",
-    "nan",
-    "inf",
-    "zero",
-    "hash",
-    "kept",
-    "why",
-]
+_CALL = ("rank", "root", "step", "micro", "phase", "number", "scope", "op", "op_type", "occurrence")
+_RECORD = ("slot", "record", "edge", "dtype", "shape", "device", "count")
+_FIGURES = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
 
 
 def csv(run: Run, choice: Choice) -> Iterator[str]:
@@ -56,42 +28,29 @@ def csv(run: Run, choice: Choice) -> Iterator[str]:
     extra = sorted(
         {column for _, ref in references(run, choice) for column in run.records[ref.record].columns}
     )
-    yield _csv_line([*_CSV, *(tables.cell(column) for column in extra)])
+    names = ("index", *_CALL, *_RECORD, *_FIGURES, "hash", "kept", "why")
+    yield _csv_line([*names, *map(tables.cell, extra)])
     for index, (call, ref) in enumerate(references(run, choice)):
         record = run.records[ref.record]
-        s = record.statistics or Statistics(record.count, None, None, None, None, None, 0, 0, 0)
-        counts: tuple[Any, ...] = (s.nan, s.inf, s.zero) if record.statistics else ("", "", "")
-        yield _csv_line(
-            [
-                index,
-                call.rank,
-                tables.cell(call.root),
-                call.step,
-                call.micro,
-                tables.cell(call.phase),
-                tables.cell(call.number),
-                tables.cell(call.scope),
-                tables.cell(call.op),
-                tables.cell(call.op_type),
-                call.occurrence,
-                tables.cell(ref.slot),
-                record.id,
-                tables.cell(ref.edge),
-                tables.cell(record.dtype),
-                "x".join(str(e) for e in record.shape),
-                tables.cell(record.device),
-                s.count,
-                *("" if v is None else repr(v) for v in (s.min, s.max, s.mean, s.std, s.norm)),
-                *counts,
-                tables.cell(record.hash),
-                "yes" if has_elements(record) else "no",
-                tables.cell(record.why),
-                *(
-                    "" if record.columns.get(column) is None else repr(record.columns[column])
-                    for column in extra
-                ),
-            ]
-        )
+        s = record.statistics
+        key = [index, *(getattr(call, name) for name in _CALL)]
+        tensor = [ref.slot, record.id, ref.edge, record.dtype]
+        shape = "x".join(map(str, record.shape))
+        tail = [
+            *(record.device, s.count if s else record.count),
+            *(getattr(s, name, None) for name in _FIGURES),
+            *(record.hash, "yes" if has_elements(record) else "no", record.why),
+            *map(record.columns.get, extra),
+        ]
+        cells = map(_csv_cell, (*key, *tensor)), [shape], map(_csv_cell, tail)
+        yield _csv_line([cell for part in cells for cell in part])
+
+
+def _csv_cell(value: Any) -> Any:
+    """Names cannot act as formulas, floats keep all digits, and what is not known is empty."""
+    if isinstance(value, str):
+        return tables.cell(value)
+    return "" if value is None else repr(value) if isinstance(value, float) else value
 
 
 def json(run: Run, choice: Choice) -> Iterator[str]:

@@ -15,7 +15,7 @@ from whence.records import Run, Statistics
 from whence.report import tables
 from whence.report.run.choice import Choice, find, name_of
 from whence.report.run.elements import elements_place, kind_of_record
-from whence.report.run.heading import assigned
+from whence.report.run.heading import assigned, titled
 
 EDGE = 3
 BINS = 16
@@ -34,37 +34,24 @@ def one(run: Run, name: str, choice: Choice) -> Iterator[str]:
         f"{tables.clean(name_of(call))}:{tables.clean(ref.slot)}   "
         f"{tables.clean(call.op_type)}   {where}"
     )
-    rows = [("record", f"#{record.id}  {kind_of_record(record)}  on {record.device}")]
-    if record.stride:
-        rows.append(
-            ("layout", f"stride {tables.shape(record.stride)}, offset {record.storage_offset}")
-        )
-    if record.subclass:
-        rows.append(("class", record.subclass))
-    rows.append(("elements", elements_place(record)))
-    if record.hash:
-        rows.append(("hash", record.hash))
-    rows.extend(
-        ("seen as" if i == 0 else "", line) for i, line in enumerate(_occurrences(run, ref.record))
-    )
-    rows.append(("slots", ", ".join(r.slot for r in call.refs)))
-    if call.arguments:
-        rows.append(("arguments", assigned(call.arguments)))
-    if call.source:
-        rows.append(("source", call.source))
-    if call.program or call.no_program:
-        rows.append(("program", call.program or f"not usable: {call.no_program}"))
-    if record.columns:
-        rows.append(
-            (
-                "columns",
-                ", ".join(f"{key} {tables.number(value)}" for key, value in record.columns.items()),
-            )
-        )
-    rows.extend(
-        ("statistics" if i == 0 else "", line)
-        for i, line in enumerate(_statistics(record.statistics))
-    )
+    layout = f"stride {tables.shape(record.stride)}, offset {record.storage_offset}"
+    refused = f"not usable: {call.no_program}" if call.no_program else ""
+    columns = (f"{key} {tables.number(value)}" for key, value in record.columns.items())
+    rows = [
+        ("record", f"#{record.id}  {kind_of_record(record)}  on {record.device}"),
+        ("layout", layout if record.stride else ""),
+        ("class", record.subclass),
+        ("elements", elements_place(record)),
+        ("hash", record.hash),
+        *titled("seen as", _occurrences(run, ref.record)),
+        ("slots", ", ".join(r.slot for r in call.refs)),
+        ("arguments", assigned(call.arguments)),
+        ("source", call.source),
+        ("program", call.program or refused),
+        ("columns", ", ".join(columns)),
+        *titled("statistics", _statistics(record.statistics)),
+    ]
+    rows = [(title, text) for title, text in rows if text]
     yield from tables.columns([("", title, tables.clean(text)) for title, text in rows])
     try:
         array = run.array(record.id)
