@@ -156,25 +156,14 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     help="Count executions: which of each operator's is the first to differ, all of them.",
 )
 def command(
-    reference: str,
-    target: str,
-    output: str | None,
-    force: bool,
-    form: str,
-    bisect: bool,
-    **values: Any,
+    reference: str, target: str, output: str | None, force: bool, form: str, **values: Any
 ) -> int:
     """Words -> `api.compare` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
 
     _answers.check(form, values["annotations"], values["junit"], force)
     if values["plan"]:
-        if form not in ("text", "json"):
-            raise click.UsageError(f"--plan is text or json, not {form}")
-        aligned = api.face(reference, target, mapping=values["chart"], match=values["match"])
-        text_of = report.plan_json if form == "json" else report.plan_text
-        sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
-        return 0
+        return _plan(reference, target, form, mapping=values["chart"], match=values["match"])
     # Results are many and hold no cycles; scanning them again and again costs a third of the time.
     gc.set_threshold(200_000, 50, 100)
     if unknown := [name for name in values["view"] if name not in _VIEWS]:
@@ -184,52 +173,58 @@ def command(
     if output is not None:
         api.check_output(Path(output), force)
     _files.check(values["html"], force)
-    how = {
-        "replay": not values["no_replay"],
-        "strict": values["strict"],
-        "min_coverage": values["min_coverage"],
-        "tier": values["tier"],
-        "allow": values["allow"],
-        "policy": values["policy"],
-        "again": values["again"],
-        "mapping": values["chart"],
-        "match": values["match"],
-        "program": values["program"] or None,
-        "third": values["third"],
-        "sample": values["sample"],
-        "budget": values["budget"],
-        "model": values["model"],
-        "view": values["view"],
-        "occurrences": values["occurrences"],
-    }
-    result = (
-        _watched(reference, target, output, how)
-        if values["watch"]
-        else _compared(reference, target, how)
+    how = {name: values[name] for name in _PASSED_ON}
+    how |= {"replay": not values["no_replay"], "mapping": values["chart"]}
+    how["program"] = values["program"] or None
+    make = _watched if values["watch"] else _compared
+    result = make(reference, target, output, how)
+    text = _answers.said(result, form, values["annotations"], occurrences=values["occurrences"])
+    _answers.put(text)
+    _answers.all_of(
+        lambda: _write(result, output, form),
+        lambda: _answers.junit(result, values["junit"]),
+        lambda: _write_page(result, output, values["html"], force),
     )
-    _answers.put(
-        _answers.said(result, form, values["annotations"], occurrences=values["occurrences"])
-    )
-
-    def written() -> None:
-        if output is not None:
-            api.write(result, Path(output))
-            click.echo(report.written_to(result, output), err=form != "text")
-
-    def page() -> None:
-        if values["html"] is not None:
-            is_there = output is not None and (Path(output) / "report.json").is_file()
-            api.report_html(
-                output if is_there and output is not None else result, values["html"], force=force
-            )
-
-    _answers.all_of(written, lambda: _answers.junit(result, values["junit"]), page)
     _answers.kept(result, output)
     code = CODES[result.status]
-    return 125 if bisect and code == 2 else code
+    return 125 if values["bisect"] and code == 2 else code
 
 
-def _compared(reference: str, target: str, how: dict[str, Any]) -> Comparison:
+_PASSED_ON = (
+    *("strict", "min_coverage", "tier", "allow", "policy", "again", "match"),
+    *("third", "sample", "budget", "model", "view", "occurrences"),
+)
+"""Options that `api.compare` takes as they are."""
+
+
+def _plan(reference: str, target: str, form: str, **how: Any) -> int:
+    from whence import api, report
+
+    if form not in ("text", "json"):
+        raise click.UsageError(f"--plan is text or json, not {form}")
+    aligned = api.face(reference, target, **how)
+    text_of = report.plan_json if form == "json" else report.plan_text
+    sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
+    return 0
+
+
+def _write(result: Comparison, output: str | None, form: str) -> None:
+    from whence import api, report
+
+    if output is not None:
+        api.write(result, Path(output))
+        click.echo(report.written_to(result, output), err=form != "text")
+
+
+def _write_page(result: Comparison, output: str | None, html: str | None, force: bool) -> None:
+    from whence import api
+
+    if html is not None:
+        is_there = output is not None and (Path(output) / "report.json").is_file()
+        api.report_html(output if is_there and output is not None else result, html, force=force)
+
+
+def _compared(reference: str, target: str, output: str | None, how: dict[str, Any]) -> Comparison:
     from whence import api
 
     with _progress.shown() as count:

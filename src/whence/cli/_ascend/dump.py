@@ -178,23 +178,14 @@ def _options(
     seed: int | None,
     **_: Any,
 ) -> dict[str, Any]:
-    """The tool's options as those of `whence run`; what has no counterpart is told. Raises
-    UsageError.
-    """
+    """The options of `whence run` for the tool's; what has none is told. Raises UsageError."""
     if config_path:
         raise UsageError(
             "-config: what is dumped cannot be changed while the command runs; give -er, -ids "
             "and -opname"
         )
     kinds = set(types or ("tensor", "model"))
-    for kind, why in (
-        ("cpu_profiling", "whence ops list RUN has times of operators"),
-        ("onnx", "whence show RUN --tree shows the calls"),
-    ):
-        if kind in kinds:
-            tell(f"--type {kind} is not there: {why}")
-    if tiling:
-        tell("-tiling changes nothing: tiling is the library's own")
+    _tell_without_effect(kinds, tiling)
     out: dict[str, Any] = {"steps": _range(execute_range)}
     if kinds & {"op", "kernel"}:
         out["level"] = "op"
@@ -220,6 +211,17 @@ def _options(
     if seed is not None:
         out |= {"seed": seed, "deterministic": True}
     return out
+
+
+def _tell_without_effect(kinds: set[str], tiling: bool) -> None:
+    for kind, why in (
+        ("cpu_profiling", "whence ops list RUN has times of operators"),
+        ("onnx", "whence show RUN --tree shows the calls"),
+    ):
+        if kind in kinds:
+            tell(f"--type {kind} is not there: {why}")
+    if tiling:
+        tell("-tiling changes nothing: tiling is the library's own")
 
 
 def _range(text: str) -> tuple[int, int]:
