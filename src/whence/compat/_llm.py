@@ -69,26 +69,22 @@ class DumpConfig:
         )
         self.device_id, self.modes = device_id, modes
         self.apis = tuple(_named(api) for api in api_list or ())
-        self.options: dict[str, Any] = {}
+        if dump_last_logits and (module_list or layer_name or api_list):
+            raise UsageError(
+                "DumpConfig: dump_last_logits takes the logits alone; leave module_list, "
+                "api_list and layer_name out"
+            )
+        layers = (layer_name,) if isinstance(layer_name, str) else layer_name or ()
+        chosen = {
+            "level": "op" if "api" in modes else "modules",
+            "slots": _PARTS[tensor_part],
+            "keep": _STATISTICS[dump_statistics_mode],
+            "classes": tuple(_named(kind) for kind in module_list or ()),
+            "include": tuple(map(_scope, layers)),
+        }
+        self.options: dict[str, Any] = {k: v for k, v in chosen.items() if v}
         if dump_last_logits:
-            if module_list or layer_name or api_list:
-                raise UsageError(
-                    "DumpConfig: dump_last_logits takes the logits alone; leave module_list, "
-                    "api_list and layer_name out"
-                )
-            self.options["level"] = "logits"
-        else:
-            self.options = {
-                "level": "op" if "api" in modes else "modules",
-                "slots": _PARTS[tensor_part],
-                "keep": _STATISTICS[dump_statistics_mode],
-            }
-            if module_list:
-                self.options["classes"] = tuple(_named(kind) for kind in module_list)
-            if layer_name:
-                self.options["include"] = tuple(
-                    map(_scope, (layer_name,) if isinstance(layer_name, str) else layer_name)
-                )
+            self.options = {"level": "logits"}
         self.layout_options = {
             "weights": dump_weight,
             "statistics": dump_statistics_mode == 2 or bool(analyze),

@@ -26,11 +26,11 @@ def same_as(name: str, command: str) -> None:
 def without(
     name: str, options: Mapping[str, Any], why: Mapping[str, str], others: Iterable[str] = ()
 ) -> None:
-    """Note options that were given and change nothing here, each with its reason. Raises UsageError
-    for those that are not known.
+    """Note options that change nothing here, each with its reason. Raises UsageError for an option
+    that has none.
 
-    given: name -> value; those that are None or False were not given. known: options that do
-    something, for who misspells one.
+    options: name -> value, None or False where it was not given. others: options that do something,
+    as hints for a misspelt one.
     """
     from whence.errors import UsageError
 

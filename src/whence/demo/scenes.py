@@ -146,27 +146,21 @@ def _scenes(
 
     def compare(name: str) -> tuple[Comparison, str]:
         output = str(place / f"compare-{name}") if keep else ""
-        return whence.compare(
-            str(place / "reference"), str(place / name), output=output or None
-        ), output
+        runs = str(place / "reference"), str(place / name)
+        return whence.compare(*runs, output=output or None), output
 
     with whence.capture(player.model, place / "reference"):
         reference = player.generate(player.model)
-    text = player.words(reference)
-    yield Scene(
-        (
-            f"The model: {player.about}.",
-            f"The reference, float32, goes on from {player.prompt!r}:",
-            f"  {text}",
-        )
-    )
+    about = f"The reference, float32, goes on from {player.prompt!r}:"
+    yield Scene((f"The model: {player.about}.", about, f"  {player.words(reference)}"))
 
     rounded = player.in_bfloat16()
     with whence.capture(rounded, place / "bfloat16"):
         tokens = player.generate(rounded)
     del rounded
+    same_text, other_text = "the same text", "the text differs"
+    comment = same_text if tokens == reference else f"{other_text}; the answer says why"
     result, output = compare("bfloat16")
-    comment = "the same text" if tokens == reference else "the text differs; the answer says why"
     yield Scene(
         (
             "1. A clean pair: the same weights in bfloat16 against float32. There is no fault to "
@@ -179,29 +173,20 @@ def _scenes(
     )
 
     planted = find(player, candidates, seed, reference)
-    random = Random(planted.draw)
+    fault = planted.site, planted.fault, planted.strength
     with (
-        api.planted(player.model, planted.site, planted.fault, planted.strength, random),
+        api.planted(player.model, *fault, Random(planted.draw)),
         whence.capture(player.model, place / "planted"),
     ):
         tokens = player.generate(player.model)
     result, output = compare("planted")
-    first = result.findings[0].name if result.findings else ""
-    named = result.status == "different" and first == planted.site
-    if named:
-        verdict = "whence named it first"
-    elif planted.site in {f.name for f in result.findings}:
-        verdict = f"whence named it, but {first} before it"
-    else:
-        verdict = (
-            f"whence did NOT name it (its answer: {result.status}{', ' + first if first else ''})"
-        )
+    comment = same_text if tokens == reference else other_text
+    is_named, verdict = _verdict(result, planted.site)
     yield Scene(
         (
             "2. A fault is planted: both sides float32, the same weights and the same text. The "
             "text does not show it.",
-            f"  {player.words(tokens)}  "
-            f"({'the same text' if tokens == reference else 'the text differs'})",
+            f"  {player.words(tokens)}  ({comment})",
         ),
         result,
         (
@@ -209,15 +194,22 @@ def _scenes(
             f"{verdict}.",
         ),
         output,
-        named,
+        is_named,
     )
     if keep:
-        yield Scene(
-            (
-                f"Kept in {place}: runs reference, bfloat16, planted; try  whence show "
-                f"{place / 'planted'} --tree",
-            )
-        )
+        runs = f"Kept in {place}: runs reference, bfloat16, planted"
+        yield Scene((f"{runs}; try  whence show {place / 'planted'} --tree",))
+
+
+def _verdict(result: Comparison, site: str) -> tuple[bool, str]:
+    """Is the planted site named first, and that in words."""
+    first = result.findings[0].name if result.findings else ""
+    if result.status == "different" and first == site:
+        return True, "whence named it first"
+    if site in {f.name for f in result.findings}:
+        return False, f"whence named it, but {first} before it"
+    answer = ", ".join(filter(None, (result.status, first)))
+    return False, f"whence did NOT name it (its answer: {answer})"
 
 
 def _matches(pattern: str, name: str) -> bool:

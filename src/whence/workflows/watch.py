@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Look(NamedTuple):
-    """A run as it is now. done: (rank, root, step) of the steps that have ended."""
+    """A run as it is now. ended_steps: (rank, root, step) of the steps that have ended."""
 
     run: Run
     writing: bool

@@ -67,7 +67,6 @@ def capture(
     chosen = make(**options)
     framework = _framework(model, chosen)
     folder = os.fspath(path)
-    # before anything is written: an on_record that cannot be found is said first
     session = open_session(folder, chosen, on_record)
     if chosen.rung:
         raise UsageError(

@@ -81,9 +81,9 @@ def compile_backend(
     `backend.close()` or the end of the process.
 
     mode, options: as `compile` takes them. steps: calls of the outermost module that are taken,
-    None for all. laid: write the tool's own files there too when it ends (`graph_layout`). It is
-    inductor otherwise, and stays so when the capture has ended. A run that is there is replaced;
-    beside other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch
+    None for all. with_layout: write the tool's own files there too when it ends. The backend is
+    inductor otherwise, and stays so when the capture has ended. A run at `path` is replaced; beside
+    other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch
     that cannot be captured so, StoreFailed.
     """
     from whence.instrument.launch import launcher

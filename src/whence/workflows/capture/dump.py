@@ -31,14 +31,14 @@ class Dump:
     """Captures `model`, or every model, into a run at `path` from now on; `pause` and `resume` stop
     and go on, `close` ends it.
 
-    steps: those wanted; None for all. They are counted by `mark`, or where that is never called by
-    the calls of the model, from 0. layout: writer (docs/convert.md) that puts the run as another
-    tool's dump into the folder `path`, at every pause and at the end; laid: its options; wanted: of
-    which calls. options: those of `whence.capture`. A run that is there is replaced; a folder with
-    other files gets it below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run,
-    and a run that another process still writes is joined, not replaced. Ends with the process. A
-    layout that cannot be written is told on stderr, and the program goes on; so is a dump that took
-    nothing. first: the number that the user gives the first step. Raises UsageError, StoreFailed.
+    steps: those to capture, from 0; None for all. `mark` counts them, or the calls of the model
+    where it is never called. layout: writer (docs/convert.md) of another tool's dump into `path`,
+    at every pause and at the end; layout_options: its options; is_wanted: which calls it writes.
+    options: those of `whence.capture`. A run at `path` is replaced; beside other files it lies
+    below, in `whence-run`. Processes of one job (RANK, WORLD_SIZE) share a run, and a run that
+    another process still writes is joined. Ends with the process. A layout that cannot be written,
+    or a dump of nothing, is a line on stderr. first: number of the first step for the user. Raises
+    UsageError, StoreFailed.
     """
 
     def __init__(

@@ -21,12 +21,12 @@ _AROUND = {"character": 16, "token": 6}  # units shown before a first difference
 _NORMALISED = 1 << 20  # characters that are looked at for how they differ
 
 
-def faces(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list[Row]:
-    """Which prompts are paired, in the reference's order, then what only the target has.
+def pair_prompts(reference: Sequence[Entry], target: Sequence[Entry], how: str) -> list[Row]:
+    """Pairs of prompts in the reference's order, then prompts of the target alone.
 
     By prompt, the n-th occurrence is paired with the n-th; further ones of a prompt that the other
-    side has too only serve the check of one run against itself. What has no prompt, because it
-    cannot be read or holds none, faces what is left at its position.
+    side has too only serve the check of one run against itself. A record without a prompt, or that
+    cannot be read, is paired by its position.
     """
     rows: list[Row] = []
     unpaired_reference, unpaired_target = list(reference), list(target)

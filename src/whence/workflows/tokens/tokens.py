@@ -101,7 +101,7 @@ def _compare(
         Predictions(checked[0], words[0], **keys) as reference,
         Predictions(checked[1], words[1], **keys) as target,
     ):
-        rows = prompts.faces(reference.entries, target.entries, how)
+        rows = prompts.pair_prompts(reference.entries, target.entries, how)
         _check_key(keys["prompt_key"], (reference, target))
         model, notes = _model(limits, reference, target)
         allowed = judge.thresholds(limits["full"], limits["half"], limits["path"], model)

@@ -36,7 +36,7 @@ _NOTHING_OF_A_TASK = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a configuration asks for. steps: None for all. wanted: whether a call goes into the
+    """What a configuration asks for. steps: None for all. is_wanted: whether a call goes into the
     tool's own files.
     """
 
@@ -53,7 +53,7 @@ class Settings:
 
 
 def read(path: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Settings:
-    """Settings of a config.json (None: none) with what is given in its place. Raises UsageError."""
+    """Settings of a config.json (None: none); arguments replace its. Raises UsageError."""
     from whence.compat._steps import numbers
     from whence.errors import UsageError
 
