@@ -153,7 +153,6 @@ def _scenes(
         reference = player.generate(player.model)
     about = f"The reference, float32, goes on from {player.prompt!r}:"
     yield Scene((f"The model: {player.about}.", about, f"  {player.words(reference)}"))
-
     rounded = player.in_bfloat16()
     with whence.capture(rounded, place / "bfloat16"):
         tokens = player.generate(rounded)
