@@ -235,7 +235,7 @@ def test_encoder_and_decoder_asked_at_once_are_one_unit_a_row_unless_one_is_padd
         | {f"input.{name}": mask.astype(np.int64) for name, mask in masks.items()},
     )
     run = made.run()
-    given = fed(run, run.calls)
+    given = batches_of(run, run.calls)
     if padded:
         assert given is None
     else:
