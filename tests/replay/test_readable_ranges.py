@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from whence.replay.export.pytest_text import readable_range as _readable
+from whence.replay.export.pytest_text import readable_range as _readable  # noqa: E402
+from whence.replay.export.pytest_text import tagged_source  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -35,3 +36,27 @@ def test_what_it_is_for():
         "nothing of six digits lies between"
     )
     assert _readable(-math.inf, 65504.0) == (-math.inf, 65504.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("float", "inf", math.inf),
+        ("float", "-inf", -math.inf),
+        ("complex", [0.5, {"float": "-inf"}], complex(0.5, -math.inf)),
+        ("complex", [1, -2.25], complex(1, -2.25)),
+        ("dtype", "bfloat16", torch.bfloat16),
+        ("device", "cuda:3", torch.device("cpu")),
+        ("layout", "torch.strided", torch.strided),
+        ("memory_format", "channels_last", torch.channels_last),
+    ],
+)
+def test_arguments_that_json_does_not_know_are_written_as_python(name, given, value):
+    assert eval(tagged_source(name, given), {"torch": torch}) == value  # noqa: S307
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("float", "1e9; x"), ("dtype", "int; x"), ("complex", [1]), ("other", 1)]
+)
+def test_no_other_text_is_written_into_a_test(name, given):
+    assert tagged_source(name, given) == ""
