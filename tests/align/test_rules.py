@@ -178,7 +178,7 @@ def test_a_long_stretch_of_one_layer_is_paired_in_order_and_one_of_another_lengt
             out=1,
             out_hash=0,
             container=False,
-            held=frozenset(),
+            elements=frozenset(),
             moments=(0.0, 0.0, 0.0),
             out_moments=(0.0, 0.0, 0.0, 0.0),
         )
