@@ -217,10 +217,7 @@ FRONTS = frozenset({3})
     [
         "",
         "attention_mask",
-        pytest.param(
-            "decoder_attention_mask",
-            marks=pytest.mark.xfail(reason="the decoder's mask loses its name twice and is unseen"),
-        ),
+        "decoder_attention_mask",
     ],
 )
 def test_encoder_and_decoder_asked_at_once_are_one_unit_a_row_unless_one_is_padded(padded):

@@ -724,9 +724,8 @@ def _embedding(w: _Writer) -> _Value:
 
 def _reshape(w: _Writer) -> _Value:
     if w.has("ShapeTensor", 9) or w.has("Shape", 1):
-        shape = w.output_shapes.get(
-            "Out", w.output_shapes.get("0")
-        )  # the shape was a tensor; what came out says it
+        # the shape was a tensor; what came out says it
+        shape = w.output_shapes.get("Out", w.output_shapes.get("0"))
         if shape is None:
             raise ReplayRefused(f"{w.op_type}: its shape is a tensor")
         return w.do("reshape.default", w("X", 0), list(shape))

@@ -191,11 +191,8 @@ def _encoder_decoder(run: Run, call: Call, inputs: dict[str, Ref]) -> Batch | No
     """Inputs of encoder and decoder, unpadded: a row is one unit; else None."""
     parts = []
     for name in (_DECODER, next(n for n in _TOKENS[1:] if n in inputs)):
-        half_inputs = {
-            n.removeprefix("decoder_"): r
-            for n, r in inputs.items()
-            if n.startswith("decoder_") == (name == _DECODER)
-        }
+        of_decoder = name == _DECODER
+        half_inputs = {n: r for n, r in inputs.items() if n.startswith("decoder_") == of_decoder}
         half = _tokens(run, call, inputs[name], half_inputs, ())
         if half.flat or any(len(tokens) != half.width for tokens, *_ in half.rows):
             return None

@@ -152,9 +152,8 @@ def _lay_out(run: Path, folder: Path, types: Sequence[str]) -> None:
     if layout.layers:
         last = layout.layers[-1].number
         tell(f"the last layer is number {last}: --ids {last} dumps it alone")
-    if (
-        run != folder and len(layout.tensors) == 1
-    ):  # one process: its run goes where its tensors are
+    # one process: its run goes where its tensors are
+    if run != folder and len(layout.tensors) == 1:
         (place,) = layout.tensors.values()
         run = run.rename(place / "whence-run")
     for place in layout.tensors.values():

@@ -43,9 +43,8 @@ class GraphCompiler:
         self._session, self._frames, self._paths = session, frames, paths
         self._folder = folder
         self.mode = session.options.graph_mode
-        self._checked = (
-            False  # inductor takes seconds to import: of a whole program not before it compiles
-        )
+        # inductor takes seconds to import: of a whole program not before it compiles
+        self._checked = False
         self._ids: dict[str, str] = {}
         self._compiled: dict[str, list[str]] = {}  # frame of dynamo's -> its compiles
         self._notes: set[str] = set()
