@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import inside
@@ -357,9 +358,27 @@ def test_a_truncated_shard(tmp_path):
     os.truncate(shard, shard.stat().st_size // 2)
     done = inside.or_outside(tmp_path, "compare", good, cut)
     assert done.returncode in (1, 2), done.stderr
-    assert "incomparable" in done.stdout
+    assert "weight hashes differ" in done.stdout
     assert "bug in whence" not in done.stderr
     assert inside.or_outside(tmp_path, "show", cut).returncode == 0
+
+
+def test_tensors_that_cannot_be_read_are_named_with_the_reason(tmp_path):
+    good, cut = tmp_path / "good", tmp_path / "cut"
+    for folder in (good, cut):
+        folder.mkdir()
+        for name in ("embed", "norm", "up", "down"):
+            np.save(folder / f"{name}.npy", np.arange(500, dtype=np.float32))
+    for name in ("norm", "up"):
+        os.truncate(cut / f"{name}.npy", 1000)
+    done = inside.or_outside(tmp_path, "compare", good, cut)
+    assert done.returncode == 2, done.stdout + done.stderr
+    notes = [line for line in done.stdout.splitlines() if "not measured" in line]
+    assert notes == [
+        f"note: 1 pair of tensors not measured, {name} output.0: {cut}/{name}.npy: float32 (500,) "
+        "needs 2000 bytes, 872 are there"
+        for name in ("norm", "up")
+    ]
 
 
 def test_a_half_written_run(tmp_path):

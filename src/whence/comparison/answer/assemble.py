@@ -108,6 +108,7 @@ def _notes(context: Context, verdicts: Sequence[Verdict]) -> list[str]:
         *context.errors.declared.ledger.notes(),
         *compiled_kernels.notes(paired, replays),
         *(model.notes() if model is not None else ()),
+        *summary.unmeasured_notes(context.errors),
         *summary.run_notes(paired),
         *(replays.replayer.reference.notes() if replays.replayer is not None else ()),
     ]

@@ -16,6 +16,7 @@ from whence.records import Call, marks
 from whence.records.marks import Mark
 from whence.results import Evidence, Finding, Nearest, Row, SlotPair, Verdict, VerdictKind
 
+_MAX_REASONS = 3  # why tensors could not be measured
 _MAX_ERROR_TEXT = 200  # characters of an exception that are shown
 
 
@@ -73,14 +74,40 @@ def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[st
 
 def incomparable(errors: PairErrors) -> int:
     """How many pairs of tensors could not be measured."""
-    paired = errors.paired
-    keys = {(s.reference_record, s.target_record) for p in paired.plan.pairs for s in p.slots}
-    lost = [
-        key
-        for key in keys
-        if paired.measured[key].tier == "none" and paired.reference.records[key[0]].count
+    return len(_unmeasured(errors))
+
+
+def unmeasured_notes(errors: PairErrors) -> list[str]:
+    """The reasons why tensors could not be measured, the most frequent first, each with the first
+    of its tensors.
+    """
+    tensors: dict[str, list[str]] = {}
+    for key, tensor in _unmeasured(errors).items():
+        tensors.setdefault(errors.paired.measured[key].why, []).append(tensor)
+    tensors.pop("", None)
+    by_count = sorted(tensors, key=lambda why: -len(tensors[why]))
+    return [
+        f"{'1 pair' if len(tensors[why]) == 1 else f'{len(tensors[why])} pairs'} of tensors not "
+        f"measured, {'' if len(tensors[why]) == 1 else 'the first '}{tensors[why][0]}: {why}"
+        for why in by_count[:_MAX_REASONS]
     ]
-    return sum(1 for key in lost if errors.of(SlotPair("", "", *key)).value is None)
+
+
+def _unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:
+    """Pairs of records that could not be measured, with the tensor that each is first."""
+    paired, tensors = errors.paired, dict[tuple[int, int], str]()
+    for pair in paired.plan.pairs:
+        call = paired.calls[pair.reference]
+        for slot in pair.slots:
+            key = slot.reference_record, slot.target_record
+            if key in tensors or paired.measured[key].tier != "none":
+                continue
+            if (
+                paired.reference.records[key[0]].count
+                and errors.of(SlotPair("", "", *key)).value is None
+            ):
+                tensors[key] = f"{call.scope or call.root} {slot.reference_slot}"
+    return tensors
 
 
 def rows(paired: PairedRuns, third: ThirdRunJudge, per_call: Mapping[int, str]) -> Iterator[Row]:
