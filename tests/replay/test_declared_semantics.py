@@ -63,7 +63,7 @@ def test_what_rounding_of_the_code_itself_may_move_over_a_tie_is_near_one(code, 
     """A code of 100, known to one part in 128, may be off by most of a step; one of 0.3 may not."""
     ties = Ties(2.0**-7)
     values = fake_quantise(np.array([[code]]), Grid(8), np.float64(1.0), ties=ties, flips=(0,))
-    assert ties.most == near
+    assert ties.per_vector == near
     nearest = np.rint(code)
     assert values.item() == (nearest + (1 if code > nearest else -1) if near else nearest)
 

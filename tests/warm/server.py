@@ -99,6 +99,8 @@ class Imported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self.spec
         sys.modules.update(self.modules)
         sys.meta_path.remove(self)
+        if self.name == "torch":
+            module.default_generator.seed()  # anew in every process
 
 
 class Forks:

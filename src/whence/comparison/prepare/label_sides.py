@@ -124,7 +124,7 @@ def faced(labels: Iterable[Label]) -> list[TensorMatcher]:
                     if name == "reference"
                     else TensorMatcher(None, label, why)
                 )
-    return sorted(out, key=lambda row: (row.reference or row.target).at)  # type: ignore[union-attr]
+    return sorted(out, key=lambda row: (row.reference or row.target).time)  # type: ignore[union-attr]
 
 
 def _by_id(label: Label) -> Any:
