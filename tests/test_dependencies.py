@@ -1,6 +1,7 @@
 """What pyproject.toml declares is used, and has a lower bound to test with."""
 
 import ast
+import functools
 import runpy
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ NOT_IMPORTED = {
 }
 
 
+@functools.cache
 def imported(folder):
     """Names of the packages that the files of a folder import."""
     names = set()
