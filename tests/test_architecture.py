@@ -173,14 +173,9 @@ BARE = {
     "words": (("results.verdict", "results.generation", "results.workflows"), set()),
     "slots": (
         ("records.slots",),
-        {
-            "comparison",
-            "instrument",
-            "replay.export.support.check",
-            "replay.export.support.tensors",
-        },
+        {"replay.export.support.check", "replay.export.support.tensors"},
     ),
-    "notes": (("records.marks",), {"comparison", "instrument"}),
+    "notes": (("records.marks",), set()),
 }
 HEAVY = {
     "torch",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from whence.instrument.options import CaptureOptions
+from whence.records.slots import is_input
 
 Matcher = Callable[[str], bool]
 
@@ -112,7 +113,7 @@ class Selector:
                 f"{scope}:{slot}",
                 slot,
                 slot.partition(".")[2],
-                *((scope,) if slot.startswith("input") else ()),
+                *((scope,) if is_input(slot) else ()),
             )
             answer = self._elements[scope, slot] = not any(
                 name and self._no_inputs(name) for name in names

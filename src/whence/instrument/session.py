@@ -24,6 +24,7 @@ from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
+from whence.records.slots import is_param
 
 FIGURES = 1 << 12
 """Figures of so many contents are remembered: a view has those of its base."""
@@ -301,7 +302,7 @@ class Session:
             self._print(f"{scope}:{slot}", dtype, shape, statistics)
         try:
             sink = self._sink or self.sink()
-            bytes_before = sink.nbytes if slot.startswith("param.") else -1
+            bytes_before = sink.nbytes if is_param(slot) else -1
             number = sink.record(
                 dtype,
                 shape,

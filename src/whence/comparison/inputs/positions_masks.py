@@ -15,7 +15,7 @@ import numpy as np
 from whence import align, judge
 from whence.comparison.paired_runs import PairedRuns
 from whence.records import Call
-from whence.records.slots import is_input, is_output, is_written
+from whence.records.slots import input_name, is_input, is_output, is_written
 from whence.results import CauseKind, Confidence, Evidence, SlotPair, Verdict, VerdictKind
 
 
@@ -133,7 +133,7 @@ class PositionsAndMasks:
         error, limit = self._outputs(call)
         if error is None or error > limit:
             return False
-        name = f"{call.scope or call.root}: {slot.reference_slot.removeprefix('input.')}"
+        name = f"{call.scope or call.root}: {input_name(slot.reference_slot)}"
         self._harmless.setdefault(name, []).append(f"step {call.step} {self._where(slot)}")
         return True
 
@@ -150,7 +150,7 @@ class PositionsAndMasks:
             if call.root in others or self.harmless(call, slot):
                 continue
             error, limit = self._outputs(call)
-            tensor = f"{name.removeprefix('input.')} {self._where(slot)}"
+            tensor = f"{input_name(name)} {self._where(slot)}"
             number = self.paired.pair_of[call.id]
             size = (
                 f"the outputs differ by rel_l2 {error:.2g}, rounding explains {limit:.1g}"

@@ -191,7 +191,7 @@ def _other_pieces(call: Call, program: Program) -> str:
     if marks.has_mark(program, Mark.TRANSLATED):
         return Mark.TRANSLATED.value
     if marks.is_gathered(call):
-        return "joined from several calls"
+        return marks.mark(Mark.JOINED, "several calls")
     return "recorded from compiled code" if marks.is_hidden_by_compiler(call) else ""
 
 

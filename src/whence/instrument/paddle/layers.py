@@ -28,6 +28,8 @@ from whence.instrument.paddle.tensor_identity import Tensors
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
 from whence.records import Call, Ref
+from whence.records.marks import Mark
+from whence.records.slots import is_param
 
 TRACED = "traced by to_static: inside not seen"
 _NESTING = 8
@@ -217,7 +219,7 @@ class Listener:
         )
         stack.append(frame)
         if not frame.selected:
-            frame.notes.append("not selected")
+            frame.notes.append(Mark.NOT_SELECTED.value)
             return frame
         session.over_budget(scope, frame.step)
         frame.keep = session.elements_on
@@ -251,7 +253,7 @@ class Listener:
                 and any(True for _ in frame.layer.children())
             ):
                 # None of its children was called, so their parameters are its own.
-                frame.refs = [r for r in frame.refs if not r.slot.startswith("param.")]
+                frame.refs = [r for r in frame.refs if not is_param(r.slot)]
                 self._take_parameters(frame, deep=True)
             self._take_mutated(frame)
             self._take_outputs(frame, out)

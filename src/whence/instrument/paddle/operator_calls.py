@@ -22,6 +22,7 @@ from whence.instrument.paddle.run_tensors import RunTensors, of_array
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, Weight, look
 from whence.instrument.session import Session
 from whence.records import Call, Ref
+from whence.records.marks import Mark
 
 NO_PROGRAM = "operators of Paddle are not recorded as programs"
 
@@ -165,7 +166,7 @@ class PredictorRun:
                 refs=tuple(refs),
                 no_program=NO_PROGRAM,
                 error=error,
-                notes=() if top.selected else ("not selected",),
+                notes=() if top.selected else (Mark.NOT_SELECTED.value,),
             )
         )
         session.end_step(self.root.name, self.root.steps)
@@ -403,7 +404,7 @@ class PredictorRun:
                 refs=tuple(refs_of(frame, form, self._matching.earlier)) if frame.selected else (),
                 arguments=form.arguments,
                 no_program=NO_PROGRAM,
-                notes=notes if frame.selected else ("not selected",),
+                notes=notes if frame.selected else (Mark.NOT_SELECTED.value,),
             )
         )
 

@@ -18,6 +18,7 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import HeldTensor, ModuleInfo, Pending, home_of, sample
 from whence.records import Ref
+from whence.records.slots import is_param
 
 _TENSOR = torch.Tensor
 _MAX_OBJECTS = 64  # of so many objects it is looked at the end of a step which are gone
@@ -84,7 +85,7 @@ class CallTensors:
         if leaf and info.branches and not info.deep:
             # None of its children was called, so their parameters are its own, from now on.
             info.deep, info.entries, info.sizes = True, None, (-1, -1, -1)
-            frame.refs = [r for r in frame.refs if not r.slot.startswith("param")]
+            frame.refs = [r for r in frame.refs if not is_param(r.slot)]
             self._take_parameters(frame)
 
     def _take_mutated_inputs(self, frame: ModuleFrame) -> None:

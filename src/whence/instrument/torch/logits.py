@@ -20,6 +20,7 @@ from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
+from whence.records.slots import input_name
 
 TOKENS = ("decoder_input_ids", "input_ids", "ids", "tokens", "token_ids", "input_tokens")
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
@@ -135,7 +136,7 @@ class LogitsTensors:
         frame.info.op_type = type(frame.module).__name__  # a lazy module changes its class
         if error:
             return
-        inputs = {slot.removeprefix("input."): tensor for slot, tensor, *_ in frame.inputs}
+        inputs = {input_name(slot): tensor for slot, tensor, *_ in frame.inputs}
         tapped = [tensor for slot, tensor in frame.results if slot == "output.logits"]
         ids, root = tokens_of(inputs), frame.root.name
         logits = (

@@ -42,6 +42,7 @@ from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
 from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
 from whence.instrument.wording import raised
 from whence.records import Call
+from whence.records.marks import Mark
 
 
 class Listener:
@@ -258,7 +259,7 @@ class Listener:
         )
         stack.append(frame)
         if not frame.selected:
-            frame.note = "not selected"
+            frame.note = Mark.NOT_SELECTED.value
             return frame
         session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
         frame.keep = session.elements_on and not session.sampled

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from whence.frameworks.torch_arrays import NAMES, tensors_in
 from whence.frameworks.torch_schema import OperatorSchema
+from whence.records.slots import is_param
 
 MAX_CONSTANT_BYTES = 1 << 20
 
@@ -254,11 +255,7 @@ class OperandTable:
                     )
         slot = self.find(tensor) if self.find is not None else ""
         if slot:
-            return (
-                self.new_param(slot, tensor)
-                if slot.startswith("param")
-                else self.new_input(slot, tensor)
-            )
+            return self.new_param(slot, tensor) if is_param(slot) else self.new_input(slot, tensor)
         shape = tuple(tensor.shape)
         return self.unknown(
             tensor,

@@ -22,6 +22,8 @@ from whence.frameworks.torch_schema import (
 )
 from whence.frameworks.torch_trees import CLOSED
 from whence.records import Operation, Placement, Program, Ref, Statistics
+from whence.records.marks import NoProgram
+from whence.records.slots import is_input, is_output
 
 # In-place operators that do not look at what they write.
 _OVERWRITE = {
@@ -291,7 +293,7 @@ class OperatorCall:
         """(device type, state of the generator) where it draws random numbers."""
         if not self.overload.random or not self.overload.draws(self.named_arguments):
             return
-        self.unseen = self.unseen or "draws random numbers"
+        self.unseen = self.unseen or NoProgram.RANDOM.value
         generator = next(
             (v for v in self.named_arguments.values() if isinstance(v, torch.Generator)), None
         )
@@ -319,7 +321,7 @@ class OperatorCall:
         """A tensor was sighted: (record, edge, look). why: its elements say nothing."""
         self.sights[slot] = sight
         self.refs.append(Ref(slot, sight[0], sight[1]))
-        if why and slot.startswith("input.") and slot not in self.overload.overwritten:
+        if why and is_input(slot) and slot not in self.overload.overwritten:
             self.unseen = self.unseen or "works on memory that was not written yet"
 
     # ---- after it ran
@@ -371,9 +373,7 @@ class OperatorCall:
             return ()
         # Only a view shares memory with what went in, as far as a schema goes.
         candidates = (
-            self.inputs + [(s, t) for s, t, _ in results if s.startswith("output")]
-            if view
-            else self.inputs
+            self.inputs + [(s, t) for s, t, _ in results if is_output(s)] if view else self.inputs
         )
         first: dict[int, str] = {}
         pairs = []
@@ -463,7 +463,7 @@ class OperatorCall:
         outputs: list[tuple[str, Any]] = []
         position = 0
         for slot, _, _ in self.results(out):
-            if slot.startswith("output"):
+            if is_output(slot):
                 outputs.append((slot, {"op": [place, position]}))
                 position += 1
             elif (into := f"input{slot[7:]}") in operands:

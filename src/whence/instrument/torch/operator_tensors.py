@@ -15,6 +15,7 @@ from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import StorageRef, storage_ref
 from whence.records import OVERWRITTEN, Ref
+from whence.records.slots import is_mutated
 
 _TENSOR = torch.Tensor
 _NOT_WRITTEN = "memory that was not written yet"
@@ -94,7 +95,7 @@ class OperatorTensors:
             for slot, tensor, _ in results:
                 if overload.uninitialised and tensor.numel():
                     self._unwritten[_storage(tensor)] = storage_ref(tensor)
-                elif slot.startswith("mutated"):
+                elif is_mutated(slot):
                     self._unwritten.pop(_storage(tensor), None)
         if self._sampling.counts:
             self._count_results(call, results)
@@ -130,7 +131,7 @@ class OperatorTensors:
         """Is this a view of memory that nobody wrote? What was written now is no longer among
         it.
         """
-        if slot.startswith("mutated"):
+        if is_mutated(slot):
             self._unwritten.pop(_storage(tensor), None)
         return call.overload.view and _storage(tensor) in self._unwritten
 

@@ -41,6 +41,7 @@ from whence.instrument.torch.operand_table import OperandTable, RecordedOperatio
 from whence.instrument.torch.program_writer import ChildCalls, write_program
 from whence.instrument.torch.sources import source_here
 from whence.records import Program
+from whence.records.slots import is_mutated
 
 _METADATA_READERS = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
@@ -263,7 +264,7 @@ class Recorder:
                 if not self._table.is_plain(tensor):
                     continue
                 key = layout(tensor)
-                if slot.startswith("mutated"):
+                if is_mutated(slot):
                     self._table.poison(key[0], "a module changed memory that this is a view of")
                 elif key in self._child_inputs:
                     self._children.same_tensors.append((self._child_inputs[key], f"{k}:{slot}"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from whence.frameworks.torch_schema import OperatorSchema
 from whence.instrument.torch.operand_table import OperandTable
+from whence.records.slots import is_of_child, split_child
 
 # Arguments that hold sizes: the only places where a number may follow an input's extent.
 _SIZE_ARGUMENTS = {
@@ -45,7 +46,7 @@ class ProgramSizes:
         return {
             k
             for k, slot in enumerate(self._table.inputs)
-            if not slot[0].isdigit() or int(slot.partition(":")[0]) in entered
+            if not is_of_child(slot) or split_child(slot)[0] in entered
         }
 
     def sized(

@@ -36,6 +36,7 @@ from whence.instrument.torch.weak_registry import (
     storage_ref,
 )
 from whence.records import Call, External, Placement, Ref, Statistics
+from whence.records.slots import is_mutated
 
 FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
 
@@ -384,7 +385,7 @@ def _resolved(call: Call) -> Call:
     for ref in call.refs:
         record: Any = ref.record
         if isinstance(record, Pending):
-            if ref.slot.startswith("mutated") and (
+            if is_mutated(ref.slot) and (
                 (record.edge and not record.certain) or any(r.record == record.id for r in refs)
             ):
                 continue  # looked at because no version tells: it is as it was

@@ -14,6 +14,7 @@ from whence.frameworks.torch_arrays import NAMES
 from whence.frameworks.torch_schema import UNINITIALISED, draws, schema_of
 from whence.instrument.torch.compiled.fx_nodes import Named, flat, named
 from whence.records import Operation, Program
+from whence.records.slots import is_param
 
 
 class Unknown(Exception):
@@ -148,7 +149,7 @@ class _GraphProgram:
         slot, place = self._slots[node.name], len(self._inputs)
         if not isinstance(value, torch.Tensor):
             return
-        if slot.startswith("param."):
+        if is_param(slot):
             self._operand[node] = {"param": slot}
             self._params.append(slot)
             return

@@ -26,6 +26,8 @@ from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.instrument.torch.weak_registry import ModuleRoot, StorageRef, sample, storage_ref
 from whence.instrument.wording import raised
 from whence.records import Call, Placement, Ref
+from whence.records.marks import NoProgram
+from whence.records.slots import is_param
 
 
 class GraphThread(ThreadCalls):
@@ -166,7 +168,7 @@ class GraphRuns:
             slot = graph.slots[i]
             number, edge = (
                 self._parameter(value, slot, execution)
-                if slot.startswith("param.")
+                if is_param(slot)
                 else self._registry.record_of(value, slot, execution)[:2]
             )
             execution.records[name] = number, edge
@@ -342,7 +344,7 @@ class GraphRuns:
         for slot, tensor in ran.inputs:
             ran.see(slot, self._registry.record_of(tensor, slot, seer), "")
         if ran.overload.draws(ran.named_arguments):
-            ran.unseen = ran.unseen or "draws random numbers"
+            ran.unseen = ran.unseen or NoProgram.RANDOM.value
         record, edge, _ = self._registry.record_of(value, "output.0", seer)
         program, why = None, "programs were not recorded"
         if options.programs and options.keep == "full":
