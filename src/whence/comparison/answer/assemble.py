@@ -31,6 +31,7 @@ def comparison(
     per_call, coverage = covered.per_call(verdicts), covered.coverage()
     inside = {inner for call in covered.inside for inner in paired.alone(call)}
     every = tuple(verdicts.values())
+    unmeasured = summary.unmeasured(context.errors)
     inputs_differ = (*context.differing_inputs, *context.positions.padded(matters=True))
     status, why = decide(
         guilty,
@@ -55,14 +56,14 @@ def comparison(
         - coverage.inside
         + len(plan.unmatched_target)
         + len(plan.ambiguous),
-        incomparable=summary.incomparable(context.errors),
+        incomparable=len(unmeasured),
         inputs_differ=inputs_differ,
         versions=summary.versions(paired),
         plan=plan,
         rows=tuple(summary.rows(paired, context.third, per_call)),
         verdicts=every,
         headline=why,
-        notes=(*not_replayed, *_notes(context, every)),
+        notes=(*not_replayed, *_notes(context, every, unmeasured)),
         remarks=tuple(remarked),
         declared=context.errors.declared.ledger.summary(),
         repetition=context.repeated.summary(),
@@ -90,7 +91,9 @@ def _findings(
     return guilty, remarks(judged, paired.calls, guilty, align.starred)
 
 
-def _notes(context: Context, verdicts: Sequence[Verdict]) -> list[str]:
+def _notes(
+    context: Context, verdicts: Sequence[Verdict], unmeasured: Mapping[tuple[int, int], str]
+) -> list[str]:
     """What else a reader has to know, in the order in which it arose."""
     paired, judge = context.paired, context.judge
     calls = [paired.calls[p.reference] for p in paired.plan.pairs]
@@ -108,7 +111,7 @@ def _notes(context: Context, verdicts: Sequence[Verdict]) -> list[str]:
         *context.errors.declared.ledger.notes(),
         *compiled_kernels.notes(paired, replays),
         *(model.notes() if model is not None else ()),
-        *summary.unmeasured_notes(context.errors),
+        *summary.unmeasured_notes(paired, unmeasured),
         *summary.run_notes(paired),
         *(replays.replayer.reference.notes() if replays.replayer is not None else ()),
     ]

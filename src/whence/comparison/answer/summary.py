@@ -72,18 +72,15 @@ def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[st
     return None
 
 
-def incomparable(errors: PairErrors) -> int:
-    """How many pairs of tensors could not be measured."""
-    return len(_unmeasured(errors))
-
-
-def unmeasured_notes(errors: PairErrors) -> list[str]:
+def unmeasured_notes(
+    paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str]
+) -> list[str]:
     """The reasons why tensors could not be measured, the most frequent first, each with the first
     of its tensors.
     """
     tensors: dict[str, list[str]] = {}
-    for key, tensor in _unmeasured(errors).items():
-        tensors.setdefault(errors.paired.measured[key].why, []).append(tensor)
+    for key, tensor in unmeasured_pairs.items():
+        tensors.setdefault(paired.measured[key].why, []).append(tensor)
     tensors.pop("", None)
     by_count = sorted(tensors, key=lambda why: -len(tensors[why]))
     return [
@@ -93,7 +90,7 @@ def unmeasured_notes(errors: PairErrors) -> list[str]:
     ]
 
 
-def _unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:
+def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:
     """Pairs of records that could not be measured, with the tensor that each is first."""
     paired, tensors = errors.paired, dict[tuple[int, int], str]()
     for pair in paired.plan.pairs:
