@@ -21,47 +21,18 @@ import sys
 import threading
 import types
 
-# Read when Python, numpy or a framework starts: a process that is to have others is started.
+# Variables that Python, numpy or a framework reads when it starts. A process for which one of them
+# differs from the server's is started, not forked.
 READ_AT_START = (
-    "PYTHON",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "ATEN_",
-    "ONEDNN_",
-    "DNNL_",
-    "TORCH_",
-    "PYTORCH_",
-    "FLAGS_",
-    "NUMBA_",
-    "LD_",
-    "LC_",
-    "LANG",
-    "GLOG_",
+    *("PYTHON", "OMP_", "MKL_", "KMP_", "ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_"),
+    *("FLAGS_", "NUMBA_", "LD_", "LC_", "LANG", "GLOG_"),
 )
-# What lies above reads variables when it is imported: a program imports it itself.
-PRELOADED = [
-    "_kernels",
-    "align",
-    "comparison",
-    "errors",
-    "frameworks",
-    "instrument",
-    "judge",
-    "metrics",
-    "readers",
-    "records",
-    "replay",
-    "report",
-    "results",
-    "store",
-    "writers",
-]
-LEFT_TO_THE_PROGRAM = (
-    "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONUNBUFFERED",
-    "TORCHINDUCTOR_",
+# Those of Python that a forked process still follows.
+FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+# Packages of whence that read no variables when they are imported; a program imports the others.
+PRELOADED = (
+    *("_kernels", "align", "comparison", "errors", "frameworks", "instrument", "judge", "metrics"),
+    *("readers", "records", "replay", "report", "results", "store", "writers"),
 )
 
 
@@ -69,7 +40,7 @@ def read_at_start(environment: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(READ_AT_START) and name not in LEFT_TO_THE_PROGRAM
+        if name.startswith(READ_AT_START) and name not in FOLLOWED
     }
 
 

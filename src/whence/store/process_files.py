@@ -53,7 +53,7 @@ class ProcessFiles:
         try:
             encoder.encode_into(line, journal, end)
             journal += b"\n"
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a line would spoil the next
             del journal[end:]
             raise
         if end > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:

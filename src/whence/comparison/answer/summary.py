@@ -75,8 +75,8 @@ def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[st
 def unmeasured_notes(
     paired: PairedRuns, unmeasured_pairs: Mapping[tuple[int, int], str]
 ) -> list[str]:
-    """The reasons why tensors could not be measured, the most frequent first, each with the first
-    of its tensors.
+    """The most frequent reasons why tensors could not be measured, each with the first of its
+    tensors.
     """
     tensors: dict[str, list[str]] = {}
     for key, tensor in unmeasured_pairs.items():

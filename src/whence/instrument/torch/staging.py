@@ -66,7 +66,7 @@ class StagingRing:
             self._waiting += nbytes
         try:
             copied, event, clone = _to_host(tensor)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the room is given back
             with self._room:
                 self._waiting -= nbytes
                 self._room.notify_all()
