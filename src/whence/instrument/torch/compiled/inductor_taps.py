@@ -15,7 +15,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -708,15 +707,3 @@ def _define_tap() -> None:
 def _look(value: Any, name: str) -> None:
     key, _, node = name.partition(":")
     seen(key, node, value)
-
-
-# ---- kernels by their names in the code
-
-
-def origins_of(mapping: dict[str, Any], kernel: str) -> tuple[str, ...]:
-    """Post-grad nodes of a kernel as inductor's provenance has them, () where it has none."""
-    names: dict[str, None] = {}
-    for name, nodes in mapping.get("_inductor_triton_kernel_to_post_grad_node_info", {}).items():
-        if re.sub(r":\d+$", "", name) == kernel:
-            names |= dict.fromkeys(map(str, nodes))
-    return tuple(names)
