@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import whence
-from whence import api, report
+from whence import api
 from whence.cli import execute
 from whence.errors import UsageError
 from whence.judge.policy import parse
+from whence.report.answer import answer
+from whence.report.files import summary_data
 
 pytestmark = pytest.mark.torch
 
@@ -116,7 +118,7 @@ def test_declared_and_right_is_silent_with_its_sqnr(compared, reference):
     by_hand = 10 * torch.log10((right**2).sum() / ((right - made) ** 2).sum()).detach()
     first = next(v for v in result.verdicts if v.verdict == "declared")
     assert first.numbers["sqnr_db"] == pytest.approx(float(by_hand), abs=0.01)
-    text = report.answer(result)
+    text = answer(result)
     assert (
         "DECLARED           3 Linear calls, quantisation (weights int8 per channel): SQNR from "
         f"{said.sqnr_db:.1f} dB" in text
@@ -130,7 +132,7 @@ def test_undeclared_is_one_statement_and_its_snippet_declares_it(compared, tmp_p
     (said,) = result.declared
     assert said.what == "weights int8 per channel, activations dynamic int8 per token"
     assert not said.declared
-    assert "PRECISION LOSS     3 quantised Linear layers, not declared" in report.answer(result)
+    assert "PRECISION LOSS     3 quantised Linear layers, not declared" in answer(result)
     policy = tmp_path / "policy.yaml"
     policy.write_text(said.snippet)
     again = whence.compare(result.reference, result.target, policy=policy)
@@ -569,10 +571,10 @@ def test_what_is_ignored_is_listed(compared):
         target, allow({"module": "3", "declare": "tolerance", "ignore": True, "why": "retrained"})
     )
     assert (result.status, result.counts["declared"]) == ("same", 1)
-    text = report.answer(result)
+    text = answer(result)
     assert "IGNORED            1 Linear call, as declared: 3" in text
     assert "because          retrained" in text
-    assert report.summary_data(result)["declared"][0]["ignored"] is True
+    assert summary_data(result)["declared"][0]["ignored"] is True
 
 
 class Masked(nn.Module):

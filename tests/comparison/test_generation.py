@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import whence
-from whence import report
+from whence.report.answer import answer
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch
@@ -145,7 +145,7 @@ def test_full_captures_lead_from_the_token_to_the_module(tmp_path):
     assert (found.findings[0].name, found.findings[0].step) == ("model.layers.1.mlp", 3)
     assert made.led_to == "model.layers.1.mlp"
     assert made.tokens[made.suspect].step == 3
-    text = report.answer(found)
+    text = answer(found)
     assert "  behind it        model.layers.1.mlp" in text
     assert not made.logits_only
 
@@ -165,7 +165,7 @@ def test_a_fault_without_effect_on_tokens_is_said_to_have_none(tmp_path):
     )
     assert (
         "  no effect        on the tokens of prompts 1, 2: model.layers.1.mlp.down_proj "
-        "(introduced)" in report.answer(found)
+        "(introduced)" in answer(found)
     )
 
 
@@ -204,7 +204,7 @@ def test_sampling_with_one_seed_and_with_two(tmp_path):
     assert (found.status, found.findings) == ("undecided", ())
     assert "sampled" in {p.outcome for p in found.generation.prompts}
     assert {p.outcome for p in found.generation.prompts} <= {"sampled", "equal"}
-    assert "sampled or searched" in report.answer(found)
+    assert "sampled or searched" in answer(found)
 
 
 def test_beams_are_compared_up_to_the_first_row_that_parts(tmp_path):

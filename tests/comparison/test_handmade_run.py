@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from handmade import bfloat16, net, record
-from whence import api, report
+from whence import api
 from whence.records import Call, MemoryRun, Ref
+from whence.report.answer import answer
 
 
 def plant(name, f):
@@ -22,13 +23,13 @@ def test_a_run_against_itself_is_the_same():
     assert result.counts == {"identical": 3}
     assert result.coverage.share == 1.0
     assert result.first_difference is None
-    assert "bitwise identical" in report.answer(result)
+    assert "bitwise identical" in answer(result)
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, np.float16])
 def test_rounding_is_not_a_fault(dtype):
     result = api.compare(net(), net(dtype))
-    assert result.status == "same", report.answer(result)
+    assert result.status == "same", answer(result)
     assert result.findings == ()
     assert result.evidence == "two dumps"
 
@@ -88,13 +89,13 @@ def test_differing_inputs_are_the_headline_and_prove_nothing():
     result = api.compare(net(), net(change=plant("ids", change)))
     assert result.status == "undecided"
     assert result.inputs_differ == ("Net step 0: 0 at [3]: 3 against 9 (1 of 5 differ)",)
-    assert "INPUTS DIFFER" in report.answer(result)
+    assert "INPUTS DIFFER" in answer(result)
 
 
 def test_statistics_alone_see_a_gross_fault_and_say_what_they_rest_on():
     clean = api.compare(net(keep=False), net(bfloat16, keep=False))
     assert (clean.status, clean.evidence) == ("same", "statistics")
-    assert "could not have seen" in report.answer(clean)
+    assert "could not have seen" in answer(clean)
     broken = api.compare(net(keep=False), net(keep=False, change=plant("h", lambda h: h * 3)))
     assert broken.findings[0].name == "fc1"
 

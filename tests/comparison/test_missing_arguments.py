@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import whence
-from whence import report
+from whence.report.answer import answer
 from whence.results import Remark
 
 pytestmark = pytest.mark.torch
@@ -67,7 +67,7 @@ def test_remarks_have_rows_of_their_own(compared):
             ),
         ),
     )
-    lines = report.answer(result).splitlines()
+    lines = answer(result).splitlines()
     assert result.status == "same"
     rows = [line for line in lines if "attn" in line and "step 0, rank 0" in line]
     assert [row.split()[0] for row in rows] == ["PRECISION", "SUSPECT"]

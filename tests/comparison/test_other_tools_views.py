@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import whence
-from whence import api, report
+from whence import api
 from whence.cli import execute
 from whence.errors import UsageError
 from whence.readers import Building, ForeignRun, known
+from whence.report.views import view_csv
 
 MSIT = (
     "token_id,data_id,golden_data_path,golden_op_type,golden_dtype,golden_shape,golden_max_value,golden_min_value,golden_mean_value,"
@@ -48,7 +49,7 @@ def dump(name, change=1.0, drop=(), more=()):
 
 
 def table(result, view):
-    return list(csv.DictReader(io.StringIO(report.view_csv(view, result.views[view]))))
+    return list(csv.DictReader(io.StringIO(view_csv(view, result.views[view]))))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def table(result, view):
 )
 def test_columns_stand_in_the_tools_order_and_ours_behind_them(view, header):
     result = whence.compare(dump("r"), dump("t", 1.5), view=view)
-    assert report.view_csv(view, result.views[view]).splitlines()[0] == f"{header},{OWN}"
+    assert view_csv(view, result.views[view]).splitlines()[0] == f"{header},{OWN}"
     rows = table(result, view)
     assert [r["whence_call"] for r in rows] == [
         "a.input.0",
@@ -230,9 +231,7 @@ def test_the_command_line_writes_a_file_for_every_view(tmp_path, capsys):
     )
     assert "aclcmp, msit, msprobe, polygraphy, torch_xray" in capsys.readouterr().err
     again = api.load_comparison(tmp_path / "cmp")
-    assert (
-        report.view_csv("msit", again.views["msit"]) == (tmp_path / "cmp" / "msit.csv").read_text()
-    )
+    assert view_csv("msit", again.views["msit"]) == (tmp_path / "cmp" / "msit.csv").read_text()
 
 
 def test_an_unknown_view_is_refused_with_those_there_are():

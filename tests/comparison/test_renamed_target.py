@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import whence
-from whence import report
 from whence.cli import execute
 from whence.errors import UsageError
+from whence.report.answer import answer
 
 pytestmark = pytest.mark.torch
 
@@ -122,7 +122,7 @@ def test_exact_pairs_nothing_here_and_says_what_comes_nearest(reference, tmp_pat
     near = {n.name: (n.candidate, n.why) for n in result.nearest}
     assert near["layers.2.down"][0] == "zweige.2.runter"
     assert "parameters equal (528 elements)" in near["layers.2.down"][1]
-    assert "nearest" in report.answer(result)
+    assert "nearest" in answer(result)
     code = execute(
         [
             "compare",

@@ -7,9 +7,10 @@ import pytest
 from test_root_inputs import VOCABULARY, generation, near_tie
 
 from handmade import net
-from whence import api, report
+from whence import api
 from whence.errors import UsageError
 from whence.records import MemoryRun
+from whence.report.answer import answer
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -125,7 +126,7 @@ def test_a_benign_target_is_silent_and_the_call_is_listed(runs, tmp_path):
         g, h = (out_of(run, "middle") for run in (reference, other))
         spreads.append(np.linalg.norm(h - g) / np.linalg.norm(g))
     assert result.repetition.own == pytest.approx(max(spreads), rel=1e-6)
-    text = report.answer(result)
+    text = answer(result)
     assert "nondeterministic 1 call; first middle (" in text
     assert "run-to-run spread" in text.splitlines()[0]
     assert api.load_comparison(tmp_path / "cmp").repetition == result.repetition
@@ -225,7 +226,7 @@ def test_a_reference_that_repeats_itself_is_said_to_and_excuses_nothing(tmp_path
     )
     assert (result.status, result.findings[0].name) == ("different", "last")
     assert result.repetition.calls == 0
-    assert "bitwise equal to the reference" in report.answer(result)
+    assert "bitwise equal to the reference" in answer(result)
 
 
 def test_other_inputs_are_an_error():

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import whence
-from whence import api, report
+from whence import api
+from whence.report.plan import plan_map
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -83,7 +84,7 @@ def test_the_map_that_is_proposed_says_what_was_found(asked: Path, tmp_path: Pat
     """Read back it gives the same answer, and a fault is named as without it."""
     target, chart = _run(tmp_path / "tgt"), tmp_path / "map.yaml"
     aligned = api.face(asked, target)
-    chart.write_text(report.plan_map(aligned.as_said(), aligned.reference, aligned.target))
+    chart.write_text(plan_map(aligned.as_said(), aligned.reference, aligned.target))
     assert "rearrange(qkv_proj[..., 48:96], 'a b -> 1 a b')" in chart.read_text()
     found, plain = whence.compare(asked, target, mapping=chart), whence.compare(asked, target)
     assert (found.status, found.coverage, found.counts) == ("same", plain.coverage, plain.counts)

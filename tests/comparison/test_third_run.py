@@ -10,8 +10,10 @@ import pytest
 
 import whence
 from handmade import bfloat16, net
-from whence import api, report
+from whence import api
 from whence.errors import UsageError
+from whence.report.answer import answer
+from whence.report.files import summary_data, table_csv
 
 U = 2.0**-8
 
@@ -47,7 +49,7 @@ def test_what_the_reference_is_off_by_too_is_noise():
     assert found.numbers["third_ratio"] == pytest.approx(
         np.linalg.norm(t - h) / np.linalg.norm(g - h)
     )
-    assert "could not have seen errors below 5 times the reference's own" in report.answer(result)
+    assert "could not have seen errors below 5 times the reference's own" in answer(result)
 
 
 def test_what_only_the_target_is_off_by_is_introduced_and_at_most_likely():
@@ -58,14 +60,14 @@ def test_what_only_the_target_is_off_by_is_introduced_and_at_most_likely():
     assert [(f.name, f.verdict, f.confidence, f.evidence) for f in result.findings] == [
         ("fc2", "introduced", "likely", "three-way")
     ]
-    assert "three-way        target is off by rel_l2" in report.answer(result)
+    assert "three-way        target is off by rel_l2" in answer(result)
 
 
 def test_the_answer_says_who_is_closer():
     coarse, fine = noisy(1, noise=0.05), noisy(2, noise=0.001)
-    text = report.answer(api.compare(coarse, fine, third=net(np.float32)))
+    text = answer(api.compare(coarse, fine, third=net(np.float32)))
     assert "the target is closer to <Net> than the reference" in text
-    assert "the target is further from <Net> than the reference" in report.answer(
+    assert "the target is further from <Net> than the reference" in answer(
         api.compare(fine, coarse, third=net(np.float32))
     )
     third = api.compare(coarse, fine, third=net(np.float32)).third
@@ -77,12 +79,12 @@ def test_the_answer_says_who_is_closer():
 
 def test_the_numbers_are_in_every_format(tmp_path):
     result = api.compare(noisy(1), noisy(2), third=net(np.float32), output=tmp_path / "cmp")
-    rows = list(csv.DictReader(io.StringIO(report.table_csv(result))))
+    rows = list(csv.DictReader(io.StringIO(table_csv(result))))
     ratios = {(r["name"], r["reference_slot"]): r["third_ratio"] for r in rows}
     assert float(ratios["fc1", "output.0"]) == pytest.approx(
         verdicts(result)["fc1"].numbers["third_ratio"]
     )
-    assert report.summary_data(result)["third"]["calls"] == 2
+    assert summary_data(result)["third"]["calls"] == 2
     assert api.load_comparison(tmp_path / "cmp").third == result.third
 
 
@@ -127,7 +129,7 @@ def test_elements_that_were_not_kept_leave_the_answer_as_it_was():
     reference, target = noisy(1), noisy(2)
     result = api.compare(reference, target, third=net(np.float32, keep=False))
     assert result.counts == api.compare(reference, target).counts
-    assert "no differing call could be measured" in report.answer(result)
+    assert "no differing call could be measured" in answer(result)
 
 
 @pytest.mark.torch

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence import report
 from whence.comparison.views import tool
+from whence.report.views import names as views
 
-VIEWS = {name: tool(name).figures for name in report.views()}
+VIEWS = {name: tool(name).figures for name in views()}
 
 RNG = np.random.default_rng(6)
 G = RNG.standard_normal((7, 9)).astype(np.float32)

@@ -13,7 +13,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from handmade import Builder, bfloat16, net
-from whence import api, report
+from whence import api
+from whence.report.answer import headline
+from whence.report.github import github_annotations
+from whence.report.junit import junit_xml
+from whence.report.markdown import markdown
 
 EVIL = ("a|b`c``d* <script>@you [x](http://y)", "q_\x1b[31m%0A::error::x\n::error::y]]>&amp;\ud800")
 
@@ -36,7 +40,7 @@ def grown(outputs):
 
 
 def cases(result):
-    suite = ElementTree.fromstring(report.junit_xml(result).encode())
+    suite = ElementTree.fromstring(junit_xml(result).encode())
     found = [(c.get("classname"), c.get("name"), c[0].tag if len(c) else "passed") for c in suite]
     told = {tag: sum(kind == tag for *_, kind in found) for tag in ("failure", "skipped")}
     assert [int(suite.get(k)) for k in ("tests", "failures", "errors", "skipped")] == [
@@ -135,14 +139,14 @@ def rendered(text):
 
 def test_markdown_says_the_answer_first_and_shows_names_as_they_are():
     result = bad(names=EVIL)
-    page = rendered(report.markdown(result))
+    page = rendered(markdown(result))
     assert page.said[0] == "whence: DIFFERENT"
-    assert report.headline(result) in "".join(page.said)
+    assert headline(result) in "".join(page.said)
     assert EVIL[0] in page.said  # as code, in a cell
     assert page.tags["a"] == page.tags["script"] == 0
     assert page.tags["table"] == 2
     assert page.tags["tr"] == 2 + 1 + len(result.counts)
-    assert "@" not in report.markdown(result).splitlines()[2]  # in prose nobody is mentioned
+    assert "@" not in markdown(result).splitlines()[2]  # in prose nobody is mentioned
 
 
 def read_annotation(line):
@@ -169,26 +173,26 @@ def test_annotations_stand_at_their_lines_and_begin_no_other_command(tmp_path):
     placed = msgspec.structs.replace(
         result, findings=tuple(msgspec.structs.replace(f, source=source) for f in result.findings)
     )
-    (line,) = report.github_annotations(placed, tmp_path).splitlines()
+    (line,) = github_annotations(placed, tmp_path).splitlines()
     level, properties, message = read_annotation(line)
     assert level == "error"
     assert properties == {"file": "a,b:c.py", "line": "12", "title": f"whence: {EVIL[0]}"}
     assert message.startswith(
         f"{EVIL[0]} (Linear) step 0, rank 0: introduced (likely). error grows "
     )
-    assert report.github_annotations(placed, tmp_path / "elsewhere").startswith(
+    assert github_annotations(placed, tmp_path / "elsewhere").startswith(
         f"::error file={tmp_path.as_posix()}/a%2Cb%3Ac.py,line=12,"
     )
 
 
 def test_annotations_without_a_finding():
     assert (
-        report.github_annotations(api.compare(net(), net()))
+        github_annotations(api.compare(net(), net()))
         == "::notice title=whence%3A same::bitwise identical\n"
     )
-    undecided = report.github_annotations(api.compare(net(), net(drop=("fc1",)))).splitlines()
+    undecided = github_annotations(api.compare(net(), net(drop=("fc1",)))).splitlines()
     assert [read_annotation(line)[0] for line in undecided] == ["warning"]
-    inputs = report.github_annotations(
+    inputs = github_annotations(
         api.compare(net(), net(change=lambda n, v: v[::-1] if n == "ids" else v))
     ).splitlines()
     assert [read_annotation(line)[1]["title"] for line in inputs] == [

@@ -4,8 +4,10 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from handmade import net
-from whence import api, report
+from whence import api
 from whence.report import run, tables
+from whence.report.answer import answer
+from whence.report.operators import operators
 from whence.report.tables import HEAD, TAIL, fitted, shortened
 
 ROWS = [
@@ -63,7 +65,7 @@ def test_folding_loses_no_word(text, width):
 
 def test_an_answer_is_as_wide_as_the_terminal():
     result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
-    wide, narrow = report.answer(result), report.answer(result, width=70)
+    wide, narrow = answer(result), answer(result, width=70)
     assert max(map(len, wide.splitlines())) > 100
     assert max(map(len, narrow.splitlines())) <= 70
     assert narrow.split() == wide.split()
@@ -100,9 +102,9 @@ def test_a_list_of_operators_is_capped_in_a_table_and_whole_in_csv():
     }
     calls = [Call(i, place, "Net", 0, i, **how) for i, place in enumerate(places)]
     groups = signatures(MemoryRun(calls, made.records, {}))
-    table = list(report.operators(groups, "table"))
+    table = list(operators(groups, "table"))
     assert "and 6 more" not in table[1]  # of three places that are longer together than the cap
     assert table[1].endswith("…")
-    assert all(place in "\n".join(report.operators(groups, "csv")) for place in places)
-    narrow = list(report.operators(groups, "table", 80))
+    assert all(place in "\n".join(operators(groups, "csv")) for place in places)
+    narrow = list(operators(groups, "table", 80))
     assert max(map(len, narrow)) <= 80

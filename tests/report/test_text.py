@@ -7,7 +7,9 @@ import json
 import numpy as np
 
 from handmade import bfloat16, net
-from whence import api, report
+from whence import api
+from whence.report.answer import answer
+from whence.report.files import summary, table_csv
 
 
 def without_timing(text):
@@ -15,7 +17,7 @@ def without_timing(text):
 
 
 def test_same():
-    assert without_timing(report.answer(api.compare(net(), net()))) == (
+    assert without_timing(answer(api.compare(net(), net()))) == (
         "SAME               bitwise identical\n"
         "  rests on         two dumps; 100% of 3 calls measured\n"
         "3 of 3 calls paired: 3 identical; 0 unmatched, 0 incomparable"
@@ -23,7 +25,7 @@ def test_same():
 
 
 def test_rounding():
-    assert without_timing(report.answer(api.compare(net(), net(bfloat16)), output="cmp")) == (
+    assert without_timing(answer(api.compare(net(), net(bfloat16)), output="cmp")) == (
         "SAME               no fault: every difference is rounding\n"
         "  rests on         two dumps; 100% of 3 calls measured; could not have seen errors "
         "below 5 times what came in\n"
@@ -39,7 +41,7 @@ def test_a_changed_weight():
             value[3, 5] = 0.25
         return value
 
-    lines = without_timing(report.answer(api.compare(net(), net(change=change)))).splitlines()
+    lines = without_timing(answer(api.compare(net(), net(change=change)))).splitlines()
     assert lines[0] == "FAULT              fc2   Linear   param.weight   step 0, rank 0"
     assert lines[1] == "  cause            parameter: the parameters differ (certain)"
     assert lines[2].startswith(
@@ -50,7 +52,7 @@ def test_a_changed_weight():
 
 def test_an_operator():
     result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
-    lines = without_timing(report.answer(result)).splitlines()
+    lines = without_timing(answer(result)).splitlines()
     assert lines[0] == "FAULT              fc1   Linear   output.0   step 0, rank 0"
     assert lines[1] == "  verdict          introduced (likely)"
     assert lines[2].startswith(
@@ -63,7 +65,7 @@ def test_an_operator():
 
 def test_differing_inputs_come_first():
     result = api.compare(net(), net(change=lambda n, v: v[::-1] if n == "ids" else v))
-    assert report.answer(result).startswith(
+    assert answer(result).startswith(
         "INPUTS DIFFER      Net step 0: 0 at [0]: 0 against 4 (4 of 5 differ)\nUNDECIDED "
     )
 
@@ -73,8 +75,8 @@ def test_names_are_not_obeyed_by_a_terminal_or_a_spreadsheet():
     result = api.compare(
         net(names=evil), net(names=evil, change=lambda n, v: v * 1.5 if n in ("h", "y") else v)
     )
-    assert "\x1b" not in report.answer(result)
-    rows = list(csv.reader(io.StringIO(report.table_csv(result))))
+    assert "\x1b" not in answer(result)
+    rows = list(csv.reader(io.StringIO(table_csv(result))))
     names = {row[1] for row in rows[1:]}
     assert "'" + evil[0] in names
     assert not any("\x1b" in cell for row in rows for cell in row)
@@ -82,7 +84,7 @@ def test_names_are_not_obeyed_by_a_terminal_or_a_spreadsheet():
 
 def test_summary_has_the_fields_scripts_read():
     result = api.compare(net(), net(change=lambda n, v: v * 1.5 if n == "h" else v))
-    data = json.loads(report.summary(result))
+    data = json.loads(summary(result))
     fields = (
         "status evidence findings first_difference counts coverage unmatched incomparable "
         "inputs_differ versions"
@@ -110,12 +112,12 @@ def test_summary_has_the_fields_scripts_read():
 
 def test_csv_has_a_line_per_pair_and_empty_cells_for_numbers_that_do_not_exist():
     result = api.compare(net(), net(keep=False))
-    rows = list(csv.DictReader(io.StringIO(report.table_csv(result))))
+    rows = list(csv.DictReader(io.StringIO(table_csv(result))))
     assert len(rows) == len(result.rows) == 9
     changed = api.compare(net(), net(change=lambda n, v: v * np.nan if n == "h" else v))
     row = next(
         r
-        for r in csv.DictReader(io.StringIO(report.table_csv(changed)))
+        for r in csv.DictReader(io.StringIO(table_csv(changed)))
         if r["name"] == "fc1" and r["reference_slot"] == "output.0"
     )
     assert row["rel_l2"] == ""

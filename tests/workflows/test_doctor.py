@@ -13,9 +13,10 @@ from torch import nn
 
 import warm
 import whence
-from whence import api, report
+from whence import api
 from whence.errors import CaptureError, UsageError
 from whence.instrument.torch import faults
+from whence.report.doctor import checkup
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def test_a_healthy_checkup(tmp_path):
     kept = {p.name for p in (tmp_path / "kept").iterdir()}
     assert {"reference", "again", "one-thread", "bfloat16"} < kept
     assert len(kept) == 12
-    text = report.checkup(result, output="kept")
+    text = checkup(result, output="kept")
     assert text.startswith(
         "HEALTHY            0 of 3 clean runs flagged; 8 of 8 clear faults named first"
     )
@@ -97,7 +98,7 @@ def test_a_fault_below_rounding_is_not_missed(monkeypatch):
     assert {p.outcome for p in result.planted} <= {"below rounding", "no effect"}
     assert {p.size_class for p in result.planted} == {"below rounding"}
     assert result.healthy
-    assert "0 of 0 clear faults" in report.checkup(result)
+    assert "0 of 0 clear faults" in checkup(result)
 
 
 def test_a_blind_comparison_is_not_healthy(monkeypatch):
@@ -114,8 +115,8 @@ def test_a_blind_comparison_is_not_healthy(monkeypatch):
     result = whence.doctor(net(), GIVEN, faults=2)
     assert {p.outcome for p in result.planted} == {"missed"}
     assert not result.healthy
-    assert report.checkup(result).startswith("NOT HEALTHY")
-    assert "times its own rounding" in report.checkup(result)
+    assert checkup(result).startswith("NOT HEALTHY")
+    assert "times its own rounding" in checkup(result)
 
 
 def test_a_program_that_draws_lots_is_told():
@@ -132,7 +133,7 @@ def test_a_program_that_draws_lots_is_told():
     assert not result.healthy
     assert result.clean[0].status == "different"
     assert result.clean[0].nondeterministic == ("Drawn",)
-    text = report.checkup(result)
+    text = checkup(result)
     assert "FALSE ALARM: Drawn" in text
     assert "differ between two equal runs on equal inputs: Drawn" in text
 

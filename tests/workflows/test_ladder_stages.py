@@ -18,8 +18,8 @@ import torch._inductor.decomposition as decomposition
 from torch import nn
 
 import whence
-from whence import report
 from whence.errors import CaptureError, OutputExists, UsageError
+from whence.report.ladder import rungs
 from whence.results import Ladder
 from whence.workflows.ladder.ladder import ladder_command
 
@@ -120,7 +120,7 @@ def test_a_clean_model(tmp_path):
     assert set(whence.load_comparison(decomp.comparison).counts) <= {"noise", "identical"}
     again = Ladder(**json.loads((tmp_path / "kept" / "ladder.json").read_text()))
     assert (again.status, len(again.rungs)) == ("same", 4)
-    text = report.rungs(result)
+    text = rungs(result)
     assert text.startswith("NO STAGE           no rung is outside the noise\n")
     with pytest.raises(OutputExists, match="already holds a ladder; --force"):
         whence.ladder(with_backend(plain), GIVEN, output=tmp_path / "kept")
@@ -145,7 +145,7 @@ def test_a_backend_of_the_programs_own_is_named():
         "aot_eager_decomp_partition is within the noise, inductor is outside the noise: Net: "
         "introduced here"
     )
-    assert report.rungs(result).startswith("STAGE wrong ")
+    assert rungs(result).startswith("STAGE wrong ")
 
 
 def test_a_wrong_decomposition(decomposed):
@@ -287,7 +287,7 @@ def test_an_eager_run_that_does_not_repeat_itself(monkeypatch):
     assert not result.repeats
     assert result.status == "same"
     assert any("eager does not repeat itself" in note for note in result.notes)
-    assert "run twice: not equal" in report.rungs(result)
+    assert "run twice: not equal" in rungs(result)
 
 
 class Deep(nn.Module):
@@ -383,9 +383,7 @@ def test_a_wrong_lowering(kind):
     found = result.compiler_pass
     assert (found.backend, found.subsystem, found.info) == ("inductor", "lowerings", kind)
     assert found.runs > 5
-    assert f"PASS               inductor / lowerings / {found.number} / {kind}\n" in report.rungs(
-        result
-    )
+    assert f"PASS               inductor / lowerings / {found.number} / {kind}\n" in rungs(result)
 
 
 class Louder(torch._inductor.custom_graph_pass.CustomGraphPass):

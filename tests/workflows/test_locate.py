@@ -17,9 +17,9 @@ from torch import nn
 
 import warm
 import whence
-from whence import report
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
 from whence.records import MemoryRun
+from whence.report.locate import location
 from whence.workflows.locate.output_error import output_errors
 
 pytestmark = pytest.mark.torch
@@ -112,7 +112,7 @@ def test_two_faults_are_found_in_turn_and_their_shares_are_those_of_float64(refe
     assert (result.remaining, result.runs) == ((), 3)
     assert {s[:2] for s in result.rounds[0].steps} == {("Sequential", 0), ("Sequential", 1)}
     assert any(s.startswith("patching a") for s in said)
-    text = report.location(result)
+    text = location(result)
     assert text.startswith("OUTPUT ERROR")
     assert "no finding remains" in text
     assert "100% of the squared error explained" in text
@@ -121,7 +121,7 @@ def test_two_faults_are_found_in_turn_and_their_shares_are_those_of_float64(refe
 def test_most(reference):
     result = whence.locate(reference, model=broken(), use=use, most=1)
     assert ([r.name for r in result.rounds], result.remaining) == (["a"], ("e",))
-    assert "still at fault   e" in report.location(result)
+    assert "still at fault   e" in location(result)
 
 
 def test_calls_that_the_user_names(reference):
@@ -180,7 +180,7 @@ def test_siblings_are_one_finding_and_one_patch(tmp_path):
 def test_nothing_to_explain(reference):
     result = whence.locate(reference, model=net(), use=use)
     assert (result.status, result.error, result.rounds) == ("same", 0.0, ())
-    assert "there is no error to explain" in report.location(result)
+    assert "there is no error to explain" in location(result)
 
 
 def test_nothing_is_left_but_what_was_asked_for(reference, tmp_path, monkeypatch):

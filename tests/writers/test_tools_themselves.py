@@ -12,7 +12,8 @@ import pytest
 
 import whence
 from handmade import net
-from whence import dtypes, report, writers
+from whence import dtypes, writers
+from whence.report.views import view_csv
 from whence.writers.support import encodings
 from writers import every_kind
 
@@ -143,7 +144,7 @@ def test_msprobe_reads_and_compares_what_was_written(tmp_path):
     result = whence.compare(
         tmp_path / "golden", tmp_path / "target", view="msprobe", output=tmp_path / "cmp"
     )
-    ours = list(csv.DictReader(report.view_csv("msprobe", result.views["msprobe"]).splitlines()))
+    ours = list(csv.DictReader(view_csv("msprobe", result.views["msprobe"]).splitlines()))
     for figure in ("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "Bench l2norm", "NPU max"):
         mine = {row["Bench Name"]: row[figure] for row in ours}
         for row in theirs:

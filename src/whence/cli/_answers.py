@@ -59,18 +59,22 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
 
 def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool = False) -> str:
     """The text for stdout."""
-    from whence import report
+    from whence.report.answer import answer
+    from whence.report.files import summary, table_csv
+    from whence.report.generation import generation_csv
+    from whence.report.github import github_annotations
+    from whence.report.markdown import markdown
 
     tokens_only = result.generation is not None and result.generation.logits_only
     if form == "text":
-        text = report.answer(result, occurrences=occurrences, width=width())
+        text = answer(result, occurrences=occurrences, width=width())
     elif form == "csv":
-        text = report.generation_csv(result) if tokens_only else report.table_csv(result)
+        text = generation_csv(result) if tokens_only else table_csv(result)
     elif form == "markdown":
-        text = report.markdown(result)
+        text = markdown(result)
     else:
-        text = report.summary(result) if form == "json" else report.github_annotations(result)
-    return text + (report.github_annotations(result) if annotations and form != "github" else "")
+        text = summary(result) if form == "json" else github_annotations(result)
+    return text + (github_annotations(result) if annotations and form != "github" else "")
 
 
 def put(text: str) -> None:
@@ -135,6 +139,6 @@ def all_of(*jobs: Callable[[], None] | None) -> None:
 def junit(result: Comparison, file: str | None) -> None:
     """Write the JUnit file, where one was asked for. Raises StoreFailed."""
     if file is not None:
-        from whence import report
+        from whence.report.junit import junit_xml
 
-        _files.write(file, report.junit_xml(result), force=True)
+        _files.write(file, junit_xml(result), force=True)

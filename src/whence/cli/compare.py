@@ -198,22 +198,24 @@ _PASSED_ON = (
 
 
 def _plan(reference: str, target: str, form: str, **how: Any) -> int:
-    from whence import api, report
+    from whence import api
+    from whence.report.plan import plan_json, plan_text
 
     if form not in ("text", "json"):
         raise click.UsageError(f"--plan is text or json, not {form}")
     aligned = api.face(reference, target, **how)
-    text_of = report.plan_json if form == "json" else report.plan_text
+    text_of = plan_json if form == "json" else plan_text
     sys.stdout.write(text_of(aligned.plan, aligned.reference, aligned.target))
     return 0
 
 
 def _write(result: Comparison, output: str | None, form: str) -> None:
-    from whence import api, report
+    from whence import api
+    from whence.report.answer import written_to
 
     if output is not None:
         api.write(result, Path(output))
-        click.echo(report.written_to(result, output), err=form != "text")
+        click.echo(written_to(result, output), err=form != "text")
 
 
 def _write_page(result: Comparison, output: str | None, html: str | None, force: bool) -> None:
@@ -235,8 +237,9 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
     """The last of the comparisons. Those before it are a line on stderr each; each lies in `output`
     until the next one does.
     """
-    from whence import api, report
+    from whence import api
     from whence.errors import WhenceError
+    from whence.report.answer import headline
     from whence.report.tables import clean, count
 
     say, close = _progress.teller()
@@ -246,8 +249,7 @@ def _watched(reference: str, target: str, output: str | None, how: dict[str, Any
             if previous is not None:
                 steps = len({(row.rank, row.step) for row in previous.rows})
                 click.echo(
-                    f"after {count(steps, 'step')}: {previous.status}, "
-                    f"{clean(report.headline(previous))}",
+                    f"after {count(steps, 'step')}: {previous.status}, {clean(headline(previous))}",
                     err=True,
                 )
             if output is not None:

@@ -28,10 +28,11 @@ from whence.cli import _progress
 )
 def command(source: str, destination: str, to: str, force: bool) -> int:
     """Words -> `api.convert`."""
-    from whence import api, report
+    from whence import api
+    from whence.report.convert import converted
 
     with _progress.shown() as count:
         result = api.convert(source, destination, to=to, force=force, progress=count)
-    for line in report.converted(result, destination, to):
+    for line in converted(result, destination, to):
         click.echo(line)
     return 0

@@ -41,7 +41,8 @@ from whence.demo import FAULTS, MODELS
 )
 def command(plant: str, fault: str | None, seed: int, model: str, output: str | None) -> int:
     """Words -> `demo.play` -> report -> exit code."""
-    from whence import demo, report
+    from whence import demo
+    from whence.report.answer import answer
 
     expected = True
     for number, scene in enumerate(
@@ -49,7 +50,7 @@ def command(plant: str, fault: str | None, seed: int, model: str, output: str | 
     ):
         lines = [*([""] if number else []), *scene.lines]
         if scene.comparison is not None:
-            lines += ["", report.answer(scene.comparison, output=scene.output).rstrip("\n")]
+            lines += ["", answer(scene.comparison, output=scene.output).rstrip("\n")]
         click.echo("\n".join([*lines, *scene.closing]))
         expected = expected and scene.expected
     return 0 if expected else 1

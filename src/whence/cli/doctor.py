@@ -42,7 +42,8 @@ from whence.cli import _answers, _options, _progress
 @click.pass_context
 def command(ctx: click.Context, faults: int, seed: int | None, keep: str | None, form: str) -> int:
     """Words -> `api.doctor_command` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.doctor import checkup
 
     cmd = ctx.meta.get("whence.command")
     if cmd is None:
@@ -52,5 +53,5 @@ def command(ctx: click.Context, faults: int, seed: int | None, keep: str | None,
     if form == "json":
         _answers.put_json(result)
     else:
-        click.echo(report.checkup(result, output=keep or ""), nl=False)
+        click.echo(checkup(result, output=keep or ""), nl=False)
     return 0 if result.healthy else 1

@@ -36,17 +36,20 @@ def command(
     run: str, target: str | None, output: str | None, force: bool, form: str, strict: bool
 ) -> int:
     """Words -> `api.compare_labels` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.answer import answer
+    from whence.report.files import summary
+    from whence.report.labels import labels_written_to
 
     if output is not None:
         api.check_output(Path(output), force)
     result, rows = api.labels_compared(run, target, strict=strict)
-    _answers.put(report.summary(result) if form == "json" else report.answer(result))
+    _answers.put(summary(result) if form == "json" else answer(result))
 
     def written() -> None:
         if output is not None:
             api.write_labels(result, rows, Path(output))
-            click.echo(report.labels_written_to(result, output), err=form != "text")
+            click.echo(labels_written_to(result, output), err=form != "text")
 
     _answers.all_of(written)
     _answers.kept(result, output)

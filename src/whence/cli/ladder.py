@@ -57,8 +57,9 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.ladder_command` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
     from whence.cli.compare import CODES
+    from whence.report.ladder import rungs
 
     cmd = ctx.meta.get("whence.command")
     if cmd is None:
@@ -72,5 +73,5 @@ def command(
     if form == "json":
         _answers.put_json(result)
     else:
-        click.echo(report.rungs(result, output=output), nl=False)
+        click.echo(rungs(result, output=output), nl=False)
     return CODES[result.status]

@@ -74,8 +74,9 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.locate` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
     from whence.cli.compare import CODES
+    from whence.report.locate import location
 
     chosen = _answers.latest() if reference is None else reference
     with _progress.telling() as say:
@@ -93,5 +94,5 @@ def command(
     if form == "json":
         _answers.put_json(result)
     else:
-        click.echo(report.location(result, output=keep or ""), nl=False)
+        click.echo(location(result, output=keep or ""), nl=False)
     return CODES[result.status]

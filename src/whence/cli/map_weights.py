@@ -27,11 +27,12 @@ from whence.cli import _files, _options
 @_options.FIRST_MAP
 def command(reference: str, target: str, output: str | None, force: bool, chart: str | None) -> int:
     """Words -> `api.map_weights` -> `report.weights_map` -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.weights import weights_map
 
     _files.check(output, force)
     weights = api.map_weights(reference, target, mapping=chart)
-    _files.leave(report.weights_map(weights), output, force)
+    _files.leave(weights_map(weights), output, force)
     if any(w.state == "differs" for w in weights.pairs):
         return 1
     return (

@@ -74,8 +74,10 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
     """
     import time
 
-    from whence import api, report
+    from whence import api
+    from whence.report.answer import answer
     from whence.report.tables import clean
+    from whence.report.views import view_csv
 
     click.echo(
         f"whence: the same as  whence compare {clean(golden)} {clean(target)} --view msprobe -o CMP",  # noqa: E501
@@ -87,11 +89,11 @@ def compare_command(target: str, golden: str, output: str, **_: object) -> int:
         side = row.target or row.reference
         by_rank.setdefault(side.rank if side is not None else 0, []).append(row)
     folder, stamp = Path(output), time.strftime("%Y%m%d%H%M%S")
-    _answers.put(report.answer(result))
+    _answers.put(answer(result))
     jobs = []
     for rank, rows in sorted(by_rank.items()):
         whose = "" if Path(target).is_file() else f"rank{rank}_"
-        table = report.view_csv("msprobe", rows)
+        table = view_csv("msprobe", rows)
         jobs.append(
             partial(_files.write, folder / f"compare_result_{whose}{stamp}.csv", table, force=False)
         )

@@ -51,11 +51,12 @@ def list_command(
     """List the operators of RUN by signature: how often each ran, on what, in which range, for how
     long, and where.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.operators import operators
 
     run = api.open_run(run_path)
     groups = api.chosen_operators(api.signatures(run), include, exclude, sort)
-    for line in report.operators(groups, form, width()):
+    for line in operators(groups, form, width()):
         click.echo(line)
     return 0
 
@@ -118,10 +119,11 @@ def generate_command(run_path: str, output: str, **options: object) -> int:
     """Write the operators of RUN as pytest files that need only torch and pytest, with real shapes
     and data.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.operator_diff import written
 
     result = api.generate_tests(run_path, output, **options)  # type: ignore[arg-type]
-    for line in report.written(result):
+    for line in written(result):
         click.echo(line)
     return 0
 
@@ -135,8 +137,9 @@ def diff_command(reference: str, target: str, output: str | None, force: bool) -
     """Compare what the tests measured on two devices. Exit code: 0 the same, 1 different, 2 nothing
     compared.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.operator_diff import tested_text
 
     result = api.diff_results(reference, target, output, force=force)
-    click.echo(report.tested_text(result), nl=False)
+    click.echo(tested_text(result), nl=False)
     return {"same": 0, "different": 1, "undecided": 2}[result.status]

@@ -56,7 +56,8 @@ def command(
     form: str,
 ) -> int:
     """Words -> `api.repro` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.repro import reproduction
 
     chosen = _answers.latest() if comparison is None else comparison
     with _progress.telling() as say:
@@ -66,5 +67,5 @@ def command(
     if form == "json":
         _answers.put_json(result)
     else:
-        click.echo(report.reproduction(result), nl=False)
+        click.echo(reproduction(result), nl=False)
     return 0 if result.holds is not False else 2

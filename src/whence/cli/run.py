@@ -239,11 +239,12 @@ def command(run_path: str, cmd: tuple[str, ...], compare: bool, **values: Any) -
 def _compared(cmd: tuple[str, ...], folder: str, options: dict[str, Any]) -> int:
     import sys
 
-    from whence import api, report
+    from whence import api
     from whence.cli.compare import CODES
+    from whence.report.labels import labels_answer
 
     code, result = api.run_labels(cmd, folder, **options)
     if result is None:
         return code
-    sys.stdout.write(report.labels_answer(result, folder))
+    sys.stdout.write(labels_answer(result, folder))
     return code or CODES[result.status]

@@ -88,13 +88,12 @@ _PAIR = "REF TGT"
 )
 def command(reference: str | None, target: str | None, rows: int, form: str, **options: Any) -> int:
     """Words -> `api.tokens` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.tokens import tokens_csv, tokens_json, tokens_text
 
     result = api.tokens(reference, target, **options)
     if form == "text":
-        sys.stdout.write(report.tokens_text(result, rows=rows, width=width()))
+        sys.stdout.write(tokens_text(result, rows=rows, width=width()))
     else:
-        sys.stdout.write(
-            report.tokens_json(result) if form == "json" else report.tokens_csv(result)
-        )
+        sys.stdout.write(tokens_json(result) if form == "json" else tokens_csv(result))
     return CODES[result.status]

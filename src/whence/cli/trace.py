@@ -31,10 +31,11 @@ from whence.cli import _answers, _options
 @_options.TEXT_OR_JSON
 def command(comparison: str, tensor: str, form: str) -> int:
     """Words -> `api.trace` -> report -> exit code."""
-    from whence import api, report
+    from whence import api
+    from whence.report.origin import origin_json, origin_text
 
     if not tensor and comparison and not Path(comparison).exists():
         comparison, tensor = "", comparison
     origin = api.trace(comparison or _answers.latest(), tensor)
-    sys.stdout.write(report.origin_json(origin) if form == "json" else report.origin_text(origin))
+    sys.stdout.write(origin_json(origin) if form == "json" else origin_text(origin))
     return 0

@@ -32,14 +32,15 @@ def summary_command(dump: str, output: str, force: bool) -> int:
     """Write min, max, mean and std of every tensor: as a table in a frame, or as csv where OUT ends
     so.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.xray import xray_summary
 
     _same_as(f"whence show {dump}")
     _files.check(Path(output), force)
     run = api.open_to_show(dump)
     _files.write(
         Path(output),
-        report.xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"),
+        xray_summary(run, "csv" if output.lower().endswith(".csv") else "text"),
         force,
     )
     return 0
@@ -70,8 +71,10 @@ def compare_command(
 
     Exit code: 0 the same, 1 different, 2 undecided.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.answer import answer
     from whence.report.tables import clean
+    from whence.report.views import view_csv
 
     if golden is not None and golden not in (bench, target):
         raise click.UsageError(f"--golden {golden}: {bench} or {target}")
@@ -83,10 +86,10 @@ def compare_command(
     )
     _files.check(Path(output), force)
     result = api.compare(bench, target, view="torch_xray", match=_MATCHES[match])
-    _answers.put(report.answer(result))
+    _answers.put(answer(result))
     _answers.all_of(
         lambda: _files.write(
-            Path(output), report.view_csv("torch_xray", result.views["torch_xray"]), force
+            Path(output), view_csv("torch_xray", result.views["torch_xray"]), force
         )
     )
     click.echo(f"written to {clean(output)}")
@@ -115,7 +118,8 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
     """Write the operators of a dump (`begin_dump`) as tests, into the folder pytests of the current
     folder.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.operator_diff import written
 
     if not Path(dump).exists():
         raise click.UsageError(
@@ -127,7 +131,7 @@ def jprof_command(dump: str, cpu_init: bool, blacklist: bool, factory: str, forc
     result = api.generate_tests(
         run, output, factory=factory, cpu_init=cpu_init, keep_trivial=not blacklist, force=force
     )
-    for line in report.written(result):
+    for line in written(result):
         click.echo(line)
     return 0
 
@@ -141,13 +145,14 @@ def diff_command(target: str, reference: str, output: str, force: bool) -> int:
     """Compare what the tests measured on two devices, the reference second. Exit code: 0 the same,
     1 different, 2 nothing compared.
     """
-    from whence import api, report
+    from whence import api
+    from whence.report.operator_diff import tested_csv, tested_text
 
     _same_as(f"whence ops diff {reference} {target} -o {output}   (the reference: {reference})")
     _files.check(Path(output), force)
     result = api.diff_results(reference, target)
-    _files.write(Path(output), report.tested_csv(result, xray=True), force)
-    click.echo(report.tested_text(result), nl=False)
+    _files.write(Path(output), tested_csv(result, xray=True), force)
+    click.echo(tested_text(result), nl=False)
     return _CODES[result.status]
 
 

@@ -50,8 +50,8 @@ def assert_parity(
     also what the models raise, and WhenceError.
     """
     __tracebackhide__ = True
-    from whence import report
     from whence.api import parity
+    from whence.report.assertion import disparity
     from whence.results import Status
 
     place = os.fspath(folder) if folder is not None else tempfile.mkdtemp(prefix="whence-parity-")
@@ -60,7 +60,7 @@ def assert_parity(
         result = parity(model_a, model_b, inputs, place, **how)
         if result.status != Status.SAME:
             keep = True
-            raise ParityError(report.disparity(result, place), result)
+            raise ParityError(disparity(result, place), result)
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)

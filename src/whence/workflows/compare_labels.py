@@ -203,11 +203,11 @@ def lost(label: Label) -> str:
 
 def write_table(rows: Sequence[TensorMatcher], folder: Path) -> None:
     """Write cmp_report.csv. Raises StoreFailed."""
-    from whence import report
     from whence.errors import StoreFailed
+    from whence.report.labels import labels_csv
 
     try:
-        (folder / "cmp_report.csv").write_text(report.labels_csv(map(_row, rows)), encoding="utf-8")
+        (folder / "cmp_report.csv").write_text(labels_csv(map(_row, rows)), encoding="utf-8")
     except OSError as error:
         raise StoreFailed(
             f"cannot write {folder / 'cmp_report.csv'}: {error.strerror or error}"

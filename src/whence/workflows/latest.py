@@ -31,17 +31,14 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     """
     import orjson
 
-    from whence import cache_folders, report
+    from whence import cache_folders
+    from whence.report.files import everything_json
 
     folder = cache_folders.folder(_FOLDER)
     if folder is None:
         return "no cache folder can be written"
     head = orjson.dumps({"folder": str(Path(output).resolve()) if output is not None else None})
-    body = (
-        b""
-        if output is not None
-        else report.everything_json(result).encode("utf-8", "surrogatepass")
-    )
+    body = b"" if output is not None else everything_json(result).encode("utf-8", "surrogatepass")
     fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

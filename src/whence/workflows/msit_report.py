@@ -39,7 +39,7 @@ def cmp_report(
     say: takes what the tool's log says. show: takes the comparison before anything is written.
     Raises UsageError where a level has no rows, UnreadableRun, StoreFailed.
     """
-    from whence import report
+    from whence.report.views import view_csv
 
     if level and level not in LEVELS:
         raise UsageError(f"level {level!r}: {', '.join(LEVELS)}")
@@ -55,7 +55,7 @@ def cmp_report(
     path = Path(output) / f"{tool}_cmp_report_{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.csv"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(report.view_csv("msit", rows), encoding="utf-8")
+        path.write_text(view_csv("msit", rows), encoding="utf-8")
     except OSError as error:
         raise StoreFailed(
             f"cannot write {path}: {error.strerror or error}; choose another -o"

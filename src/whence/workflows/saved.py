@@ -34,9 +34,9 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 def views() -> tuple[str, ...]:
     """Names of the views that `compare` takes (docs/views.md)."""
-    from whence import report
+    from whence.report.views import names as views
 
-    return report.views()
+    return views()
 
 
 def free_output(base: str) -> Path:
@@ -70,20 +70,22 @@ def check_output(folder: Path, force: bool) -> None:
 
 def write(result: Comparison, folder: Path) -> None:
     """Write a comparison's files. Raises StoreFailed saying which could not be written and why."""
-    from whence import report
+    from whence.report.files import everything_json, summary, table_csv
+    from whence.report.generation import generation_csv
+    from whence.report.views import view_csv
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (
-            ("summary.json", report.summary(result)),
-            ("report.csv", report.table_csv(result)),
-            ("report.json", report.everything_json(result)),
+            ("summary.json", summary(result)),
+            ("report.csv", table_csv(result)),
+            ("report.json", everything_json(result)),
             *(
-                (("generation.csv", report.generation_csv(result)),)
+                (("generation.csv", generation_csv(result)),)
                 if result.generation is not None
                 else ()
             ),
-            *((f"{view}.csv", report.view_csv(view, rows)) for view, rows in result.views.items()),
+            *((f"{view}.csv", view_csv(view, rows)) for view, rows in result.views.items()),
         ):
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -52,7 +52,7 @@ def auto_diff(
     are compared, called as they are. Raises UsageError, CaptureError, OutputExists, and what a
     model raises.
     """
-    from whence import report
+    from whence.report.answer import answer
     from whence.workflows.capture.capture import capture as capturing
     from whence.workflows.compare import compare
     from whence.workflows.saved import check_output
@@ -72,7 +72,7 @@ def auto_diff(
         result = compare(
             place / "reference", place / "target", output=folder, force=True, **options
         )
-    sys.stdout.write(report.answer(result, output=str(folder) if folder is not None else ""))
+    sys.stdout.write(answer(result, output=str(folder) if folder is not None else ""))
     return msgspec.convert(
         {name: getattr(result, name) for name in Comparison.__struct_fields__},
         Difference,

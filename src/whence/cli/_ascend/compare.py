@@ -62,9 +62,10 @@ def compare_command(tool: str) -> click.Command:
         **_: Any,
     ) -> int:
         """Compare two dumps and write the tool's table: `whence compare --view msit`."""
-        from whence import api, report
+        from whence import api
         from whence.cli import _progress
         from whence.cli.compare import CODES
+        from whence.report.answer import answer
 
         for name, value, instead in (
             ("-mf", op_mapping_file, "whence compare --map FILE"),
@@ -81,7 +82,7 @@ def compare_command(tool: str) -> click.Command:
             click.echo(f"{tool}_llm_logger - INFO - {line}", err=True)
 
         def show(result: Any) -> None:
-            sys.stdout.write(report.answer(result))
+            sys.stdout.write(answer(result))
             sys.stdout.flush()
 
         with _progress.shown() as count:
@@ -133,8 +134,9 @@ def aclcmp_command() -> click.Command:
         """Run CMD, take its labels (set_label) and compare their two sides: `whence run
         --compare`.
         """
-        from whence import api, report
+        from whence import api
         from whence.cli.compare import CODES
+        from whence.report.labels import labels_answer
 
         folder = output or str(free_path(Path("cmp_dump_data")))
         if reference and target and not command:
@@ -155,7 +157,7 @@ def aclcmp_command() -> click.Command:
             raise UsageError("aclcmp takes --exec CMD, or --golden-path and --my-path")
         if clean:
             tell("--clean changes nothing: whence scrub removes elements from a run")
-        sys.stdout.write(report.labels_answer(result, folder))
+        sys.stdout.write(labels_answer(result, folder))
         if not output:
             table = free_path(Path("cmp_report.csv"))
             _files.write(

@@ -111,7 +111,7 @@ def diff_results(
     csv to write. Raises UnreadableRun for what is no such table, OutputExists.
     """
     from whence.errors import OutputExists
-    from whence.report import tested_csv
+    from whence.report.operator_diff import tested_csv
     from whence.workflows.operator_tests import diff
 
     if output is not None and Path(output).exists() and not force:
