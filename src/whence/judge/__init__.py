@@ -16,6 +16,7 @@ from whence.judge.error_growth import (
     may_be_masked,
 )
 from whence.judge.error_patterns import Sight, sight
+from whence.judge.formula import FormulaDifference, formula_difference, of_formula
 from whence.judge.integer_codes import are_codes, at_boundaries, beyond_boundaries, error_of_codes
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
@@ -35,6 +36,7 @@ __all__ = [
     "LIMITS",
     "Choice",
     "ErrorGrowth",
+    "FormulaDifference",
     "LeafEvidence",
     "Limits",
     "PairError",
@@ -56,6 +58,7 @@ __all__ = [
     "explain",
     "flips",
     "forms_of",
+    "formula_difference",
     "grow",
     "judge_leaf",
     "judge_region",
@@ -65,6 +68,7 @@ __all__ = [
     "local",
     "lone_element",
     "may_be_masked",
+    "of_formula",
     "parameters",
     "parted",
     "partly",

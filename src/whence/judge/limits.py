@@ -37,8 +37,11 @@ class Limits:
     the relative error that it never makes: in bfloat16 and coarser, in what is finer and may hide
     bfloat16, and in float32 where what came before shows that it does not. flip: gap between two
     logits that rounding still closes, in standard deviations of a logit's own error (judge.logits).
-    precision_rho: up to here a 16-bit result without structure is a low-precision intermediate, not
-    a fault.
+    formula: what the programs of both runs may differ by in float64, in unit roundoffs of the
+    target's output; formula_written_anew: at least, where more than their constants differs.
+    stands_out: rho of a 16-bit result over that of its siblings, from which on they speak against
+    it. precision_rho: up to here a 16-bit result without structure is a low-precision intermediate,
+    not a fault.
     """
 
     rho: float = 5.0
@@ -66,6 +69,7 @@ class Limits:
     whole: float = 8.0
     whole_z: float = 24.0
     precision_rho: float = 8.0
+    stands_out: float = 1.5
     certain: float = 4.0
     suspect: float = 0.7
     otherwise: float = 1000.0
@@ -75,6 +79,8 @@ class Limits:
     far: float = 0.05
     far_seen: float = 0.01
     flip: float = 6.0
+    formula: float = 0.01
+    formula_written_anew: float = 2.4e-7
 
     def of_drift(self, kind: str) -> float:
         """The limit of a kind of statistic, a field of `judge.drift.Drift`."""
@@ -130,6 +136,11 @@ BFLOAT16_AND_COARSER = 1e-3
 FLOOR_ROUNDING, FLOOR_SUM = 0.5, 0.3
 """Units of roundoff of the result, and units of the roundoff of sums times the root of their terms.
 """
+
+# Do two programs compute one function?
+
+FORMULA_ROUNDING = 1e-12
+"""Relative 2-norm up to which the results of two programs in float64 differ by rounding."""
 
 # Does the error of a replay have a structure?
 

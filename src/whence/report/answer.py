@@ -197,10 +197,15 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         yield _row("  also in", listed(finding.also, 4))
 
 
-_REMARKS: dict[str, str] = {VerdictKind.PRECISION: "PRECISION", Confidence.SUSPECT: "SUSPECT"}
+_REMARKS: dict[str, str] = {
+    VerdictKind.PRECISION: "PRECISION",
+    Confidence.SUSPECT: "SUSPECT",
+    CauseKind.SEMANTIC: "OTHER CODE",
+}
 _COUNTED: dict[str, str] = {
     VerdictKind.PRECISION: "passes, but for --strict: more than rounding",
     Confidence.SUSPECT: "passes, but for --strict: close to its limit",
+    CauseKind.SEMANTIC: "passes, but for --strict: other constants, of hardly an effect here",
 }
 
 

@@ -26,8 +26,9 @@ class Remark(msgspec.Struct, frozen=True, omit_defaults=True):
     """What passes and is worth a look; with --strict it makes the answer. Siblings are one remark;
     `also` names the others.
 
-    kind: "precision" (more than rounding, as an intermediate of low precision leaves it) or
-    "suspect" (close to its limit).
+    kind: "precision" (more than rounding, as an intermediate of low precision leaves it),
+    "suspect" (close to its limit) or "semantic" (its code has other constants, which change less
+    than a hundredth of a rounding here).
     """
 
     kind: str

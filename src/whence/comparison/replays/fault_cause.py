@@ -28,10 +28,15 @@ from whence.results import CauseKind
 
 
 def fault_cause(
-    sides: BothSides, call: Call, partner: Call, slots: Slots, flagged: Sequence[str]
+    sides: BothSides,
+    call: Call,
+    partner: Call,
+    slots: Slots,
+    flagged: Sequence[str],
+    own_limit: float = 1.0,
 ) -> FaultCause:
     """The cause of an introduced error whose parameters are equal. flagged: the outputs in
-    question.
+    question. own_limit: score up to which the target's own program explains what it recorded.
 
     The target's own program on its own inputs: where it gives what the target recorded (within
     rounding), the kernel does what the code says, so the code differs (`semantic`); where it
@@ -58,7 +63,7 @@ def fault_cause(
         ]
         with Threads(1):
             score, wide, right = own_score(sides.unmasked, partner, outputs)
-            if score > 1:
+            if score > own_limit:
                 return _kernel_fault(partner, target_program)
             if reference_program is None:
                 parting = Parting()

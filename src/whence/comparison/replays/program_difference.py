@@ -19,7 +19,7 @@ _MOVES = (
     "aten.unbind.", "aten.as_strided.", "aten.narrow.", "aten.flatten.", "aten.empty",
     "aten.unflatten.",
 )  # fmt: skip
-_CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
+CASTS = ("whence.cast", "aten._to_copy", "aten.to.", "aten.detach", "aten.lift_fresh")
 
 
 _ANEW, _LEAST = (
@@ -70,7 +70,7 @@ def difference(reference: Program, target: Program) -> str:
 def written_anew(reference: Program, target: Program) -> bool:
     """Do two programs share too few operators in order to be compared one by one?"""
     reference_names, target_names = (
-        [op.name for op in p.operations if not op.name.startswith((*_CASTS, *_MOVES))]
+        [op.name for op in p.operations if not op.name.startswith((*CASTS, *_MOVES))]
         for p in (reference, target)
     )
     if (
@@ -128,12 +128,12 @@ def first_parting(
     reference_places = [
         i
         for i, op in enumerate(reference.operations)
-        if not op.name.startswith((*_CASTS, *_MOVES)) and i in reference_results
+        if not op.name.startswith((*CASTS, *_MOVES)) and i in reference_results
     ]
     target_places = [
         i
         for i, op in enumerate(target.operations)
-        if not op.name.startswith((*_CASTS, *_MOVES)) and i in target_results
+        if not op.name.startswith((*CASTS, *_MOVES)) and i in target_results
     ]
     names = [
         [p.operations[i].name for i in places]
@@ -173,7 +173,7 @@ def first_parting(
 
 def only_operator(program: Program) -> str:
     """The operator of a program that runs just one (casts and moves aside), else ""."""
-    names = [op.name for op in program.operations if not op.name.startswith((*_CASTS, *_MOVES))]
+    names = [op.name for op in program.operations if not op.name.startswith((*CASTS, *_MOVES))]
     return names[0] if len(names) == 1 else ""
 
 
@@ -194,7 +194,7 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def _steps(program: Program) -> list[Operation]:
-    return [op for op in program.operations if not op.name.startswith(_CASTS)]
+    return [op for op in program.operations if not op.name.startswith(CASTS)]
 
 
 def _short(name: str) -> str:

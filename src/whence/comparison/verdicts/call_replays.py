@@ -14,15 +14,20 @@ from whence import align, judge
 from whence.comparison.options import CompareOptions
 from whence.comparison.paired_runs import PairedCall
 from whence.comparison.replays.fault_cause import fault_cause
+from whence.comparison.replays.formulas import Formulas
 from whence.comparison.replays.replayer import Replayer, ReplayRequest
 from whence.comparison.replays.sampling import Sampling
-from whence.comparison.replays.semantics import ReplayResult, Semantics
+from whence.comparison.replays.semantics import FaultCause, ReplayResult, Semantics
 from whence.comparison.verdicts.declared.candidates import CallReplay
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.parameters import Parameters
 from whence.comparison.verdicts.region_evidence import RegionEvidence
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
 from whence.results import CauseKind, Verdict, VerdictKind
+
+_PASSES = frozenset((
+    VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED, VerdictKind.PRECISION,
+))  # fmt: skip
 
 
 class CallReplays:
@@ -55,6 +60,7 @@ class CallReplays:
                 spread=repeated.elementwise,
                 model=options.model,
             )
+        self.formulas = Formulas(self.replayer.sides) if self.replayer is not None else None
         self.sampling = Sampling(
             align.selected(paired.calls), everything=options.sample == "all", budget=options.budget
         )
@@ -168,19 +174,42 @@ class CallReplays:
         """
         leaf = dataclasses.replace(evidence.leaf, local=figures, broken=broken)
         verdict = judge.judge_leaf(leaf)
+        if verdict.verdict in _PASSES:
+            return self._unless_other_formula(evidence.pair, verdict, [s for s, _ in figures])
         if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
             return verdict
-        assert self.replayer is not None
-        pair = evidence.pair
-        fault = fault_cause(
-            self.replayer.sides,
-            pair.call,
-            pair.partner,
-            functools.partial(self.paired.slot, pair.index),
-            [slot for slot, error in figures if error.score > 1],
-        )
+        fault = self.cause(evidence.pair, [s for s, error in figures if error.score > 1])
         leaf = dataclasses.replace(leaf, cause=CauseKind(fault.cause), cause_words=fault.words)
         return judge.judge_leaf(leaf).replace(operator=fault.operator, source=fault.source)
+
+    def _unless_other_formula(
+        self, pair: PairedCall, verdict: Verdict, outputs: Sequence[str]
+    ) -> Verdict:
+        """The verdict, or `introduced` where the target's program computes another function, by
+        less than its rounding.
+        """
+        assert self.formulas is not None
+        semantics = self.errors.declared.masked.semantics(pair.call, pair.partner)
+        slot_of = functools.partial(self.paired.slot, pair.index)
+        difference = self.formulas.difference(
+            pair.call, pair.partner, slot_of, outputs, semantics.keep
+        )
+        if difference is None:
+            return verdict
+        fault = self.cause(pair, [difference.slot])
+        if fault.cause != CauseKind.SEMANTIC:
+            return verdict
+        return judge.of_formula(verdict, difference, fault.words).replace(
+            operator=fault.operator, source=fault.source
+        )
+
+    def cause(self, pair: PairedCall, flagged: Sequence[str], own_limit: float = 1.0) -> FaultCause:
+        """Why these outputs of a call are wrong. own_limit: as `fault_cause` takes it."""
+        assert self.replayer is not None
+        slot_of = functools.partial(self.paired.slot, pair.index)
+        return fault_cause(
+            self.replayer.sides, pair.call, pair.partner, slot_of, flagged, own_limit
+        )
 
     def _is_surprising(self, index: int, result: ReplayResult) -> bool:
         """Is there anything that a program must be right about the reference for, before it is

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from whence.records import Call, Region
 from whence.records.slots import param_name
-from whence.results import GUILTY, Confidence, Evidence, Finding, Plan, Remark, Verdict, VerdictKind
+from whence.results import (
+    GUILTY,
+    CauseKind,
+    Confidence,
+    Evidence,
+    Finding,
+    Plan,
+    Remark,
+    Verdict,
+    VerdictKind,
+)
 
 
 class Judged(NamedTuple):
@@ -117,20 +127,13 @@ def remarks(
     findings: Sequence[Finding],
     starred: Callable[[str], str],
 ) -> list[Remark]:
-    """What is no finding and counts with `strict`: precision losses, and passes close to their
-    limit. In the order of execution.
+    """What is no finding and counts with `strict`: precision losses, passes close to their
+    limit, and code that computes something else with no effect here. In the order of execution.
     """
     named = {name for f in findings for name in (f.name, *f.also)}
     groups: dict[tuple[str, ...], list[Judged]] = {}
     for item in judged:
-        verdict = item.verdict
-        kind = (
-            VerdictKind.PRECISION
-            if verdict.verdict == VerdictKind.PRECISION
-            else Confidence.SUSPECT
-            if verdict.confidence == Confidence.SUSPECT
-            else ""
-        )
+        verdict, kind = item.verdict, _kind_of_remark(item.verdict)
         if not kind or (verdict.verdict in GUILTY and _name(item, calls) in named):
             continue
         call = calls[item.region.call]
@@ -164,6 +167,14 @@ def remarks(
             )
         )
     return out
+
+
+def _kind_of_remark(verdict: Verdict) -> str:
+    if verdict.confidence == Confidence.SUSPECT and verdict.cause == CauseKind.SEMANTIC:
+        return CauseKind.SEMANTIC
+    if verdict.verdict == VerdictKind.PRECISION:
+        return VerdictKind.PRECISION
+    return Confidence.SUSPECT if verdict.confidence == Confidence.SUSPECT else ""
 
 
 def _parameter(item: Judged, calls: Sequence[Call]) -> int:

@@ -1,0 +1,407 @@
+"""Do the programs of both runs compute one function? Run on the same inputs in float64, two ways to
+write one formula agree to some 1e-15; another constant, or a term that is missing, shows however
+small it is beside the rounding of the target's dtype.
+
+This is exact where statistics are not: an epsilon of 1e-5 in the place of 1e-6 makes a hundredth of
+a rounding in bfloat16, and no error of a recorded tensor tells it from noise. What it needs is a
+program on both sides. Differences that a correct target may have are taken out first: casts,
+constants rounded to the target's dtype, and constants that follow from a dtype (its epsilon, its
+smallest number).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import dtypes, judge
+from whence.comparison.replays.both_sides import BothSides, Slots
+from whence.comparison.replays.program_difference import CASTS
+from whence.comparison.replays.self_check import Threads
+from whence.dtypes import Array
+from whence.errors import ElementsMissing, ReplayRefused
+from whence.records import Call, Operation, Program, marks
+from whence.records.marks import Mark, has_mark
+from whence.records.program import TENSOR_OPERANDS, map_operands
+from whence.records.slots import is_of_child, is_param, split_child
+from whence.results import SlotPair
+
+Keep = Callable[[str, tuple[int, ...]], Array | None]
+
+_CLEAN_RUNS = 3
+"""Calls on which two programs must agree before they are taken for one function."""
+_JUMPS = frozenset((
+    "round", "floor", "ceil", "trunc", "fix", "frac", "sign", "sgn", "floor_divide", "remainder",
+    "fmod", "bucketize", "searchsorted", "heaviside", "nonzero", "multinomial", "bernoulli",
+    "unique", "_unique2", "histc", "bincount",
+))  # fmt: skip
+"""Operators whose result jumps: a last bit before them may be a whole step behind them."""
+
+
+class Formulas:
+    """Compares the programs of paired calls as functions; two that agreed are not run again."""
+
+    def __init__(self, sides: BothSides) -> None:
+        self._sides = sides
+        self._agreed: Counter[tuple[str, str]] = Counter()
+
+    def difference(
+        self,
+        call: Call,
+        partner: Call,
+        slots: Slots,
+        outputs: Collection[str],
+        keep: Keep | None = None,
+    ) -> judge.FormulaDifference | None:
+        """The largest difference at any of these outputs that a correct target does not have; None
+        where there is none, or where it cannot be known. keep: (slot, shape) -> the elements that
+        count.
+        """
+        programs = self._programs(call, partner)
+        if programs is None or self._agreed[key := (programs[0].id, programs[1].id)] >= _CLEAN_RUNS:
+            return None
+        pair = _ProgramPair(self._sides, call, partner, slots, *programs)
+        if pair.is_one_function:
+            self._agreed[key] = _CLEAN_RUNS
+            return None
+        try:
+            with Threads(1):
+                worst = pair.worst(outputs, keep)
+        except (ReplayRefused, ElementsMissing, KeyError, ValueError):
+            return None
+        if worst is None and not pair.constants_differ:
+            self._agreed[key] += 1
+        return worst
+
+    def _programs(self, call: Call, partner: Call) -> tuple[Program, Program] | None:
+        """Both programs where they are other ones and each is what its code wrote."""
+        if call.kind != "module" or partner.kind != "module" or self._sides.reference.borrows(call):
+            return None
+        programs = (
+            self._sides.reference.run.programs.get(call.program),
+            self._sides.unmasked.run.programs.get(partner.program),
+        )
+        reference, target = programs
+        if reference is None or target is None or reference.id == target.id:
+            return None
+        is_rewritten = any(
+            marks.is_gathered(c) or marks.is_of_pieces(c) or marks.was_compiled(c)
+            for c in (call, partner)
+        )
+        return (
+            None
+            if is_rewritten or not all(map(_is_smooth, (reference, target)))
+            else (reference, target)
+        )
+
+
+class _ProgramPair:
+    """The programs of one paired call, the target's with constants that a correct one may have
+    put back to the reference's.
+    """
+
+    def __init__(
+        self,
+        sides: BothSides,
+        call: Call,
+        partner: Call,
+        slots: Slots,
+        reference: Program,
+        target: Program,
+    ) -> None:
+        self._sides, self._call, self._partner = sides, call, partner
+        self._reference = reference
+        self._target = with_reference_constants(reference, target)
+        self._pairs = {
+            slot: pair
+            for slot in (*reference.inputs, *reference.params, *(s for s, _ in reference.outputs))
+            if (pair := slots(slot)) is not None
+        }
+        self._target_slot = {
+            slot: name
+            for slot, pair in self._pairs.items()
+            if (name := self._in_target(slot, pair)) is not None
+        }
+        self._reference_slot = {name: slot for slot, name in self._target_slot.items()}
+        forms = (
+            list(_normal_form(reference, lambda slot: slot)),
+            list(_normal_form(self._target, lambda slot: self._reference_slot.get(slot, slot))),
+        )
+        self.is_one_function = forms[0] == forms[1]
+        self.constants_differ = not self.is_one_function and (
+            _without_floats(forms[0]) == _without_floats(forms[1])
+        )
+
+    def _in_target(self, slot: str, pair: SlotPair) -> str | None:
+        """What the target's program calls a slot, None where it has no such tensor. Of a child the
+        pair says the child's own slot, and the target may have called it at another place.
+        """
+        if not is_of_child(slot):
+            return pair.target_slot
+        kept = split_child(slot)[1]
+        slots = dict.fromkeys((*self._target.inputs, *(s for s, _ in self._target.outputs)))
+        candidates = [
+            name
+            for name in slots
+            if is_of_child(name)
+            and split_child(name)[1] == pair.target_slot
+            and self._sides.unmasked.record(self._partner, name) == pair.target_record
+        ]
+        if slot in candidates and pair.target_slot == kept:
+            return slot
+        return candidates[0] if len(candidates) == 1 else None
+
+    def worst(self, outputs: Collection[str], keep: Keep | None) -> judge.FormulaDifference | None:
+        """The difference at these outputs that is largest beside its limit, None where it is no
+        larger. Raises ReplayRefused, ElementsMissing, KeyError.
+        """
+        reference, target = self._loaded()
+        wanted = [slot for slot in outputs if slot in self._target_slot]
+        read = {slot: reference.needs(slot) for slot in wanted}
+        wanted = [slot for slot in wanted if self._reads_the_same(read[slot], target, slot)]
+        if not wanted:
+            return None
+        records = {s: self._pairs[s].target_record for slot in wanted for s in read[slot]}
+        ours = _run(reference, *self._sides.target.arrays(records), wanted)
+        target_slots = [self._target_slot[slot] for slot in wanted]
+        needed = {s for slot in target_slots for s in target.needs(slot)}
+        theirs_in = self._sides.unmasked.arrays(self._sides.unmasked.records(self._partner, needed))
+        theirs = _run(target, *theirs_in, target_slots)
+        own_rounding = functools.cache(lambda: _own_rounding(target, theirs_in, theirs))
+        differences = []
+        for slot, target_slot in zip(wanted, target_slots, strict=True):
+            rounding = functools.partial(lambda name: own_rounding()[name], target_slot)
+            difference = self._at(slot, ours[slot], theirs[target_slot], keep, rounding)
+            differences += [difference] if difference is not None else []
+        return max(differences, key=lambda d: d.score, default=None)
+
+    def _loaded(self) -> tuple[Any, Any]:
+        reference = self._sides.reference.load(self._call)
+        target = self._sides.unmasked.edited(self._target)
+        if reference.chooses or target.chooses:
+            raise ReplayRefused("an operator chooses among scores")
+        arrays = [
+            [source.run.array(c) for c in program.constants]
+            for source, program in (
+                (self._sides.reference, self._reference),
+                (self._sides.unmasked, self._target),
+            )
+        ]
+        if not _constants_agree(*arrays):
+            raise ReplayRefused("tensors made inside differ, which rounding may have done")
+        return reference, target
+
+    def _reads_the_same(self, read: Collection[str], target: Any, slot: str) -> bool:
+        """Do both programs rest on the same inputs and parameters for an output?"""
+        if any(s not in self._target_slot or self._pairs[s].target_record < 0 for s in read):
+            return False
+        needed = target.needs(self._target_slot[slot])
+        return {self._target_slot[s] for s in read if is_param(s)} == {
+            s for s in needed if is_param(s)
+        } and all(s in self._reference_slot for s in needed)
+
+    def _at(
+        self,
+        slot: str,
+        ours: Array,
+        theirs: Array,
+        keep: Keep | None,
+        own_rounding: Callable[[], float],
+    ) -> judge.FormulaDifference | None:
+        record = self._sides.target.run.records[self._pairs[slot].target_record]
+        rounding = dtypes.unit_roundoff(record.dtype)
+        if ours.shape != theirs.shape or not rounding or not dtypes.of(ours).is_floating:
+            return None
+        shown = keep(slot, ours.shape) if keep is not None else None
+        error = _relative_distance(ours, theirs, shown)
+        return judge.formula_difference(
+            slot, error, rounding, own_rounding, only_constants=self.constants_differ
+        )
+
+
+def with_reference_constants(reference: Program, target: Program) -> Program:
+    """The target's program with the reference's numbers in the place of those that are the same
+    but for a dtype: rounded to the program's, or following from a dtype, as its epsilon does.
+    """
+    theirs, ours = set(_floats(target)), set(_floats(reference))
+    other_name = {
+        number: match
+        for number in theirs - ours
+        if (match := next((n for n in ours - theirs if _is_rounded(n, number, target)), None))
+        is not None
+    }
+    if not other_name:
+        return target
+
+    def put_back(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [put_back(item) for item in value]
+        return other_name.get(value, value) if isinstance(value, float) else value
+
+    operations = tuple(
+        msgspec.structs.replace(
+            op,
+            args=tuple(put_back(op.args)),
+            kwargs={key: put_back(value) for key, value in op.kwargs.items()},
+        )
+        for op in target.operations
+    )
+    return msgspec.structs.replace(
+        target, id=f"{target.id} with constants of {reference.id}", operations=operations
+    )
+
+
+def _is_rounded(number: float, theirs: float, target: Program) -> bool:
+    """Is `theirs` what a dtype makes of `number`: rounded to it, or the same limit of another?"""
+    if target.base and float(np.asarray(number, dtypes.named(target.base).numpy)) == theirs:
+        return True
+    return bool(_limits_of_dtypes().get(number, set()) & _limits_of_dtypes().get(theirs, set()))
+
+
+@functools.cache
+def _limits_of_dtypes() -> dict[float, set[str]]:
+    """Which limits of floating dtypes a number is: their epsilon, smallest and largest number."""
+    import ml_dtypes
+
+    names: dict[float, set[str]] = {}
+    for name in ("float64", "float32", "float16", "bfloat16"):
+        limits = ml_dtypes.finfo(dtypes.named(name).numpy)
+        for limit in ("eps", "tiny", "min", "max", "smallest_subnormal"):
+            names.setdefault(float(getattr(limits, limit)), set()).add(limit)
+    return names
+
+
+def _is_smooth(program: Program) -> bool:
+    """May two programs like this be compared in float64: does no value decide what runs, no result
+    jump, and is it what the code ran?
+    """
+    return not (
+        has_mark(program, Mark.TRANSLATED)
+        or has_mark(program, Mark.COMPOSED)
+        or any(op.guard is not None or _base_name(op.name) in _JUMPS for op in program.operations)
+    )
+
+
+def _base_name(name: str) -> str:
+    return name.split(".")[1].removesuffix("_") if name.count(".") > 1 else name
+
+
+def _floats(program: Program) -> Iterator[float]:
+    """The numbers with a fraction among the arguments of a program."""
+
+    def numbers(value: Any) -> Iterator[float]:
+        if isinstance(value, float):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                yield from numbers(item)
+
+    for op in program.operations:
+        yield from numbers((*op.args, *op.kwargs.values()))
+
+
+def _normal_form(program: Program, name: Callable[[str], str]) -> Iterator[tuple[str, Any, Any]]:
+    """The operators of a program and what they are given, without casts, and without dtypes; the
+    last entries are the outputs. name: of a slot. Equal for equal functions; the reverse does not
+    hold.
+    """
+    number: dict[int, Any] = {}
+
+    def renamed(kind: str, value: Any) -> Any:
+        if kind == "in":
+            return "in", name(program.inputs[value])
+        if kind == "param":
+            return "param", name(value)
+        if kind == "op":
+            place, result = value
+            return (number[place], result) if isinstance(number[place], int) else number[place]
+        return None if kind in ("dtype", "device", "layout", "memory_format") else (kind, value)
+
+    kept = 0
+    for place, op in enumerate(program.operations):
+        source = map_operands(renamed, op.args[0]) if op.args else None
+        if op.name.startswith(CASTS) and _is_tensor(op):
+            number[place] = source
+            continue
+        number[place], kept = kept, kept + 1
+        kwargs = {
+            key: value
+            for key, item in sorted(op.kwargs.items())
+            if (value := map_operands(renamed, item)) is not None
+        }
+        yield op.name, tuple(map_operands(renamed, op.args)), kwargs
+    for slot, operand in sorted(program.outputs, key=lambda output: name(output[0])):
+        yield "output", name(slot), map_operands(renamed, operand)
+
+
+def _is_tensor(op: Operation) -> bool:
+    """Is the first argument of an operation a tensor?"""
+    first = op.args[0] if op.args else None
+    return isinstance(first, dict) and next(iter(first)) in TENSOR_OPERANDS
+
+
+def _without_floats(form: Any) -> Any:
+    """A normal form with every number that has a fraction blotted out."""
+    if isinstance(form, float):
+        return 0.0
+    if isinstance(form, dict):
+        return {key: _without_floats(value) for key, value in form.items()}
+    if isinstance(form, (list, tuple)):
+        return [_without_floats(item) for item in form]
+    return form
+
+
+def _constants_agree(reference: list[Array], target: list[Array]) -> bool:
+    """Has every tensor that the target's program holds its like in the reference's?"""
+
+    def alike(a: Array, b: Array) -> bool:
+        if a.shape != b.shape or dtypes.of(a).is_floating != dtypes.of(b).is_floating:
+            return False
+        if dtypes.of(a).is_floating:
+            coarser = max(dtypes.of(a).name, dtypes.of(b).name, key=dtypes.unit_roundoff)
+            a, b = judge.rounded(a, coarser), judge.rounded(b, coarser)
+        return np.array_equal(a, b)
+
+    return all(any(alike(a, b) for a in reference) for b in target)
+
+
+def _run(
+    loaded: Any,
+    arrays: Mapping[str, Array],
+    strides: Mapping[str, tuple[int, ...]],
+    outputs: list[str],
+) -> dict[str, Array]:
+    results: dict[str, Array] = loaded.run(
+        arrays, arrays, working="float64", strides=strides, outputs=outputs
+    )
+    return results
+
+
+def _own_rounding(
+    loaded: Any,
+    inputs: tuple[Mapping[str, Array], Mapping[str, tuple[int, ...]]],
+    wide: Mapping[str, Array],
+) -> dict[str, float]:
+    """What a program's results in its own dtypes differ by from those in float64, by slot."""
+    arrays, strides = inputs
+    working = loaded.run(arrays, arrays, working="recorded", strides=strides, outputs=list(wide))
+    return {slot: _relative_distance(wide[slot], working[slot], None) for slot in wide}
+
+
+def _relative_distance(a: Array, b: Array, shown: Array | None) -> float:
+    """The 2-norm of b - a over that of a, over elements that are shown and finite in both; 0 where
+    there is none.
+    """
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        counted = (np.abs(x) < 1e300) & (np.abs(y) < 1e300)
+    if shown is not None:
+        counted &= shown.astype(bool)
+    x, y = x[counted], y[counted]
+    size = float(np.linalg.norm(x))
+    return float(np.linalg.norm(y - x)) / size if size else 0.0

@@ -1,0 +1,91 @@
+"""Two programs that compute different functions: by how much, and what that makes of a verdict.
+
+In float64 two ways to write one formula agree to some 1e-15, so what programs differ by there is no
+rounding, however small it is beside that of the target's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from whence.judge.limits import FORMULA_ROUNDING, LIMITS, Limits
+from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaDifference:
+    """error: relative 2-norm of what the results of two programs in float64 differ by, on the
+    target's inputs. limit: what a correct target may differ by. unit_roundoff: of the target's
+    output.
+    """
+
+    slot: str
+    error: float
+    limit: float
+    unit_roundoff: float
+
+    @property
+    def is_fault(self) -> bool:
+        """Is it more than a correct target may have?"""
+        return self.error > self.limit
+
+    @property
+    def score(self) -> float:
+        """How many times the limit."""
+        return self.error / self.limit
+
+
+def formula_difference(
+    slot: str,
+    error: float,
+    unit_roundoff: float,
+    own_rounding: Callable[[], float],
+    *,
+    only_constants: bool,
+    limits: Limits = LIMITS,
+) -> FormulaDifference | None:
+    """The difference where it is one of formulas and not of float64, else None.
+
+    error: as in `FormulaDifference`. own_rounding: what the target's program differs by from its
+    own result in float64. only_constants: the programs are alike but for numbers in them, which are
+    exact. Written otherwise, they may hold the same number to seven digits (log2 e, the root of
+    2/pi), so more is asked: `limits.effect`, or `limits.certain` times the program's own rounding.
+    """
+    limit = limits.formula * unit_roundoff
+    if error > limit and not only_constants:
+        limit = max(limit, limits.formula_written_anew)
+        if limit < error < limits.effect:
+            limit = max(limit, min(limits.effect, limits.certain * own_rounding()))
+    least = FORMULA_ROUNDING if only_constants else limit
+    return FormulaDifference(slot, error, limit, unit_roundoff) if error > least else None
+
+
+def of_formula(
+    verdict: Verdict, difference: FormulaDifference, words: str, limits: Limits = LIMITS
+) -> Verdict:
+    """The verdict of a call whose error passes for rounding and whose program computes another
+    function: a fault, or a remark where only constants differ and hardly matter here. words: what
+    its code does otherwise.
+    """
+    if not difference.is_fault:
+        return verdict.replace(
+            confidence=Confidence.SUSPECT,
+            cause=CauseKind.SEMANTIC,
+            numbers={**verdict.numbers, "formula": difference.error},
+            sentence=f"{words}, which changes the result by {difference.error:.2g}; "
+            f"{verdict.sentence}",
+        )
+    is_certain = difference.score >= limits.certain
+    return verdict.replace(
+        verdict=VerdictKind.INTRODUCED,
+        evidence=Evidence.REPLAY,
+        confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
+        score=difference.score,
+        cause=CauseKind.SEMANTIC,
+        slot=difference.slot,
+        numbers={**verdict.numbers, "formula": difference.error},
+        sentence=f"introduced here, below its rounding: in float64 both programs give results "
+        f"{difference.error:.2g} apart on the same inputs (one rounding of the target's dtype: "
+        f"{difference.unit_roundoff:.2g}); {words}",
+    )
