@@ -3,7 +3,7 @@ planted faults and benign pairs.
 
     python benchmarks/faultbench.py --bench DIR --split NAME [--only REGEX] [--part i/n] [--rule replay,model,dumps,statistics]
                                     [--json OUT] [--work DIR] [--effects FILE | --no-effects] [--peers] [--shuffle SEED]
-                                    [--fresh] [--verbose]
+                                    [--new-seeds N] [--ablation] [--fresh] [--verbose]
 
 DIR holds `run_case.py` (`build`), `<split>/cases.py` (`CASES`), and for effect classes and peers
 `fb/` and `analyze.py`. Both sides of every case are captured to disk with the public API, and
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -73,15 +74,27 @@ class Bench:
     plain names (`fb`, `public`).
     """
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, new_seeds: int = 0) -> None:
         self.folder, self.split = folder.resolve(), split
         if str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
         self._build: Callable[[str], Any] = importlib.import_module("run_case").build
-        self.ids: list[str] = list(importlib.import_module(f"{split}.cases").CASES)
+        self._cases: dict[str, Callable[..., Any]] = importlib.import_module(f"{split}.cases").CASES
+        self._listed: dict[str, tuple[str, int]] = {}
+        for case_id in self._cases if new_seeds else ():
+            name, _, seed = case_id.rpartition("/s")
+            if seed.isdigit() and "seed" in inspect.signature(self._cases[case_id]).parameters:
+                other = int(seed) + 1000 * new_seeds
+                self._listed[f"{name}/s{other}"] = case_id, other
+        self.ids: list[str] = list(self._listed or self._cases)
 
     def build(self, case_id: str) -> Any:
-        """The case: two ordinary programs, and the truth about them."""
+        """The case: two ordinary programs, and the truth about them. With new seeds, of other
+        weights and inputs than the case that is listed.
+        """
+        if case_id in self._listed:
+            listed, seed = self._listed[case_id]
+            return self._cases[listed](seed=seed)
         return self._build(case_id)
 
     def judged_by_oracle(self, case_id: str) -> dict[str, Any]:
@@ -264,6 +277,56 @@ def _statistics(reference: Path, target: Path, make: Make) -> Comparison:
     )
 
 
+# Which limits a piece of evidence has; without it they are never reached.
+EVIDENCE = {
+    "rho": ("rho", "rho_16"),
+    "z": ("z", "z_16"),
+    "slope": ("slope",),
+    "row": ("row",),
+    "channel": ("channel",),
+    "shift": ("shift",),
+    "value": ("value",),
+    "pooled": ("pooled",),
+    "stands_out": ("stands_out",),
+    "formula": ("formula", "formula_written_anew"),
+}
+# What keeps evidence from counting: a limit that opens, or a function that changes nothing.
+KEEPS_BACK: dict[str, tuple[str, Any]] = {
+    "effect": ("limit", 0.0),
+    "precision_rho": ("limit", 0.0),
+    "weaker": ("function", lambda a, b: a),
+    "without_memory": ("function", lambda structure, *_: structure),
+    "without_own_rows": ("function", lambda structure, *_: structure),
+}
+
+
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """whence without one rule inside: a name in `EVIDENCE` or in `KEEPS_BACK`."""
+    from whence.judge import replay_error
+    from whence.judge.limits import LIMITS
+
+    kind, value = KEEPS_BACK.get(name, ("limit", float("inf")))
+    owner: Any = LIMITS if kind == "limit" else replay_error
+    before = {field: getattr(owner, field) for field in EVIDENCE.get(name, (name,))}
+    try:
+        for field in before:
+            object.__setattr__(owner, field, value)  # the limits are one frozen object
+        yield
+    finally:
+        for field, old in before.items():
+            object.__setattr__(owner, field, old)
+
+
+def _replay_without(name: str) -> Callable[[Path, Path, Make], Comparison]:
+    def compare(reference: Path, target: Path, make: Make) -> Comparison:
+        with without(name):
+            return _replay(reference, target, make)
+
+    return compare
+
+
+ABLATION = {f"without {name}": _replay_without(name) for name in (*EVIDENCE, *KEEPS_BACK)}
 RULES: dict[str, Callable[[Path, Path, Make], Comparison]] = {
     "replay": _replay,
     "model": _model,
@@ -299,7 +362,7 @@ def run_case(
         for rule in rules:
             start = time.process_time()
             try:
-                answer = _answer(RULES[rule](reference, target, make))
+                answer = _answer((RULES | ABLATION)[rule](reference, target, make))
             except Exception:  # noqa: BLE001 - whatever whence raises on a case is its answer to that case
                 answer = {"status": "error", "found": [], "error": traceback.format_exc()[-2000:]}
             row["rules"][rule] = {**answer, "compare_s": time.process_time() - start}
@@ -599,7 +662,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(1)
-    bench = Bench(options.bench, options.split)
+    if options.ablation:
+        options.rule += ["replay", *ABLATION]
+        options.rule = [r for r in dict.fromkeys(options.rule) if r == "replay" or r in ABLATION]
+    bench = Bench(options.bench, options.split, options.new_seeds)
     chosen = _chosen(bench.ids, options.only, options.part)
     if not chosen:
         sys.exit(
@@ -751,6 +817,19 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         metavar="SEED",
         help="give the modules of both sides other names, the same on both",
+    )
+    parser.add_argument(
+        "--new-seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the cases with other weights and inputs: the N-th set of seeds that is not listed",
+    )
+    parser.add_argument(
+        "--ablation",
+        action="store_true",
+        help="the rule replay, whole and without each of its kinds of evidence and of what keeps "
+        "evidence back",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="forget the results of earlier runs (effects stay)"

@@ -4,6 +4,7 @@ beside the checkout.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -16,6 +17,8 @@ import msgspec
 import pytest
 
 import whence
+from whence.judge import replay_error
+from whence.judge.limits import LIMITS
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faultbench.py"
 BUGS = {
@@ -237,7 +240,40 @@ def test_what_cannot_be_meant_fails_at_once(words: list[str], capsys: pytest.Cap
     assert "error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", faultbench.EVIDENCE)
+def test_a_piece_of_evidence_is_without_limit_inside_only(name: str):
+    before = dataclasses.asdict(LIMITS)
+    with faultbench.without(name):
+        changed = {k: v for k, v in dataclasses.asdict(LIMITS).items() if v != before[k]}
+        assert changed == dict.fromkeys(faultbench.EVIDENCE[name], float("inf"))
+    assert dataclasses.asdict(LIMITS) == before
+
+
+@pytest.mark.parametrize("name", faultbench.KEEPS_BACK)
+def test_what_keeps_evidence_back_is_put_back(name: str):
+    names = ("weaker", "without_memory", "without_own_rows")
+    before = dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]
+    with faultbench.without(name):
+        assert (dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]) != before
+    assert (dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]) == before
+
+
 # ---- cases of the bench
+
+
+@pytest.mark.torch
+@pytest.mark.shared
+def test_new_seeds_are_cases_that_are_not_listed(bench: Any):
+    other = faultbench.Bench(bench.folder, "public", new_seeds=2)
+    assert not set(other.ids) & set(bench.ids)
+    listed = "public/rmsnorm_eps/dec_m/1e-3@mid/f32~/s1"
+    case_id = listed.replace("/s1", "/s2001")
+    assert case_id in other.ids
+    case, known = other.build(case_id), bench.build(listed)
+    assert case.culprits == known.culprits
+    weights, others = (next(c.golden.parameters()) for c in (case, known))
+    assert weights.shape == others.shape
+    assert not weights.equal(others)
 
 
 @pytest.mark.torch
