@@ -368,6 +368,9 @@ def test_damage_is_told(tmp_path):
     path = tmp_path / "tensors/npu0_1/0/0_AddOperation/after/outtensor0.bin"
     af.atb(path, DRAW)
     path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(UnreadableRun, match="246 of 256 bytes: the file was cut short"):
+        open_run(tmp_path)
+    af.atb(tmp_path / "tensors/npu0_1/0/1_MulOperation/after/outtensor0.bin", DRAW)
     with pytest.raises(ElementsMissing, match="246 of 256 bytes: the file was cut short"):
         output(open_run(tmp_path), "AddOperation.0")
     path.write_bytes(path.read_bytes().replace(b"dims=8,8", b"dims=8,x"))
@@ -403,5 +406,7 @@ def test_hostile_references(tmp_path):
         path = tmp_path / f"d{k}/tensors/npu0_1/0/0_AddOperation/after/outtensor0.bin"
         path.parent.mkdir(parents=True)
         path.write_bytes(f"format=2\ndtype=0\ndims=4\ndata={name}\n$End=1\n".encode())
-        with pytest.raises(ElementsMissing, match="not in the dump"):
-            output(open_run(tmp_path / f"d{k}"), "AddOperation.0")
+        with pytest.raises(
+            UnreadableRun, match=r"can be read: it is said to be in .*not in the dump"
+        ):
+            open_run(tmp_path / f"d{k}")

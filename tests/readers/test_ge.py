@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from whence.errors import ElementsMissing
+from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers import Place, open_run
 from whence.readers.ascend.graph_text import graphs
 from whence.readers.formats import ge
@@ -112,7 +112,11 @@ def test_complex32_and_raw_bytes(tmp_path):
     ("code", "name"), [(13, "string"), (33, "hifloat8"), (40, "float4_e1m2"), (99, "data type 99")]
 )
 def test_types_without_elements_say_so(tmp_path, code, name):
-    run = one(tmp_path, outputs=[(af.tensor("output", np.zeros(4, np.int8), code=code), bytes(4))])
+    odd = (af.tensor("output", np.zeros(4, np.int8), code=code), bytes(4))
+    with pytest.raises(UnreadableRun, match=f"can be read: elements of {name} are not read"):
+        one(tmp_path / "alone", outputs=[odd])
+    whole = (af.tensor("output", np.zeros(4, np.int8)), bytes(4))
+    run = one(tmp_path / "with another", outputs=[odd, whole])
     with pytest.raises(ElementsMissing, match=f"elements of {name} are not read"):
         run.array(0)
 

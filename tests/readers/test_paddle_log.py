@@ -702,10 +702,10 @@ def test_damaged_logs(tmp_path, name):
         "stop_gradient=True,\n       [1., ..., 2.])\n",
         "a b Tensor(shape=[3], dtype=float32, place=Place(cpu), stop_gradient=True,\n       [1., "
         "2.])\n",
-        "a b Tensor(shape=[2], dtype=float32, place=Place(cpu), stop_gradient=True,\n       [1., "
-        "os.system('x')])\n",
-        "a b Tensor(shape=[2], dtype=int8, place=Place(cpu), stop_gradient=True,\n       [1, "
-        "999])\n",
+        line("a") + "a b Tensor(shape=[2], dtype=float32, place=Place(cpu), stop_gradient=True,\n"
+        "       [1., os.system('x')])\n",
+        line("a") + "a b Tensor(shape=[2], dtype=int8, place=Place(cpu), stop_gradient=True,\n"
+        "       [1, 999])\n",
         "a b Tensor(shape=[2], dtype=string, place=Place(cpu), stop_gradient=True,\n       [1, "
         "9])\n",
         line("a") + (operator("x", {"X": "a"}, {"Out": "b"}).rstrip() * 20_000) + "\n" + line("b"),

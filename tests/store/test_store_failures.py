@@ -514,6 +514,23 @@ def test_a_truncated_shard_loses_only_what_lay_behind(tmp_path: Path) -> None:
         store.open_run(run).array(0)
 
 
+def test_a_damaged_shard_is_a_note_that_counts_what_is_lost(tmp_path: Path) -> None:
+    run = written(tmp_path / "run")
+    (shard,) = hand.shards(run)
+    assert store.open_run(run).notes == ()
+    os.truncate(shard, (16 << 10) + 640)
+    (note,) = store.open_run(run).notes
+    assert note.kind == "error"
+    assert note.text.startswith("elements of 10 of 20 tensors cannot be read: ")
+    assert "the file has 17024; it was cut off" in note.text
+    os.truncate(shard, 5)
+    (note,) = store.open_run(run).notes
+    assert note.text.startswith("elements of 20 of 20 tensors cannot be read: ")
+    shard.unlink()
+    (note,) = store.open_run(run).notes
+    assert note.text.endswith("shard-00000.safetensors: No such file or directory")
+
+
 @pytest.mark.parametrize("file", ["run.json", "process.json"])
 def test_an_unknown_version_names_both_and_what_to_do(tmp_path: Path, file: str) -> None:
     run = written(tmp_path / "run")

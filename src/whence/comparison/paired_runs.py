@@ -155,6 +155,19 @@ class PairedRuns:
         except ElementsMissing:
             return None
 
+    def why_no_elements(self, slot: SlotPair) -> str:
+        """Why a pair has no `arrays`: a run keeps elements that cannot be read, or kept none."""
+        for side, run, number in (
+            ("reference", self.reference, slot.reference_record),
+            ("target", self.target, slot.target_record),
+        ):
+            if run.records[number].elements is not None:
+                try:
+                    run.array(number)
+                except ElementsMissing:
+                    return f"the {side}'s elements cannot be read"
+        return "elements were not kept"
+
     def slot(self, index: int, slot: str) -> SlotPair | None:
         """What is paired in a slot of a call's program: of the call itself, or of its k-th
         child ("3:output.0").

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
-from whence.errors import MissingDependency, UnreadableRun, WhenceError
+from whence.errors import ElementsMissing, MissingDependency, UnreadableRun, WhenceError
 from whence.readers.source import Place
 from whence.records import Run
 from whence.records.views import ForeignRun
@@ -86,10 +87,9 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
                 f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but is damaged: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not len(run.calls) and not len(run.records):
+        if problem := _nothing_readable(run):
             raise UnreadableRun(
-                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but there is no tensor "
-                "in it"
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {problem}"
             )
         return ForeignRun(run, name)
     recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
@@ -98,6 +98,39 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
         f"no reader could open {place.path}: {content}. What is recognised:\n  a whence run: "
         f"run.json\n{recognised}"
     )
+
+
+def _nothing_readable(run: Run) -> str:
+    """Why nothing of a dump can be compared: it holds no tensor, or not one of its tensors can be
+    read; "" where one can, or has figures, or where a dump of this kind has no elements.
+
+    Reads tensors until one is read, so one in almost every dump.
+    """
+    if not len(run.calls) and not len(run.records):
+        errors = [note.text for note in run.notes if note.kind == "error"]
+        return (
+            f"no tensor in it can be read: {_first_of(errors)}"
+            if errors
+            else ("there is no tensor in it")
+        )
+    reasons = []
+    for record in run.records:
+        if record.statistics is not None or record.hash:
+            return ""
+        if record.elements is None or not record.count:
+            continue
+        try:
+            run.array(record.id)
+        except ElementsMissing as error:
+            reasons.append(str(error).removeprefix("cannot be read: "))
+        else:
+            return ""
+    return f"not one of its tensors can be read: {_first_of(reasons)}" if reasons else ""
+
+
+def _first_of(reasons: Sequence[str]) -> str:
+    different = list(dict.fromkeys(reasons))
+    return different[0] + (f" (and {len(different) - 1} more)" if different[1:] else "")
 
 
 def _sniffed(reader: Reader, place: Place) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.records import Program
+from whence.records import Note, Program
 from whence.records.marks import WRITING
 from whence.store import index_builder, journal
 from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, shard_name
@@ -99,6 +99,25 @@ class ProcessReader:
         if shard is None:
             shard = self._shards[number] = Shard(self.folder / shard_name(number))
         return shard
+
+    def damaged_shards(self) -> list[Note]:
+        """A note for each shard that is not there or was cut off, with how many tensors lie in what
+        is missing.
+        """
+        columns = self.index.columns
+        stored = np.flatnonzero(np.isin(columns["elements"], (KEPT, INCREMENT)))
+        notes = []
+        for number in np.unique(columns["shard"][stored]):
+            records = stored[columns["shard"][stored] == number]
+            ends = columns["offset"][records] + columns["nbytes"][records]
+            shard = self.shard(int(number))
+            try:
+                shard.data(0, int(ends.max()))
+            except ElementsMissing as error:
+                lost = int((ends > shard.available()).sum())
+                text = f"elements of {lost} of {self.records} tensors cannot be read: {error}"
+                notes.append(Note("error", text))
+        return notes
 
     def bytes(self, record: int) -> Bytes:
         columns = self.index.columns

@@ -166,8 +166,12 @@ class StoredRun(Named):
 
     @property
     def notes(self) -> Sequence[Note]:
-        """All notes."""
-        return tuple(note for p in self._processes for note in p.decode(NOTE, journal.decode_note))
+        """All notes, and those about shards that are damaged now."""
+        return tuple(
+            note
+            for p in self._processes
+            for note in (*p.decode(NOTE, journal.decode_note), *p.damaged_shards())
+        )
 
     @property
     def steps(self) -> Sequence[Step]:

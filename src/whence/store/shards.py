@@ -296,6 +296,13 @@ class Shard:
             )
         return mapped[start : start + nbytes]
 
+    def available(self) -> int:
+        """Bytes that the data area has, 0 where the file cannot be read."""
+        try:
+            return int(self._map().size) - self._data_at
+        except ElementsMissing:
+            return 0
+
     def offset(self) -> int:
         """Where the data area starts in the file."""
         self.data(0, 0)

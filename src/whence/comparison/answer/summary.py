@@ -83,11 +83,15 @@ def unmeasured_notes(
         tensors.setdefault(paired.measured[key].why, []).append(tensor)
     tensors.pop("", None)
     by_count = sorted(tensors, key=lambda why: -len(tensors[why]))
-    return [
+    told = [
         f"{'1 pair' if len(tensors[why]) == 1 else f'{len(tensors[why])} pairs'} of tensors not "
         f"measured, {'' if len(tensors[why]) == 1 else 'the first '}{tensors[why][0]}: {why}"
         for why in by_count[:_MAX_REASONS]
     ]
+    if others := by_count[_MAX_REASONS:]:
+        pairs = sum(len(tensors[why]) for why in others)
+        told.append(f"{pairs} more pairs of tensors not measured, for {len(others)} more reasons")
+    return told
 
 
 def unmeasured(errors: PairErrors) -> dict[tuple[int, int], str]:

@@ -78,6 +78,7 @@ class Parameters:
 
     def _from_hash(self, slot: SlotPair) -> judge.ParameterDifference:
         a, b = self.paired.records(slot)
+        unread = self.paired.why_no_elements(slot)
         if (
             a.sketch is not None
             and b.sketch is not None
@@ -87,11 +88,11 @@ class Parameters:
             return judge.ParameterDifference(
                 False,
                 False,
-                "the same elements in another order (they were not kept, so not which)",
+                f"the same elements in another order ({unread}, so not which)",
             )
         if a.dtype == b.dtype and a.shape == b.shape and a.hash and b.hash:
             return judge.ParameterDifference(
-                False, True, "hashes differ (elements were not kept, so not how)", {}
+                False, True, f"hashes differ ({unread}, so not how)", {}
             )
         if (
             a.dtype == b.dtype
@@ -100,9 +101,9 @@ class Parameters:
             and judge.parted(moved, judge.roundoff(a, b))
         ):
             return judge.ParameterDifference(
-                False, True, "statistics differ (elements were not kept, so not how)", {}
+                False, True, f"statistics differ ({unread}, so not how)", {}
             )
-        return judge.ParameterDifference(False, False, "elements were not kept")
+        return judge.ParameterDifference(False, False, unread)
 
     def by_path(self) -> Iterator[tuple[Call, list[tuple[str, judge.ParameterDifference]]]]:
         """(call, differences) of the reference's calls, against what the target holds under the

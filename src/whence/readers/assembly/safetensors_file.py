@@ -31,6 +31,7 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
     cannot be read.
     """
     header, start = _header(file)
+    promised = start + max(map(_end, header.values()), default=0)
     for inner, entry in sorted(header.items(), key=lambda item: _begin(item[1])):
         full_name = named_tensors.below(name, inner)
         try:
@@ -51,15 +52,22 @@ def tensors_of(building: Building, file: File, name: str) -> Iterator[Named]:
             full_name,
             kind.name,
             shape,
-            partial(_load, file, kind, shape, start + begin, start + end),
+            partial(_load, file, kind, shape, start + begin, start + end, promised),
         )
 
 
-def _load(file: File, kind: dtypes.DType, shape: tuple[int, ...], begin: int, end: int) -> Array:
+def _load(
+    file: File, kind: dtypes.DType, shape: tuple[int, ...], begin: int, end: int, promised: int
+) -> Array:
+    """promised: how many bytes the file has if its header is true."""
     nbytes = limits.count(shape) * kind.itemsize
     if nbytes != end - begin:
         raise ElementsMissing(
             f"{kind.name} {shape} needs {nbytes} bytes, its offsets hold {end - begin}"
+        )
+    if end > file.size:
+        raise ElementsMissing(
+            f"{file.name} is cut off: it has {file.size} bytes, its header names {promised}"
         )
     return words(file.part(begin, nbytes), kind.numpy).reshape(shape)
 
@@ -82,7 +90,15 @@ def _header(file: File) -> tuple[dict[str, Any], int]:
 
 
 def _begin(entry: Any) -> int:
+    return _offset(entry, 0)
+
+
+def _end(entry: Any) -> int:
+    return _offset(entry, 1)
+
+
+def _offset(entry: Any, which: int) -> int:
     try:
-        return int(entry["data_offsets"][0])
+        return int(entry["data_offsets"][which])
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return 0
