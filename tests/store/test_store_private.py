@@ -274,8 +274,6 @@ def test_what_is_nobodys_stays():
 
 
 def test_call_stacks_of_a_paddle_program_keep_no_line_of_source():
-    from whence.store.anonymous import Anonymous
-
     lines = [
         b'  File "model.py", line 7, in forward',
         b"    h = relu(secret_scale * x)" + b" " * 200,
@@ -294,3 +292,40 @@ def test_call_stacks_of_a_paddle_program_keep_no_line_of_source():
     assert len(cleaned) == len(before) + 16 + len(entries) + len(after)
     assert cleaned.startswith(before) and cleaned.endswith(after) and b"op_callstack" in cleaned
     assert not any(word in cleaned for word in (b"model.py", b"forward", b"secret_scale"))
+
+
+def test_call_stacks_of_a_program_in_json_keep_no_line_of_source():
+    stack = [
+        '  File "model.py", line 7, in forward',
+        '    h = relu(secret_scale["a}{\\"] * x)  # {"N": "op_callstack"}',
+        "    über_geheim(x)",
+        "",
+    ]
+    texts = [{"#": "0.a_str", "D": line} for line in stack]
+    attributes = [
+        {"AT": {"#": "0.a_str", "D": "fc_0.w_0"}, "N": "name"},
+        {"AT": {"#": "0.a_array", "D": texts}, "N": "op_callstack"},
+        {"AT": {"#": "0.a_f32", "D": 1e-05}, "N": "scale"},
+    ]
+    block = {"ops": [{"#": "1.relu", "A": attributes, "O": [{"%": 1}]}], "#": "block_0"}
+    program = {"base_code": {"magic": "pir"}, "program": {"regions": [{"blocks": [block] * 2}]}}
+    for options in ({}, {"separators": (",", ":"), "ensure_ascii": False}, {"indent": 1}):
+        data = json.dumps(program, **options).encode()
+        cleaned = Anonymous(RunInfo(), []).file(data)
+        assert len(cleaned) == len(data)
+        words = ("model.py", "forward", "secret_scale", "geheim", "\\u00fc", "über")
+        assert not any(word.encode() in cleaned for word in words)
+        shown = json.loads(cleaned)
+        for was, now in zip(
+            program["program"]["regions"][0]["blocks"], shown["program"]["regions"][0]["blocks"]
+        ):
+            before, after = was["ops"][0]["A"], now["ops"][0]["A"]
+            assert (after[0], after[2], now["#"]) == (before[0], before[2], was["#"])
+            assert after[1]["N"] == "op_callstack"
+            assert all(set(text["D"]) <= {"x"} for text in after[1]["AT"]["D"])
+
+
+def test_a_program_in_json_without_call_stacks_stays_as_it_is():
+    data = b'{"ops":[{"A":[{"AT":{"#":"0.a_str","D":"op_callstack"},"N":"name"}]}]}'
+    assert Anonymous(RunInfo(), []).file(data) == data
+    assert Anonymous(RunInfo(), []).file(data[:-3]) == data[:-3]

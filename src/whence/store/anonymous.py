@@ -33,6 +33,10 @@ _SOURCE_LINE = re.compile(r"(.*):(\d+)")
 # an attribute of a ProgramDesc: its name, and that it holds strings
 _STACK = re.compile(rb"\x0a\x0cop_callstack\x10\x05")
 _STRINGS = 0x42
+# the same attribute of PIR in JSON, {"AT": {"#": "0.a_array", "D": [...]}, "N": "op_callstack"}
+_JSON_STACK = rb'"N"\s*:\s*"op_callstack"'
+_JSON_TOKEN = re.compile(rb'%s|"(?:[^"\\]|\\.)*"|[{}]' % _JSON_STACK, re.DOTALL)
+_JSON_WORD = re.compile(rb'"(?:AT|N|D|#|\d+\.[a-z]_\w+)"')
 _LEAST = 3  # letters of a name that is looked for in texts
 _LEAST_WORD = 5  # of a word of a command, where it looks like one of the language
 
@@ -117,7 +121,8 @@ class Anonymous:
 
     def file(self, data: bytes) -> bytes:
         """A file of another tool, whose offsets must not change: every private byte becomes x."""
-        return self._bytes.sub(lambda match: b"x" * len(match[0]), _without_stacks(data))
+        without = _without_json_stacks(_without_stacks(data))
+        return self._bytes.sub(lambda match: b"x" * len(match[0]), without)
 
     def _field(self, name: str, item: Any) -> Any:
         if name == "source" and isinstance(item, str):
@@ -156,6 +161,32 @@ def _without_stacks(data: bytes) -> bytes:
             end = min(i + 1 + length, len(data))
             out[i + 1 : end] = b"x" * (end - i - 1)
             i = end
+    return bytes(out)
+
+
+def _without_json_stacks(data: bytes) -> bytes:
+    """A program of PIR with the call stacks of its operators overwritten: all texts of the object
+    that is named so, but for the words of the format.
+    """
+    if re.search(_JSON_STACK, data) is None:
+        return data
+    out = bytearray(data)
+    texts: list[tuple[int, int]] = []
+    opened: list[tuple[int, bool]] = []  # of each object: texts before it; is it a call stack?
+    for match in _JSON_TOKEN.finditer(data):
+        token = match[0]
+        if token == b"{":
+            opened.append((len(texts), False))
+        elif token == b"}" and opened:
+            first, is_stack = opened.pop()
+            for start, end in texts[first:] if is_stack else ():
+                out[start + 1 : end - 1] = b"x" * (end - start - 2)
+            if is_stack or not opened:
+                del texts[first:]
+        elif token.endswith(b'"op_callstack"') and token != b'"op_callstack"' and opened:
+            opened[-1] = opened[-1][0], True
+        elif token != b"}" and not _JSON_WORD.fullmatch(token):
+            texts.append(match.span())
     return bytes(out)
 
 
