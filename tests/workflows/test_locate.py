@@ -3,10 +3,12 @@ commands that are run again.
 """
 
 import json
+import re
 import shutil
 import textwrap
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,9 +20,11 @@ from torch import nn
 import warm
 import whence
 from whence.errors import CaptureError, OutputExists, UnreadableRun, UsageError
+from whence.instrument.launch import interpreter
 from whence.records import MemoryRun
 from whence.report.locate import location
 from whence.workflows.locate.output_error import output_errors
+from whence.workflows.rerun import Command, recorded
 
 pytestmark = pytest.mark.torch
 torch.set_num_threads(1)
@@ -315,6 +319,99 @@ def test_a_command_may_end_with_the_code_that_a_recorded_run_had(place, tmp_path
     assert [r.name for r in whence.locate(tmp_path / "ref", command=command, most=1).rounds] == [
         "0"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "words"),
+    [
+        ("torch", "1.0.0", rf"torch {re.escape(torch.__version__)}, was 1\.0\.0\. Install what"),
+        ("python", "3.0.1", r"python 3\.\d+\.\d+, was 3\.0\.1"),
+        ("tensorflow", "2.1", None),
+        ("transformers", None, None),
+    ],
+)
+def test_a_command_is_not_run_with_other_libraries_than_it_had(
+    place, tmp_path, monkeypatch, name, was, words
+):
+    shutil.copytree(place / "bad", tmp_path / "bad")
+    info = json.loads((tmp_path / "bad" / "run.json").read_text())
+    versions = {k: v for k, v in {**info["versions"], name: was}.items() if v is not None}
+    (tmp_path / "bad" / "run.json").write_text(json.dumps({**info, "versions": versions}))
+    if words is None:  # no library that the program loads, or one whose version was not recorded
+        assert recorded(whence.open_run(tmp_path / "bad").info, "bad").command[-1] == "bad"
+        return
+    monkeypatch.setattr(Command, "capture", lambda *_, **__: pytest.fail("the program was run"))
+    with pytest.raises(UsageError, match=words):
+        whence.locate(place / "ref", tmp_path / "bad")
+
+
+def test_many_changed_libraries_are_counted(place):
+    info = whence.open_run(place / "bad").info
+    others = dict.fromkeys(["python", *interpreter.PACKAGES], "0.1")
+    changed = msgspec.structs.replace(info, versions=others)
+    with pytest.raises(UsageError, match=rf"and {len(others) - 3} more\. Install"):
+        recorded(changed, "bad")
+
+
+# ---- patches that locate nothing
+
+
+class Wrapped(nn.Module):
+    """A model of one container. calls_fc: or its layer is computed without being called."""
+
+    def __init__(self, factor=1.0, calls_fc=True, repeats=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(OrderedDict(fc=nn.Linear(16, 16), act=nn.Tanh()))
+        self.factor, self.calls_fc, self.repeats, self.count = factor, calls_fc, repeats, 0
+
+    def forward(self, x):
+        self.count += 1
+        x = x * (self.factor if self.repeats else self.factor + self.count)
+        fc, act = self.inner
+        if not self.calls_fc:
+            return act(nn.functional.linear(x, fc.weight, fc.bias))
+        return self.inner(x)
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wrapped") / "ref"
+    with whence.capture(model := Wrapped(), path):
+        use(model)
+    return path
+
+
+def test_a_container_that_is_the_whole_model_locates_nothing(wrapped):
+    (one,) = whence.locate(wrapped, model=Wrapped(1.1), use=use, patch=["inner"]).rounds
+    assert (one.after, one.calls) == (0, 2)
+    assert one.notes[0] == (
+        "it is the whole model: it returns what the model returns, so patching it explains "
+        "everything and locates nothing"
+    )
+
+
+def test_a_layer_that_returns_what_the_model_returns_is_told(wrapped):
+    (one,) = whence.locate(wrapped, model=Wrapped(1.1), use=use, patch=["inner.act"]).rounds
+    assert one.after == 0
+    assert one.notes[0].startswith("it returns what the model returns, so patching it takes away")
+
+
+def test_a_call_in_the_middle_is_no_whole_model(wrapped):
+    (one,) = whence.locate(wrapped, model=Wrapped(1.1), use=use, patch=["inner.fc"]).rounds
+    assert (one.calls, one.notes) == (2, ())
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_nothing_is_credited_to_a_patch_that_was_applied_to_nothing(wrapped, repeats):
+    model = Wrapped(1.1, calls_fc=False, repeats=repeats)
+    result = whence.locate(wrapped, model=model, use=use, patch=["inner.fc"])
+    (one,) = result.rounds
+    assert (one.calls, one.share) == (0, None)
+    (note,) = result.notes
+    assert note.startswith("inner.fc: the patch was applied to nothing, so nothing is credited")
+    assert ("the program does not repeat itself" in note) is not repeats
+    assert "nothing was patched, so nothing is credited to it" in location(result)
 
 
 # ---- the error at the output
