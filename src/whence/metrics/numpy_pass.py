@@ -138,10 +138,7 @@ def _exact(r: Array, t: Array, r_type: DType, t_type: DType) -> Floats | None:
     whole, floating, sign = (r, t, 1.0) if _is_int(r_type) else (t, r, -1.0)
     value = floating.astype(np.float64)
     difference: Floats = value - whole.astype(np.float64)
-    if whole.dtype == np.uint64:
-        fits = (difference == 0.0) & (value >= 0.0) & (value < 2.0**64)
-    else:
-        fits = (difference == 0.0) & (value >= -(2.0**63)) & (value < 2.0**63)
+    fits = (difference == 0.0) & (value < (2.0**64 if whole.dtype == np.uint64 else 2.0**63))
     difference[fits] = _int_difference(whole[fits], value[fits].astype(whole.dtype))
     return difference * sign
 
