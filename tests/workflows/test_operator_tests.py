@@ -8,6 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -312,6 +313,37 @@ def test_nothing_of_a_run_becomes_code(tmp_path):
             tmp_path / "bad",
             force=True,
         )
+
+
+def test_a_range_is_written_only_where_it_is_known(tmp_path):
+    x = np.full((2, 2), 3.0, np.float32)
+    run = one_call("aten.mm.default", {"input.self": x, "input.mat2": x, "output.0": x})
+    whence.generate_tests(run, tmp_path / "known")
+    known = [r for r in run.records if r.statistics is not None]
+    unknown = MemoryRun(
+        run.calls, [msgspec.structs.replace(r, statistics=None) for r in run.records], {}
+    )
+    whence.generate_tests(unknown, tmp_path / "unknown")
+    texts = [next((tmp_path / n).glob("test_mm*.py")).read_text() for n in ("known", "unknown")]
+    assert len(known) == 3
+    assert texts[0].count("values=(3.0, 3.0)") == 2
+    assert "values=" not in texts[1]
+
+
+def test_numbers_of_a_module_are_written_as_short_as_they_stay_the_same(tmp_path):
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.softplus(x * 0.1, 2.0).clamp(max=1e-5)
+
+    model = torch.nn.Sequential(Scaled())
+    with torch.no_grad(), whence.capture(model, tmp_path / "run"):
+        model(torch.ones(2, 3))
+    whence.generate_tests(tmp_path / "run", tmp_path / "tests", level="module")
+    text = (tmp_path / "tests" / "test_Scaled.py").read_text()
+    (source,) = (line for line in text.splitlines() if "ops.aten.mul" in line)
+    assert source.rstrip(")").endswith(", 0.1"), source
+    assert "softplus.default(v0, 2.0" in text
+    assert "1e-05" in text
 
 
 def test_folders_are_not_overwritten(runs, tmp_path):
