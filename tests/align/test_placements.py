@@ -119,6 +119,10 @@ def test_several_meshes_leave_open_how_they_lie_to_each_other(groups):
             (0, 1, 2, 3),
         ),  # no grid
         (
+            [placed((4,), (2,), ("shard 0",), ranks=r) for r in ((0, 3), (1, 2), (1, 2), (0, 3))],
+            (0, 1, 2, 3),
+        ),  # meshes that lie neither behind nor between each other
+        (
             [placed((8, 2), (2, 2, 2), ("shard 0", "shard 1", "shard 0"), nested=((0, (2, 0)),))]
             * 8,
             tuple(range(8)),

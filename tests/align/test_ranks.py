@@ -3,6 +3,7 @@ bit for bit.
 """
 
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import msgspec
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handmade import Builder
+from handmade import Builder, record
 from whence.align import align
 from whence.align.dims import parse
+from whence.align.ranks import combined_figures
 from whence.align.ranks.join import joined
 from whence.align.ranks.shards import Level, Shard, candidates, node, part_order
 from whence.align.user_map import load
@@ -784,3 +786,21 @@ def test_stages_of_which_each_is_cut_over_ranks():
     left, right, notes = joined(full(layers), write(out))
     equal(left, right)
     assert any("stages of a pipeline: ranks 0, 1, then ranks 2, 3" in note for note in notes)
+
+
+def test_a_tensor_of_the_other_side_is_found_by_norm_magnitude_and_shape(monkeypatch):
+    draw = np.random.default_rng(4)
+    arrays = [draw.standard_normal(shape) * scale for shape, scale in (
+        ((4, 6), 1.0), ((4, 6), 1.1), ((3, 8), 1.05), ((6, 4), 1.2), ((4,), 1.0),
+    )]  # fmt: skip
+    records = [record(k, a.astype(np.float32)) for k, a in enumerate(arrays)]
+    held = [SimpleNamespace(slot=(("k",), "output.0"), options=[(r.shape, r)]) for r in records[1:]]
+    monkeypatch.setattr(combined_figures, "_tensors", lambda side: iter(held))
+    other = combined_figures._OtherSide(None)
+    for own in records[1:]:
+        assert other.has("output.3", own.shape, own) == 2
+    assert other.has("output.0", (4, 6), records[3]) == 1  # the same figures, axes in another order
+    assert other.has("output.0", (8, 3), records[1]) == 0
+    assert other.has("output.0", (4, 6), records[0]) == 0
+    assert other.has("param.weight", (4, 6), records[1]) == 0
+    assert other.has("output.0", (4, 6), record(9, np.ones((4, 6), np.float32))) == 0

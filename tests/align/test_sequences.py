@@ -2,14 +2,19 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from handmade import Builder
+from handmade import Builder, record
 from whence.align.batches import align
+from whence.align.batches.align import _between
 from whence.align.batches.batch import batches_of
+from whence.align.batches.padding import _parts
 from whence.align.batches.prompts import Prompt, together
-from whence.align.batches.sequences import matched, same_batches, sequences_of
+from whence.align.batches.sequences import Piece, matched, same_batches, sequences_of
 from whence.align.batches.token_axes import Axes, SeenTokens, axes
-from whence.results import Parted
+from whence.records import MemoryRun
+from whence.results import Parted, SlotPair
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.standard_normal((50, 4)).astype(np.float32)
@@ -242,3 +247,55 @@ def test_prompts_are_paired_by_their_ids_else_by_how_they_start(left, right, pai
         for side in (left, right)
     ]
     assert [tuple(pair) for pair in together(*sides)] == pairs
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=5),
+    st.integers(0, 30),
+    st.integers(0, 30),
+)
+def test_the_pieces_of_some_tokens_hold_these_tokens(cut, start, length):
+    """cut: of each piece, where it begins in its call and how many tokens it has."""
+    pieces = [
+        Piece(call, 0, begin, begin + tokens, begin + tokens)
+        for call, (begin, tokens) in enumerate(cut)
+    ]
+    every = [(p.call, t) for p in pieces for t in range(p.start, p.stop)]
+    found = _between(pieces, start, start + length)
+    assert [(p.call, t) for p in found for t in range(p.start, p.stop)] == every[
+        start : start + length
+    ]
+    ends = {p.call: p.stop for p in pieces}
+    assert all(p.start < p.stop for p in found)
+    assert all(p.whole == (p.stop == ends[p.call]) for p in found)
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"padding"}, True),
+        ({"padding", "ids"}, True),
+        ({"padding", "mask"}, False),
+        ({"padding", "no mask"}, False),
+        ({"tokens", "padding"}, False),
+        (set(), False),
+    ],
+)
+def test_padding_parts_where_equal_masks_leave_it_open(changed, parts):
+    """What else has the shape of a mask, such as ids or positions, is none."""
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]])
+    real = mask.astype(bool)
+    arrays = [mask, np.arange(8).reshape(2, 4), RNG.standard_normal((2, 4, 3)).astype(np.float32)]
+    other = [a.copy() for a in arrays]
+    other[0] += "mask" in changed
+    other[1] += "ids" in changed
+    other[2][~real] += "padding" in changed
+    other[2][real] += "tokens" in changed
+    names = ["input.attention_mask", "input.input_ids", "output.0"]
+    kept = [k for k in range(3) if k or "no mask" not in changed]
+    runs = [
+        MemoryRun([], [record(k, a) for k, a in enumerate(side)], dict(enumerate(side)))
+        for side in (arrays, other)
+    ]
+    slots = [SlotPair(names[k], names[k], k, k) for k in kept]
+    assert _parts(*runs, slots, real) is parts

@@ -103,15 +103,34 @@ def test_a_fault_keeps_its_name_when_a_local_is_renamed(mutants):
     assert names[0] == names[1]
 
 
-def test_a_seed_draws_the_same_faults_of_every_package_and_kind(mutants):
-    root = FOLDER.parent
-    faults = mutants.drawn(root, 50, 3)
-    assert [f.name for f in faults] == [f.name for f in mutants.drawn(root, 50, 3)]
+EVERY_KIND = """
+def judge(error, limit, told):
+    told.append(error)
+    if error > limit and not told:
+        return 3 * limit
+    return among(error, limit)
+"""
+
+
+@pytest.fixture
+def checkout(mutants, tmp_path):
+    """A folder with a package for each of whence's, of files that offer faults of every kind."""
+    for package in mutants.PACKAGES:
+        folder = tmp_path / "src" / "whence" / package
+        folder.mkdir(parents=True)
+        for name in ("one", "two", "three"):
+            (folder / f"{name}.py").write_text(SOURCE + EVERY_KIND)
+    return tmp_path
+
+
+def test_a_seed_draws_the_same_faults_of_every_package_and_kind(mutants, checkout):
+    faults = mutants.drawn(checkout, 50, 3)
+    assert [f.name for f in faults] == [f.name for f in mutants.drawn(checkout, 50, 3)]
     assert len({f.name for f in faults}) == 50
     assert Counter(f.package for f in faults) == Counter(
         {name: 9 if number < 2 else 8 for number, name in enumerate(mutants.PACKAGES)}
     )
-    assert {f.name for f in faults} != {f.name for f in mutants.drawn(root, 50, 4)}
+    assert {f.name for f in faults} != {f.name for f in mutants.drawn(checkout, 50, 4)}
     judge = Counter(f.mutation.kind for f in faults if f.package == "judge")
     assert set(judge.values()) == {1}  # eight of eight kinds
 

@@ -94,6 +94,8 @@ INT8 = {"op": "Linear", "declare": "quantisation", "weights": {"bits": 8}}
         ({"declare": "tf32"}, "selects every call"),
         ({"op": "/(/", "declare": "tf32"}, "is not a regular expression"),
         ({"op": 3, "declare": "tf32"}, "must be a pattern"),
+        ({"op": "", "declare": "tf32"}, "must be a pattern"),
+        ({"op": ["mm", ""], "declare": "tf32"}, "must be a pattern"),
         ({"op": "x", "declare": "tf32", "rtol": 1}, "unknown key 'rtol'"),
         ({"op": "x", "declare": "tolerance"}, "say one of rel_l2, rtol with atol, or ignore"),
         ({"op": "x", "declare": "tolerance", "rel_l2": 1, "rtol": 1}, "it says rel_l2, rtol, atol"),
