@@ -19,7 +19,8 @@ if importlib.util.find_spec("paddle") is None:
     pytest.skip(
         "paddlepaddle is not installed: pip install paddlepaddle==3.3.1", allow_module_level=True
     )
-pytestmark = pytest.mark.paddle
+# Eight commands in a row, as the tutorial: each of them has tests of its own in the default run.
+pytestmark = [pytest.mark.paddle, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 CODES = {

@@ -9,7 +9,7 @@ from whence.judge import PairError, below_masks, between, error_of, grow, judge_
 from whence.judge.statistics_drift import Drift, drift
 from whence.judge.verdict import judge_region
 from whence.records import Record, Sketch, Statistics
-from whence.results import Measured
+from whence.results import Evidence, Measured
 
 U = 2.0**-24
 NOTHING = Measured("none", False)
@@ -208,3 +208,17 @@ def test_what_unseen_operators_may_make_of_a_tensor_that_somebody_labelled(
     judged = judge_stated(judge_region(0, 1, growth), growth, u, first)
     assert judged.verdict == verdict
     assert words in judged.sentence
+
+
+@pytest.mark.parametrize(("nan", "inf"), [(1, 0), (0, 2)])
+def test_another_number_of_nan_or_inf_in_the_figures_is_an_error_without_bound(nan, inf):
+    def figures(**changes):
+        common = {"nan": 0, "inf": 0, "zero": 0, "count": 4}
+        statistics = Statistics(min=-1.0, max=1.0, mean=0.0, std=1.0, norm=2.0, **common | changes)
+        return Record(0, "float32", (4,), statistics=statistics)
+
+    unmeasured = Measured("none", False, why="elements were not kept")
+    found = error_of(unmeasured, figures(), figures(nan=nan, inf=inf), 2.0**-24)
+    assert (found.value, found.evidence) == (math.inf, Evidence.STATISTICS)
+    same = error_of(unmeasured, figures(nan=nan, inf=inf), figures(nan=nan, inf=inf), 2.0**-24)
+    assert same.value != math.inf

@@ -99,3 +99,23 @@ def test_two_roundings_of_one_number_are_equal_where_neither_dtype_holds_the_oth
     other = brain.copy()
     other.view(np.uint16)[2000] += 1
     assert not judge.parameters(half, other).equal
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_something_in_place_of_zeros_has_no_scale(dtype):
+    zeros = np.zeros((3, 4), dtype)
+    other = np.arange(12).reshape(3, 4).astype(dtype)
+    found = judge.parameters(zeros, other)
+    assert (found.equal, found.comparable) == (False, True)
+    assert "scale" not in found.numbers
+    assert not found.sentence.startswith("scaled")
+    assert judge.parameters(other, zeros).sentence.startswith("all zero in the target")
+
+
+@pytest.mark.parametrize("types", [("int32", "int64"), ("int64", "uint8"), ("bool", "int8")])
+def test_whole_numbers_of_another_width_are_equal_by_their_values(types):
+    reference, target = (np.array([[0, 1], [1, 0]], t) for t in types)
+    assert judge.parameters(reference, target).equal
+    changed = target.copy()
+    changed[1, 1] = 1
+    assert not judge.parameters(reference, changed).equal
