@@ -8,8 +8,8 @@ from typing import Any
 
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.call_frames import Frame
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.program_recorder import Recorder
-from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
 from whence.records import Placement
 
 

@@ -14,7 +14,7 @@ import torch
 from whence.instrument.call_frames import root_or_name
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
-from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 
 
 class ModuleRegistry:

@@ -36,10 +36,10 @@ from whence.instrument.torch.modes import (
     set_call,
     taken_for_torchs,
 )
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
-from whence.instrument.torch.weak_registry import ModuleInfo, ModuleRoot
 from whence.instrument.wording import raised
 from whence.records import Call
 from whence.records.marks import Mark

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.frameworks.torch_schema import AUTOCAST_KEYS
 from whence.instrument.call_frames import CallFrames, ThreadCalls
+from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.regions import Region
-from whence.instrument.torch.weak_registry import ModuleRoot
 
 _depth = torch._C._len_torch_dispatch_stack
 _Handler = Callable[[Any, Any, Any, Any], Any]

@@ -12,8 +12,8 @@ from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import HALF, is_half
 from whence.instrument.torch.operator_call import OperatorCall, Overload
 from whence.instrument.torch.sampling import Sampling
+from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import StorageRef, storage_ref
 from whence.records import OVERWRITTEN, Ref
 from whence.records.slots import is_mutated
 

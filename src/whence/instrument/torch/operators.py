@@ -21,6 +21,7 @@ from whence.frameworks.torch_schema import restored
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.operator_call import OperatorCall, overload_of
 from whence.instrument.torch.operator_modes import OperatorModes, OperatorThread
@@ -29,7 +30,6 @@ from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.regions import Region, Regions
 from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.sources import source_here
-from whence.instrument.torch.weak_registry import ModuleRoot
 from whence.instrument.wording import raised
 from whence.records import Call
 

@@ -17,10 +17,11 @@ from whence.instrument.torch.caller_code import asks_for_listeners, compiled_ins
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modes import NoFunctions
+from whence.instrument.torch.module_info import HeldTensor, home_of
 from whence.instrument.torch.operand_table import layout
 from whence.instrument.torch.program_recorder import Recorder
+from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import HeldTensor, StorageRef, home_of, storage_ref
 from whence.records import Program, Ref
 
 # So many programs of a family that are one and the same, and its next extents are not recorded

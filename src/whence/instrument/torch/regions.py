@@ -9,8 +9,8 @@ from typing import Any
 
 from whence.instrument.call_frames import count
 from whence.instrument.session import Session
+from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import ModuleRoot
 from whence.records import Call
 
 

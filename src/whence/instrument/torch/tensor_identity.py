@@ -21,17 +21,15 @@ from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import placement_of
 from whence.instrument.torch.staging import StagingRing
 from whence.instrument.torch.tensor_content import (
-    Bytes,
-    TensorContent,
-    content_of,
-    hash_of,
-    increment,
-)
-from whence.instrument.torch.weak_registry import (
     UNSETTLED,
+    Bytes,
     Pending,
     SeenTensor,
+    TensorContent,
+    content_of,
     expired,
+    hash_of,
+    increment,
     sample,
     storage_ref,
 )

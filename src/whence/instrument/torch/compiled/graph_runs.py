@@ -19,11 +19,12 @@ from whence.instrument.torch.compiled.inductor_taps import Site
 from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.torch.compiled.observer_effect import Cannot, difference, silently
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.operator_call import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Region
+from whence.instrument.torch.tensor_content import StorageRef, sample, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry
-from whence.instrument.torch.weak_registry import ModuleRoot, StorageRef, sample, storage_ref
 from whence.instrument.wording import raised
 from whence.records import Call, Placement, Ref
 from whence.records.marks import NoProgram

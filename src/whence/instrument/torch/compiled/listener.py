@@ -22,10 +22,10 @@ from whence.instrument.torch.compiled.graph_compiler import GraphCompiler
 from whence.instrument.torch.compiled.graph_runs import GraphRuns, GraphThread
 from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.torch.frames import ModuleFrame
+from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.program_cache import ProgramCache
 from whence.instrument.torch.regions import Region, Regions
-from whence.instrument.torch.weak_registry import ModuleRoot
 
 
 class GraphListener(Listener):

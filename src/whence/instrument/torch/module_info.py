@@ -1,88 +1,19 @@
-"""What a listener remembers without keeping anything of the program alive: modules, the tensors
-they hold, tensors seen before.
+"""What a listener remembers of a module, the tensors it holds and the root it belongs to, without
+keeping any of them alive.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from whence.frameworks.torch_arrays import address_of
 from whence.instrument.call_frames import Root
+from whence.instrument.torch.tensor_content import sample
 from whence.records import Placement, Ref
-
-_read = ctypes.string_at
-expired = torch.UntypedStorage._expired
-
-
-UNSETTLED = -1
-"""The version of what an operator wrote or made a view of, seen inside the operator: torch counts
-it up behind it.
-"""
-
-
-FULL_BYTES = 1 << 16
-"""Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this
-takes about 5 us.
-"""
-
-
-class StorageRef(msgspec.Struct, gc=False, eq=False):
-    """A weak reference to a storage: pins its address, frees its bytes."""
-
-    cdata: int
-
-    def __del__(self, free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref) -> None:
-        free(self.cdata)
-
-
-def storage_ref(tensor: Any) -> StorageRef:
-    """A weak reference to the storage of a tensor."""
-    return StorageRef(tensor.untyped_storage()._weak_ref())
-
-
-class SeenTensor(msgspec.Struct, gc=False, eq=False):
-    """A tensor that was recorded: enough to know it again without keeping its memory alive.
-
-    id: of the record; `Pending` while it is on its way. version: None of an inference tensor;
-    UNSETTLED until the next look. has_elements: whether its elements were wanted. span: bytes of
-    memory that its elements lie in, 0 when they are not looked at there. memory: those, None of
-    more than `FULL_BYTES`; read only while a tensor lies there. probe: their hash, or a `sample` of
-    more.
-    """
-
-    id: Any
-    digest: bytes
-    version: int | None
-    storage: StorageRef
-    has_elements: bool
-    probe: bytes = b""
-    span: int = 0
-    memory: memoryview | None = None
-
-    def agrees(self, version: int | None, keep: bool) -> bool:
-        """Is a tensor of this version, of which elements are wanted or not, this one as far as its
-        bytes are equal too?
-        """
-        if (keep and not self.has_elements) or expired(self.storage.cdata):
-            return False
-        if self.version == UNSETTLED:
-            self.version = version
-        return self.version == version
-
-
-class Pending:
-    """Stands for a record id, and how it was known again, until its bytes have arrived."""
-
-    __slots__ = ("certain", "edge", "id")
-
-    def __init__(self) -> None:
-        self.id, self.edge, self.certain = -1, "", True
 
 
 class ModuleInfo:
@@ -190,17 +121,6 @@ class ModuleRoot(Root):
         self.calls = 0
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
-
-
-def sample(pointer: int, nbytes: int) -> bytes:
-    """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
-    if nbytes <= 192:
-        return _read(pointer, nbytes)
-    return (
-        _read(pointer, 64)
-        + _read(pointer + nbytes // 2 - 32, 64)
-        + _read(pointer + nbytes - 64, 64)
-    )
 
 
 def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
