@@ -100,7 +100,7 @@ FOLDERS = {
     ],
     "instrument": [
         {"wording", "patch_points"},
-        {"options", "on_record"},
+        {"options", "on_record", "step_sizes"},
         {"selection"},
         {"session"},
         {"guard"},

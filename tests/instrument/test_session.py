@@ -10,7 +10,7 @@ import xxhash
 
 from whence.errors import StoreFailed, UsageError
 from whence.instrument import options
-from whence.instrument.session import Session, load_on_record
+from whence.instrument.session import Content, Form, Origin, Session, load_on_record
 from whence.records import Call
 
 
@@ -71,13 +71,9 @@ def give(made, slot="output.0", nbytes=1000, content=None, scope="fc"):
     if content is None:
         data[:4] = np.frombuffer(give.serial.to_bytes(4, "little"), np.uint8)
     return made.record(
-        "uint8",
-        (nbytes,),
-        data,
-        xxhash.xxh3_128_digest(data.tobytes()),
-        scope=scope,
-        slot=slot,
-        op_type="Linear",
+        Form("uint8", (nbytes,)),
+        Content(xxhash.xxh3_128_digest(data.tobytes()), nbytes=nbytes, data=data),
+        Origin(scope, slot, "Linear"),
     )
 
 
@@ -151,8 +147,10 @@ def test_a_call_that_began_in_time_is_kept_whole():
     made = session(sink)
     made.elements_on = False
     data = np.zeros(4, np.uint8)
-    made.record("uint8", (4,), data, b"1" * 16, scope="", slot="output.0", op_type="", keep=True)
-    made.record("uint8", (4,), data, b"2" * 16, scope="", slot="output.0", op_type="", keep=False)
+    content = Content(b"1" * 16, nbytes=4, data=data)
+    made.record(Form("uint8", (4,)), content, Origin("", "output.0", "", keep=True))
+    content = Content(b"2" * 16, nbytes=4, data=data)
+    made.record(Form("uint8", (4,)), content, Origin("", "output.0", "", keep=False))
     assert [line[1] for line in sink.lines if line[0] == "record"] == [True, False]
 
 

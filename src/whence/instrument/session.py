@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from whence.errors import StoreFailed
@@ -22,12 +23,61 @@ from whence.frameworks import host
 from whence.instrument.on_record import OnRecord, UserColumns, load_on_record
 from whence.instrument.options import CaptureOptions
 from whence.instrument.selection import Selector
+from whence.instrument.step_sizes import StepSizes
 from whence.instrument.wording import size as size_words
 from whence.records import Call, External, Note, Program, Sink, Sketch, Statistics, Step
 from whence.records.slots import is_param
 
 FIGURES = 1 << 12
 """Figures of so many contents are remembered: a view has those of its base."""
+
+
+class Form(msgspec.Struct, gc=False, eq=False):
+    """What a tensor is, its elements apart. stride: () of a contiguous one."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    storage_offset: int = 0
+    device: str = "cpu"
+    subclass: str = ""
+
+
+class Origin(msgspec.Struct, gc=False, eq=False):
+    """The call and the slot that a tensor is recorded of. keep: whether elements were wanted when
+    the call began, so that no call is kept by half; None asks when it is recorded.
+    """
+
+    scope: str
+    slot: str
+    op_type: str
+    keep: bool | None = None
+
+
+class Content(msgspec.Struct, gc=False, eq=False):
+    """The canonical bytes of one tensor: `nbytes` at `address`, or `data`.
+
+    base, tail: only `tail` is written, what follows record base[0] along axis base[1]. external:
+    where the bytes lie in a file of the user's already.
+    """
+
+    digest: bytes
+    address: int = 0
+    nbytes: int = 0
+    data: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    base: tuple[int, int] | None = None
+    tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    external: External | None = None
+
+    def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes, as an array."""
+        return host.bytes_at(self.address, self.nbytes) if self.data is None else self.data
+
+    def figures(self, dtype: str) -> tuple[Statistics, Sketch]:
+        """Figures of the elements."""
+        if self.data is None:
+            return host.statistics_at(self.address, self.nbytes, dtype)
+        return host.statistics(self.data, dtype)
 
 
 class Session:
@@ -69,10 +119,7 @@ class Session:
         function = on_record or (load_on_record(options.on_record) if options.on_record else None)
         self._columns = UserColumns(function, self.note) if function is not None else None
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
-        self._step_start = 0
-        self._step_bytes: dict[str, int] = {}
-        self._parameter_bytes = self._parameters_before = 0
-        self._announced: set[str] = set()
+        self._sizes = StepSizes(max_bytes)
         # called with (root, step) when all of a step is written
         self.step_ended: Callable[[str, int], None] | None = None
         self.calls = 0
@@ -147,19 +194,10 @@ class Session:
         """
         if self.options.keep != "full":
             return
-        used = self._sink.nbytes if self._sink is not None else 0
-        self._step_start, self._parameters_before = used, self._parameter_bytes
-        if self.elements_on and used + self._step_bytes.get(root, 0) > self.max_bytes:
+        problem = self._sizes.begin(root, self._sink.nbytes if self._sink is not None else 0)
+        if self.elements_on and problem:
             self.elements_on = False
-            needed = (
-                f"{size_words(used)} used, the next step needs "
-                f"{size_words(self._step_bytes.get(root, 0))}"
-            )
-            self.note(
-                "budget",
-                f"elements end here: {needed}, --max-bytes is {size_words(self.max_bytes)}; "
-                "statistics and hashes go on",
-            )
+            self.note("budget", problem)
 
     def over_budget(self, scope: str, step: int, waiting: int = 0) -> None:
         """Called before a call takes its tensors: a first step larger than the budget stops between
@@ -187,44 +225,18 @@ class Session:
         """
         if self._sink is None or not self.active:
             return
-        size = self._sink.nbytes - self._step_start
-        parameters = self._parameter_bytes - self._parameters_before
-        whole, selected = self.elements_on, self.selector.only is None or step in self.selector.only
+        used, whole = self._sink.nbytes, self.elements_on
         try:
-            self._sink.step(Step(root, step, size, whole, self.rank))
+            self._sink.step(Step(root, step, self._sizes.bytes_of_step(used), whole, self.rank))
         except StoreFailed as error:
             self.fail(str(error))
             return
-        if whole and selected:
-            # The first step holds the parameters too, the later ones do not unless an optimizer
-            # changes them.
-            first = root not in self._step_bytes
-            self._step_bytes[root] = (
-                size - parameters if first else max(size, self._step_bytes[root])
-            )
-            if first and root not in self._announced:
-                self._announced.add(root)
-                self._tell(self._size_of_a_step(root, size - parameters, parameters))
-        elif root not in self._announced and selected:
-            self._announced.add(root)
-            if self.options.keep == "full":
-                self._tell(
-                    f"whence: {root}: no whole step fits --max-bytes "
-                    f"{size_words(self.max_bytes)}; statistics and hashes go on"
-                )
+        selected = self.selector.only is None or step in self.selector.only
+        line = self._sizes.end(root, used, whole) if selected and self._never == "" else ""
+        if line:
+            self._tell(line)
         if self.step_ended is not None:
             self.step_ended(root, step)
-
-    def _size_of_a_step(self, root: str, size: int, parameters: int) -> str:
-        parameter_words = f"parameters {size_words(parameters)} once, " if parameters else ""
-        if size <= 0:
-            return f"whence: {root}: {parameter_words}no elements in a step"
-        fit = max(1, 1 + int((self.max_bytes - self._step_start - parameters - size) // size))
-        count = f"{fit:,}".replace(",", " ")
-        return (
-            f"whence: {root}: {parameter_words}{size_words(size)}/step, {count} "
-            f"{'step fits' if fit == 1 else 'steps fit'}"
-        )
 
     # ---- what a listener hands over
 
@@ -251,55 +263,28 @@ class Session:
         except StoreFailed as error:
             self.fail(str(error))
 
-    def record(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        data: np.ndarray[Any, np.dtype[np.uint8]] | None,
-        digest: bytes,
-        *,
-        scope: str,
-        slot: str,
-        op_type: str,
-        value: Any = None,
-        stride: tuple[int, ...] = (),
-        storage_offset: int = 0,
-        device: str = "cpu",
-        subclass: str = "",
-        base: tuple[int, int] | None = None,
-        tail: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
-        external: External | None = None,
-        address: int = 0,
-        nbytes: int = 0,
-        keep: bool | None = None,
-    ) -> int:
+    def record(self, form: Form, content: Content, origin: Origin, value: Any = None) -> int:
         """Take one tensor: statistics always (unless `--keep none`), elements when the budget and
-        `keep` allow.
+        `origin.keep` allow. Returns its id, -1 after a failure.
 
-        Returns its id, -1 after a failure. data: all its canonical bytes, None when they are the
-        `nbytes` at `address`. base, tail: only `tail`, what follows record base[0] along axis
-        base[1], is written. value: the framework's tensor, for a user's on_record. keep: whether
-        elements were wanted when the call of this tensor began, so that no call is kept by half;
-        None asks now.
+        value: the framework's tensor, for a user's on_record.
         """
-        statistics = sketch = payload = None
+        statistics = sketch = columns = None
+        dtype, shape, digest = form.dtype, form.shape, content.digest
+        scope, slot = origin.scope, origin.slot
         if self.options.keep != "none":
             figures = self._figures.get((digest, dtype))
             if figures is None:
-                figures = self._figures_of(digest, dtype, data, address, nbytes)
+                if len(self._figures) >= FIGURES:
+                    self._figures.clear()
+                figures = self._figures[digest, dtype] = content.figures(dtype)
             statistics, sketch = figures
-        why = self._never or self._why_none(scope, slot, self.elements_on if keep is None else keep)
-        if not why and tail is not None:
-            payload = tail
-        elif not why:
-            payload = host.bytes_at(address, nbytes) if data is None else data
-        columns = (
-            self._columns.of(op_type, f"{scope}:{slot}", value)
-            if self._columns is not None
-            else None
-        )
+        why = self._never or self._why_none(origin)
+        payload = None if why else content.array() if content.tail is None else content.tail
+        if self._columns is not None:
+            columns = self._columns.of(origin.op_type, f"{scope}:{slot}", value)
         if self.options.print_pattern is not None and self.selector.prints(scope):
-            self._print(f"{scope}:{slot}", dtype, shape, statistics)
+            self._tell(_printed(f"{scope}:{slot}", dtype, shape, statistics))
         try:
             sink = self._sink or self.sink()
             bytes_before = sink.nbytes if is_param(slot) else -1
@@ -311,75 +296,47 @@ class Session:
                 statistics,
                 sketch,
                 why=why,
-                stride=stride,
-                storage_offset=storage_offset,
-                device=device,
+                stride=form.stride,
+                storage_offset=form.storage_offset,
+                device=form.device,
                 columns=columns,
-                subclass=subclass,
-                base=base if tail is not None and payload is not None else None,
-                external=external if payload is not None else None,
+                subclass=form.subclass,
+                base=None if payload is None else content.base,
+                external=None if payload is None else content.external,
             )
         except StoreFailed as error:
             self.fail(str(error))
             return -1
         self.records += 1
         if bytes_before >= 0:
-            self._parameter_bytes += sink.nbytes - bytes_before
+            self._sizes.parameter_bytes += sink.nbytes - bytes_before
         return number
 
-    def _figures_of(
-        self,
-        digest: bytes,
-        dtype: str,
-        data: np.ndarray[Any, np.dtype[np.uint8]] | None,
-        address: int,
-        nbytes: int,
-    ) -> tuple[Statistics, Sketch]:
-        """Figures of bytes that are new. data, address, nbytes: as of `record`."""
-        if len(self._figures) >= FIGURES:
-            self._figures.clear()
-        figures = self._figures[digest, dtype] = (
-            host.statistics_at(address, nbytes, dtype)
-            if data is None
-            else host.statistics(data, dtype)
-        )
-        return figures
-
-    def _why_none(self, scope: str, slot: str, keep: bool) -> str:
-        """Why no elements of this slot are kept, "" where they are."""
-        if self.options.no_inputs and not self.selector.elements(scope, slot):
+    def _why_none(self, origin: Origin) -> str:
+        """Why no elements of this tensor are kept, "" where they are."""
+        if self.options.no_inputs and not self.selector.elements(origin.scope, origin.slot):
             return "statistics only (--no-inputs)"
-        if keep:
+        if self.elements_on if origin.keep is None else origin.keep:
             return ""
         return "not sampled" if self.sampled and self.elements_on else "over --max-bytes"
 
-    def unreadable(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        why: str,
-        *,
-        device: str = "",
-        subclass: str = "",
-        stride: tuple[int, ...] = (),
-        storage_offset: int = 0,
-    ) -> int:
+    def unreadable(self, form: Form, why: str) -> int:
         """A tensor that cannot be read (meta, sparse, quantised ...): a record with a reason, never
         a hole.
         """
         try:
             return self.sink().record(
-                dtype,
-                shape,
+                form.dtype,
+                form.shape,
                 None,
                 b"",
                 None,
                 None,
                 why=why,
-                device=device,
-                subclass=subclass,
-                stride=stride,
-                storage_offset=storage_offset,
+                device=form.device,
+                subclass=form.subclass,
+                stride=form.stride,
+                storage_offset=form.storage_offset,
             )
         except StoreFailed as error:
             self.fail(str(error))
@@ -400,17 +357,15 @@ class Session:
         except StoreFailed as error:
             self.fail(str(error))
 
-    # ---- what the user asked to be shown
 
-    def _print(
-        self, name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None
-    ) -> None:
-        figures = ""
-        if statistics is not None and statistics.mean is not None:
-            figures = (
-                f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean "
-                f"{statistics.mean:.6g}  std {statistics.std:.6g}"
-            )
-        if statistics is not None and (statistics.nan or statistics.inf):
-            figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
-        self._tell(f"{name}  {dtype} {list(shape)}{figures}")
+def _printed(name: str, dtype: str, shape: tuple[int, ...], statistics: Statistics | None) -> str:
+    """The line that `--print` shows of a tensor."""
+    figures = ""
+    if statistics is not None and statistics.mean is not None:
+        figures = (
+            f"  min {statistics.min:.6g}  max {statistics.max:.6g}  mean "
+            f"{statistics.mean:.6g}  std {statistics.std:.6g}"
+        )
+    if statistics is not None and (statistics.nan or statistics.inf):
+        figures += f"  NaN {statistics.nan}  Inf {statistics.inf}"
+    return f"{name}  {dtype} {list(shape)}{figures}"

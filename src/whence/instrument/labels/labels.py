@@ -27,7 +27,7 @@ import numpy as np
 from whence.errors import UsageError
 from whence.frameworks import host
 from whence.frameworks.array_protocols import to_host
-from whence.instrument.session import Session
+from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.wording import raised
 from whence.records import Call, Ref
 
@@ -260,23 +260,15 @@ class Labels:
             # not of proxies, which answer to any name
             has_form = hasattr(type(value), "dtype") and hasattr(type(value), "shape")
             shape = tuple(int(n) for n in value.shape) if has_form else ()
-            return session.unreadable(
-                str(value.dtype).removeprefix("torch.") if has_form else "", shape, why
-            )
+            dtype = str(value.dtype).removeprefix("torch.") if has_form else ""
+            return session.unreadable(Form(dtype, shape, device=""), why)
         from whence import dtypes
 
         return session.record(
-            dtypes.of(array).name,
-            tuple(array.shape),
-            data,
-            host.digest(data),
-            scope=name,
-            slot="output.0",
-            op_type="label",
-            value=value,
-            stride=stride,
-            device=device,
-            subclass=subclass,
+            Form(dtypes.of(array).name, tuple(array.shape), stride, 0, device, subclass),
+            Content(host.digest(data), nbytes=data.size, data=data),
+            Origin(name, "output.0", "label"),
+            value,
         )
 
     def _wait(self, label: Waiting) -> None:

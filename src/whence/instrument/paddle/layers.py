@@ -25,7 +25,7 @@ from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.operator_calls import NO_PROGRAM
 from whence.instrument.paddle.tensor_identity import Tensors
-from whence.instrument.session import Session
+from whence.instrument.session import Origin, Session
 from whence.instrument.wording import raised
 from whence.records import Call, Ref
 from whence.records.marks import Mark
@@ -286,28 +286,17 @@ class Listener:
     # ---- tensors
 
     def _sight(self, tensor: Any, slot: str, frame: LayerFrame, since: int = -1) -> tuple[int, str]:
-        return frame.root.tensors.sight(
-            tensor,
-            frame.order,
-            scope=frame.scope,
-            slot=slot,
-            op_type=frame.op_type,
-            since=since,
-            keep=frame.keep,
-        )
+        origin = Origin(frame.scope, slot, frame.op_type, frame.keep)
+        return frame.root.tensors.sight(tensor, frame.order, origin, since)
 
     def _take_parameters(self, frame: LayerFrame, *, deep: bool) -> None:
         """Parameters and buffers of the layer; of those below it too when they are not called."""
         for name, tensor in _held(frame.layer, deep):
             full = f"{frame.scope}.{name}" if frame.scope else name
             # A training step changes all elements; elsewhere a sample shows it.
+            origin = Origin(frame.scope, f"param.{name}", frame.op_type)
             record_and_edge = frame.root.tensors.parameter(
-                tensor,
-                full,
-                scope=frame.scope,
-                slot=f"param.{name}",
-                op_type=frame.op_type,
-                sure=frame.training,
+                tensor, full, origin, sure=frame.training
             )
             frame.refs.append(Ref(f"param.{name}", *record_and_edge))
 
@@ -325,14 +314,8 @@ class Listener:
                 # batch norm writes its running statistics, which are parameters without a gradient
                 continue
             full = f"{frame.scope}.{name}" if frame.scope else name
-            number, edge = frame.root.tensors.parameter(
-                tensor,
-                full,
-                scope=frame.scope,
-                slot=f"mutated.{name}",
-                op_type=frame.op_type,
-                sure=True,
-            )
+            origin = Origin(frame.scope, f"mutated.{name}", frame.op_type)
+            number, edge = frame.root.tensors.parameter(tensor, full, origin, sure=True)
             if number != records.get(f"param.{name}"):
                 frame.refs.append(Ref(f"mutated.{name}", number, edge))
 

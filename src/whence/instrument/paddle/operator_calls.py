@@ -20,7 +20,7 @@ from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors, of_array
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, Weight, look
-from whence.instrument.session import Session
+from whence.instrument.session import Origin, Session
 from whence.records import Call, Ref
 from whence.records.marks import Mark
 
@@ -201,13 +201,8 @@ class PredictorRun:
         if self._tensors.is_parameter(name):
             unchanged = self._tensors.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
-            top.params[name] = unchanged or self._tensors.tensors.parameter(
-                tensor,
-                name,
-                scope=top.op_type,
-                slot=f"param.{self._tensors.plain(name)}",
-                op_type=top.op_type,
-            )
+            origin = Origin(top.op_type, f"param.{self._tensors.plain(name)}", top.op_type)
+            top.params[name] = unchanged or self._tensors.tensors.parameter(tensor, name, origin)
             return
         waits = not self.session.takes_all and self._key(top) not in self._scopes
         top.inputs[name] = self._tensors.read(name, tensor, top, waits=waits)

@@ -8,6 +8,7 @@ from whence.frameworks.paddle_programs import Matched, Program
 from whence.instrument.paddle.call_forms import OperatorFrame
 from whence.instrument.paddle.run_tensors import RunTensors
 from whence.instrument.paddle.tensor_identity import Unshown
+from whence.instrument.session import Origin
 
 
 class ProgramMatching:
@@ -84,13 +85,8 @@ class ProgramMatching:
         weights, folded = self._unshown
         if name in folded:
             return folded[name]
-        record_and_edge = self._tensors.tensors.from_file(
-            weights.pop(name),
-            name,
-            scope=frame.op_type,
-            slot=f"param.{self._tensors.plain(name)}",
-            op_type=frame.op_type,
-        )
+        origin = Origin(frame.op_type, f"param.{self._tensors.plain(name)}", frame.op_type)
+        record_and_edge = self._tensors.tensors.from_file(weights.pop(name), name, origin)
         folded[name] = record_and_edge[0], "content"
         return record_and_edge
 

@@ -12,7 +12,7 @@ from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import FOLDED, Program
 from whence.instrument.paddle.call_forms import OperatorFrame
 from whence.instrument.paddle.tensor_identity import FindExternal, Look, SeenTensor, Tensors, look
-from whence.instrument.session import Session
+from whence.instrument.session import Form, Origin, Session
 
 
 class RunTensors:
@@ -91,7 +91,7 @@ class RunTensors:
             return previous.record, "content"
         sight = look(tensor)
         if sight.why:
-            return self.session.unreadable(sight.dtype, sight.shape, sight.why), ""
+            return self.tensors.unreadable(sight), ""
         digest = sight.digest()
         named = self.named.get(name)
         if named is not None and named[1] == digest and named[0] >= 0:
@@ -107,15 +107,8 @@ class RunTensors:
             return -1, ""
         if number is None:
             plain = self.plain(name)
-            number = self.tensors.record(
-                tensor,
-                sight,
-                digest,
-                scope=plain,
-                slot=f"input.{plain}",
-                op_type=top.op_type,
-                keep=top.keep,
-            )
+            origin = Origin(plain, f"input.{plain}", top.op_type, top.keep)
+            number = self.tensors.record(tensor, sight, digest, origin)
             self._last_seen[name] = self.tensors.remember(sight, digest, number, top.order)
             edge = ""
         self.named[name] = (number, digest)
@@ -137,7 +130,7 @@ class RunTensors:
         """
         self._last_seen.pop(name, None)
         if sight.why:
-            number = self.session.unreadable(sight.dtype, sight.shape, sight.why)
+            number = self.tensors.unreadable(sight)
             self.named[name] = (number, b"")
             return number, ""
         digest = sight.digest()
@@ -146,9 +139,8 @@ class RunTensors:
         )
         edge = "content" if record is not None else ""
         if record is None:
-            record = self.tensors.record(
-                value, sight, digest, scope=scope, slot=slot, op_type=top.op_type, keep=top.keep
-            )
+            origin = Origin(scope, slot, top.op_type, top.keep)
+            record = self.tensors.record(value, sight, digest, origin)
             self._last_seen[name] = self.tensors.remember(sight, digest, record, top.order)
         self.named[name] = (record, digest)
         return record, edge
@@ -161,7 +153,7 @@ class RunTensors:
         if record < 0:
             return
         number, _ = self.tensors.parameter(
-            tensor, name, scope=top.op_type, slot=f"mutated.{name}", op_type=top.op_type, sure=True
+            tensor, name, Origin(top.op_type, f"mutated.{name}", top.op_type), sure=True
         )
         if number != record:
             top.outputs[name] = (number, "")
@@ -171,9 +163,8 @@ class RunTensors:
         try:
             value = tensors.of_handle(predictor.get_output_handle(name))
         except Exception as error:  # noqa: BLE001 - what the program will see when it asks for it
-            return self.session.unreadable(
-                "", (), f"Paddle does not hand it out: {' '.join(str(error).split())[:200]}"
-            ), ""
+            why = f"Paddle does not hand it out: {' '.join(str(error).split())[:200]}"
+            return self.session.unreadable(Form("", (), device=""), why), ""
         return self.take(value, of_array(value), name, f"output.{name}", "", top)
 
     def take_later(self, frame: OperatorFrame) -> None:
@@ -185,15 +176,8 @@ class RunTensors:
                 named = self.named.get(name)
                 if named is None or named[0] < 0 or named[1] != digest:
                     plain = self.plain(name)
-                    number = self.tensors.record(
-                        sight.data,
-                        sight,
-                        digest,
-                        scope=plain,
-                        slot=f"input.{plain}",
-                        op_type=frame.op_type,
-                        keep=frame.keep,
-                    )
+                    origin = Origin(plain, f"input.{plain}", frame.op_type, frame.keep)
+                    number = self.tensors.record(sight.data, sight, digest, origin)
                     named = self.named[name] = (number, digest)
                 frame.inputs[name] = (named[0], "")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.frameworks import host, paddle_arrays
-from whence.instrument.session import Session
+from whence.instrument.session import Content, Form, Origin, Session
 from whence.records import External
 
 FindExternal = Callable[[str, bytes, str, int], External | None]
@@ -171,11 +171,7 @@ class Tensors:
         tensor: Any,
         sight: Look,
         digest: bytes,
-        *,
-        scope: str,
-        slot: str,
-        op_type: str,
-        keep: bool | None = None,
+        origin: Origin,
         external: External | None = None,
     ) -> int:
         """A new record of a readable tensor."""
@@ -183,46 +179,28 @@ class Tensors:
         # What is read where it lies, lies in host memory.
         place = None if sight.place else getattr(tensor, "place", None)
         device = "cpu" if place is None or place.is_cpu_place() else str(place)[6:-1]
+        address = sight.place if sight.data is None else 0
+        content = Content(digest, address, sight.nbytes, data, external=external)
         return self._session.record(
-            sight.dtype,
-            sight.shape,
-            data,
-            digest,
-            scope=scope,
-            slot=slot,
-            op_type=op_type,
-            value=tensor,
-            device=device,
-            address=sight.place if sight.data is None else 0,
-            nbytes=sight.nbytes,
-            keep=keep,
-            external=external,
+            Form(sight.dtype, sight.shape, device=device), content, origin, tensor
         )
 
-    def sight(
-        self,
-        tensor: Any,
-        order: int,
-        *,
-        scope: str,
-        slot: str,
-        op_type: str,
-        since: int = -1,
-        keep: bool | None = None,
-    ) -> tuple[int, str]:
+    def unreadable(self, sight: Look) -> int:
+        """A record of a tensor that has no bytes to read."""
+        return self._session.unreadable(Form(sight.dtype, sight.shape, device=""), sight.why)
+
+    def sight(self, tensor: Any, order: int, origin: Origin, since: int = -1) -> tuple[int, str]:
         """(record, edge) of a tensor: one that is known by its bytes (edge "content"), or a new one
         (edge "").
         """
         sight = look(tensor)
         if sight.why:
-            return self._session.unreadable(sight.dtype, sight.shape, sight.why), ""
+            return self.unreadable(sight), ""
         digest = sight.digest()
         number = self.known(sight, digest, order, since=since)
         if number is not None:
             return number, "content"
-        number = self.record(
-            tensor, sight, digest, scope=scope, slot=slot, op_type=op_type, keep=keep
-        )
+        number = self.record(tensor, sight, digest, origin)
         self.remember(sight, digest, number, order)
         return number, ""
 
@@ -244,7 +222,7 @@ class Tensors:
         )
 
     def parameter(
-        self, tensor: Any, name: str, *, scope: str, slot: str, op_type: str, sure: bool = False
+        self, tensor: Any, name: str, origin: Origin, *, sure: bool = False
     ) -> tuple[int, str]:
         """(record, edge) of a parameter, hashed once and again when a sample of its bytes has
         changed. sure: hash it in any case.
@@ -254,8 +232,8 @@ class Tensors:
             return unchanged
         sight = look(tensor)
         if sight.why:
-            return self._session.unreadable(sight.dtype, sight.shape, sight.why), ""
-        record, edge = self._weight(tensor, sight, name, scope=scope, slot=slot, op_type=op_type)
+            return self.unreadable(sight), ""
+        record, edge = self._weight(tensor, sight, name, origin)
         place = int(tensor.data_ptr()) if sight.nbytes else 0
         spots = _spots(place, sight.nbytes) if sight.place else None
         self._parameters[name] = HeldTensor(
@@ -263,25 +241,14 @@ class Tensors:
         )
         return record, edge
 
-    def from_file(
-        self, weight: Weight, name: str, *, scope: str, slot: str, op_type: str
-    ) -> tuple[int, str]:
+    def from_file(self, weight: Weight, name: str, origin: Origin) -> tuple[int, str]:
         """(record, edge) of a parameter that no hook shows, as the predictor read it from its
         file.
         """
         dtype, shape, data = weight
-        return self._weight(
-            data,
-            Look(dtype, shape, 0, data.nbytes, data),
-            name,
-            scope=scope,
-            slot=slot,
-            op_type=op_type,
-        )
+        return self._weight(data, Look(dtype, shape, 0, data.nbytes, data), name, origin)
 
-    def _weight(
-        self, value: Any, sight: Look, name: str, *, scope: str, slot: str, op_type: str
-    ) -> tuple[int, str]:
+    def _weight(self, value: Any, sight: Look, name: str, origin: Origin) -> tuple[int, str]:
         digest = sight.digest()
         previous, edge = self._digests.get(name), "content"
         if previous is not None and previous[0] == digest:
@@ -294,9 +261,7 @@ class Tensors:
                 and sight.nbytes >= _LEAST
             ):
                 external = self._find_external(name, digest, sight.dtype, sight.nbytes)
-            record = self.record(
-                value, sight, digest, scope=scope, slot=slot, op_type=op_type, external=external
-            )
+            record = self.record(value, sight, digest, origin, external)
         self._digests[name] = (digest, record)
         return record, edge
 

@@ -162,7 +162,7 @@ class CallTensors:
             entries = self._entries_of(info, module)
             if entries is None:  # they are made by the call itself
                 return
-            info.sizes = sizes
+            info.sizes, frame.op_type = sizes, info.op_type
         if not entries:
             return
         refs = frame.refs

@@ -24,7 +24,7 @@ class ModuleFrame(Frame):
 
     __slots__ = (
         "arguments", "family", "forms", "info", "inputs", "micro", "module", "note", "objects",
-        "operators", "phase", "placements", "reads", "recorder", "results", "signature",
+        "op_type", "operators", "phase", "placements", "reads", "recorder", "results", "signature",
         "started", "training",
     )  # fmt: skip
     micro: int
@@ -38,7 +38,7 @@ class ModuleFrame(Frame):
         self, module: Any, info: ModuleInfo, order: int, parent: ModuleFrame | None
     ) -> None:
         Frame.__init__(self, info.scope, order, parent)
-        self.module, self.info = module, info
+        self.module, self.info, self.op_type = module, info, info.op_type
         self.training: bool = module.training
         if parent is not None:
             self.micro, self.phase = parent.micro, parent.phase
@@ -52,7 +52,3 @@ class ModuleFrame(Frame):
         self.signature: tuple[Any, ...] | None = None
         self.family: tuple[Any, ...] | None = None
         self.recorder: Recorder | None = None
-
-    @property
-    def op_type(self) -> str:
-        return self.info.op_type

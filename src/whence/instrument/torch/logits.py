@@ -14,7 +14,7 @@ import torch
 
 from whence.frameworks.torch_trees import ObjectSnapshot, is_plain_object, rebuilt
 from whence.instrument.selection import matcher
-from whence.instrument.session import Session
+from whence.instrument.session import Form, Session
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.modules import Listener
 from whence.instrument.torch.program_cache import NoPrograms
@@ -124,7 +124,8 @@ class LogitsTensors:
                 frame.arguments[slot] = value
             elif (keys := _keys(value)) is not None:
                 number = self._session.unreadable(
-                    str(keys.dtype).removeprefix("torch."), tuple(keys.shape), _NOT_KEPT
+                    Form(str(keys.dtype).removeprefix("torch."), tuple(keys.shape), device=""),
+                    _NOT_KEPT,
                 )
                 frame.refs.append(Ref(f"{slot}.0", number))
             elif value is not None and not isinstance(value, str):
@@ -133,7 +134,8 @@ class LogitsTensors:
 
     def take_results(self, frame: ModuleFrame, out: Any, error: str) -> None:
         """Record the logits that a model returned, or that the module named for them did."""
-        frame.info.op_type = type(frame.module).__name__  # a lazy module changes its class
+        # a lazy module changes its class
+        frame.op_type = frame.info.op_type = type(frame.module).__name__
         if error:
             return
         inputs = {input_name(slot): tensor for slot, tensor, *_ in frame.inputs}

@@ -132,6 +132,7 @@ class OperatorCall:
         "keep",
         "notes",
         "occurrence",
+        "op_type",
         "order",
         "overload",
         "phase",
@@ -163,13 +164,8 @@ class OperatorCall:
         source: str,
         called: Any,
     ) -> None:
-        self.overload, self.order, self.scope, self.phase, self.above = (
-            overload,
-            order,
-            scope,
-            phase,
-            above,
-        )
+        self.overload, self.op_type, self.order = overload, overload.base, order
+        self.scope, self.phase, self.above = scope, phase, above
         self.forward, self.source, self.called = forward, source, called
         self.keep, self.is_written, self.seconds = False, True, 0.0
         self.refs: list[Ref] = []
@@ -180,10 +176,6 @@ class OperatorCall:
         self.placements: dict[str, Placement] = {}
         self.unseen = ""
         self._named_arguments = self.ranges = self.tally = None
-
-    @property
-    def op_type(self) -> str:
-        return self.overload.base
 
     @property
     def number(self) -> str:

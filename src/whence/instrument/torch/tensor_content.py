@@ -17,6 +17,7 @@ from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_arrays import TensorSnapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
+from whence.instrument.session import Content
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 hash_of = xxhash.xxh3_128_digest
@@ -96,24 +97,15 @@ def sample(pointer: int, nbytes: int) -> bytes:
     )
 
 
-class TensorContent(msgspec.Struct, gc=False, eq=False):
-    """The canonical bytes of a CPU tensor: `nbytes` at `address`, or `data`.
-
-    owner: keeps a copy alive. span, memory, probe: as of a `SeenTensor`.
+class TensorContent(Content, gc=False, eq=False):
+    """The bytes of a CPU tensor. owner: keeps a copy alive. span, probe, memory: as of a
+    `SeenTensor`.
     """
 
-    digest: bytes
-    address: int
-    nbytes: int
     span: int = 0
     probe: bytes = b""
     memory: memoryview | None = None
-    data: Bytes | None = None
     owner: Any = None
-
-    def array(self) -> Bytes:
-        """The bytes, as an array."""
-        return host.bytes_at(self.address, self.nbytes) if self.data is None else self.data
 
 
 def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
@@ -127,10 +119,11 @@ def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
             return TensorContent(host.digest_at(address, nbytes), address, nbytes)
         if nbytes > FULL_BYTES:
             probe = sample(address, nbytes)
-            return TensorContent(host.digest_at(address, nbytes), address, nbytes, nbytes, probe)
+            digest = host.digest_at(address, nbytes)
+            return TensorContent(digest, address, nbytes, span=nbytes, probe=probe)
         memory = host.memory_at(address, nbytes)
         digest = hash_of(memory)
-        return TensorContent(digest, address, nbytes, nbytes, digest, memory)
+        return TensorContent(digest, address, nbytes, span=nbytes, probe=digest, memory=memory)
     span, probe = 0, b""
     whole: memoryview | None = None
     if probed and address and not (tensor.is_neg() or tensor.is_conj()):
@@ -140,13 +133,12 @@ def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
     if resolved:
         data = tensors.canonical(tensor)
         address, nbytes = data.__array_interface__["data"][0], data.size
-        return TensorContent(
-            host.digest_at(address, nbytes), address, nbytes, span, probe, whole, data
-        )
+        digest = host.digest_at(address, nbytes)
+        return TensorContent(digest, address, nbytes, data, span=span, probe=probe, memory=whole)
     copy = tensor.detach().contiguous()
     address, nbytes = copy.data_ptr(), copy.nbytes
     digest = host.digest_at(address, nbytes)
-    return TensorContent(digest, address, nbytes, span, probe, whole, None, copy)
+    return TensorContent(digest, address, nbytes, span=span, probe=probe, memory=whole, owner=copy)
 
 
 def increment(

@@ -7,6 +7,7 @@ ring, and which record it is shows when its bytes have arrived.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_arrays import TensorSnapshot, address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
-from whence.instrument.session import Session
+from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch.dtensor_placement import placement_of
 from whence.instrument.torch.staging import StagingRing
 from whence.instrument.torch.tensor_content import (
@@ -25,7 +26,6 @@ from whence.instrument.torch.tensor_content import (
     Bytes,
     Pending,
     SeenTensor,
-    TensorContent,
     content_of,
     expired,
     hash_of,
@@ -48,26 +48,8 @@ class Sighter(Protocol):
 
     scope: str
     keep: bool
-    placements: dict[str, Placement]
-
-    @property
-    def op_type(self) -> str: ...
-
-
-class _Origin(msgspec.Struct, gc=False, eq=False):
-    """Where a tensor that is recorded comes from; keeps nothing of the program alive.
-
-    offset: of its first element in its storage. grows: the object and the path in it that held an
-    earlier part of this tensor.
-    """
-
-    scope: str
-    slot: str
     op_type: str
-    keep: bool
-    offset: int
-    parameter: bool
-    grows: tuple[ObjectSnapshot, str] | None
+    placements: dict[str, Placement]
 
 
 class TensorRegistry:
@@ -166,8 +148,14 @@ class TensorRegistry:
         key = (look.address or look.plain.untyped_storage()._cdata, form)
         previous = self._live.get(key)
         if self._staged or look.device != "cpu":
-            origin = _origin(look, slot, frame, parameter, grows)
-            return *self._record_staged(look, key, previous, origin, unsettled), form
+            write = functools.partial(
+                self._write,
+                Form(*form, look.plain.storage_offset(), look.device, look.subclass),
+                Origin(frame.scope, slot, frame.op_type, frame.keep),
+                parameter and frame.keep,
+                grows,
+            )
+            return *self._record_staged(look, key, previous, frame.keep, unsettled, write), form
         content = content_of(look, probed=self._remembers)
         if (
             previous is not None
@@ -177,8 +165,14 @@ class TensorRegistry:
             if unsettled:
                 previous.version = UNSETTLED
             return previous.id, "content" if look.version is None else "identity", form
-        origin = _origin(look, slot, frame, parameter, grows)
-        number = self._write(look, content, origin, look.plain, self._session.elements_on)
+        number = self._write(
+            Form(*form, look.plain.storage_offset(), look.device, look.subclass),
+            Origin(frame.scope, slot, frame.op_type, frame.keep),
+            parameter and self._session.elements_on,
+            grows,
+            content,
+            look.plain,
+        )
         self._live[key] = SeenTensor(
             number,
             content.digest,
@@ -193,50 +187,27 @@ class TensorRegistry:
 
     def _write(
         self,
-        look: TensorSnapshot,
-        content: TensorContent,
-        origin: _Origin,
-        value: Any,
+        form: Form,
+        origin: Origin,
         may_refer: bool,
+        grows: tuple[ObjectSnapshot, str] | None,
+        content: Content,
+        value: Any,
     ) -> int:
         """Record a tensor that was not seen before.
 
-        value: what a user's function on_record gets. may_refer: elements may be left where they lie
-        in the user's checkpoint.
+        may_refer: elements may be left where they lie in the user's checkpoint. grows: as of
+        `record_of`. value: what a user's function on_record gets.
         """
-        grows, (dtype, shape, stride) = origin.grows, look.form
-        base = tail = external = None
         if grows is not None:
-            base, tail = increment(grows, value, dtype, shape)
-        if (
-            origin.parameter
-            and self._find_external is not None
-            and may_refer
-            and content.nbytes >= _MIN_EXTERNAL_BYTES
-        ):
-            external = self._find_external(content.digest, dtype, shape, content.array())
-        number = self._session.record(
-            dtype,
-            shape,
-            content.data,
-            content.digest,
-            scope=origin.scope,
-            slot=origin.slot,
-            op_type=origin.op_type,
-            value=value,
-            stride=stride,
-            storage_offset=origin.offset,
-            device=look.device,
-            subclass=look.subclass,
-            base=base,
-            tail=tail,
-            external=external,
-            address=content.address,
-            nbytes=content.nbytes,
-            keep=origin.keep,
-        )
+            content.base, content.tail = increment(grows, value, form.dtype, form.shape)
+        if may_refer and self._find_external is not None and content.nbytes >= _MIN_EXTERNAL_BYTES:
+            content.external = self._find_external(
+                content.digest, form.dtype, form.shape, content.array()
+            )
+        number = self._session.record(form, content, origin, value)
         if grows is not None:
-            grows[0].grown[grows[1]] = (number, content.digest, shape, dtype)
+            grows[0].grown[grows[1]] = (number, content.digest, form.shape, form.dtype)
         return number
 
     def _record_staged(
@@ -244,17 +215,18 @@ class TensorRegistry:
         look: TensorSnapshot,
         key: tuple[Any, ...],
         previous: SeenTensor | None,
-        origin: _Origin,
+        keep: bool,
         unsettled: bool,
+        write: Callable[[Content, Any], int],
     ) -> tuple[Pending, str]:
         """A device tensor: cloned on its stream, copied by the ring; which record it is shows when
-        its bytes have arrived.
+        its bytes have arrived. write: records it then.
 
         It is copied at every sight: a kernel that wrote it may have left the version as it was.
         """
         if self.ring is None:
             self.ring = StagingRing(on_error=self._on_error)
-        tensor, version, keep = look.plain, look.version, origin.keep
+        tensor, version = look.plain, look.version
         look.plain = None  # what is on its way must not keep the program's memory alive
         earlier = previous if previous is not None and previous.agrees(version, keep) else None
         pending = Pending()
@@ -270,8 +242,7 @@ class TensorRegistry:
                 edge = "content" if version is None else "identity"
                 pending.id, pending.edge = earlier.id.id, edge
                 return
-            content = TensorContent(digest, 0, data.size, data=data)
-            pending.id = self._write(look, content, origin, copied, keep)
+            pending.id = write(Content(digest, 0, data.size, data), copied)
 
         self.ring.submit(tensor, arrived)
         return pending, ""
@@ -336,15 +307,8 @@ class TensorRegistry:
                 () if tensor.is_contiguous() else tensor.stride(),
                 tensor.storage_offset(),
             )
-        number = self._session.unreadable(
-            dtype,
-            shape,
-            why,
-            device=str(tensor.device),
-            subclass=subclass,
-            stride=stride,
-            storage_offset=offset,
-        )
+        form = Form(dtype, shape, stride, offset, str(tensor.device), subclass)
+        number = self._session.unreadable(form, why)
         return number, "", (dtype, shape, stride)
 
     def figures(self, tensor: Any, take: Callable[[Statistics], None]) -> None:
@@ -365,17 +329,6 @@ class TensorRegistry:
         if self.ring is None:
             self.ring = StagingRing(on_error=self._on_error)
         self.ring.submit(tensor, lambda data, _: take(host.statistics(data, dtype)[0]))
-
-
-def _origin(
-    look: TensorSnapshot,
-    slot: str,
-    frame: Sighter,
-    parameter: bool,
-    grows: tuple[ObjectSnapshot, str] | None,
-) -> _Origin:
-    offset = look.plain.storage_offset()
-    return _Origin(frame.scope, slot, frame.op_type, frame.keep, offset, parameter, grows)
 
 
 def _resolved(call: Call) -> Call:
