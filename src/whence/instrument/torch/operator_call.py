@@ -1,5 +1,5 @@
-"""One call of an operator: its tensors by the names of the schema, its other arguments as plain
-values, and the program that it is.
+"""One call of an operator: its tensors by the names of the schema, and its other arguments as plain
+values.
 """
 
 from __future__ import annotations
@@ -8,115 +8,24 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import torch
-import xxhash
 
 from whence.frameworks.torch_arrays import NAMES, answers, plain, tensors_in
-from whence.frameworks.torch_schema import (
-    METADATA_ONLY,
-    STATISTICS_WRITERS,
-    UNINITIALISED,
-    draws,
-    schema_of,
-)
 from whence.frameworks.torch_trees import CLOSED
-from whence.records import Operation, Placement, Program, Ref, Statistics
+from whence.instrument.torch.overload import Overload
+from whence.records import Placement, Ref, Statistics
 from whence.records.marks import NoProgram
 from whence.records.slots import is_input, is_output
 
-# In-place operators that do not look at what they write.
-_OVERWRITE = {
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_",
-    "log_normal_", "geometric_", "cauchy_", "_foreach_zero_", "_foreach_copy_",
-}  # fmt: skip
 _MAX_TEXT = 1000
-_NO_OPERATORS = ("profiler.", "debug_mode_ops.")  # marks of tools
-
-
-class Overload:
-    """What must be known of an overload for every call of it, worked out once."""
-
-    __slots__ = (
-        "base",
-        "func",
-        "implied",
-        "key",
-        "listed",
-        "name",
-        "overwritten",
-        "plain",
-        "positional",
-        "random",
-        "sizes",
-        "slots",
-        "statistics",
-        "tool",
-        "uninitialised",
-        "view",
-        "writes",
-    )
-
-    def __init__(self, func: Any) -> None:
-        facts, schema = schema_of(func), func._schema
-        self.func, self.name, self.base, self.positional, self.view = (
-            func,
-            facts.name,
-            facts.base,
-            facts.positional,
-            facts.view,
-        )
-        self.key = f"/{self.name}"
-        self.tool = self.name.startswith(_NO_OPERATORS)
-        self.slots = {a.name: f"input.{a.name}" for a in schema.arguments}
-        self.statistics = facts.base in STATISTICS_WRITERS
-        self.writes = facts.writes
-        out = {a.name for a in schema.arguments if a.is_out}
-        blind = out | (set(facts.writes) if facts.base in _OVERWRITE else set())
-        self.overwritten = frozenset(f"input.{name}" for name in blind)
-        self.uninitialised = facts.base in UNINITIALISED
-        # All that may be said of a result is that it is new, or a view.
-        self.plain = not self.writes and not self.statistics and not self.uninitialised
-        self.random = facts.random
-        self.sizes = any("int" in str(a.real_type) for a in schema.arguments)
-        # (argument, result) that the schema says are one tensor.
-        sets = {
-            a.name: set(a.alias_info.before_set)
-            for a in schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write
-        }
-        self.implied = {
-            (f"input.{name}", f"output.{i}")
-            for i, r in enumerate(schema.returns)
-            if r.alias_info is not None and r.alias_info.is_write
-            for name, aliases in sets.items()
-            if aliases & set(r.alias_info.before_set)
-        }
-        self.listed = len(schema.returns) == 1 and str(schema.returns[0].real_type).startswith(
-            "List"
-        )
-
-    def draws(self, named: dict[str, Any]) -> bool:
-        return self.random and draws(schema_of(self.func), named)
-
-
-_OVERLOADS: dict[
-    int, Overload
-] = {}  # by id, for the hash of one is a function of Python's; an Overload keeps it
-
-
-def overload_of(func: Any) -> Overload:
-    overload = _OVERLOADS.get(id(func))
-    if overload is None:
-        overload = _OVERLOADS[id(func)] = Overload(func)
-    return overload
 
 
 class OperatorCall:
-    """A call of an operator that is being recorded. above: the frame or region it is in. inputs:
-    (slot, tensor), in schema order.
+    """A call of an operator that is being recorded. inputs: (slot, tensor), in schema order.
 
-    called: what it is called with, positional and by name. sights: (record, edge, form) by slot. It
+    site: (frame or region it is in, scope, phase, order of the forward operator that an operator of
+    a backward pass belongs to or -1, source line). called: what it is called with, positional and
+    by name. sights: (record, edge, form) by slot. It
     is what a tensor is sighted by: scope, op_type and keep say for whom and whether elements are
     wanted.
     """
@@ -157,16 +66,12 @@ class OperatorCall:
         self,
         overload: Overload,
         order: int,
-        scope: str,
-        phase: str,
-        above: Any,
-        forward: int,
-        source: str,
-        called: Any,
+        site: tuple[Any, str, str, int, str],
+        called: tuple[Any, Any],
     ) -> None:
         self.overload, self.op_type, self.order = overload, overload.base, order
-        self.scope, self.phase, self.above = scope, phase, above
-        self.forward, self.source, self.called = forward, source, called
+        self.above, self.scope, self.phase, self.forward, self.source = site
+        self.called = called
         self.keep, self.is_written, self.seconds = False, True, 0.0
         self.refs: list[Ref] = []
         self.sights: dict[str, tuple[Any, str, Any]] = {}
@@ -379,115 +284,8 @@ class OperatorCall:
                 pairs.append((earlier, slot))
         return tuple(pairs)
 
-    # ---- as a program
-
-    def program(self, out: Any) -> tuple[Program | None, str]:
-        """The program of this one operation, or why there is none."""
-        if self.unseen:
-            return None, self.unseen
-        if self.overload.uninitialised:
-            return None, "makes memory that is not written"
-        if not any(True for _ in tensors_in(out)) and not self.overload.writes:
-            return None, "returns no tensor"
-        written_slots = {slot for name in self.overload.writes for slot in (f"input.{name}",)}
-        if len(self.inputs) > 1 and written_slots:
-            shared = self.aliases([])
-            if any(s.startswith(tuple(written_slots)) for pair in shared for s in pair):
-                return None, "writes into memory that two of its inputs share"
-        key = (
-            self.overload.name,
-            tuple((slot, form) for slot, (_, _, form) in self.sights.items()),
-            repr(self.arguments),
-            torch.get_default_dtype(),
-            torch.is_inference_mode_enabled(),
-            tuple(t.requires_grad for _, t in self.inputs)
-            if torch.is_inference_mode_enabled()
-            else (),
-        )
-        program_or_reason = _PROGRAMS.get(key)
-        if program_or_reason is None:
-            if len(_PROGRAMS) > 1 << 14:
-                _PROGRAMS.clear()
-            program_or_reason = _PROGRAMS[key] = self._program(out)
-        return program_or_reason
-
-    def _program(self, out: Any) -> tuple[Program | None, str]:
-        overload = self.overload
-        operations: list[Operation] = []
-        slots: list[str] = []
-        operands: dict[str, Any] = {}
-        dtypes: list[str] = []
-        fixed: list[tuple[int, int, int]] = []
-        base = ""
-        for slot, tensor in self.inputs:
-            if tensor.layout is not torch.strided or tensor.dtype not in NAMES:
-                return None, f"takes a tensor of {tensor.dtype}, {tensor.layout}"
-            if not base and tensor.is_floating_point():
-                base = NAMES[tensor.dtype]
-            if slot in overload.overwritten:
-                # What it holds does not matter, only its form.
-                form = ([*tensor.shape], [*tensor.stride()])
-                operations.append(
-                    Operation(
-                        "aten.empty_strided.default",
-                        form,
-                        {"dtype": {"dtype": NAMES[tensor.dtype]}},
-                    )
-                )
-                operands[slot] = {"op": [len(operations) - 1, 0]}
-                continue
-            operands[slot] = {"in": len(slots)}
-            if overload.sizes or overload.overwritten:
-                fixed += [(len(slots), axis, n) for axis, n in enumerate(tensor.shape)]
-            slots.append(slot)
-            dtypes.append(NAMES[tensor.dtype])
-        name = METADATA_ONLY.get(overload.name, overload.name)
-        kwargs = {
-            k: _operand(self._form(k), operands)
-            for k, v in self.called[1].items()
-            if not (k == "pin_memory" or v is None)
-        }
-        args = zip(overload.positional, self.called[0])
-        place = len(operations)
-        operations.append(
-            Operation(name, tuple(_operand(self._form(k), operands) for k, _ in args), kwargs)
-        )
-        outputs: list[tuple[str, Any]] = []
-        position = 0
-        for slot, _, _ in self.results(out):
-            if is_output(slot):
-                outputs.append((slot, {"op": [place, position]}))
-                position += 1
-            elif (into := f"input{slot[7:]}") in operands:
-                outputs.append(
-                    (
-                        slot,
-                        operands[into]
-                        if overload.name not in METADATA_ONLY
-                        else {"op": [place, 0]},
-                    )
-                )
-        inference = torch.is_inference_mode_enabled()
-        program = Program(
-            id="",
-            operations=tuple(operations),
-            inputs=tuple(slots),
-            outputs=tuple(outputs),
-            base=base,
-            input_dtypes=tuple(dtypes),
-            default_dtype=NAMES[torch.get_default_dtype()],
-            fixed=tuple(fixed),
-            inference=inference,
-            grad=tuple(slot for slot, t in self.inputs if t.requires_grad and slot in slots)
-            if inference
-            else (),
-            notes=("in-place",) if overload.writes or overload.statistics else (),
-        )
-        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
-        return msgspec.structs.replace(program, id=digest), ""
-
-    def _form(self, name: str) -> Any:
-        """What `_take` said of an argument."""
+    def form_of(self, name: str) -> Any:
+        """An argument as plain values, {"slot": ...} where it is a tensor."""
         if name in self.arguments:
             return self.arguments[name]
         slot, value = self.overload.slots[name], self.named_arguments[name]
@@ -512,7 +310,6 @@ class OperatorCall:
 
 
 _TENSOR, _PARAMETER = torch.Tensor, torch.nn.Parameter
-_PROGRAMS: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
 
 def widen(ranges: list[Any], low: float | None, high: float | None, nan: int, inf: int) -> None:
@@ -523,11 +320,3 @@ def widen(ranges: list[Any], low: float | None, high: float | None, nan: int, in
         ranges[1] = high if ranges[1] is None else max(ranges[1], high)
     ranges[2] += nan
     ranges[3] += inf
-
-
-def _operand(value: Any, operands: dict[str, Any]) -> Any:
-    if isinstance(value, dict):
-        if "slot" in value:
-            return operands[value["slot"]]
-        return {"device": ""} if "device" in value else value
-    return [_operand(item, operands) for item in value] if isinstance(value, list) else value

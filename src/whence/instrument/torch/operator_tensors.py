@@ -10,7 +10,8 @@ import torch
 
 from whence.instrument.session import Session
 from whence.instrument.torch.dtensor_placement import HALF, is_half
-from whence.instrument.torch.operator_call import OperatorCall, Overload
+from whence.instrument.torch.operator_call import OperatorCall
+from whence.instrument.torch.overload import Overload
 from whence.instrument.torch.sampling import Sampling
 from whence.instrument.torch.tensor_content import StorageRef, storage_ref
 from whence.instrument.torch.tensor_identity import TensorRegistry

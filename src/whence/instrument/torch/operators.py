@@ -23,9 +23,11 @@ from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
 from whence.instrument.torch.modules import Listener
-from whence.instrument.torch.operator_call import OperatorCall, overload_of
+from whence.instrument.torch.operator_call import OperatorCall
 from whence.instrument.torch.operator_modes import OperatorModes, OperatorThread
+from whence.instrument.torch.operator_program import program_of
 from whence.instrument.torch.operator_tensors import OperatorTensors
+from whence.instrument.torch.overload import overload_of
 from whence.instrument.torch.program_cache import NoPrograms
 from whence.instrument.torch.regions import Region, Regions
 from whence.instrument.torch.sampling import Sampling
@@ -260,7 +262,8 @@ class OperatorListener(Listener):
             self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, selected))
         if not selected:
             return None
-        call = OperatorCall(overload, order, scope, phase, above, forward, source, (args, kwargs))
+        site = above, scope, phase, forward, source
+        call = OperatorCall(overload, order, site, (args, kwargs))
         above.operators += 1
         call.place = above.operators
         key = scope + overload.key if phase == "forward" else f"{phase}:{scope}{overload.key}"
@@ -358,7 +361,7 @@ class OperatorListener(Listener):
         options = self.session.options
         if not options.programs or options.keep != "full":
             return "", "programs were not recorded"
-        program, reason = call.program(out)
+        program, reason = program_of(call, out)
         if program is None:
             return "", reason
         self.writer.write(program)

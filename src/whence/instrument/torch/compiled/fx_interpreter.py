@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import torch
-import xxhash
 
 from whence.instrument.torch.compiled.fx_nodes import origin_of
 from whence.instrument.torch.operator_call import OperatorCall
+from whence.instrument.torch.operator_program import identified, program_of
 from whence.records import Program
 
 
@@ -31,7 +31,7 @@ class MadeInGraph(OperatorCall):
             for name, value in (*zip(self.overload.positional, args), *kwargs.items())
         }
 
-    def _form(self, name: str) -> Any:
+    def form_of(self, name: str) -> Any:
         return self._forms[name]
 
     def _tensor(self, slot: str, tensor: Any) -> dict[str, str]:
@@ -39,16 +39,13 @@ class MadeInGraph(OperatorCall):
 
     def picked(self, out: Any, place: int | None) -> tuple[Program | None, str]:
         """The program of this operator, with only the result at `place` of several."""
-        program, why = self.program(out)
+        program, why = program_of(self, out)
         if program is None or place is None:
             return program, why
         for slot, operand in program.outputs:
             if slot == f"output.{place}":
-                program = msgspec.structs.replace(program, id="", outputs=(("output.0", operand),))
-                return msgspec.structs.replace(
-                    program,
-                    id=xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted")),
-                ), ""
+                outputs = (("output.0", operand),)
+                return identified(msgspec.structs.replace(program, outputs=outputs)), ""
         return None, f"has no result {place}"
 
 

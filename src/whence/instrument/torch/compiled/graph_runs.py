@@ -20,7 +20,7 @@ from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.torch.compiled.observer_effect import Cannot, difference, silently
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import ModuleRoot
-from whence.instrument.torch.operator_call import overload_of
+from whence.instrument.torch.overload import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.regions import Region
 from whence.instrument.torch.tensor_content import StorageRef, sample, storage_ref
@@ -334,11 +334,7 @@ class GraphRuns:
         ran = MadeInGraph(
             overload_of(maker.target),
             execution.order,
-            scope,
-            execution.phase,
-            execution,
-            -1,
-            name.source,
+            (execution, scope, execution.phase, -1, name.source),
             (args, kwargs),
         )
         ran.take()
