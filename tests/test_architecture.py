@@ -120,7 +120,7 @@ FOLDERS = {
         },
         {"tensor_content", "caller_code", "operand_table"},
         {"cast_points", "program_sizes", "module_info", "overload"},
-        {"program_writer"},
+        {"program_writer", "operator_recording"},
         {"operator_call", "tensor_identity", "program_recorder"},
         {"frames", "module_registry", "regions", "sampling"},
         {

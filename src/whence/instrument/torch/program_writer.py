@@ -6,18 +6,26 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 import xxhash
 
 from whence.frameworks.torch_arrays import NAMES, canonical
-from whence.instrument.torch.operand_table import Operand, OperandTable, Stop, layout
+from whence.instrument.torch.operand_table import (
+    Operand,
+    OperandTable,
+    RecordedOperation,
+    Stop,
+    layout,
+)
 from whence.instrument.torch.program_sizes import ProgramSizes
+from whence.instrument.torch.sources import source_here
 from whence.records import Operation, Program
 from whence.records.program import map_operands, operands
+from whence.records.slots import is_mutated
 
 
 class ChildCalls:
@@ -27,11 +35,89 @@ class ChildCalls:
     of it) of what they were given. same_tensors: (slot given, slot returned) of one tensor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: OperandTable) -> None:
+        self._table = table
+        self._inputs: dict[tuple[Any, ...], str] = {}  # of the child that runs now
         self.calls: list[tuple[int, int]] = []
         self.lines: list[str] = []
         self.handed: list[tuple[str, Operand, Operand]] = []
         self.same_tensors: list[tuple[str, str]] = []
+
+    def enter(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Child number k is called with these tensors (slot, tensor). May raise Stop."""
+        table = self._table
+        self._inputs = {}
+        for slot, tensor in tensors:
+            operand = table.boundary(tensor)
+            self._inputs[layout(tensor)] = f"{k}:{slot}"
+            # What is written in place later must not change what the child was given.
+            copy = {"op": [len(table.operations), 0]}
+            if "hole" not in operand:
+                table.operations.append(RecordedOperation("aten.clone.default", (operand,), {}))
+            self.handed.append((f"{k}:{slot}", operand, copy))
+        self.calls.append((k, len(table.operations)))
+        self.lines.append(source_here())
+        for slot, tensor in tensors:
+            key = layout(tensor)
+            if table.operands.get(key, {}).keys() & {"op", "const"}:
+                # It can be seen from here on: what follows starts from it, not from what it was
+                # made of.
+                pinned = key in table.pinned
+                table.renew(f"{k}:{slot}", tensor, key)
+                (table.pinned.add if pinned else table.pinned.discard)(key)
+
+    def leave(self, k: int, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Child number k left these tensors (slot, tensor). May raise Stop."""
+        table = self._table
+        for slot, tensor in tensors:
+            if not table.is_plain(tensor):
+                continue
+            key = layout(tensor)
+            if is_mutated(slot):
+                table.poison(key[0], "a module changed memory that this is a view of")
+            elif key in self._inputs:
+                self.same_tensors.append((self._inputs[key], f"{k}:{slot}"))
+            table.renew(f"{k}:{slot}", tensor, key)
+
+
+class _Operations(NamedTuple):
+    """The operations of a recording that its outputs rest on.
+
+    order: their numbers. written: (name, arguments, named arguments, guard) of each.
+    fixed: extents that a replay must share; agreeing: (input, axis, input, axis) of one extent.
+    """
+
+    order: list[int]
+    written: list[tuple[str, Any, Any, Any]]
+    used: UsedOperands
+    fixed: Collection[tuple[int, int, int]]
+    agreeing: Collection[tuple[int, int, int, int]]
+
+
+def _needed(
+    table: OperandTable, children: ChildCalls, results: list[tuple[str, Operand]]
+) -> _Operations:
+    """The operations that `results` rest on: all of them where memory is written in place."""
+    operations, used = table.operations, UsedOperands()
+    ends = [operand for _, operand in results]
+    live = set(range(len(operations))) if "in-place" in table.notes else _live(table, ends)
+    order = sorted(live)
+    sizes = ProgramSizes(table, children.calls)
+    recorded = []
+    for old in order:
+        name, args, kwargs, guard, schema = operations[old]
+        args, kwargs = sizes.sized(schema, args, kwargs, sizes.known_at(old))
+        recorded.append((name, args, kwargs, guard))
+        used.walk([*args, *kwargs.values()])
+    used.walk(ends)
+    fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
+    agreeing = sizes.agreements(used.inputs if children.calls else None)
+    if children.calls:
+        fixed = {extent for extent in fixed if extent[0] in used.inputs}
+    else:
+        used.inputs.update(k for k, _, _ in fixed)
+        used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
+    return _Operations(order, recorded, used, fixed, agreeing)
 
 
 def write_program(
@@ -46,32 +132,8 @@ def write_program(
     there is no program.
     """
     # Of a call between whose operators others lie, each output stands for itself.
-    whole = not children.calls
-    results, lost = _outputs(table, children, outputs, whole)
-    operations = table.operations
-    in_place = "in-place" in table.notes
-    live = (
-        set(range(len(operations)))
-        if in_place
-        else _live(table, [operand for _, operand in results])
-    )
-    order = sorted(live)
-    sizes = ProgramSizes(table, children.calls)
-    used = UsedOperands()
-    recorded = []
-    for old in order:
-        name, args, kwargs, guard, schema = operations[old]
-        args, kwargs = sizes.sized(schema, args, kwargs, sizes.known_at(old))
-        recorded.append((name, args, kwargs, guard))
-        used.walk([*args, *kwargs.values()])
-    used.walk([operand for _, operand in results])
-    fixed = sizes.fixed_extents(any(sizes.takes_sizes(operations[old].schema) for old in live))
-    agreeing = sizes.agreements(None if whole else used.inputs)
-    if whole:
-        used.inputs.update(k for k, _, _ in fixed)
-        used.inputs.update(k for i, _, m, _ in agreeing for k in (i, m))
-    else:
-        fixed = {extent for extent in fixed if extent[0] in used.inputs}
+    results, lost = _outputs(table, children, outputs, not children.calls)
+    order, recorded, used, fixed, agreeing = _needed(table, children, results)
     inputs = sorted(used.inputs)
     places = {old: new for new, old in enumerate(inputs)}
     numbers = {old: new for new, old in enumerate(order)}
@@ -80,7 +142,7 @@ def write_program(
     # Composite operators choose their way by what requires grad.
     inference = "inference" in table.notes
     used_slots = {table.inputs[k] for k in inputs} | used.params
-    guarded = any(operation.guard is not None for operation in operations)
+    guarded = any(operation.guard is not None for operation in table.operations)
     program = Program(
         id="",
         operations=tuple(

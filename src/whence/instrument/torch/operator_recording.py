@@ -1,0 +1,181 @@
+"""What an operator that runs adds to the program that is recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from whence.frameworks.torch_arrays import tensors_in
+from whence.frameworks.torch_schema import (
+    METADATA_ONLY,
+    UNINITIALISED,
+    OperatorSchema,
+    draws,
+    schema_of,
+    written,
+)
+from whence.instrument.torch.cast_points import CastPoints
+from whence.instrument.torch.operand_table import OperandTable, RecordedOperation, Stop, layout
+from whence.instrument.torch.sources import source_here
+
+_METADATA_READERS = {
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
+# The number of rows they return depends on the elements.
+_DATA_DEPENDENT = {
+    "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "repeat_interleave", "bincount", "argwhere", "_unique", "nonzero_numpy", "where", "index",
+    "unique_dim_consecutive", "one_hot",
+}  # fmt: skip
+_CASTS = {"_to_copy", "to", "type_as"}
+
+
+class OperatorRecording:
+    """Adds operators to a table of operands; every method may raise `Stop`.
+
+    lines: source line of each operation.
+    """
+
+    def __init__(self, table: OperandTable, cast_points: CastPoints) -> None:
+        self._table, self._cast_points = table, cast_points
+        self.lines: dict[int, str] = {}
+
+    def before(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[OperatorSchema, dict[str, Any], tuple[Any, ...], dict[str, Any], str]:
+        """What `after` needs beside the result: schema, arguments by name, arguments as operands,
+        and why one of them is unknown.
+        """
+        if not isinstance(func, torch._ops.OpOverload):
+            raise Stop(f"calls compiled code or a higher-order operator ({func})")
+        schema = schema_of(func)
+        named = dict(zip(schema.positional, args))
+        named.update(kwargs)
+        if draws(schema, named):
+            return schema, named, (), {}, f"draws random numbers ({schema.name})"
+        self._table.hole = ""
+        if schema.base == "lift_fresh" and (key := layout(args[0])) not in self._table.operands:
+            self._table.constant(args[0], key)
+        if schema.base == "set_" or schema.base.startswith("resize"):
+            raise Stop(f"replaces the memory of a tensor ({schema.name})")
+        encoded = tuple(self._table.encode(a) for a in args)
+        encoded_kwargs = {
+            k: self._table.encode(v)
+            for k, v in kwargs.items()
+            if not (k == "pin_memory" or v is None)
+        }
+        if self._table.unwritten and not schema.view and schema.base not in _METADATA_READERS:
+            for name, value in named.items():
+                if name not in schema.writes:
+                    self._table.check_written(value)
+        return schema, named, encoded, encoded_kwargs, self._table.hole
+
+    def after(
+        self,
+        out: Any,
+        schema: OperatorSchema,
+        named: dict[str, Any],
+        encoded: Any,
+        encoded_kwargs: Any,
+        hole: str,
+    ) -> None:
+        """An operator has run: its operation, and its results as operands."""
+        table, name = self._table, schema.name
+        outs = list(tensors_in(out))
+        mutated = [t for n in written(schema, named) for t in tensors_in(named.get(n))]
+        if hole:
+            self._lost(out, outs, mutated, hole)
+            return
+        guard = None
+        if not outs and not mutated:
+            if out is None:
+                return  # an assertion: _assert_async, record_stream
+            guard = self._number_taken(out, name)
+        elif schema.base in _DATA_DEPENDENT and _size_depends_on_data(schema, named):
+            guard = sum(t.numel() for t in outs)
+        if schema.base in _CASTS and self._cast_points.record_cast(schema, encoded, named, outs):
+            return
+        if mutated and name not in METADATA_ONLY:
+            self._note_writes(mutated)
+        if schema.composite and torch.is_inference_mode_enabled():
+            table.notes.add("inference")
+        place = len(table.operations)
+        self.lines[place] = source_here()
+        table.operations.append(
+            RecordedOperation(METADATA_ONLY.get(name, name), encoded, encoded_kwargs, guard, schema)
+        )
+        pinned = self._cast_points.is_pinned(schema, named, outs)
+        for j, tensor in enumerate(outs):
+            if hasattr(tensor, "__tensor_flatten__"):
+                raise Stop(f"makes a {type(tensor).__name__}, not a plain tensor")
+            key = layout(tensor)
+            if not mutated:
+                follows = pinned and tensor.is_floating_point()
+                (table.pinned.add if follows else table.pinned.discard)(key)
+            fresh = table.adopt_result(
+                tensor, key, {"op": [place, j]}, unwritten=schema.base in UNINITIALISED
+            )
+            # Above this level a view is still to get its base's version counter, and a written
+            # tensor its next version.
+            if mutated or schema.view or not fresh:
+                table.versions.pop(key, None)
+            else:
+                table.see(tensor, key)
+
+    def _number_taken(self, out: Any, name: str) -> Any:
+        """A number that an operator took out of a tensor: what the code does next may rest on
+        it.
+        """
+        if not isinstance(out, (bool, int, float)):
+            raise Stop(f"reads a {type(out).__name__} from a tensor ({name})")
+        self._table.guarded = True
+        if isinstance(out, float) and not math.isfinite(out):
+            raise Stop(f"reads a number that is not finite from a tensor ({name})")
+        return out
+
+    def _note_writes(self, mutated: list[Any]) -> None:
+        """An operator wrote these tensors."""
+        table = self._table
+        for storage in {t.untyped_storage()._cdata for t in mutated}:
+            if len(table.owners.get(storage, ())) > 1:
+                raise Stop("writes into memory that two of its inputs or parameters share")
+            if storage in table.replaced:
+                operands = {key: table.operands.get(key) for key in map(layout, mutated)}
+                table.poison(
+                    storage, "a view of a tensor that a module handed on and that was written since"
+                )
+                table.operands.update(
+                    {key: operand for key, operand in operands.items() if operand is not None}
+                )
+            table.epochs[storage] = table.epochs.get(storage, 0) + 1
+            table.unwritten.discard(storage)
+        table.notes.add("in-place")
+
+    def _lost(self, out: Any, outs: list[Any], mutated: list[Any], reason: str) -> None:
+        """An operator on something unknown, or a random one: what it makes is unknown, and what it
+        writes from now on.
+        """
+        if out is not None and not outs and not mutated:
+            raise Stop(reason)  # a number: what the code does next may rest on it
+        for tensor in mutated:
+            self._table.poison(tensor.untyped_storage()._cdata, reason)
+            self._table.unwritten.discard(tensor.untyped_storage()._cdata)
+        for tensor in outs:
+            self._table.unknown(tensor, layout(tensor), reason)
+
+
+def _size_depends_on_data(schema: OperatorSchema, named: dict[str, Any]) -> bool:
+    if schema.base == "index":
+        return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in(named.get("indices")))
+    if schema.base == "repeat_interleave":
+        return "output_size" not in named and any(
+            n in named and isinstance(named[n], torch.Tensor) for n in ("repeats",)
+        )
+    if schema.base == "where":
+        return "other" not in named
+    if schema.base == "one_hot":
+        return bool(named.get("num_classes", -1) == -1)
+    return True
