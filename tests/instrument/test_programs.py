@@ -218,7 +218,9 @@ def test_a_failing_recorder_gives_up_and_the_operator_runs_once(monkeypatch):
         y = torch.zeros(3)
         recorder = tp.Recorder([("input.0", y)], [])
         with monkeypatch.context() as broken:
-            broken.setattr(tp if where == "restored" else recorder._operators, where, lambda *a: 1 / 0)
+            broken.setattr(
+                tp if where == "restored" else recorder._operators, where, lambda *a: 1 / 0
+            )
             with recorder:
                 y.add_(1)
         assert y.tolist() == [1, 1, 1]
