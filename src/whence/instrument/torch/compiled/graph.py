@@ -10,8 +10,7 @@ import torch
 
 from whence.frameworks.torch_schema import schema_of
 from whence.instrument.torch.compiled import fx_nodes as nodes
-from whence.instrument.torch.compiled import inductor_taps as inductor
-from whence.instrument.torch.compiled.inductor_taps import Collected
+from whence.instrument.torch.compiled.collected import Collected, new_key
 from whence.records import Placement, Ref
 
 
@@ -59,7 +58,7 @@ class Graph:
             "backward" if backward else "forward",
             modules,
         )
-        self.key = inductor.new_key(self)
+        self.key = new_key(self)
         self.mode = mode
         self.code: dict[str, Callable[[Any], Any]] = {}
         self.learned: dict[str, Collected] = {}

@@ -22,9 +22,9 @@ from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
 from whence.instrument.torch.compiled import inductor_taps as inductor
 from whence.instrument.torch.compiled import other_backends as others
+from whence.instrument.torch.compiled.collected import Collected
 from whence.instrument.torch.compiled.fx_interpreter import interpreted
 from whence.instrument.torch.compiled.graph import Graph, RunsGraphs
-from whence.instrument.torch.compiled.inductor_taps import Collected
 from whence.instrument.torch.compiled.module_paths import ModulePaths
 from whence.instrument.wording import raised
 

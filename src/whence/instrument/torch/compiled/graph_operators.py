@@ -7,9 +7,9 @@ from typing import Any
 from whence.instrument.call_frames import count
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled import fx_nodes as nodes
+from whence.instrument.torch.compiled.collected import Site
 from whence.instrument.torch.compiled.fx_interpreter import MadeInGraph
 from whence.instrument.torch.compiled.graph import Execution
-from whence.instrument.torch.compiled.inductor_taps import Site
 from whence.instrument.torch.overload import overload_of
 from whence.instrument.torch.program_cache import ProgramWriter
 from whence.instrument.torch.tensor_identity import TensorRegistry

@@ -2,11 +2,7 @@
 node (deep), or the graph itself (fx).
 
 Patched while a graph of ours is compiled and restored after; the caches are bypassed, since no key
-of theirs knows of the patch. Exact: a line is added to the Python code that calls the kernels,
-behind the kernel and before the next, which may use a buffer again; the kernels are those of an
-uninstrumented compile. Deep: an operator that only looks is put behind each node of the graph that
-inductor lowers, through the public option post_grad_custom_post_pass; it keeps a value from being
-fused away, and that may round it.
+of theirs knows of the patch.
 """
 
 from __future__ import annotations
@@ -14,24 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from whence.errors import CaptureError
-from whence.instrument.torch.compiled.fx_nodes import (
-    Named,
-    copied,
-    flat,
-    is_value,
-    named,
-    origin_of,
-    reads_of,
-)
+from whence.instrument.torch.compiled.collected import Collected, Got, compiling, find
+from whence.instrument.torch.compiled.fx_nodes import copied
+from whence.instrument.torch.compiled.kernel_lines import PATCHES, is_whole
+from whence.instrument.torch.compiled.node_taps import taps
 
 MODES = ("exact", "deep", "fx")
 _GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache")
@@ -45,89 +34,34 @@ _INSTEAD = (
     "inductor's code"
 )
 
-
-_NO_CHANGE = {"expand", "view", "reshape", "slice", "alias", "detach"}
-"""Views that have the elements of their input in the same order when they have its shape."""
-
-
-class Site(NamedTuple):
-    """A tensor that the code shows: what it is. buffer: inductor's name, "" of a node. kernel: what
-    made it. origins: nodes that this kernel computes. reads: names of buffers or nodes and of graph
-    inputs. shape: of the node, possibly with symbols; None when not known.
-    """
-
-    node: Named
-    buffer: str
-    kernel: str
-    origins: tuple[str, ...]
-    reads: tuple[str, ...]
-    shape: Any
-
-
-class Collected:
-    """What is learned while one graph is compiled. graph: the one that inductor lowers; dropped:
-    buffers that are not shown, by reason.
-    """
-
-    def __init__(self, key: str, mode: str, every: bool) -> None:
-        self.key, self.mode, self.every = key, mode, every
-        self.graph: Any = None
-        self.sites: dict[str, Site] = {}
-        self.dropped: dict[str, int] = {}
-        self.kernel = ""
-        self.stock = False
-        self.nodes: dict[str, int] = {}
-        self.parts: set[str] = set()
-        self.mapping: dict[str, Any] = {}
-
-    def drop(self, why: str) -> None:
-        """One more buffer that is not shown."""
-        self.dropped[why] = self.dropped.get(why, 0) + 1
-
-
-class Got(BaseException):
-    """The graph is there, and no code of it is wanted. Not an Exception: the compiler would wrap
-    it.
-    """
-
-
-class _Here(threading.local):
-    """The graph that is compiled now on this thread."""
-
-    def __init__(self) -> None:
-        self.collected: Collected | None = None
-
-
-_thread = _Here()
+# (module, class in it or "", name) of everything that is patched or called, by mode.
+_POINTS = {
+    "": [
+        ("torch._inductor.compile_fx", "", "compile_fx"),
+        ("torch._inductor.compile_fx", "", "compile_fx_inner"),
+        ("torch._inductor.graph", "GraphLowering", "run"),
+        ("torch._inductor.config", "", "fx_graph_cache"),
+    ],
+    "exact": [
+        ("torch._inductor.codegen.cpp", "CppScheduling", "flush"),
+        ("torch._inductor.codegen.cpp", "CppScheduling", "define_kernel"),
+        ("torch._inductor.scheduler", "Scheduler", "codegen_extern_call"),
+    ],
+    "deep": [
+        ("torch._inductor.config", "", "post_grad_custom_post_pass"),
+        ("torch.library", "", "Library"),
+    ],
+}
 _lock = threading.RLock()
-_takers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_serial = itertools.count()
-
-
-def new_key(taker: Any) -> str:
-    """A key for one compiled graph, unique in this process; `taker.seen(name, tensor)` is called
-    for what its code shows.
-    """
-    key = f"g{next(_serial)}"
-    _takers[key] = taker
-    return key
-
-
-def seen(key: str, name: str, value: Any) -> None:
-    """Called by compiled code: this tensor is there now. Does nothing when nobody takes it any
-    more.
-    """
-    taker = _takers.get(key)
-    if taker is not None:
-        taker.seen(name, value)
-
-
-# ---- one compile
 
 
 def check(mode: str) -> None:
     """Raise CaptureError when this torch lacks what the mode needs, saying what was looked for."""
-    missing = [f"{where}.{name}" for where, name, kind in _points(mode) if not _has(kind, name)]
+    missing = [
+        ".".join(filter(None, point))
+        for point in (*_POINTS[""], *_POINTS.get(mode, ()))
+        if not _has(find(*point[:2]), point[2])
+    ]
     if missing:
         instead = (
             f"; {_INSTEAD}"
@@ -145,58 +79,6 @@ def _has(kind: Any, name: str) -> bool:
     return name in vars(kind) if isinstance(kind, type) else hasattr(kind, name)
 
 
-def _points(mode: str) -> list[tuple[str, str, Any]]:
-    """(module and class, name, where it should be) of everything that is patched or called."""
-    points = [
-        ("torch._inductor.compile_fx", "compile_fx", _find("torch._inductor.compile_fx")),
-        ("torch._inductor.compile_fx", "compile_fx_inner", _find("torch._inductor.compile_fx")),
-        (
-            "torch._inductor.graph.GraphLowering",
-            "run",
-            _find("torch._inductor.graph", "GraphLowering"),
-        ),
-        ("torch._inductor.config", "fx_graph_cache", _find("torch._inductor.config")),
-    ]
-    if mode == "exact":
-        points += [
-            (
-                "torch._inductor.codegen.cpp.CppScheduling",
-                "flush",
-                _find("torch._inductor.codegen.cpp", "CppScheduling"),
-            ),
-            (
-                "torch._inductor.codegen.cpp.CppScheduling",
-                "define_kernel",
-                _find("torch._inductor.codegen.cpp", "CppScheduling"),
-            ),
-            (
-                "torch._inductor.scheduler.Scheduler",
-                "codegen_extern_call",
-                _find("torch._inductor.scheduler", "Scheduler"),
-            ),
-        ]
-    if mode == "deep":
-        points.append(
-            (
-                "torch._inductor.config",
-                "post_grad_custom_post_pass",
-                _find("torch._inductor.config"),
-            )
-        )
-        points.append(("torch.library", "Library", torch.library))
-    return points
-
-
-def _find(module: str, name: str = "") -> Any:
-    import importlib
-
-    try:
-        holder: Any = importlib.import_module(module)
-    except ImportError:
-        return None
-    return getattr(holder, name, None) if name else holder
-
-
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
     """Around everything that compiles a graph of ours: no cache of whole graphs may answer or keep
@@ -211,7 +93,7 @@ def outside() -> Iterator[None]:
     # Kernels to nodes to lines. Older torch has another name for it, or none.
     if hasattr(config.trace, "provenance_tracking_level"):
         changes["trace.provenance_tracking_level"] = max(1, config.trace.provenance_tracking_level)
-    autograd = _find("torch._functorch.config")
+    autograd = find("torch._functorch.config")
     with (
         config.patch(changes),
         autograd.patch({n: False for n in _AUTOGRAD_CACHES if hasattr(autograd, n)}),
@@ -247,19 +129,19 @@ def compile_graph(gm: Any, example_inputs: Any, collected: Collected, how: dict[
 
     changes: dict[str, Any] = {}
     if collected.mode == "deep":
-        changes["post_grad_custom_post_pass"] = _taps(config.post_grad_custom_post_pass, collected)
+        changes["post_grad_custom_post_pass"] = taps(config.post_grad_custom_post_pass, collected)
     if collected.mode == "exact" and any(
         isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in example_inputs
     ):
         changes["generate_intermediate_hooks"] = collected.stock = True
     with _lock, outside(), config.patch(changes), _patched(collected):
-        outer, _thread.collected = _thread.collected, collected
+        outer, compiling.collected = compiling.collected, collected
         try:
             return compile_fx.compile_fx_inner(gm, example_inputs, **how)
         except Got:
             return None
         finally:
-            _thread.collected = outer
+            compiling.collected = outer
 
 
 @contextlib.contextmanager
@@ -272,25 +154,12 @@ def _patched(collected: Collected) -> Iterator[None]:
         undo.append((where, name, original))
         setattr(where, name, functools.wraps(original)(make(original)))
 
-    lowering = _find("torch._inductor.graph", "GraphLowering")
+    lowering = find("torch._inductor.graph", "GraphLowering")
     saved = getattr(lowering, "save_output_code", None)
     try:
         put(lowering, "run", _run)
-        if collected.mode == "exact":
-            cpp, simd = (
-                _find("torch._inductor.codegen.cpp", "CppScheduling"),
-                _find("torch._inductor.codegen.simd", "SIMDScheduling"),
-            )
-            put(cpp, "define_kernel", _define_kernel)
-            put(cpp, "flush", _flush)
-            put(cpp, "codegen_template", _template)
-            put(_find("torch._inductor.scheduler", "Scheduler"), "codegen_extern_call", _extern)
-            put(
-                _find("torch._inductor.codegen.triton", "TritonScheduling"),
-                "define_kernel",
-                _define_kernel,
-            )
-            put(simd, "codegen_node_schedule", _schedule)
+        for module, kind, name, replacement in PATCHES if collected.mode == "exact" else ():
+            put(find(module, kind), name, replacement)
         if hasattr(lowering, "save_output_code"):
             lowering.save_output_code = staticmethod(functools.partial(_code, collected, saved))
         yield
@@ -307,7 +176,7 @@ def _code(collected: Collected, previous: Any, text: str) -> None:
     """
     if previous is not None:
         previous(text)
-    debug = _find("torch._inductor.debug")
+    debug = find("torch._inductor.debug")
     for name in (
         "_inductor_triton_kernel_to_post_grad_node_info",
         "_inductor_kernel_stack_trace",
@@ -318,13 +187,10 @@ def _code(collected: Collected, previous: Any, text: str) -> None:
             collected.mapping[name] = {str(k): v for k, v in value.items()}
 
 
-# ---- exact: lines behind kernels
-
-
 def _run(original: Any) -> Any:
     def run(self: Any, *args: Any) -> Any:
-        collected = _thread.collected
-        if collected is not None and collected.graph is None and _is_whole(self):
+        collected = compiling.collected
+        if collected is not None and collected.graph is None and is_whole(self):
             collected.graph = copied(self.module)
             names = (n.name for n in collected.graph.graph.nodes if n.op == "call_function")
             collected.nodes = {name: place for place, name in enumerate(names)}
@@ -333,377 +199,3 @@ def _run(original: Any) -> Any:
         return original(self, *args)
 
     return run
-
-
-def _is_whole(graph: Any) -> bool:
-    """Is this the graph itself, not one of a branch or of constants?"""
-    return type(graph).__name__ == "GraphLowering" and not getattr(graph, "is_const_graph", False)
-
-
-def _define_kernel(original: Any) -> Any:
-    def define_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = original(self, *args, **kwargs)
-        if _thread.collected is not None:
-            _thread.collected.kernel = str(name)
-        return name
-
-    return define_kernel
-
-
-def _flush(original: Any) -> Any:
-    def flush(self: Any) -> Any:
-        collected = _thread.collected
-        nodes = list(self.kernel_group.scheduled_nodes) if collected is not None else []
-        live = set(self.kernel_group.args.live_output_buffers()) if nodes else set()
-        out = original(self)
-        if collected is not None and nodes:
-            _show(collected, nodes, live, collected.kernel)
-        return out
-
-    return flush
-
-
-def _template(original: Any) -> Any:
-    def codegen_template(
-        self: Any, template_node: Any, epilogue_nodes: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        out = original(self, template_node, epilogue_nodes, *args, **kwargs)
-        if (collected := _thread.collected) is not None:
-            _show(collected, [template_node, *epilogue_nodes], None, collected.kernel)
-        return out
-
-    return codegen_template
-
-
-def _extern(original: Any) -> Any:
-    def codegen_extern_call(self: Any, scheduler_node: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(self, scheduler_node, *args, **kwargs)
-        if (collected := _thread.collected) is not None:
-            node = getattr(scheduler_node, "node", None)
-            kernel = (
-                getattr(node, "python_kernel_name", None)
-                or getattr(node, "op_overload", None)
-                or type(node).__name__
-            )
-            _show(collected, [scheduler_node], None, str(kernel))
-        return out
-
-    return codegen_extern_call
-
-
-def _schedule(original: Any) -> Any:
-    """Of devices with kernels of their own: torch's stock flag writes the line, with the node's
-    name; what it is is noted here.
-    """
-
-    def codegen_node_schedule(self: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(self, features, *args, **kwargs)
-        if (collected := _thread.collected) is not None:
-            nodes = (
-                list(features.scheduler_nodes())
-                if hasattr(features, "scheduler_nodes")
-                else [n for n in features if hasattr(n, "node")]
-            )
-            _show(collected, nodes, None, collected.kernel, lines=False)
-        return out
-
-    return codegen_node_schedule
-
-
-def _show(
-    collected: Collected,
-    nodes: list[Any],
-    live: set[str] | None,
-    kernel: str,
-    *,
-    lines: bool = True,
-) -> None:
-    from torch._inductor.virtualized import V
-
-    graph, wrapper = V.graph, V.graph.wrapper_code
-    if not _is_whole(graph):
-        collected.drop("inside a branch or loop of the graph")
-        return
-    if not getattr(wrapper, "supports_intermediate_hooks", True):
-        return
-    own_buffers = {name for node in nodes for name in _buffers(node)}
-    removed = set(graph.removed_buffers) | set(getattr(graph, "inplaced_to_remove", ()))
-    reads = dict.fromkeys(
-        name for node in nodes for name in _reads(node) if name not in own_buffers
-    )
-    ends = [
-        _node_of(b, collected) for name in own_buffers if (b := _buffer(graph, name)) is not None
-    ]
-    starts = {
-        n.name
-        for name in reads
-        if (b := _buffer(graph, name)) is not None and (n := _node_of(b, collected)) is not None
-    }
-    origins = sorted(
-        _between(starts, ends) & {n for node in nodes for n in _origins(node.node, collected)},
-        key=collected.nodes.__getitem__,
-    )
-    later: list[tuple[str, Any]] = []
-    for made_name in (name for node in nodes for name in _buffers(node)):
-        name = _changed(graph, made_name)
-        if name in removed or (live is not None and name == made_name and name not in live):
-            continue
-        buffer = _buffer(graph, name)
-        if (
-            buffer is None
-            or not _is_tensor(buffer)
-            or (name == made_name and _unfinished(graph, buffer, collected))
-        ):
-            continue
-        node = _node_of(buffer, collected) or _handed(graph, buffer, collected)
-        whole = _joined(graph, buffer)
-        if whole is not None:
-            collected.parts.add(name)
-            names = [part.get_name() for part in whole.inputs]
-            if (
-                lines
-                and collected.parts.issuperset(names)
-                and (joined := _node_of(whole, collected)) is not None
-            ):
-                later.append((whole.get_name(), joined))
-            if node is None:
-                continue  # a part of what is taken when all parts are there
-        if node is None:
-            collected.drop("no node of the graph is its value")
-            if not collected.every:
-                continue
-        later.append((name, node))
-    later_names = {node.name for _, node in later if node is not None}
-    origins = sorted(
-        {*origins, *later_names} & collected.nodes.keys(), key=collected.nodes.__getitem__
-    )
-    for name, node in later:
-        named_node = named(node) if node is not None else Named(name, kernel, kernel, "", "", "")
-        shape = node.meta["val"].shape if node is not None else None
-        key = name if lines else named_node.name
-        collected.sites[key] = Site(named_node, name, kernel, tuple(origins), tuple(reads), shape)
-        if lines:
-            wrapper.add_import_once(
-                "from whence.instrument.torch.compiled.inductor_taps import seen as _whence_seen"
-            )
-            wrapper.writeline(f"_whence_seen({collected.key!r}, {name!r}, {name})")
-
-
-def _buffer(graph: Any, name: str) -> Any:
-    find = getattr(graph, "try_get_buffer", None) or graph.name_to_buffer.get
-    return find(name)
-
-
-def _changed(graph: Any, name: str) -> str:
-    """The buffer of the graph's own that the kernel leaving `name` changed in place, where none
-    does after it; else `name`.
-    """
-    scheduler = graph.scheduler
-    whole = getattr(scheduler, "mutation_real_name", {}).get(name, name)
-    last = getattr(scheduler, "mutation_renames", {}).get(whole, name)
-    return name if last != name or whole in graph.graph_inputs else str(whole)
-
-
-def _unfinished(graph: Any, buffer: Any, collected: Collected) -> bool:
-    """Is this filled now, and given the value of its node by a later kernel, which changes it in
-    place?
-    """
-    changed = getattr(graph.scheduler, "mutation_renames", {}).get(buffer.get_name())
-    changer = getattr(graph.scheduler, "name_to_buf", {}).get(changed)
-    node = _node_of(buffer, collected)
-    return (
-        changer is not None and node is not None and node.name in _origins(changer.node, collected)
-    )
-
-
-def _between(starts: set[str], ends: list[Any]) -> set[str]:
-    """Names of the nodes that lead to `ends` from the values `starts`, these left out. What an end
-    is made of that is not known counts.
-    """
-    inner: dict[str, None] = {}
-    todo = [n for n in ends if n is not None]
-    while todo:
-        node = todo.pop()
-        if node.op == "call_function" and node.name not in inner and node.name not in starts:
-            inner[node.name] = None
-            todo += node.all_input_nodes
-    return set(inner)
-
-
-def _buffers(node: Any) -> list[str]:
-    outputs = getattr(node, "get_outputs", None)
-    return [o.get_name() for o in outputs()] if outputs is not None else [node.get_name()]
-
-
-def _reads(node: Any) -> list[str]:
-    return [d.name for d in node.read_writes.reads if type(d).__name__ != "WeakDep"]
-
-
-def _origins(node: Any, collected: Collected) -> list[str]:
-    return [n.name for n in getattr(node, "origins", ()) if n.name in collected.nodes]
-
-
-def _is_tensor(buffer: Any) -> bool:
-    layout = getattr(buffer, "layout", None)
-    return type(layout).__name__ not in ("NoneLayout", "MultiOutputLayout", "NoneType")
-
-
-def _node_of(buffer: Any, collected: Collected) -> Any:
-    """The node whose value lies in this buffer, None where none is known."""
-    node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
-    if (
-        node is None
-        or node.name not in collected.nodes
-        or not isinstance(node.meta.get("val"), torch.Tensor)
-    ):
-        return None
-    # A view that changes nothing took over the buffer of what it is a view of.
-    while not is_value(node) and _same(node):
-        node = node.args[0]
-    return node
-
-
-def _joined(graph: Any, buffer: Any) -> Any:
-    """The buffer that this one is a part of: what is joined by a cat is written in its place at
-    once.
-    """
-    view = getattr(getattr(buffer, "layout", None), "view", None)
-    whole = (
-        _buffer(graph, view.get_name()) if view is not None and hasattr(view, "get_name") else None
-    )
-    return whole if type(whole).__name__ == "ConcatKernel" else None
-
-
-def _handed(graph: Any, buffer: Any, collected: Collected) -> Any:
-    """The node whose value was written into this buffer for an operator that is no kernel of
-    inductor's and wants it in memory.
-    """
-    name = buffer.get_name()
-    scheduled = getattr(graph.scheduler, "name_to_buf", {}).get(name)
-    for user in getattr(scheduled, "users", ()):
-        taker = getattr(user.node, "node", None)
-        if not getattr(user.node, "is_extern", bool)() or taker is None:
-            continue
-        origins = [n for n in getattr(taker, "origins", ()) if n.name in collected.nodes]
-        if not origins:
-            continue
-        node = max(origins, key=lambda n: collected.nodes[n.name])
-        arguments = [
-            n
-            for n in flat([*node.args, *node.kwargs.values()])
-            if isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor)
-        ]
-        inputs = [
-            "" if type(i).__name__ == "ReinterpretView" else i.get_name()
-            for i in getattr(taker, "inputs", ())
-        ]
-        if (
-            len(arguments) == len(inputs)
-            and inputs.count(name) == 1
-            and _looks_like(buffer, node := arguments[inputs.index(name)])
-        ):
-            while not is_value(node) and _same(node):
-                node = node.args[0]
-            return node
-    return None
-
-
-def _looks_like(buffer: Any, node: Any) -> bool:
-    value = node.meta.get("val")
-    if (
-        node.op != "call_function"
-        or not isinstance(value, torch.Tensor)
-        or value.dtype != buffer.get_dtype()
-    ):
-        return False
-    return [str(n) for n in buffer.get_size()] == [str(n) for n in value.shape]
-
-
-def _same(node: Any) -> bool:
-    if getattr(origin_of(node).target, "_opname", "") not in _NO_CHANGE or not isinstance(
-        node.args[0], torch.fx.Node
-    ):
-        return False
-    source = node.args[0].meta.get("val")
-    return (
-        node.args[0].op == "call_function"
-        and isinstance(source, torch.Tensor)
-        and source.shape == node.meta["val"].shape
-    )
-
-
-# ---- deep: an operator that looks
-
-
-def _taps(previous: Any, collected: Collected) -> Any:
-    """A pass that puts a tap behind every node with a value of its own, after the pass that the
-    user set.
-    """
-    _define_tap()
-    base = _find("torch._inductor.custom_graph_pass", "CustomGraphPass") or object
-
-    class Taps(base):  # type: ignore[misc, valid-type]
-        def __call__(self, graph: Any) -> None:
-            if previous is not None:
-                previous(graph)
-            # not of the graphs of patterns and constants that are lowered on the way
-            if _thread.collected is not None:
-                put_taps(graph, collected)
-
-        def uuid(self) -> Any:
-            return None  # no cache may keep it
-
-    return Taps()
-
-
-def put_taps(graph: Any, collected: Collected) -> None:
-    """Put a tap behind every node with a value of its own, and note what it is."""
-    collected.sites.clear()
-    last = next(n for n in reversed(graph.nodes) if n.op == "output")
-    for node in list(graph.nodes):
-        if not is_value(node):
-            continue
-        name = named(node)
-        collected.sites[node.name] = Site(
-            name, "", "", (node.name,), reads_of(node), node.meta["val"].shape
-        )
-        with graph.inserting_before(_after(node, last)):
-            tap = graph.call_function(
-                torch.ops.whence.tap.default, (node, f"{collected.key}:{node.name}")
-            )
-            tap.meta["val"] = None
-
-
-def _after(node: Any, last: Any) -> Any:
-    following = node.next
-    while (
-        following is not last
-        and origin_of(following) is origin_of(node)
-        and following.op == "call_function"
-    ):
-        following = following.next  # the results of one operator stay together
-    return following
-
-
-_tap: list[Any] = []
-
-
-def _define_tap() -> None:
-    if _tap:
-        return
-    library = torch.library.Library("whence", "FRAGMENT")
-    tags = tuple(
-        getattr(torch.Tag, n)
-        for n in ("cudagraph_unsafe", "flexible_layout")
-        if hasattr(torch.Tag, n)
-    )
-    library.define("tap(Tensor value, str name) -> ()", tags=tags)
-    library.impl("tap", _look, "CompositeExplicitAutograd")
-    library.impl("tap", lambda value, name: None, "Meta")
-    torch.fx.node.has_side_effect(torch.ops.whence.tap.default)
-    _tap.append(library)
-
-
-def _look(value: Any, name: str) -> None:
-    key, _, node = name.partition(":")
-    seen(key, node, value)
