@@ -125,6 +125,13 @@ class Session:
         self.calls = 0
         self.records = 0
 
+    def load_kernels(self) -> None:
+        """Have figures taken by the compiled pass, where figures are taken."""
+        if self.options.keep != "none":
+            # Without numba the same figures come from numpy, slower.
+            with contextlib.suppress(ImportError):
+                host.use_kernels()
+
     # ---- the sink, and what happens when it fails
 
     @property

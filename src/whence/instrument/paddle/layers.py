@@ -9,7 +9,6 @@ gets its own `__call__` back, so that what it traces is the program and not this
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from whence.frameworks import host
 from whence.frameworks import paddle_arrays as tensors
 from whence.instrument.call_frames import CallFrames, Frame, Root, count, root_or_name
 from whence.instrument.guard import put_back
@@ -98,10 +96,7 @@ class Listener:
 
         listener, kind = self, paddle.nn.Layer
         previous, in_dynamic_mode = kind.__call__, paddle.in_dynamic_mode
-        if self.session.options.keep != "none":
-            # without numba the same figures come from numpy, slower
-            with contextlib.suppress(ImportError):
-                host.use_kernels()
+        self.session.load_kernels()
 
         def __call__(layer: Any, *inputs: Any, **kwargs: Any) -> Any:  # noqa: N807
             if not listener.active or not in_dynamic_mode():

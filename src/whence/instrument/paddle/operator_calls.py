@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from whence.frameworks import paddle_arrays as tensors
-from whence.frameworks.paddle_programs import UNKNOWN, Program
+from whence.frameworks.paddle_programs import UNKNOWN
 from whence.instrument.call_frames import Root, count
 from whence.instrument.paddle.call_forms import CallForm, OperatorFrame, form_of, refs_of
 from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors, of_array
-from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, Weight, look
+from whence.instrument.paddle.saved_programs import NameTable, PredictorSource
+from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, look
 from whence.instrument.session import Origin, Session
 from whence.records import Call, Ref
 from whence.records.marks import Mark
@@ -29,20 +29,6 @@ NO_PROGRAM = "operators of Paddle are not recorded as programs"
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
 # in the names of what is not saved with the weights: scratch of an operator, of any content
 _SCRATCH = "__non_persistable"
-
-
-class NameTable(NamedTuple):
-    """What the readers know of Paddle: names without what changes between processes, and how its
-    programs and weights are read.
-
-    weights: (file of a program, file of its weights, names) -> those of the parameters named that
-    are in there.
-    """
-
-    name: Callable[[str], str]
-    op_type: Callable[[str], str]
-    describe: Callable[[str], Any]
-    weights: Callable[[str, str, Collection[str]], dict[str, Weight]]
 
 
 class PredictorRoot(Root):
@@ -64,20 +50,17 @@ class PredictorRun:
         words: NameTable,
         predictor: Any,
         root: PredictorRoot,
-        program: Program | None,
+        source: PredictorSource,
         find: FindExternal | None,
         changes: Interventions | None,
-        unshown: Unshown,
     ) -> None:
-        self.session, self.root, self.program, self.changes = session, root, program, changes
-        self.words, self.unshown = words, unshown
+        self.session, self.root, self.source, self.changes = session, root, source, changes
+        self.words, self.program = words, source.described
         self.feeds = list(predictor.get_input_names())
         self.fetches = list(predictor.get_output_names())
-        self._tensors = RunTensors(session, find, words.name, self.feeds, program)
-        self._matching = ProgramMatching(self._tensors, unshown)
+        self._tensors = RunTensors(session, find, words.name, self.feeds, self.program)
+        self._matching = ProgramMatching(self._tensors, source.unshown or Unshown({}, {}))
         self.interrupted: BaseException | None = None
-        self.facts: dict[str, Any] = {}
-        self.files, self.folder, self.saved_program = ("", ""), "", ""
         self._types: dict[str, str] = {}
         self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._forms: dict[tuple[Any, ...], CallForm] = {}

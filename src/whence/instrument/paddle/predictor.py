@@ -8,33 +8,27 @@ predictor, in which every exception of a hook would become `std::exception`.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from whence.errors import WhenceError
-from whence.frameworks import host
-from whence.frameworks.paddle_programs import Program
 from whence.instrument.guard import Guard, end_capture, put_back
-from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.operator_calls import NameTable, PredictorRoot, PredictorRun
-from whence.instrument.paddle.tensor_identity import FindExternal, Unshown
+from whence.instrument.paddle.operator_calls import PredictorRoot, PredictorRun
+from whence.instrument.paddle.saved_programs import NameTable, PredictorSource, SavedPrograms, tidy
+from whence.instrument.paddle.tensor_identity import FindExternal
 from whence.instrument.session import Session
 from whence.instrument.wording import raised
 
 ROOT = "model"
 """The root of the first predictor, as readers of logs call it."""
 
-_ROOM = 2  # times the size of its weights that must be free for a program to be saved
+
+_UNKNOWN = PredictorSource()
 
 
 class Listener:
@@ -57,17 +51,15 @@ class Listener:
     ) -> None:
         self.session, self.words, self.changes = session, words, changes
         self.active = False
-        self._predictor, self._folder, self._weights = predictor, folder, weights
+        self._predictor, self._weights = predictor, weights
+        # else only what a predictor is given and returns
+        self._operators = session.options.level != "logits"
+        self._programs = SavedPrograms(session, words, folder, saves=self._operators)
         self._lock = threading.RLock()
         self._watched: dict[int, tuple[Any, list[PredictorRun]]] = {}
         self._roots: list[PredictorRoot] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
-        self._cached: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._buffers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._saved = 0
         self._begun = False
-        # else only what a predictor is given and returns
-        self._operators = session.options.level != "logits"
 
     # ---- installing
 
@@ -77,13 +69,10 @@ class Listener:
 
         inference = paddle.inference
         self.active = True
-        if self.session.options.keep != "none":
-            # without numba the same figures come from numpy, slower
-            with contextlib.suppress(ImportError):
-                host.use_kernels()
+        self.session.load_kernels()
         self._wrap(inference.Predictor, "run", self._run)
         if self._predictor is not None:
-            self._adopt(self._predictor, None, None)
+            self._adopt(self._predictor)
             return
         self._wrap(inference.Predictor, "clone", self._clone)
         self._wrap(inference.Config, "set_optim_cache_dir", self._set_cache)
@@ -129,43 +118,35 @@ class Listener:
     # ---- what is called instead of Paddle's own
 
     def _create(self, previous: Callable[..., Any], config: Any) -> Any:
-        facts: dict[str, Any] = {}
-        folder, files, spare = "", ("", ""), config
+        source, spare = _UNKNOWN, config
         with self._guard():
-            facts, files = paddle_facts.of_config(config), paddle_facts.files(config)
             spare = type(config)(config)  # one config makes one predictor, be it that it fails
-            folder = self._prepare(config, files[1])
+            source = self._programs.prepare(config)
         try:
             predictor = previous(config)
         except (
             Exception
         ):  # what Paddle raises has many types; that we have it save the program may be the reason
-            if not folder:
+            if not source.folder:
                 raise
             predictor = previous(spare)  # raises what the program would have seen
         with self._guard():
-            self._adopt(predictor, facts, files, folder=folder, saved=self._cached.get(config, ""))
+            self._adopt(predictor, source)
         return predictor
 
     def _clone(self, previous: Callable[..., Any], predictor: Any) -> Any:
         clone = previous(predictor)
         with self._guard():
             entry = self._watched.get(id(predictor))
-            above = entry[1][0] if entry is not None and entry[1] else None
-            if above is not None:
-                self._adopt(
-                    clone,
-                    above.facts,
-                    above.files,
-                    program=above.saved_program,
-                    unshown=above.unshown,
-                )
-                _tidy(above.folder)
+            if entry is not None and entry[1]:
+                source = entry[1][0].source
+                self._adopt(clone, source._replace(folder="", saved=""))
+                tidy(source.folder)
         return clone
 
     def _set_cache(self, previous: Callable[..., Any], config: Any, folder: str) -> Any:
         with self._guard():
-            self._cached[config] = folder
+            self._programs.cached(config, folder)
         return previous(config, folder)
 
     def _set_buffer(
@@ -177,7 +158,7 @@ class Listener:
                 for buffer in (*buffers, *named.values())
                 if isinstance(buffer, (bytes, str))
             ]
-            self._buffers[config] = sum(sizes)
+            self._programs.given(config, sum(sizes))
         return previous(config, *buffers, **named)
 
     def _run(self, previous: Callable[..., Any], predictor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,72 +194,33 @@ class Listener:
             return entry[1][0] if entry[1] else None
         if self._predictor is not None:
             return None
-        return self._adopt(predictor, None, None)
+        return self._adopt(predictor)
 
-    def _adopt(
-        self,
-        predictor: Any,
-        facts: dict[str, Any] | None,
-        files: tuple[str, str] | None,
-        *,
-        folder: str = "",
-        saved: str = "",
-        program: str = "",
-        unshown: Unshown | None = None,
-    ) -> PredictorRun | None:
-        """Hook a predictor.
-
-        folder: where its program was saved for us; saved: where the user had it saved; program,
-        unshown: of the one it was cloned from.
-        """
+    def _adopt(self, predictor: Any, source: PredictorSource = _UNKNOWN) -> PredictorRun | None:
+        """Hook a predictor."""
+        session = self.session
         if not self._begun:
             self._begun = True
-            if not self.session.begin():
+            if not session.begin():
                 self.active = False
                 return None
-        files = files or ("", "")
-        root = self._root(files[0])
-        weights = ""
-        if not program:
-            program, weights = self._kept(folder, saved, files, facts or {})
-        described = None
-        if program:
-            try:
-                described = Program(self.words.describe(program), self.words.op_type)
-            except Exception as error:  # noqa: BLE001 - a program that cannot be read costs order and attributes, not the capture
-                self.session.note(
-                    "program",
-                    f"{os.path.basename(program)} cannot be read: {raised(error)}",  # noqa: PTH119
-                    root.name,
-                )
+        root = self._root(source.files[0])
+        source = self._programs.read(source, root.name)
+        files = source.files
         find = self._weights(*files) if self._weights is not None and files[1] else None
-        unshown = unshown or self._unshown(described, program, weights)
-        _tidy(folder)
-        watched = PredictorRun(
-            self.session, self.words, predictor, root, described, find, self.changes, unshown
-        )
-        watched.facts, watched.files, watched.folder, watched.saved_program = (
-            facts or {},
-            files,
-            folder,
-            program,
-        )
-        self._settings(watched)
-        if (
-            files[1]
-            and not Path(files[1]).is_file()
-            and (described is None or described.parameters)
-        ):
-            # Paddle says nothing either.
-            problem = (
-                "does not exist: Paddle runs the program with whatever lies in memory in "
-                "place of its weights"
-            )
+        watched = PredictorRun(session, self.words, predictor, root, source, find, self.changes)
+        settings = self._programs.settings(source)
+        session.note("settings", msgspec.json.encode(settings).decode(), root.name)
+        if source.described is None and self._operators:
+            why = "attributes and the order of operands are not known: no program was saved for it"
+            session.note("program", why, root.name)
+        if source.lacks_weights:
             text = (
-                f"{files[1]} {problem}; give Config the file that was saved with "
+                f"{files[1]} does not exist: Paddle runs the program with whatever lies in memory "
+                "in place of its weights; give Config the file that was saved with "
                 f"{os.path.basename(files[0])}"  # noqa: PTH119
             )
-            self.session.note("error", text, root.name, aloud=True)
+            session.note("error", text, root.name, aloud=True)
         cell = [watched]
         place = id(predictor)
 
@@ -302,112 +244,6 @@ class Listener:
         root = PredictorRoot(ROOT if not self._roots else f"{ROOT}#{len(self._roots)}", file)
         self._roots.append(root)
         return root
-
-    def _settings(self, watched: PredictorRun) -> None:
-        settings = paddle_facts.versions() | watched.facts
-        kinds = self._kinds(watched)
-        if kinds:
-            settings["parameter_dtypes"] = kinds
-        if watched.saved_program and self._folder:
-            settings["program"] = os.path.relpath(watched.saved_program, self._folder)
-        self.session.note("settings", msgspec.json.encode(settings).decode(), watched.root.name)
-        if watched.program is None and self._operators:
-            why = "attributes and the order of operands are not known: no program was saved for it"
-            self.session.note("program", why, watched.root.name)
-
-    def _kinds(self, watched: PredictorRun) -> dict[str, int]:
-        """How many parameters of each dtype the user's program has: passes fold quantised ones into
-        others.
-        """
-        file = watched.files[0] if Path(watched.files[0]).is_file() else watched.saved_program
-        if not file:
-            return {}
-        try:
-            described = self.words.describe(file)
-        except WhenceError:  # as Paddle reads it, it is a program of another version
-            return {}
-        dtypes = Counter(variable.dtype for variable in described.parameters.values())
-        # tables of indices
-        return {
-            dtype: count for dtype, count in dtypes.items() if dtype not in ("", "bool", "int64")
-        }
-
-    # ---- programs
-
-    def _prepare(self, config: Any, weights: str) -> str:
-        """Have the predictor save its program after passes into the run; "" where the user has its
-        own way of saving, or room is short.
-        """
-        if not self._operators or not self._folder or self._cached.get(config):
-            return ""
-        if paddle_facts.said(config, "save_optimized_model") or paddle_facts.said(
-            config, "use_optimized_model"
-        ):
-            return ""
-        size = self._buffers.get(config, 0) or (
-            Path(weights).stat().st_size if Path(weights).is_file() else 0
-        )
-        if shutil.disk_usage(self._folder).free < _ROOM * size:
-            self.session.note(
-                "program",
-                f"not saved: Paddle writes the weights along, {size} bytes, and the disk has no "
-                "room",
-            )
-            return ""
-        folder = Path(self._folder) / "paddle" / f"{os.getpid()}-{self._saved}"
-        self._saved += 1
-        folder.mkdir(parents=True, exist_ok=True)
-        config.enable_save_optim_model(True)
-        config.set_optim_cache_dir(str(folder))
-        self._cached.pop(config, None)
-        return str(folder)
-
-    def _unshown(self, described: Program | None, program: str, weights: str) -> Unshown:
-        """Parameters that operators are given in lists, from the weights that were saved with the
-        program.
-        """
-        names = described.held_by_any() if weights and described is not None else set()
-        unshown = Unshown({}, {})
-        try:
-            unshown.weights.update(self.words.weights(program, weights, names) if names else {})
-        except (WhenceError, OSError, ValueError) as error:
-            self.session.note(
-                "program",
-                f"weights in lists are not known, only what is made of them is compared: {error}",
-            )
-        return unshown
-
-    def _kept(
-        self, folder: str, saved: str, files: tuple[str, str], facts: dict[str, Any]
-    ) -> tuple[str, str]:
-        """The file of the program that runs and that of its weights, "" for what there is none of.
-
-        Saved for us, saved by the user, or the user's own where no passes ran. Paddle saves none
-        without parameters.
-        """
-        file, weights = files
-        for where in filter(None, (folder, saved)):
-            for name in ("_optimized.json", "_optimized.pdmodel"):
-                path = Path(where) / name
-                if path.is_file():
-                    parameters = str(path.with_suffix(".pdiparams"))
-                    if where != folder:
-                        return str(path), parameters
-                    moved = path.with_name("program" + path.suffix)
-                    path.replace(moved)
-                    return str(moved), parameters
-        # Constants are folded in PIR whatever was asked.
-        if (
-            folder
-            and file
-            and Path(file).is_file()
-            and not facts.get("ir_optim", True)
-            and not facts.get("pir", True)
-        ):
-            moved = Path(folder) / f"program{Path(file).suffix}"
-            shutil.copyfile(file, moved)
-            return str(moved), weights
-        return "", ""
 
     # ---- never into the program
 
@@ -444,12 +280,3 @@ def _hook(
             watched.interrupted = error
 
     return hook
-
-
-def _tidy(folder: str) -> None:
-    """Remove what Paddle saved beside the program: the weights are in the user's file, and in the
-    run.
-    """
-    if folder:
-        for path in Path(folder).glob("_optimized*"):
-            path.unlink(missing_ok=True)

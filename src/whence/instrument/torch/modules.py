@@ -11,7 +11,6 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable
@@ -21,7 +20,6 @@ import msgspec
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from whence.frameworks import host
 from whence.instrument.call_frames import CallFrames, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
@@ -102,17 +100,11 @@ class Listener:
 
     # ---- installing
 
-    def _load_kernels(self) -> None:
-        if self.session.options.keep != "none":
-            # Without numba the same figures come from numpy, slower.
-            with contextlib.suppress(ImportError):
-                host.use_kernels()
-
     def install(self) -> None:
         """Start listening."""
         if self.model is not None:
             # else with the first call: programs may search what is imported while they start
-            self._load_kernels()
+            self.session.load_kernels()
         previous = torch.nn.Module.__call__
         is_compiling = torch.compiler.is_compiling
         # as `inside` asks; a frame of ours would go to dynamo
@@ -281,7 +273,7 @@ class Listener:
         if self.model is not None:
             return None
         if not self.modules:
-            self._load_kernels()
+            self.session.load_kernels()
         self._new_root(module)
         return self.modules.get(module) if self.session.active else None
 

@@ -81,7 +81,7 @@ class OperatorListener(Listener):
         super().install()
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        self._load_kernels()
+        self.session.load_kernels()
         self._pre_hook = register_optimizer_step_pre_hook(lambda *_: self._optimizer_steps())
         self._modes.install()
         if not self._lasting:

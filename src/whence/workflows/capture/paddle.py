@@ -70,7 +70,7 @@ def listener(session: Session, model: Any, folder: str) -> Both:
     folder: of the run.
     """
     from whence.instrument.paddle import layers, predictor
-    from whence.instrument.paddle.operator_calls import NameTable
+    from whence.instrument.paddle.saved_programs import NameTable
 
     check(session.options)
     changes = _changes(session)
