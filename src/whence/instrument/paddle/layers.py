@@ -20,8 +20,8 @@ from whence.frameworks import paddle_arrays as tensors
 from whence.instrument.call_frames import CallFrames, Frame, Root, count, root_or_name
 from whence.instrument.guard import put_back
 from whence.instrument.paddle import settings as paddle_facts
+from whence.instrument.paddle.ended_operators import NO_PROGRAM
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.operator_calls import NO_PROGRAM
 from whence.instrument.paddle.tensor_identity import Tensors
 from whence.instrument.session import Origin, Session
 from whence.instrument.wording import raised

@@ -13,32 +13,20 @@ from typing import Any
 
 from whence.frameworks import paddle_arrays as tensors
 from whence.frameworks.paddle_programs import UNKNOWN
-from whence.instrument.call_frames import Root, count
-from whence.instrument.paddle.call_forms import CallForm, OperatorFrame, form_of, refs_of
+from whence.instrument.paddle.call_forms import OperatorFrame
+from whence.instrument.paddle.ended_operators import NO_PROGRAM, EndedOperators, OperatorSelection
 from whence.instrument.paddle.interventions import Interventions
 from whence.instrument.paddle.program_matching import ProgramMatching
 from whence.instrument.paddle.run_tensors import RunTensors, of_array
-from whence.instrument.paddle.saved_programs import NameTable, PredictorSource
+from whence.instrument.paddle.saved_programs import NameTable, PredictorRoot, PredictorSource
 from whence.instrument.paddle.tensor_identity import FindExternal, Unshown, look
 from whence.instrument.session import Origin, Session
 from whence.records import Call, Ref
 from whence.records.marks import Mark
 
-NO_PROGRAM = "operators of Paddle are not recorded as programs"
-
 _HANDED_ON = ("yield", "builtin_combine", "feed", "fetch")  # what is no operator of a program
 # in the names of what is not saved with the weights: scratch of an operator, of any content
 _SCRATCH = "__non_persistable"
-
-
-class PredictorRoot(Root):
-    """A name under which runs of a predictor count their steps; one made anew from the same file
-    continues the root of the one before.
-    """
-
-    def __init__(self, name: str, file: str) -> None:
-        super().__init__(name, lambda: None)
-        self.file, self.steps = file, 0
 
 
 class PredictorRun:
@@ -62,8 +50,10 @@ class PredictorRun:
         self._matching = ProgramMatching(self._tensors, source.unshown or Unshown({}, {}))
         self.interrupted: BaseException | None = None
         self._types: dict[str, str] = {}
-        self._scopes: dict[tuple[Any, ...], tuple[str, str]] = {}
-        self._forms: dict[tuple[Any, ...], CallForm] = {}
+        self._selection = OperatorSelection(session, root)
+        self._ended = EndedOperators(
+            session, root, self._tensors, self._matching, self._selection, self.fetches
+        )
         self._stack: list[OperatorFrame] = []
         self._takes_inputs, self._takes_outputs = (
             session.selector.slots("input"),
@@ -75,7 +65,7 @@ class PredictorRun:
         self._stack.clear()
         self._tensors.clear()
         self._matching.clear()
-        self._ended: list[OperatorFrame] = []
+        self._ended.clear()
         self._patched: Counter[str] = Counter()
 
     # ---- a run
@@ -93,7 +83,7 @@ class PredictorRun:
         self._stack.append(top)
         session.over_budget("", self.root.steps)
         top.keep = session.elements_on
-        top.selected = self._wants("", "", top)
+        top.selected = self._selection.wants(top)
         if not top.selected or not self._takes_inputs:
             return
         for place, name in enumerate(self.feeds):
@@ -116,7 +106,7 @@ class PredictorRun:
             return
         session, top = self.session, self._stack[0]
         self._finish_above(top)
-        self._emit(everything=True)
+        self._ended.emit(everything=True)
         if top.selected and not error and self._takes_outputs:
             for place, name in enumerate(self.fetches):
                 named = self._tensors.named.get(name)
@@ -184,10 +174,13 @@ class PredictorRun:
         if self._tensors.is_parameter(name):
             unchanged = self._tensors.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
-            origin = Origin(top.op_type, f"param.{self._tensors.plain(name)}", top.op_type)
-            top.params[name] = unchanged or self._tensors.tensors.parameter(tensor, name, origin)
+            top.params[name] = unchanged or self._tensors.tensors.parameter(
+                tensor,
+                name,
+                Origin(top.op_type, f"param.{self._tensors.plain(name)}", top.op_type),
+            )
             return
-        waits = not self.session.takes_all and self._key(top) not in self._scopes
+        waits = not self.session.takes_all and not self._selection.is_known(top)
         top.inputs[name] = self._tensors.read(name, tensor, top, waits=waits)
 
     def wrote(self, op: str, name: str, tensor: Any) -> None:
@@ -235,10 +228,10 @@ class PredictorRun:
         if (
             top.selected
             and not self.session.takes_all
-            and self._key(top) not in self._scopes
+            and not self._selection.is_known(top)
             and not top.outputs
         ):
-            top.selected = self._wants(plain, "", top) or (
+            top.selected = self._selection.wants(top, plain) or (
                 self.program is not None and bool(self.session.options.include)
             )
         if not top.selected or not self._takes_outputs:
@@ -264,37 +257,11 @@ class PredictorRun:
         session = self.session
         frame = OperatorFrame(op, op_type, session.next_order(), top)
         if not session.takes_all:
-            frame.selected = self._wants(*self._scopes.get(self._key(frame), ("", "")), frame)
+            frame.selected = self._selection.wants_next(frame)
         session.over_budget(op_type, self.root.steps)
         frame.keep = session.elements_on
         self._stack.append(frame)
         return frame
-
-    def _key(self, frame: OperatorFrame) -> tuple[Any, ...]:
-        above = frame.parent
-        return (
-            frame.op,
-            frame.number if ":" not in frame.op else "",
-            above.op if above is not None else "",
-        )
-
-    def _wants(self, scope: str, layer: str, frame: OperatorFrame) -> bool:
-        """Was this call asked for, by its name or by that of the layer it was written in? One
-        without a name yet: perhaps.
-        """
-        session, step = self.session, self.root.steps
-        if session.takes_all:
-            return True
-        start, stop = session.options.steps or (0, None)
-        if step < start or (stop is not None and step >= stop):
-            return False
-        if not scope and frame.parent is not None:
-            return True
-        names = (scope, layer) if layer else (scope,)
-        return any(
-            session.selector.wants(name, frame.op_type, frame.depth, frame.number, step)
-            for name in names
-        )
 
     def _finish_above(self, frame: OperatorFrame) -> None:
         while self._stack and self._stack[-1] is not frame:
@@ -313,78 +280,7 @@ class PredictorRun:
             self._matching.match(frame, self.program)
             if frame.block and frame.operator is not None:
                 self.program.wrote(frame.operator, list(frame.outputs))
-        self._claim(frame)
-        self._ended.append(frame)
-        self._emit()
-
-    def _claim(self, frame: OperatorFrame) -> None:
-        """Tensors that no hook showed as somebody's output, because lists are not shown: they are
-        of the operator that made the list.
-        """
-        for name, (record, edge) in frame.inputs.items():
-            if record < 0 or edge or name in self.feeds:
-                continue
-            if frame.matched is not None:
-                maker = self._matching.frame_of(frame.matched.owners.get(name))
-            else:
-                waiting = [f for f in self._ended if not f.outputs]
-                maker = waiting[0] if len(waiting) == 1 else None
-            if maker is not None and maker is not frame and maker in self._ended:
-                maker.outputs[name] = (record, "")
-
-    def _emit(self, *, everything: bool = False) -> None:
-        ready = 0
-        for frame in self._ended:
-            if not everything and (not frame.outputs or len(frame.outputs) < frame.listed):
-                break
-            self._call(frame)
-            ready += 1
-        del self._ended[:ready]
-
-    def _call(self, frame: OperatorFrame) -> None:
-        session = self.session
-        key = (
-            frame.op,
-            id(frame.operator),
-            id(frame.matched),
-            *frame.inputs,
-            "",
-            *frame.outputs,
-            "",
-            *frame.params,
-        )
-        form = self._forms.get(key)
-        if form is None:
-            form = self._forms[key] = form_of(frame, self.fetches, self._tensors.plain)
-        scope = form.scope
-        if not session.takes_all:
-            self._scopes.setdefault(self._key(frame), (scope, form.layer))
-            if frame.selected:
-                frame.selected = self._wants(scope, form.layer, frame)
-                if frame.selected:
-                    self._tensors.take_later(frame)
-        notes = form.notes if not frame.notes else (*frame.notes, *form.notes)
-        session.call(
-            Call(
-                frame.order,
-                scope,
-                self.root.name,
-                self.root.steps,
-                frame.order,
-                rank=session.rank,
-                occurrence=count(frame.counts, scope),
-                kind="operator",
-                op_type=frame.op_type,
-                source=form.source,
-                parent=frame.parent.order if frame.parent is not None else -1,
-                number=frame.number,
-                leaf=not frame.children,
-                refs=tuple(refs_of(frame, form, self._matching.earlier)) if frame.selected else (),
-                arguments=form.arguments,
-                no_program=NO_PROGRAM,
-                notes=notes if frame.selected else (Mark.NOT_SELECTED.value,),
-            )
-        )
+        self._ended.add(frame)
 
 
 def _decided(frame: OperatorFrame, tensor: Any) -> None:

@@ -18,8 +18,14 @@ import msgspec
 
 from whence.instrument.guard import Guard, end_capture, put_back
 from whence.instrument.paddle.interventions import Interventions
-from whence.instrument.paddle.operator_calls import PredictorRoot, PredictorRun
-from whence.instrument.paddle.saved_programs import NameTable, PredictorSource, SavedPrograms, tidy
+from whence.instrument.paddle.operator_calls import PredictorRun
+from whence.instrument.paddle.saved_programs import (
+    NameTable,
+    PredictorRoot,
+    PredictorSource,
+    SavedPrograms,
+    tidy,
+)
 from whence.instrument.paddle.tensor_identity import FindExternal
 from whence.instrument.session import Session
 from whence.instrument.wording import raised

@@ -31,7 +31,7 @@ class RunTensors:
         feeds: Collection[str],
         program: Program | None,
     ) -> None:
-        self.session, self._name, self._feeds, self.program = session, name, feeds, program
+        self.session, self._name, self.feeds, self.program = session, name, feeds, program
         self.tensors = Tensors(session, find)
         self.folds = False
         self._names: dict[str, str] = {}
@@ -67,7 +67,7 @@ class RunTensors:
             return False
         constant = self._constant.get(name)
         if constant is None:
-            constant = self._constant[name] = name not in self._feeds and self._is_constant(name)
+            constant = self._constant[name] = name not in self.feeds and self._is_constant(name)
         return constant
 
     def _is_constant(self, name: str) -> bool:
