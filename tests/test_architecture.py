@@ -111,6 +111,7 @@ FOLDERS = {
     "instrument/torch": [
         {
             "modes",
+            "module_calls",
             "sources",
             "staging",
             "compiled_boundary",

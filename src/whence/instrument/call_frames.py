@@ -108,15 +108,19 @@ class CallFrames:
 
     def guarded(self, action: Callable[..., _Result], *args: Any) -> _Result | None:
         """What `action(*args)` returns; None if it raised, which ends the capture and never reaches
-        the captured program. A Ctrl-C is not held back.
+        the captured program. A Ctrl-C is not held back: the call that was to begin never did.
         """
         thread = self.thread
+        depth = len(thread.stack)
         thread.busy = True
         try:
             with self.lock, self._hide_from_modes() if self._modes() else self._hide():
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self.give_up(error)
+        except BaseException:
+            del thread.stack[depth:]
+            raise
         finally:
             thread.busy = False
         return None

@@ -1,10 +1,7 @@
-"""What of torch's machinery surrounds a call: modes, tracing, and the one function through which
-every module is called.
-"""
+"""Modes and tracing of the program, as a listener finds them around a call."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -55,35 +52,3 @@ def is_traced() -> bool:
     """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
     mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
     return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
-
-
-def set_call(new: Any) -> None:
-    """Make `new` the way every module is called.
-
-    Dynamo compiles modules on a short path while `__call__` is the one it knows; it must know this
-    one, or it would compile the program in another way (and, imported meanwhile, keep ours for
-    ever).
-    """
-    old = torch.nn.Module.__call__
-    torch.nn.Module.__call__ = new
-    dynamo_knows(old, new)
-
-
-def taken_for_torchs(wrapper: Any) -> None:
-    """Have dynamo treat this way of calling modules as torch's own: never compiled by itself where
-    a module runs eagerly, looked through where one is compiled. Dynamo goes by the file of the
-    code; where compiled code broke off inside a module, a frame of another file would begin graphs
-    that the program has not.
-    """
-    code = torch.nn.Module._wrapped_call_impl.__code__
-    wrapper.__code__ = wrapper.__code__.replace(
-        co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
-    )
-
-
-def dynamo_knows(old: Any, new: Any) -> None:
-    """Where dynamo holds `old` for the way every module is called, it is `new` from now on."""
-    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
-        module = sys.modules.get(name)
-        if module is not None and getattr(module, "unpatched_nn_module_call", None) is old:
-            module.unpatched_nn_module_call = new  # type: ignore[attr-defined]

@@ -122,6 +122,36 @@ class ModuleRoot(Root):
         self.trained = False
         self.occurrences: dict[tuple[str, int, int, str], dict[str, int]] = {}
 
+    def begin(self, frame: Any) -> None:
+        """An outermost call begins: its phase, its step and micro-batch, and the counts that calls
+        below it share.
+        """
+        frame.root, scope = self, frame.scope
+        self.calls += 1
+        if torch._C._current_graph_task_id() != -1:
+            frame.phase, frame.step = "recompute", self.steps.get("", 0)
+            frame.micro = max(self.micro - 1, 0)
+            key = (scope, frame.step, frame.micro, frame.phase)
+            frame.counts = self.occurrences.setdefault(key, {})
+            return
+        frame.phase, frame.counts = "forward", {}
+        training = frame.training and torch.is_grad_enabled()
+        frame.step = self.steps.get(scope, 0)
+        frame.micro = self.micro if training else 0
+        if training:
+            self.micro += 1
+            self.trained = True
+        else:
+            self.steps[scope] = frame.step + 1
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped: a root that trained since goes on to its next step."""
+        if self.trained:
+            self.steps = {scope: n + 1 for scope, n in (self.steps or {"": 0}).items()}
+            self.steps.setdefault("", 1)
+            self.micro, self.trained = 0, False
+            self.occurrences.clear()
+
 
 def home_of(module: Any, name: str) -> tuple[dict[str, Any] | None, str]:
     """(table, key) under which a module itself holds the tensor called `name`; (None, name) for one

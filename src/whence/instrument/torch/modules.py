@@ -1,9 +1,7 @@
 """Listens to torch modules: every call of every `nn.Module` below a root, with its parameters,
 inputs, outputs and mutations.
 
-`nn.Module.__call__` is wrapped while a listener is installed (not hooks: a wrapper sees what
-entered before any hook and what left after all of them, needs no change to the module, and keeps
-torch's fast path without hooks). Compiled and scripted code is entered through the same wrapper, so
+Compiled and scripted code is entered through the same wrapper, so
 its boundary is recorded and a note says that the inside was not seen. While the wrapper looks at
 tensors, dispatch and function modes of the program are off, so that nothing of ours is seen by
 them.
@@ -18,7 +16,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from whence.instrument.call_frames import CallFrames, ThreadCalls
 from whence.instrument.session import Session
@@ -27,13 +24,8 @@ from whence.instrument.torch.call_tensors import CallTensors
 from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
-from whence.instrument.torch.modes import (
-    HIDING,
-    dynamo_knows,
-    is_traced,
-    set_call,
-    taken_for_torchs,
-)
+from whence.instrument.torch.modes import HIDING, is_traced
+from whence.instrument.torch.module_calls import ModuleCalls
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
@@ -83,8 +75,7 @@ class Listener:
         self.programs: ProgramCache | NoPrograms = ProgramCache(
             session, self.registry, self.frames, self._compiled_code, self.writer
         )
-        self._previous: Callable[..., Any] | None = None
-        self._wrapper: Callable[..., Any] | None = None
+        self._calls = ModuleCalls(self.frames, self._observe)
         self._optimizer_hook: Any = None
         if model is not None:
             self._new_root(model)
@@ -105,21 +96,7 @@ class Listener:
         if self.model is not None:
             # else with the first call: programs may search what is imported while they start
             self.session.load_kernels()
-        previous = torch.nn.Module.__call__
-        is_compiling = torch.compiler.is_compiling
-        # as `inside` asks; a frame of ours would go to dynamo
-        callback, off = get_eval_frame_callback, (None, False)
-        frames, observe = self.frames, self._observe
-
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if is_compiling() or not frames.active or callback() not in off:
-                return previous(module, *args, **kwargs)
-            return observe(previous, module, args, kwargs)
-
-        taken_for_torchs(__call__)
-        self._previous, self._wrapper = previous, __call__
-        __call__.listener = self  # type: ignore[attr-defined]
-        set_call(__call__)
+        self._calls.wrap()
         if hasattr(os, "register_at_fork"):
             me = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forked(me))
@@ -131,15 +108,11 @@ class Listener:
         self.active = True
 
     def remove(self) -> None:
-        """Stop listening. If someone wrapped `__call__` after us, our wrapper stays in place and
-        does nothing until they let go.
-
-        Idempotent.
-        """
+        """Stop listening. Idempotent."""
         if self._removed:
             return
         self.active, self._removed = False, True
-        self._unwrap()
+        self._calls.unwrap()
         if self._changes is not None:
             self._changes.finish()
         self._compiled_code.clear()
@@ -156,26 +129,13 @@ class Listener:
         with self.frames.lock:
             self.registry.drain()
 
-    def _unwrap(self) -> None:
-        """Take off every wrapper of ours that lies on top and no longer listens. Dynamo lets go of
-        one that stays below another's.
-        """
-        while (
-            owner := getattr(torch.nn.Module.__call__, "listener", None)
-        ) is not None and not owner.active:
-            set_call(owner._previous)
-        below: Any = self
-        while below is not None and not below.active:
-            dynamo_knows(below._wrapper, below._previous)
-            below = getattr(below._previous, "listener", None)
-
     def abandon(self) -> None:
         """Stop without writing anything more: in a forked child, whose files belong to the
         parent.
         """
         self.frames.forked()
         self.registry.abandon()
-        self._unwrap()
+        self._calls.unwrap()
         if self._changes is not None:
             self._changes.undo()
         _ABANDONED.append(self)
@@ -197,15 +157,10 @@ class Listener:
         ):
             return previous(module, *args, **kwargs)
         stack = thread.stack
-        depth = len(stack)
         above = stack[-1].recorder if stack else None
         if above is not None:
             above.pause()
-        try:
-            frame = self.frames.guarded(self._enter, module, args, kwargs)
-        except BaseException:  # Ctrl-C while this code ran: a call that never began
-            del stack[depth:]
-            raise
+        frame = self.frames.guarded(self._enter, module, args, kwargs)
         if frame is None:
             if above is not None:
                 above.abandon("calls a module that could not be listened to")
@@ -345,24 +300,9 @@ class Listener:
     # ---- roots and their steps
 
     def _begin_root(self, frame: ModuleFrame, root: ModuleRoot) -> None:
-        frame.root = root
-        scope = frame.scope
-        root.calls += 1
-        if torch._C._current_graph_task_id() != -1:
-            frame.phase, frame.step = "recompute", root.steps.get("", 0)
-            frame.micro = max(root.micro - 1, 0)
-            key = (scope, frame.step, frame.micro, frame.phase)
-            frame.counts = root.occurrences.setdefault(key, {})
+        root.begin(frame)
+        if frame.phase == "recompute":
             return
-        frame.phase, frame.counts = "forward", {}
-        training = frame.training and torch.is_grad_enabled()
-        frame.step = root.steps.get(scope, 0)
-        frame.micro = root.micro if training else 0
-        if training:
-            root.micro += 1
-            root.trained = True
-        else:
-            root.steps[scope] = frame.step + 1
         self.registry.drain()  # the budget of a step is decided on what was written
         self.session.begin_step(root.name)
 
@@ -376,11 +316,7 @@ class Listener:
     def _optimizer_stepped(self) -> None:
         with self.frames.lock:
             for root in self.modules.roots.values():
-                if root.trained:
-                    root.steps = {scope: n + 1 for scope, n in (root.steps or {"": 0}).items()}
-                    root.steps.setdefault("", 1)
-                    root.micro, root.trained = 0, False
-                    root.occurrences.clear()
+                root.optimizer_stepped()
 
     # ---- compiled code
 
@@ -401,7 +337,7 @@ class Listener:
 
 def _forked(listener: weakref.ref[Listener]) -> None:
     owner = listener()
-    if owner is not None and owner._wrapper is not None:
+    if owner is not None:
         owner.abandon()
 
 

@@ -47,6 +47,28 @@ _tracing, _inference, _grad = (
 )
 
 
+class _ForwardOperators:
+    """Forward operators by the number of their autograd node: (scope, source, order, selected)."""
+
+    def __init__(self) -> None:
+        self._table: dict[int, tuple[str, str, int, bool]] = {}
+
+    def add(self, forward: tuple[str, str, int, bool]) -> None:
+        """An operator is about to run that may have made the node that is numbered next."""
+        number, table = torch.autograd._get_sequence_nr() - 1, self._table
+        if number >= 0 and number not in table:
+            table[number] = forward
+            if len(table) > FORWARDS:
+                for old in list(table)[: FORWARDS // 2]:
+                    del table[old]
+
+    def of(self, node: Any) -> tuple[str, str, int, bool] | None:
+        """The operator that made a node, None where it is not known (any more)."""
+        number = node._sequence_nr()
+        # A write into a view takes one more number, behind that of the operator.
+        return self._table.get(number) or self._table.get(number - 1)
+
+
 class OperatorListener(Listener):
     """A `Listener` that records every operator below the modules, and outside them below a call of
     kind "region".
@@ -59,7 +81,7 @@ class OperatorListener(Listener):
         self, session: Session, model: Any = None, *, lasting: bool = False, **how: Any
     ) -> None:
         self._sampling = Sampling(session)
-        self._forward: dict[int, tuple[str, str, int, bool]] = {}
+        self._forward = _ForwardOperators()
         self._counts: dict[str, tuple[int, int, dict[str, int]]] = {}
         self._passed: set[str] = set()
         self._lasting = lasting
@@ -259,7 +281,7 @@ class OperatorListener(Listener):
         if not source:
             source = source_here()
         if phase != "backward" and phase != "optimizer" and _grad():
-            self._remember(torch.autograd._get_sequence_nr() - 1, (scope, source, order, selected))
+            self._forward.add((scope, source, order, selected))
         if not selected:
             return None
         site = above, scope, phase, forward, source
@@ -295,24 +317,11 @@ class OperatorListener(Listener):
             return None
         above: Any = frame or self._region("backward")
         if node is not None:
-            number = node._sequence_nr()
-            # A write into a view takes one more number, behind that of the operator.
-            forward = self._forward.get(number) or self._forward.get(number - 1)
+            forward = self._forward.of(node)
             if forward is not None:
                 scope, source, order, selected = forward
                 return above, scope, "backward", selected, order, source
         return above, "", "backward", above.selected, -1, ""
-
-    def _remember(self, number: int, forward: tuple[str, str, int, bool]) -> None:
-        """An autograd node of this number belongs to a forward operator: (scope, source, order,
-        selected).
-        """
-        table = self._forward
-        if number >= 0 and number not in table:
-            table[number] = forward
-            if len(table) > FORWARDS:
-                for old in list(table)[: FORWARDS // 2]:
-                    del table[old]
 
     def _end(self, call: OperatorCall, out: Any, error: str) -> None:
         overload, session = call.overload, self.session
@@ -322,7 +331,9 @@ class OperatorListener(Listener):
         self._operands.take_results(call, results)
         if not call.is_written:
             return
-        program, no_program = ("", "the operator raised") if error else self._program(call, out)
+        program, no_program = "", "the operator raised" if error else self.writer.unwanted
+        if not no_program:
+            program, no_program = self.writer.put(*program_of(call, out))
         above = call.above
         self.registry.call(
             Call(
@@ -355,17 +366,6 @@ class OperatorListener(Listener):
                 placements=call.placements,
             )
         )
-
-    def _program(self, call: OperatorCall, out: Any) -> tuple[str, str]:
-        """(program id, why there is none) of an operator."""
-        options = self.session.options
-        if not options.programs or options.keep != "full":
-            return "", "programs were not recorded"
-        program, reason = program_of(call, out)
-        if program is None:
-            return "", reason
-        self.writer.write(program)
-        return program.id, reason
 
 
 def _is_traced(types: Any) -> bool:

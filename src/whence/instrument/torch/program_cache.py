@@ -43,15 +43,26 @@ class _Outcome(NamedTuple):
 
 
 class ProgramWriter:
-    """Hands programs to the session, each once, behind the records of its constants."""
+    """Hands programs to the session, each once, behind the records of its constants. unwanted: why
+    the capture wants none, "" where it does.
+    """
 
     def __init__(self, session: Session, registry: TensorRegistry) -> None:
         self._session, self._registry = session, registry
         self._ids: set[str] = set()
+        wanted = session.options.programs and session.options.keep == "full"
+        self.unwanted = "" if wanted else "programs were not recorded"
 
     def has(self, program: Program) -> bool:
         """Was this program written before?"""
         return program.id in self._ids
+
+    def put(self, program: Program | None, reason: str) -> tuple[str, str]:
+        """(id of a program, written if it is new, why there is none)."""
+        if program is None:
+            return "", reason
+        self.write(program)
+        return program.id, ""
 
     def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
         """Write a program if it is new. constants: record ids in place of its own, or `Pending` for

@@ -51,7 +51,7 @@ class GraphOperators:
         self, execution: Execution, node: Any, args: Any, kwargs: Any, out: Any, value: Any
     ) -> None:
         """A node has run eagerly, on these arguments."""
-        name, maker, options = nodes.named(node), nodes.origin_of(node), self._session.options
+        name, maker = nodes.named(node), nodes.origin_of(node)
         scope = execution.graph.scope(name)
         seer = _Looker(scope, name.base, execution.keep and self._session.elements_on)
         ran = MadeInGraph(
@@ -66,11 +66,10 @@ class GraphOperators:
         if ran.overload.draws(ran.named_arguments):
             ran.unseen = ran.unseen or NoProgram.RANDOM.value
         record, edge, _ = self._registry.record_of(value, "output.0", seer)
-        program, why = None, "programs were not recorded"
-        if options.programs and options.keep == "full":
-            program, why = ran.picked(out, None if maker is node else int(node.args[1]))
-        if program is not None:
-            self._writer.write(program)
+        program = "", self._writer.unwanted
+        if not self._writer.unwanted:
+            place = None if maker is node else int(node.args[1])
+            program = self._writer.put(*ran.picked(out, place))
         refs = ran.refs if self._session.selector.slots("input") else []
         arguments = {**ran.arguments, "overload": name.overload}
         self._operator(
@@ -79,7 +78,7 @@ class GraphOperators:
             (*refs, Ref("output.0", record, edge)),
             arguments,
             (name.name,),
-            (program.id if program else "", why),
+            program,
             (),
         )
 

@@ -174,11 +174,8 @@ class GraphRuns:
                 execution.refs.append(Ref(slot, number, edge))
             if i in graph.mutated:
                 execution.mutated.append((f"mutated.{slot.partition('.')[2]}", value))
-        options = session.options
-        if not options.programs or options.keep != "full":
-            execution.program = "", "programs were not recorded"
-        else:
-            execution.program = self._whole(graph, inputs, execution)
+        unwanted = self._writer.unwanted
+        execution.program = ("", unwanted) if unwanted else self._whole(graph, inputs, execution)
         return execution
 
     def _parameter(self, tensor: Any, slot: str, execution: Execution) -> tuple[Any, str]:
@@ -213,9 +210,7 @@ class GraphRuns:
                 )[0],
                 graph.scope,
             )
-            if program is not None:
-                self._writer.write(program)
-            graph.programs[key] = (program.id, "") if program is not None else ("", why)
+            graph.programs[key] = self._writer.put(program, why)
         return graph.programs[key]
 
     def _end(self, execution: Execution, out: Any, error: str) -> None:
