@@ -103,7 +103,7 @@ FOLDERS = {
         {"options", "on_record", "step_sizes"},
         {"selection"},
         {"session"},
-        {"guard"},
+        {"guard", "framework"},
         {"call_frames"},
         {"torch", "paddle"},
         {"labels", "launch"},

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from whence.errors import CaptureError
+from whence.instrument.framework import set_determinism
 from whence.instrument.launch import interpreter, redaction
 from whence.instrument.launch import launcher as launch
 from whence.instrument.options import CaptureOptions, make
@@ -34,9 +35,11 @@ run, options, command = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]
 try:
     code = launch.launch(
         command, run, make(**options), attach="stand_in:attach",
-        create=lambda path, info, force: store.create(path, info, force=force),
-        update=store.update_info, open_run=store.open_run,
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
+        runs=launch.RunStore(
+            lambda path, info, force: store.create(path, info, force=force),
+            store.update_info, store.open_run,
+        ),
+        terminal=launch.Terminal(lambda line: print(line, file=sys.stderr, flush=True)),
     )
 except errors.WhenceError as err:
     print(f"whence: {err}", file=sys.stderr)
@@ -814,4 +817,4 @@ def test_child_environment_changes_nothing_else():
 
 
 def test_no_determinism_asked_no_torch_needed():
-    launch.apply_determinism(CaptureOptions())
+    set_determinism(CaptureOptions())

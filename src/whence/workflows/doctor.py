@@ -114,7 +114,7 @@ class _Doctor:
         )
 
     def result(self, faults: int, seed: int) -> Checkup:
-        from whence.instrument.launch import launcher
+        from whence.instrument.launch import outcome
         from whence.readers.opening import open_run
 
         self.tell("running it without a capture")
@@ -148,7 +148,7 @@ class _Doctor:
             dict(reasons.most_common()),
             bare,
             captured,
-            launcher.on_disk(str(reference)),
+            outcome.on_disk(str(reference)),
             silent and named,
             tuple(notes),
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from whence.errors import UsageError
-from whence.workflows.capture.paddle import is_paddle
+from whence.instrument import paddle as paddle_models
 
 
 def called(model: Any, inputs: Any) -> Any:
@@ -26,7 +26,7 @@ def called(model: Any, inputs: Any) -> Any:
     the dtype of its parameters where these have one alone. The caller's are never written. Raises
     UsageError for a tensor that the framework cannot hold, and whatever the model raises.
     """
-    adapt, scope = _paddle(model) if is_paddle(model) else _torch(model)
+    adapt, scope = _paddle(model) if paddle_models.owns(model) else _torch(model)
     positional, named = _arguments(inputs)
     args, kwargs = _mapped(positional, adapt), _mapped(named, adapt)
     with scope:

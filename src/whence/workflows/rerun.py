@@ -74,12 +74,12 @@ class Command:
             )
 
     def bare(self) -> float:
-        from whence.instrument.launch import interpreter, launcher
+        from whence.instrument.launch import child_process, interpreter
 
         with self._log() as log, contextlib.chdir(self.cwd):
             environment = self.environment()
             interpreter.find(self.command, environment)
-            ended = launcher.execute(self.command, environment, log)
+            ended = child_process.execute(self.command, environment, log)
             self._check(ended.exit_code, log, "")
         return ended.duration_s
 

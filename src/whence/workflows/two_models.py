@@ -105,9 +105,9 @@ def _converter(model: Any) -> Callable[[Any], Any]:
     """A function that makes what a model takes of a tensor or array, on the model's device; what is
     neither stays as it is.
     """
-    from whence.workflows.capture.paddle import is_paddle
+    from whence.instrument import paddle as paddle_models
 
-    if is_paddle(model):
+    if paddle_models.owns(model):
         return _to_paddle
     if not hasattr(model, "named_modules"):
         raise UsageError(

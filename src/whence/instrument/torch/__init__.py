@@ -1,1 +1,80 @@
 """Listens to torch: modules, operators, compiled graphs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whence.instrument.framework import Surroundings
+    from whence.instrument.options import CaptureOptions
+    from whence.instrument.session import Session
+    from whence.instrument.torch.interventions import Interventions
+    from whence.instrument.torch.modules import Listener
+
+MODELS = ("a torch.nn.Module",)
+# TensorFlow's and Ascend's names: torch runs on their libraries too.
+VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "TF_DETERMINISTIC_OPS": "1",
+    "HCCL_DETERMINISTIC": "true",
+}
+
+
+def owns(model: Any) -> bool:
+    """Is this a module of torch?"""
+    return hasattr(model, "named_modules")
+
+
+def check(options: CaptureOptions) -> None:
+    """Every option can be had."""
+
+
+def determinism(seed: int | None, deterministic: bool) -> None:
+    """Seed torch, and choose deterministic kernels; operators without one warn in place of
+    failing.
+    """
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", VARIABLES["CUBLAS_WORKSPACE_CONFIG"])
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
+def listener(session: Session, model: Any, around: Surroundings) -> Listener:
+    """The listener for the level of a session. model: None listens to every one."""
+    from whence.instrument.torch.logits import LogitsListener
+    from whence.instrument.torch.modules import Listener
+    from whence.instrument.torch.operators import OperatorListener
+
+    how: dict[str, Any] = {
+        "find_external": around.parameters(model, session),
+        "changes": _changes(session, around),
+    }
+    level = session.options.level
+    if level == "graph":
+        from whence.instrument.torch.compiled.listener import GraphListener
+
+        return GraphListener(session, model, folder=around.folder, program=True, **how)
+    if level == "op":
+        return OperatorListener(session, model, lasting=around.lasting, **how)
+    return (LogitsListener if level == "logits" else Listener)(session, model, **how)
+
+
+def _changes(session: Session, around: Surroundings) -> Interventions | None:
+    options = session.options
+    if not options.patch and not options.inject and not options.force_tokens:
+        return None
+    from whence.instrument.torch.forced_tokens import ForcedTokens
+    from whence.instrument.torch.interventions import Interventions
+
+    forced = None
+    if options.force_tokens:
+        tokens = around.sequences(options.force_tokens)
+        forced = ForcedTokens(session, tokens, options.force_tokens)
+    run = around.open_run(options.patch_from) if options.patch else None
+    return Interventions(session, run, options.patch, options.inject, forced)

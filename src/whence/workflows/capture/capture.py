@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from whence.errors import UsageError
 from whence.workflows.capture.setup import (
-    PADDLE,
-    TORCH,
     check_patch,
     is_one_of_several,
+    listener_of,
     open_session,
     process_info,
-    torch_listener,
 )
 
 if TYPE_CHECKING:
+    from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
-    from whence.instrument.torch.modules import Listener
-    from whence.workflows.capture.paddle import Both
 
 
 @contextmanager
@@ -59,13 +56,14 @@ def capture(
     before the block is entered.
     """
     from whence import store
-    from whence.instrument.launch import launcher
+    from whence.instrument.framework import framework, owner_of, set_determinism
     from whence.instrument.options import make
     from whence.instrument.wording import raised
     from whence.workflows.capture import labels
 
     chosen = make(**options)
-    framework = _framework(model, chosen)
+    name = owner_of(model)
+    framework(name).check(chosen)
     folder = os.fspath(path)
     session = open_session(folder, chosen, on_record)
     if chosen.rung:
@@ -75,10 +73,10 @@ def capture(
         )
     check_patch(chosen, folder)
     store.create(folder, process_info(chosen), force=chosen.force, together=is_one_of_several())
-    launcher.apply_determinism(chosen, framework=framework)
+    set_determinism(chosen, name)
     listener = labelled = None
     try:
-        listener = _listener(framework, session, model, folder)
+        listener = listener_of(name, session, model, folder)
         listener.install()
         labelled = labels.taking(session, folder)
         yield session
@@ -94,35 +92,8 @@ def capture(
             labelled()
 
 
-def _framework(model: Any, chosen: CaptureOptions) -> str:
-    """The framework of a model. Raises CaptureError, UsageError where it cannot be captured so."""
-    from whence.errors import CaptureError
-    from whence.workflows.capture import paddle
-
-    if paddle.is_paddle(model):
-        paddle.check(chosen)
-        return PADDLE
-    if not hasattr(model, "named_modules"):
-        raise CaptureError(
-            f"cannot capture a {type(model).__name__}: whence.capture takes a torch.nn.Module, a "
-            "paddle.nn.Layer or a Paddle predictor; "
-            "a whole program is captured by `whence run`"
-        )
-    return TORCH
-
-
-def _listener(
-    framework: str, session: Session, model: Any, folder: str, *, lasting: bool = False
-) -> Listener | Both:
-    if framework == PADDLE:
-        from whence.workflows.capture import paddle
-
-        return paddle.listener(session, model, folder)
-    return torch_listener(session, model, folder, lasting=lasting)
-
-
 _dumping: list[
-    tuple[str, CaptureOptions, Session, Listener]
+    tuple[str, CaptureOptions, Session, Any]
 ] = []  # the region that is open, or was and goes on
 
 
@@ -146,7 +117,7 @@ def begin_dump(
     others, OutputExists, StoreFailed.
     """
     from whence import store
-    from whence.instrument.launch import launcher
+    from whence.instrument.framework import set_determinism
     from whence.instrument.options import make
 
     folder, chosen = str(Path(path).absolute()), make(level="op", force=force, **options)
@@ -159,8 +130,8 @@ def begin_dump(
         return
     session = open_session(folder, chosen, on_record)
     store.create(folder, process_info(chosen), force=chosen.force)
-    launcher.apply_determinism(chosen)
-    listener = torch_listener(session, None, folder)
+    set_determinism(chosen)
+    listener = listener_of("torch", session, None, folder)
     listener.install()
     _dumping.append((folder, chosen, session, listener))
 
@@ -191,9 +162,9 @@ def attach(options: CaptureOptions, run_path: str, framework: str) -> None:
     """
     from whence.workflows.capture import labels
 
-    def start() -> Listener | Both:
+    def start() -> Listening:
         session = open_session(run_path, options, None)
-        listener = _listener(framework, session, None, run_path, lasting=True)
+        listener = listener_of(framework, session, None, run_path, lasting=True)
         listener.install()
         labels.inherited(session)
         return listener

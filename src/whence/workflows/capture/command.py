@@ -46,16 +46,15 @@ def run_command(
     def create(path: str, info: RunInfo, force: bool) -> None:
         store.create(path, info, force=force)
 
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     return launcher.launch(
         command,
         run_path,
         chosen,
         attach="whence.api:attach_labels" if labels_only else "whence.api:attach",
-        create=create,
-        update=store.update_info,
-        open_run=open_run,
-        tell=tell or (lambda line: print(line, file=sys.stderr, flush=True)),
-        environment=environment,
-        log=log,
+        runs=launcher.RunStore(create, store.update_info, open_run),
+        terminal=launcher.Terminal(tell or say, environment, log),
         extra=extra,
     )

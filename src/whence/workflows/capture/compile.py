@@ -33,7 +33,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     """
     from whence import store
     from whence.errors import CaptureError
-    from whence.instrument.launch import launcher
+    from whence.instrument.framework import set_determinism
     from whence.instrument.options import make
     from whence.workflows.capture.setup import ExternalParameters, open_session, process_info
 
@@ -56,7 +56,7 @@ def compile(  # noqa: A001 - the name that users know from torch
     folder = os.fspath(path)
     session = open_session(folder, chosen, None)
     store.create(folder, process_info(chosen), force=chosen.force)
-    launcher.apply_determinism(chosen)
+    set_determinism(chosen)
     torch_options = {name: value for name, value in compile_options.items() if name in _TORCH}
 
     def listen(compiled: Any) -> GraphListener:
@@ -86,7 +86,7 @@ def compile_backend(
     other files it lies below, in `whence-run`. Raises UsageError, CaptureError for a torch
     that cannot be captured so, StoreFailed.
     """
-    from whence.instrument.launch import launcher
+    from whence.instrument.framework import set_determinism
     from whence.instrument.options import make
     from whence.instrument.torch.compiled import inductor_taps
     from whence.instrument.torch.compiled.listener import GraphListener, backend_with
@@ -100,7 +100,7 @@ def compile_backend(
     session = open_session(folder, chosen, None)
     if steps is not None:
         session.only_steps(steps)
-    launcher.apply_determinism(chosen)
+    set_determinism(chosen)
     listener = GraphListener(
         session, None, folder=folder, find_external=ExternalParameters(None, session)
     )

@@ -54,10 +54,10 @@ class Dump:
         **options: Any,
     ) -> None:
         from whence.errors import UsageError
-        from whence.instrument.launch import launcher
+        from whence.instrument.framework import set_determinism
         from whence.instrument.options import make
         from whence.workflows.capture import labels
-        from whence.workflows.capture.setup import open_session, torch_listener
+        from whence.workflows.capture.setup import listener_of, open_session
 
         chosen = make(**options)
         self.destination = Path(path).absolute()
@@ -81,8 +81,8 @@ class Dump:
         if steps is not None:
             self.session.only_steps(steps)
             self.session.step_ended = self._step_ended
-        launcher.apply_determinism(chosen)
-        self._listener = torch_listener(self.session, model, str(self.folder))
+        set_determinism(chosen)
+        self._listener: Any = listener_of("torch", self.session, model, str(self.folder))
         self._listener.install()
         self._labelled = labels.taking(self.session, str(self.folder))
         self._closed = False
@@ -238,10 +238,10 @@ def determine(seed: int, deterministic: bool) -> None:
     """Seed Python, numpy and torch in this process; deterministic: choose such kernels too. Raises
     UsageError.
     """
-    from whence.instrument.launch import launcher
+    from whence.instrument.framework import set_determinism
     from whence.instrument.options import make
 
-    launcher.apply_determinism(make(seed=seed, deterministic=deterministic))
+    set_determinism(make(seed=seed, deterministic=deterministic))
 
 
 def cut(run: Run, is_wanted: Callable[[Call], bool], step: Callable[[Call], int] | None) -> Run:

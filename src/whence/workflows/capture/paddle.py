@@ -1,5 +1,5 @@
-"""Wires the capture of Paddle: predictors and layers, the readers that know its names and programs,
-and weights in the user's file.
+"""What the capture of Paddle takes from the readers: names, programs, and weights in the user's
+file.
 """
 
 from __future__ import annotations
@@ -9,96 +9,28 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whence.errors import UsageError, WhenceError
+from whence.errors import WhenceError
 from whence.readers import Place
 from whence.readers.formats import paddle_params, paddle_program
 from whence.readers.paddle.names import plain_name, plain_type
 
 if TYPE_CHECKING:
-    from whence.instrument.options import CaptureOptions
-    from whence.instrument.paddle.interventions import Interventions
-    from whence.instrument.paddle.tensor_identity import Weight
-    from whence.instrument.session import Session
+    from whence.instrument.paddle.saved_programs import NameTable
+    from whence.instrument.paddle.tensor_identity import FindExternal, Weight
     from whence.records import External
 
 
-def is_paddle(model: Any) -> bool:
-    """Is this a layer or a predictor of Paddle? Imports nothing."""
-    return any(kind.__module__.partition(".")[0] == "paddle" for kind in type(model).__mro__) and (
-        hasattr(model, "named_sublayers") or hasattr(model, "register_output_hook")
-    )
-
-
-def check(options: CaptureOptions) -> None:
-    """Raise UsageError for what the capture of Paddle cannot do."""
-    for name, limit in (("force_tokens", "forces tokens on"), ("inject", "plants faults in")):
-        if getattr(options, name):
-            raise UsageError(
-                f"{name} {limit} torch models only; --patch replaces tensors of Paddle programs"
-            )
-    if options.logits_module:
-        raise UsageError(
-            "logits_module names a module inside a torch model; of Paddle the tensor as wide as "
-            "the vocabulary is found"
-        )
-
-
-class Both:
-    """The listeners of one capture, as one."""
-
-    def __init__(self, session: Session, listeners: list[Any]) -> None:
-        self.session, self._listeners = session, listeners
-
-    def install(self) -> None:
-        """Start listening."""
-        for listener in self._listeners:
-            listener.install()
-
-    def remove(self) -> None:
-        """Stop listening. Idempotent."""
-        for listener in reversed(self._listeners):
-            listener.remove()
-
-    def abandon(self) -> None:
-        """Stop without writing anything more."""
-        for listener in reversed(self._listeners):
-            listener.abandon()
-
-
-def listener(session: Session, model: Any, folder: str) -> Both:
-    """Listens to `model`, a layer or a predictor; None: to everything of Paddle in this process.
-    folder: of the run.
+def reading() -> tuple[NameTable, Callable[[str, str], FindExternal]]:
+    """What the readers know of Paddle's names and programs, and where the parameters of a program
+    lie in its file of weights.
     """
-    from whence.instrument.paddle import layers, predictor
     from whence.instrument.paddle.saved_programs import NameTable
 
-    check(session.options)
-    changes = _changes(session)
-    listeners: list[Any] = []
-    if model is None or hasattr(model, "register_output_hook"):
-        words = NameTable(
-            plain_name,
-            plain_type,
-            lambda file: paddle_program.described(Place(Path(file))),
-            _of_file,
-        )
-        listeners.append(
-            predictor.Listener(
-                session, model, words=words, folder=folder, weights=_weights, changes=changes
-            )
-        )
-    if model is None or hasattr(model, "named_sublayers"):
-        listeners.append(layers.Listener(session, model, changes=changes))
-    return Both(session, listeners)
+    return NameTable(plain_name, plain_type, _described, _of_file), _weights
 
 
-def _changes(session: Session) -> Interventions | None:
-    if not session.options.patch:
-        return None
-    from whence import store
-    from whence.instrument.paddle.interventions import Interventions
-
-    return Interventions(session, store.open_run(session.options.patch_from), session.options.patch)
+def _described(file: str) -> Any:
+    return paddle_program.described(Place(Path(file)))
 
 
 def _of_file(program: str, weights: str, names: Collection[str]) -> dict[str, Weight]:

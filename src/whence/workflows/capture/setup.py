@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from whence.errors import ElementsMissing, UsageError
 
 if TYPE_CHECKING:
+    from whence.instrument.framework import Listening
     from whence.instrument.options import CaptureOptions
     from whence.instrument.session import Session
-    from whence.instrument.torch.interventions import Interventions
-    from whence.instrument.torch.modules import Listener
     from whence.records import External, RunInfo
 
 _SILENT_S = 1.0
@@ -102,8 +101,6 @@ def recorded_sequences(path: str) -> list[tuple[int, ...]]:
 
 _SHARE_OF_FREE_SPACE = 4
 
-TORCH, PADDLE = "torch", "paddle"
-
 
 def check_patch(options: CaptureOptions, path: str) -> None:
     """Raise UsageError or UnreadableRun when the run to patch from cannot be read or holds no such
@@ -128,47 +125,28 @@ def check_patch(options: CaptureOptions, path: str) -> None:
         recorded_sequences(options.force_tokens)
 
 
-def torch_listener(session: Session, model: Any, folder: str, *, lasting: bool = False) -> Listener:
-    """The listener for the level of a session. model: None listens to every one."""
-    from whence.instrument.torch.logits import LogitsListener
-    from whence.instrument.torch.modules import Listener
-    from whence.instrument.torch.operators import OperatorListener
-
-    how: dict[str, Any] = {
-        "find_external": ExternalParameters(model, session),
-        "changes": _changes(session),
-    }
-    if session.options.level == "graph":
-        from whence.instrument.torch.compiled.listener import GraphListener
-
-        return GraphListener(session, model, folder=folder, program=True, **how)
-    if session.options.level == "op":
-        return OperatorListener(session, model, lasting=lasting, **how)
-    return (LogitsListener if session.options.level == "logits" else Listener)(
-        session, model, **how
-    )
-
-
-def _changes(session: Session) -> Interventions | None:
-    options = session.options
-    if not options.patch and not options.inject and not options.force_tokens:
-        return None
+def listener_of(
+    framework_name: str, session: Session, model: Any, folder: str, *, lasting: bool = False
+) -> Listening:
+    """The listener of a framework. model: None listens to every one."""
     from whence import store
-    from whence.instrument.torch.forced_tokens import ForcedTokens
-    from whence.instrument.torch.interventions import Interventions
+    from whence.instrument.framework import Surroundings, framework
 
-    forced = (
-        ForcedTokens(session, recorded_sequences(options.force_tokens), options.force_tokens)
-        if options.force_tokens
-        else None
+    reading = _READING.get(framework_name, lambda: None)()
+    around = Surroundings(
+        folder, store.open_run, ExternalParameters, recorded_sequences, reading, lasting
     )
-    return Interventions(
-        session,
-        store.open_run(options.patch_from) if options.patch else None,
-        options.patch,
-        options.inject,
-        forced,
-    )
+    return framework(framework_name).listener(session, model, around)
+
+
+def _reading_of_paddle() -> Any:
+    from whence.workflows.capture import paddle
+
+    return paddle.reading()
+
+
+_READING: dict[str, Callable[[], Any]] = {"paddle": _reading_of_paddle}
+"""What the readers know of a framework, for its listener."""
 
 
 def open_session(

@@ -1,4 +1,4 @@
-"""Waits for `torch` or `paddle` to be imported in a process started by `whence run`, then attaches
+"""Waits for a framework to be imported in a process started by `whence run`, then attaches
 the capture. Standard library only.
 
 Nothing here may stop or change the program: every failure becomes one line on stderr and one in
@@ -20,20 +20,19 @@ from typing import Any
 
 LOG = "launch.jsonl"
 ERRORS = "attach-errors.txt"
-FRAMEWORKS = ("torch", "paddle")
 
 
 def arm(text: str) -> None:
     """Install the import hook. text: the JSON of WHENCE_CAPTURE (`run`, `launcher`, `attach`,
-    `options`, `seed`).
+    `frameworks`, `options`).
     """
     config: dict[str, Any] = json.loads(text)
     log(config["run"], "python")
     actions: dict[str, Callable[[ModuleType], None]] = {
-        "torch": lambda torch: attach(config, "torch"),
-        "paddle": lambda paddle: attach(config, "paddle"),
-        "subprocess": follow,
+        name: lambda _, name=name: attach(config, name)  # type: ignore[misc]
+        for name in config["frameworks"]
     }
+    actions["subprocess"] = follow
     seed = config["options"].get("seed")
     if seed is not None:
         import random
@@ -114,9 +113,10 @@ class Watcher(importlib.abc.MetaPathFinder):
 
     def forget(self, name: str) -> None:
         """Once one framework is there, do not wait for one that is not installed."""
-        for framework in FRAMEWORKS:
+        frameworks = self.config["frameworks"]
+        for framework in frameworks:
             if (
-                name in FRAMEWORKS
+                name in frameworks
                 and framework in self.actions
                 and importlib.machinery.PathFinder.find_spec(framework) is None
             ):

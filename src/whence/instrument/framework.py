@@ -1,0 +1,108 @@
+"""Frameworks whose programs can be listened to, as the launcher, the site hook and
+`workflows/capture` know them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
+
+from whence.errors import CaptureError
+from whence.instrument import FRAMEWORKS
+from whence.instrument.options import CaptureOptions
+from whence.instrument.session import Session
+from whence.records import Run
+
+
+class Surroundings(NamedTuple):
+    """What a listener needs of the packages above `instrument`.
+
+    folder: of the run. open_run: opens a run that tensors are patched in from. parameters: (model,
+    session) -> a function that finds parameters in checkpoint files. sequences: token sequences of
+    a run. reading: what the readers know of the framework, None where they know nothing. lasting:
+    the capture ends with the process.
+    """
+
+    folder: str
+    open_run: Callable[[str], Run]
+    parameters: Callable[[Any, Session], Any]
+    sequences: Callable[[str], Any]
+    reading: Any = None
+    lasting: bool = False
+
+
+class Listening(Protocol):
+    """A listener of one capture."""
+
+    session: Session
+
+    def install(self) -> None:
+        """Start listening."""
+
+    def remove(self) -> None:
+        """Stop listening. Idempotent."""
+
+    def abandon(self) -> None:
+        """Stop without writing anything more: in a forked child."""
+
+
+class Framework(Protocol):
+    """One package `instrument/NAME`. Importing it imports nothing of the framework.
+
+    MODELS: what a capture takes, in words. VARIABLES: environment variables that its libraries
+    read when they start, for deterministic kernels.
+    """
+
+    MODELS: tuple[str, ...]
+    VARIABLES: Mapping[str, str]
+
+    def owns(self, model: Any) -> bool:
+        """Is this one of its models?"""
+
+    def check(self, options: CaptureOptions) -> None:
+        """Raise UsageError for what cannot be done with its programs."""
+
+    def determinism(self, seed: int | None, deterministic: bool) -> None:
+        """Seed its generators in this process, and choose deterministic kernels."""
+
+    def listener(self, session: Session, model: Any, around: Surroundings) -> Listening:
+        """Listens to `model`; None: to everything of the framework in this process."""
+
+
+def framework(name: str) -> Framework:
+    """The framework of a name in `FRAMEWORKS`."""
+    return cast(Framework, importlib.import_module(f"whence.instrument.{name}"))
+
+
+def owner_of(model: Any) -> str:
+    """The name of a model's framework. Raises CaptureError where there is none."""
+    for name in FRAMEWORKS:
+        if framework(name).owns(model):
+            return name
+    *others, last = (kind for name in FRAMEWORKS for kind in framework(name).MODELS)
+    raise CaptureError(
+        f"cannot capture a {type(model).__name__}: whence.capture takes {', '.join(others)} or "
+        f"{last}; a whole program is captured by `whence run`"
+    )
+
+
+def set_determinism(
+    options: CaptureOptions, name: str = "torch", *, framework_only: bool = False
+) -> None:
+    """Set seeds and deterministic kernels in this process as `--seed` and `--deterministic` ask;
+    without them nothing changes.
+
+    framework_only: python's and numpy's generators were seeded when they were imported, and the
+    program may have drawn since.
+    """
+    if options.seed is not None and not framework_only:
+        random.seed(options.seed)
+        if "numpy" in sys.modules:
+            import numpy as np
+
+            np.random.seed(options.seed)
+    if options.seed is not None or options.deterministic:
+        framework(name).determinism(options.seed, options.deterministic)

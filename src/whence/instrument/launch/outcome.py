@@ -1,0 +1,148 @@
+"""What came of a command under capture: how much was captured, or why nothing was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from whence.errors import WhenceError
+from whence.instrument import FRAMEWORKS
+from whence.instrument.launch.child_process import EndedProcess
+from whence.instrument.options import CaptureOptions
+from whence.instrument.wording import counted, size
+from whence.records import Run
+
+LOG = "launch.jsonl"
+ERRORS = "attach-errors.txt"
+
+
+class Processes(NamedTuple):
+    """What the children of a command reported: Pythons started, Pythons that attached, versions
+    seen, lines of complaint.
+    """
+
+    started: int
+    attached: int
+    versions: dict[str, str]
+    errors: tuple[str, ...]
+
+
+def collect(run_path: str) -> Processes:
+    """What the children wrote down (and the journal they wrote it to, removed: its sum goes into
+    run.json).
+    """
+    folder = Path(run_path)
+    started = attached = 0
+    versions: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            started += event.get("event") == "python"
+            if event.get("event") == "attached":
+                attached += 1
+                versions = versions or dict(event.get("versions", {}))
+        (folder / LOG).unlink()
+    errors: tuple[str, ...] = ()
+    with contextlib.suppress(OSError):
+        errors = tuple((folder / ERRORS).read_text(encoding="utf-8", errors="replace").splitlines())
+    return Processes(started, attached, versions, errors)
+
+
+def conclude(
+    shown: str,
+    absolute: str,
+    options: CaptureOptions,
+    ended: EndedProcess,
+    processes: Processes,
+    open_run: Callable[[str], Run],
+    tell: Callable[[str], None],
+) -> int:
+    """Say in one line what was captured, or why nothing was; return the exit code."""
+    try:
+        run: Run | None = open_run(absolute)
+        problem = ""
+    except WhenceError as err:
+        run, problem = None, str(err)
+    if run is not None and (
+        any(call.refs for call in run.calls) or (options.keep == "none" and len(run.calls))
+    ):
+        steps = len({(s.root, s.step) for s in run.steps})
+        line = (
+            f"whence: captured {counted(steps, 'step')}, {counted(len(run.calls), 'call')}, "
+            f"{size(on_disk(absolute))} in {shown}"
+        )
+        tell(line + (f"  (not whole: {run.ended})" if run.ended else ""))
+        if processes.errors:
+            tell(
+                f"whence: {counted(len(processes.errors), 'process', 'processes')} could not be "
+                f"captured, see {shown}/{ERRORS}"
+            )
+        return ended.exit_code
+    reason = why_nothing(run, options, processes) or problem
+    if ended.exit_code == 0:
+        tell(f"whence: the command ended with 0, but nothing was captured: {reason}")
+        return 3
+    tell(f"whence: the command ended with {ended.exit_code} and nothing was captured: {reason}")
+    return ended.exit_code
+
+
+def on_disk(path: str) -> int:
+    """Bytes a run takes on disk; room that a shard reserves for its header and never wrote is not
+    counted.
+    """
+    total = 0
+    for file in Path(path).rglob("*"):
+        with contextlib.suppress(OSError):
+            status = file.lstat()
+            total += min(status.st_size, status.st_blocks * 512) if file.is_file() else 0
+    return total
+
+
+def why_nothing(run: Run | None, options: CaptureOptions, processes: Processes) -> str:
+    """The most likely reason why a capture holds no call."""
+    if processes.errors:
+        further = (
+            f" (and {len(processes.errors) - 1} more in {ERRORS})"
+            if len(processes.errors) > 1
+            else ""
+        )
+        return processes.errors[0] + further
+    if not processes.started:
+        return (
+            "no Python that it started saw whence; was PYTHONPATH replaced (write "
+            "PYTHONPATH=folder:$PYTHONPATH), the environment "
+            "cleared, or a Python run with -I, -S or -E?"
+        )
+    if not processes.attached:
+        return (
+            f"neither {' nor '.join(FRAMEWORKS)} was ever imported "
+            f"({counted(processes.started, 'Python process', 'Python processes')})"
+        )
+    notes = [
+        n.text for n in (run.notes if run is not None else ()) if n.kind in ("error", "selection")
+    ]
+    if notes:
+        return "; ".join(dict.fromkeys(notes))
+    chosen = [
+        n
+        for n in ("include", "exclude", "classes", "max_depth", "ids", "steps", "ranks")
+        if getattr(options, n) not in ((), None)
+    ]
+    if chosen and run is not None and len(run.calls):
+        return (
+            f"none of {counted(len(run.calls), 'module call')} matched the selection "
+            f"({_options(chosen)})"
+        )
+    if chosen:
+        return f"no module call matched the selection ({_options(chosen)}), or no module was called"
+    return "its framework was imported, but no module was called, no layer and no predictor"
+
+
+def _options(names: Sequence[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-").replace("classes", "class") for name in names)
