@@ -9,6 +9,7 @@ in the run and on stderr, and the program goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -100,7 +101,7 @@ class Session:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.options, self.max_bytes = options, max_bytes
-        self._rank: int | Callable[[], int] = rank
+        self._rank = rank
         self.selector = Selector(options)
         some = options.include or options.exclude or options.classes or options.ids or options.steps
         self.takes_all = not some and options.max_depth is None
@@ -113,7 +114,8 @@ class Session:
         }.get(options.keep, "")
         self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
-        self._orders = itertools.count()
+        # The number of the call that begins now.
+        self.next_order: Callable[[], int] = itertools.count().__next__
         self._open_sink = open_sink
         self._sink: Sink | None = None
         function = on_record or (load_on_record(options.on_record) if options.on_record else None)
@@ -134,12 +136,10 @@ class Session:
 
     # ---- the sink, and what happens when it fails
 
-    @property
+    @functools.cached_property
     def rank(self) -> int:
         """The rank of this process, the same from the first time it is asked for."""
-        if not isinstance(self._rank, int):
-            self._rank = self._rank()
-        return self._rank
+        return self._rank if isinstance(self._rank, int) else self._rank()
 
     def begin(self) -> bool:
         """The first model is called: is this process among the ranks that were asked for? If not,
@@ -252,10 +252,6 @@ class Session:
         recorded without tensors.
         """
         self.selector.only, self.takes_all = None if steps is None else frozenset(steps), False
-
-    def next_order(self) -> int:
-        """The number of the call that begins now."""
-        return next(self._orders)
 
     def note(
         self, kind: str, text: str, scope: str = "", step: int = -1, *, aloud: bool = False

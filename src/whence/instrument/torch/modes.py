@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from whence.instrument.call_frames import Hiding
 
+_dispatch_mode, _Keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 NoFunctions = torch._C.DisableTorchFunction
 _depth, _pop, _push = (
     torch._C._len_torch_dispatch_stack,
@@ -50,5 +51,5 @@ HIDING: Hiding = (NoFunctions, ModesOff, _depth)
 
 def is_traced() -> bool:
     """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
-    mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
-    return any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+    mode, keys = _dispatch_mode, _Keys
+    return not (mode(keys.FAKE) is mode(keys.PROXY) is mode(keys.FUNCTIONAL) is None)

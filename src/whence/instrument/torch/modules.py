@@ -34,6 +34,8 @@ from whence.instrument.wording import raised
 from whence.records import Call
 from whence.records.marks import Mark
 
+_tracing, _depth = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+
 
 class Listener:
     """Records module calls into a session while installed.
@@ -150,17 +152,13 @@ class Listener:
         kwargs: dict[str, Any],
     ) -> Any:
         thread = self.thread
-        if (
-            thread.busy
-            or torch._C._get_tracing_state() is not None
-            or (torch._C._len_torch_dispatch_stack() and is_traced())
-        ):
+        if thread.busy or _tracing() is not None or (_depth() and is_traced()):
             return previous(module, *args, **kwargs)
-        stack = thread.stack
+        guarded, stack = self.frames.guarded, thread.stack
         above = stack[-1].recorder if stack else None
         if above is not None:
             above.pause()
-        frame = self.frames.guarded(self._enter, module, args, kwargs)
+        frame = guarded(self._enter, module, args, kwargs)
         if frame is None:
             if above is not None:
                 above.abandon("calls a module that could not be listened to")
@@ -172,11 +170,11 @@ class Listener:
                 with frame.recorder:
                     out = previous(module, *args, **kwargs)
         except BaseException as error:
-            self.frames.guarded(self._leave, frame, None, raised(error))
+            guarded(self._leave, frame, None, raised(error))
             raise
         if self._changes is not None:
             out = self._changes.left(frame, out)
-        self.frames.guarded(self._leave, frame, out, "")
+        guarded(self._leave, frame, out, "")
         if above is not None:
             above.resume()
         if self._changes is not None:

@@ -14,6 +14,7 @@ from whence.instrument.torch.operator_call import OperatorCall
 from whence.records import Operation, Program
 from whence.records.slots import is_output
 
+_TENSOR = torch.Tensor
 _MAX_PROGRAMS = 1 << 14
 _programs: dict[tuple[Any, ...], tuple[Program | None, str]] = {}
 
@@ -27,7 +28,7 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
         return None, call.unseen
     if overload.uninitialised:
         return None, "makes memory that is not written"
-    if not any(True for _ in tensors_in(out)) and not overload.writes:
+    if type(out) is not _TENSOR and not any(True for _ in tensors_in(out)) and not overload.writes:
         return None, "returns no tensor"
     if len(call.inputs) > 1 and overload.writes:
         written_slots = tuple(f"input.{name}" for name in overload.writes)
@@ -36,11 +37,11 @@ def program_of(call: OperatorCall, out: Any) -> tuple[Program | None, str]:
     inference = torch.is_inference_mode_enabled()
     key = (
         overload.name,
-        tuple((slot, form) for slot, (_, _, form) in call.sights.items()),
+        tuple([(slot, sight[2]) for slot, sight in call.sights.items()]),
         repr(call.arguments),
         torch.get_default_dtype(),
         inference,
-        tuple(t.requires_grad for _, t in call.inputs) if inference else (),
+        tuple([t.requires_grad for _, t in call.inputs]) if inference else (),
     )
     program_or_reason = _programs.get(key)
     if program_or_reason is None:

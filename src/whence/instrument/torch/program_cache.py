@@ -31,6 +31,9 @@ _SETTLED = 3
 # costs the time to record it.
 _MOST_PROGRAMS = 16
 
+_grad, _inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_autocast = torch._C._is_any_autocast_enabled
+
 
 class _Outcome(NamedTuple):
     """What calls of one signature run: a program, or why there is none; and the slots it reads out
@@ -61,7 +64,8 @@ class ProgramWriter:
         """(id of a program, written if it is new, why there is none)."""
         if program is None:
             return "", reason
-        self.write(program)
+        if program.id not in self._ids:
+            self.write(program)
         return program.id, ""
 
     def write(self, program: Program, constants: Iterable[Any] | None = None) -> None:
@@ -295,9 +299,9 @@ def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
         alike,
         tuple(frame.arguments.items()) if frame.arguments else (),
         frame.training,
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch._C._is_any_autocast_enabled(),
+        _grad(),
+        _inference(),
+        _autocast(),
     )
     objects = tuple([holder.form for _, holder in frame.objects]) if frame.objects else ()
     return modes, tuple(frame.forms), objects

@@ -115,14 +115,13 @@ def content_of(look: TensorSnapshot, *, probed: bool) -> TensorContent:
     resolved = dtype[0] == "c" or tensor.is_neg()
     if not stride and not resolved:
         nbytes = tensor.nbytes
+        memory = host.memory_at(address, nbytes) if nbytes else None
+        digest = hash_of(memory or b"")
         if not probed or not nbytes:
-            return TensorContent(host.digest_at(address, nbytes), address, nbytes)
+            return TensorContent(digest, address, nbytes)
         if nbytes > FULL_BYTES:
             probe = sample(address, nbytes)
-            digest = host.digest_at(address, nbytes)
             return TensorContent(digest, address, nbytes, span=nbytes, probe=probe)
-        memory = host.memory_at(address, nbytes)
-        digest = hash_of(memory)
         return TensorContent(digest, address, nbytes, span=nbytes, probe=digest, memory=memory)
     span, probe = 0, b""
     whole: memoryview | None = None

@@ -144,13 +144,13 @@ class TensorRegistry:
             frame.placements[slot] = placement
         if look.unreadable:
             return self.unreadable(look.plain, look.unreadable)
-        form = look.form
+        form = dtype, shape, stride = look.form
         key = (look.address or look.plain.untyped_storage()._cdata, form)
         previous = self._live.get(key)
         if self._staged or look.device != "cpu":
             write = functools.partial(
                 self._write,
-                Form(*form, look.plain.storage_offset(), look.device, look.subclass),
+                Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass),
                 Origin(frame.scope, slot, frame.op_type, frame.keep),
                 parameter and frame.keep,
                 grows,
@@ -166,7 +166,7 @@ class TensorRegistry:
                 previous.version = UNSETTLED
             return previous.id, "content" if look.version is None else "identity", form
         number = self._write(
-            Form(*form, look.plain.storage_offset(), look.device, look.subclass),
+            Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass),
             Origin(frame.scope, slot, frame.op_type, frame.keep),
             parameter and self._session.elements_on,
             grows,
