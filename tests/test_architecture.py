@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from whence.instrument import FRAMEWORKS
 from whence.records.marks import Mark, NoProgram
 from whence.records.slots import SlotKind
 from whence.results import GUILTY, VerdictKind
@@ -105,7 +106,7 @@ FOLDERS = {
         {"session"},
         {"guard", "framework"},
         {"call_frames"},
-        {"torch", "paddle"},
+        set(FRAMEWORKS),
         {"labels", "launch"},
     ],
     "instrument/torch": [
@@ -179,8 +180,7 @@ BARE = {
     "notes": (("records.marks",), set()),
 }
 HEAVY = {
-    "torch",
-    "paddle",
+    *FRAMEWORKS,
     "onnx",
     "onnxruntime",
     "jax",
