@@ -100,7 +100,7 @@ FOLDERS = {
         {"pipeline"},
     ],
     "instrument": [
-        {"wording", "patch_points"},
+        {"wording", "patch_points", "process_group"},
         {"options", "on_record", "step_sizes"},
         {"selection"},
         {"session"},

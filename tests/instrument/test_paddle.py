@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -742,3 +743,24 @@ def test_a_layer_in_code_a_fault_in_it_and_a_patch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == "True True paddle.nn.layer.layers"
     assert done.stdout.splitlines()[-1] == "different [('blocks.1.up', 'parameter')]"
+
+
+def test_paddle_is_captured_where_there_is_no_torch(tmp_path):
+    program = textwrap.dedent(
+        """
+        import sys
+        class NoTorch:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        sys.meta_path.insert(0, NoTorch())
+        import paddle, whence
+        layer = paddle.nn.Linear(2, 2)
+        with whence.capture(layer, "run"):
+            layer(paddle.ones([1, 2]))
+        """
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [call.op_type for call in open_run(tmp_path / "run").calls] == ["Linear"]

@@ -79,7 +79,7 @@ def framework(name: str) -> Framework:
 
 def owner_of(model: Any) -> str:
     """The name of a model's framework. Raises CaptureError where there is none."""
-    for name in FRAMEWORKS:
+    for name in reversed(FRAMEWORKS):  # torch takes what is much like a module
         if framework(name).owns(model):
             return name
     *others, last = (kind for name in FRAMEWORKS for kind in framework(name).MODELS)

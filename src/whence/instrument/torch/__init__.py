@@ -22,7 +22,7 @@ VARIABLES = {
 
 
 def owns(model: Any) -> bool:
-    """Is this a module of torch?"""
+    """Is this a module of torch, or much like one?"""
     return hasattr(model, "named_modules")
 
 

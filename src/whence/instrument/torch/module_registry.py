@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from whence.instrument.call_frames import root_or_name
+from whence.instrument.process_group import process_group
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
 from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
@@ -95,7 +96,7 @@ class ModuleRegistry:
             "matmul_precision": torch.get_float32_matmul_precision(),
             "torch": str(torch.__version__),
         }
-        facts |= settings.numerics() | settings.facts()
+        facts |= settings.numerics() | process_group()
         attention = getattr(config, "_attn_implementation", None)
         if isinstance(attention, str):
             facts["attention"] = attention

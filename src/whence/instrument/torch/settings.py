@@ -174,24 +174,3 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return type(value) is dict and all(
         type(k) is str and _is_plain(v, depth + 1) for k, v in value.items()
     )
-
-
-def facts() -> dict[str, Any]:
-    """rank, world_size and backend of the default process group; {} when this process joined none.
-    Never imports torch.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    try:
-        if (
-            distributed is None
-            or not distributed.is_available()
-            or not distributed.is_initialized()
-        ):
-            return {}
-        return {
-            "rank": distributed.get_rank(),
-            "world_size": distributed.get_world_size(),
-            "backend": str(distributed.get_backend()),
-        }
-    except Exception:  # noqa: BLE001 - a group that is half set up must not stop the program
-        return {}

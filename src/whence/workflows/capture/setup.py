@@ -176,10 +176,10 @@ def default_max_bytes(folder: str) -> int:
 
 def is_one_of_several() -> bool:
     """Is this process one of several ranks, as its process group or its launcher says?"""
-    from whence.instrument.torch import settings
+    from whence.instrument.process_group import process_group
 
     launched = os.environ.get("WORLD_SIZE", "")
-    size = settings.facts().get("world_size", int(launched) if launched.isdigit() else 1)
+    size = process_group().get("world_size", int(launched) if launched.isdigit() else 1)
     return int(size) > 1
 
 
@@ -187,9 +187,9 @@ def _rank() -> int:
     """The rank of this process: of its process group once it has joined one, else as its launcher
     says.
     """
-    from whence.instrument.torch import settings
+    from whence.instrument.process_group import process_group
 
-    joined = settings.facts().get("rank")
+    joined = process_group().get("rank")
     if joined is not None:
         return int(joined)
     for name in (
