@@ -14,6 +14,8 @@ from whence.instrument.session import Session
 from whence.records import Ref
 
 _Result = TypeVar("_Result")
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 Hiding = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]
 """How a framework does not see what a listener does: makes a context for that; makes another, for
 where modes of the program are on; and how many are on.

@@ -44,7 +44,7 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     run; None is the smaller of 20 GB and a quarter of the free space, resolved where the run is
     written. on_record: "module:function" called with (op type, name, tensor), "" for none.
     print_pattern: names to print live, None for no printing. seed, deterministic: see
-    `capture.launch.apply_determinism`. no_inputs: names whose elements are never kept, statistics
+    `framework.set_determinism`. no_inputs: names whose elements are never kept, statistics
     only. programs: record what leaf modules ran. weights: checkpoint files parameters may be
     referenced from instead of copied. force: replace an existing run. patch: points
     (`capture.points`) whose outputs are replaced by those of the run `patch_from`; inject: a fault

@@ -79,8 +79,7 @@ def form_of(
         (name, None) for name in sorted((n for n in frame.inputs if n not in placed), key=natural)
     ]
     outputs = sorted(
-        frame.outputs,
-        key=lambda name: (name in frame.params, name in fetches, natural(name)),
+        frame.outputs, key=lambda name: (name in frame.params, name in fetches, natural(name))
     )
     names = [plain(name) for name in outputs]
     ordered = [v.name for _, v in op.inputs] if op is not None else []
@@ -110,9 +109,7 @@ def form_of(
 
 
 def refs_of(
-    frame: OperatorFrame,
-    form: CallForm,
-    earlier: Callable[[str, Any], tuple[int, str] | None],
+    frame: OperatorFrame, form: CallForm, earlier: Callable[[str, Any], tuple[int, str] | None]
 ) -> list[Ref]:
     """What was read, parameters and results, each in its slot; what was not taken has none.
 

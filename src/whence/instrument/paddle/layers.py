@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from whence.instrument.call_frames import CallFrames, count, root_or_name
+from whence.instrument.call_frames import Args, CallFrames, Kwargs, count, root_or_name
 from whence.instrument.guard import put_back
 from whence.instrument.paddle import settings as paddle_facts
 from whence.instrument.paddle.ended_operators import NO_PROGRAM
@@ -136,11 +136,7 @@ class Listener:
     # ---- one call
 
     def _observe(
-        self,
-        previous: Callable[..., Any],
-        layer: Any,
-        inputs: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, previous: Callable[..., Any], layer: Any, inputs: Args, kwargs: Kwargs
     ) -> Any:
         thread, guarded = self.frames.thread, self.frames.guarded
         if thread.busy or (thread.stack and not self._modules):
@@ -156,9 +152,7 @@ class Listener:
         guarded(self._leave, frame, out, "")
         return out
 
-    def _enter(
-        self, layer: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LayerFrame | None:
+    def _enter(self, layer: Any, inputs: Args, kwargs: Kwargs) -> LayerFrame | None:
         session = self.session
         if session.failed:
             self.active = False

@@ -175,9 +175,7 @@ class PredictorRun:
             unchanged = self._tensors.tensors.unchanged(tensor, name)
             # What a constant is called changes from process to process.
             top.params[name] = unchanged or self._tensors.tensors.parameter(
-                tensor,
-                name,
-                Origin(top.op_type, f"param.{self._tensors.plain(name)}", top.op_type),
+                tensor, name, Origin(top.op_type, f"param.{self._tensors.plain(name)}", top.op_type)
             )
             return
         waits = not self.session.takes_all and not self._selection.is_known(top)

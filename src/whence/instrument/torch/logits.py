@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from whence.frameworks.torch_trees import ObjectSnapshot, is_plain_object, rebuilt
+from whence.instrument.call_frames import Args, Kwargs
 from whence.instrument.selection import matcher
 from whence.instrument.session import Form, Session
 from whence.instrument.torch.frames import ModuleFrame
@@ -64,11 +65,7 @@ class LogitsListener(Listener):
         super().remove()
 
     def _observe(
-        self,
-        previous: Callable[..., Any],
-        module: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs
     ) -> Any:
         stack = self.thread.stack
         if self.thread.busy or not stack:

@@ -22,18 +22,9 @@ class ModuleInfo:
     """
 
     __slots__ = (
-        "branches",
-        "deep",
-        "entries",
-        "op_type",
-        "programs",
-        "ref",
-        "root",
-        "scope",
-        "serial",
-        "sizes",
-        "source",
-    )
+        "branches", "deep", "entries", "op_type", "programs", "ref", "root", "scope", "serial",
+        "sizes", "source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -73,18 +64,9 @@ class HeldTensor:
     """
 
     __slots__ = (
-        "_name",
-        "_ref",
-        "_table",
-        "last_ref",
-        "looked",
-        "nbytes",
-        "placement",
-        "pointer",
-        "probe",
-        "slot",
-        "version",
-    )
+        "_name", "_ref", "_table", "last_ref", "looked", "nbytes", "placement", "pointer", "probe",
+        "slot", "version",
+    )  # fmt: skip
 
     def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
         self.slot, self._table, self._name = slot, table, name

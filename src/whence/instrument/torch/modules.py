@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from whence.instrument.call_frames import CallFrames, ThreadCalls
+from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
@@ -145,11 +145,7 @@ class Listener:
     # ---- one call
 
     def _observe(
-        self,
-        previous: Callable[..., Any],
-        module: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs
     ) -> Any:
         thread = self.thread
         if thread.busy or _tracing() is not None or (_depth() and is_traced()):
@@ -181,9 +177,7 @@ class Listener:
             out = self._changes.taken(frame, args, kwargs, out)
         return out
 
-    def _enter(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ModuleFrame | None:
+    def _enter(self, module: Any, args: Args, kwargs: Kwargs) -> ModuleFrame | None:
         session = self.session
         if session.failed:
             self.active = False

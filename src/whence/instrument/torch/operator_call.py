@@ -31,31 +31,10 @@ class OperatorCall:
     """
 
     __slots__ = (
-        "_named_arguments",
-        "above",
-        "arguments",
-        "called",
-        "forward",
-        "inputs",
-        "is_written",
-        "keep",
-        "notes",
-        "occurrence",
-        "op_type",
-        "order",
-        "overload",
-        "phase",
-        "place",
-        "placements",
-        "ranges",
-        "refs",
-        "scope",
-        "seconds",
-        "sights",
-        "source",
-        "tally",
-        "unseen",
-    )
+        "_named_arguments", "above", "arguments", "called", "forward", "inputs", "is_written",
+        "keep", "notes", "occurrence", "op_type", "order", "overload", "phase", "place",
+        "placements", "ranges", "refs", "scope", "seconds", "sights", "source", "tally", "unseen",
+    )  # fmt: skip
     _named_arguments: dict[str, Any] | None
     occurrence: int
     place: int

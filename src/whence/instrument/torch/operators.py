@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from whence.frameworks.torch_schema import restored
+from whence.instrument.call_frames import Args, Kwargs
 from whence.instrument.session import Session
 from whence.instrument.torch.compiled_boundary import inside
 from whence.instrument.torch.frames import ModuleFrame
@@ -152,11 +153,7 @@ class OperatorListener(Listener):
     # ---- modules
 
     def _observe(
-        self,
-        previous: Callable[..., Any],
-        module: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, previous: Callable[..., Any], module: Any, args: Args, kwargs: Kwargs
     ) -> Any:
         thread = self.thread
         if (
@@ -174,9 +171,7 @@ class OperatorListener(Listener):
         with self._modes.above():
             return super()._observe(previous, module, args, kwargs)
 
-    def _enter(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ModuleFrame | None:
+    def _enter(self, module: Any, args: Args, kwargs: Kwargs) -> ModuleFrame | None:
         if not self.thread.stack and _backward_task() == -1:
             self._regions.close()
         return super()._enter(module, args, kwargs)

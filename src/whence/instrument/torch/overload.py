@@ -18,24 +18,9 @@ class Overload:
     """An operator of torch, as calls of it need to know it."""
 
     __slots__ = (
-        "base",
-        "func",
-        "implied",
-        "key",
-        "listed",
-        "name",
-        "overwritten",
-        "plain",
-        "positional",
-        "random",
-        "sizes",
-        "slots",
-        "statistics",
-        "tool",
-        "uninitialised",
-        "view",
-        "writes",
-    )
+        "base", "func", "implied", "key", "listed", "name", "overwritten", "plain", "positional",
+        "random", "sizes", "slots", "statistics", "tool", "uninitialised", "view", "writes",
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         facts, schema = schema_of(func), func._schema

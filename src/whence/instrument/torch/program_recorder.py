@@ -24,10 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.frameworks.torch_schema import (
-    AUTOCAST_KEYS,
-    restored,
-)
+from whence.frameworks.torch_schema import AUTOCAST_KEYS, restored
 from whence.instrument.torch.cast_points import CastPoints
 from whence.instrument.torch.operand_table import OperandTable, Stop
 from whence.instrument.torch.operator_recording import OperatorRecording

@@ -165,24 +165,14 @@ class TensorRegistry:
             if unsettled:
                 previous.version = UNSETTLED
             return previous.id, "content" if look.version is None else "identity", form
-        number = self._write(
-            Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass),
-            Origin(frame.scope, slot, frame.op_type, frame.keep),
-            parameter and self._session.elements_on,
-            grows,
-            content,
-            look.plain,
-        )
-        self._live[key] = SeenTensor(
-            number,
-            content.digest,
-            UNSETTLED if unsettled else look.version,
-            storage_ref(look.plain),
-            frame.keep,
-            content.probe,
-            content.span,
-            content.memory,
-        )
+        whole = Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass)
+        origin = Origin(frame.scope, slot, frame.op_type, frame.keep)
+        may_refer = parameter and self._session.elements_on
+        number = self._write(whole, origin, may_refer, grows, content, look.plain)
+        version, storage = UNSETTLED if unsettled else look.version, storage_ref(look.plain)
+        seen = SeenTensor(number, content.digest, version, storage, frame.keep)
+        seen.probe, seen.span, seen.memory = content.probe, content.span, content.memory
+        self._live[key] = seen
         return number, "", form
 
     def _write(

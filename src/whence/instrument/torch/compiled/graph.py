@@ -124,29 +124,10 @@ class Execution:
     """One execution of a graph; also what its tensors are recorded for."""
 
     __slots__ = (
-        "above",
-        "counts",
-        "graph",
-        "keep",
-        "micro",
-        "mutated",
-        "number",
-        "numbers",
-        "op_type",
-        "operators",
-        "order",
-        "phase",
-        "place",
-        "placements",
-        "program",
-        "records",
-        "refs",
-        "root",
-        "scope",
-        "selected",
-        "step",
-        "training",
-    )
+        "above", "counts", "graph", "keep", "micro", "mutated", "number", "numbers", "op_type",
+        "operators", "order", "phase", "place", "placements", "program", "records", "refs", "root",
+        "scope", "selected", "step", "training",
+    )  # fmt: skip
     graph: Graph
     program: tuple[str, str]
 
