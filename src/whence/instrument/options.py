@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,34 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     rung: str = ""
 
     def __post_init__(self) -> None:
+        self._check_texts()
+        _one_of("slots", self.slots, SLOTS)
+        _one_of("keep", self.keep, KEEP)
+        _one_of("level", self.level, LEVELS)
+        _one_of("positions", self.positions, POSITIONS)
+        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
+        _one_of("rung", self.rung, ("", *RUNGS))
+        self._check_operators()
+        self._check_graph()
+        self._check_logits()
+        self._check_ranges()
+        if bool(self.patch) != bool(self.patch_from):
+            raise UsageError(
+                "patch names calls and patch_from the run whose outputs go in there: one needs "
+                "the other"
+            )
+        for point in self.patch:
+            parse_point(point)
+        if self.inject:
+            parse_fault(self.inject)
+        if self.on_record and not _HOOK.fullmatch(self.on_record):
+            raise UsageError(f"on_record: {self.on_record!r} is not module:function")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise UsageError(
+                f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts"
+            )
+
+    def _check_texts(self) -> None:
         for name in ("include", "exclude", "classes", "no_inputs", "ids", "weights", "patch"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
@@ -113,13 +141,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 )
         if self.no_children and not self.ids:
             raise UsageError("no_children says what ids leave out: it needs ids")
-        _one_of("slots", self.slots, SLOTS)
-        _one_of("keep", self.keep, KEEP)
-        _one_of("level", self.level, LEVELS)
-        _one_of("positions", self.positions, POSITIONS)
-        _one_of("graph_mode", self.graph_mode, GRAPH_MODES)
-        _one_of("rung", self.rung, ("", *RUNGS))
-        self._check_level()
+
+    def _check_ranges(self) -> None:
         if self.max_depth is not None and self.max_depth < 0:
             raise UsageError(f"max_depth: {self.max_depth} is negative; the root call is depth 0")
         if self.max_bytes is not None and self.max_bytes < 0:
@@ -133,23 +156,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 )
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 0):
             raise UsageError(f"ranks: {self.ranks!r} holds no rank, or a negative one")
-        if bool(self.patch) != bool(self.patch_from):
-            raise UsageError(
-                "patch names calls and patch_from the run whose outputs go in there: one needs "
-                "the other"
-            )
-        for point in self.patch:
-            parse_point(point)
-        if self.inject:
-            parse_fault(self.inject)
-        if self.on_record and not _HOOK.fullmatch(self.on_record):
-            raise UsageError(f"on_record: {self.on_record!r} is not module:function")
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise UsageError(
-                f"seed: {self.seed} is outside 0..{2**32 - 1}, what every framework accepts"
-            )
 
-    def _check_level(self) -> None:
+    def _check_operators(self) -> None:
         if self.level != "op" and (self.samples is not None or self.dedup):
             name = "dedup" if self.dedup else "samples"
             raise UsageError(
@@ -167,6 +175,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "level op records what the program runs; patch and inject change what modules "
                 "return: leave one of them out"
             )
+
+    def _check_graph(self) -> None:
         if self.level != "graph":
             for name, usual in (
                 ("graph_mode", "exact"),
@@ -183,6 +193,8 @@ class CaptureOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "graph_anyway keeps mode deep where it changes the result; this is mode "
                 f"{self.graph_mode}"
             )
+
+    def _check_logits(self) -> None:
         if self.level != "logits":
             for name in ("logits_module", "positions"):
                 if getattr(self, name) not in ("", "last"):
@@ -239,29 +251,9 @@ def make(**options: Any) -> CaptureOptions:
     values = dict(options)
     if (short := values.pop("logits", None)) is not None:
         values["level"] = "logits" if short else "modules"
-    for name in ("include", "exclude", "classes", "no_inputs", "weights", "patch"):
+    for name, read in _READ.items():
         if name in values:
-            values[name] = _strings(values[name])
-    if "ids" in values:
-        values["ids"] = (
-            parse_ids(values["ids"]) if isinstance(values["ids"], str) else _strings(values["ids"])
-        )
-    for name, parse in (("steps", parse_steps), ("ranks", parse_ranks), ("max_bytes", parse_size)):
-        if isinstance(values.get(name), str):
-            values[name] = parse(values[name])
-    for name in ("patch_from", "force_tokens"):
-        if name in values:
-            # a child may run elsewhere
-            values[name] = str(Path(values[name]).absolute()) if values[name] else ""
-    if isinstance(values.get("steps"), range):
-        if values["steps"].step != 1:
-            raise UsageError(
-                f"steps: {values['steps']} leaves steps out; a capture keeps consecutive ones"
-            )
-        values["steps"] = (values["steps"].start, values["steps"].stop)
-    for name in ("steps", "ranks"):
-        if isinstance(values.get(name), Iterable):
-            values[name] = tuple(values[name])
+            values[name] = read(values[name])
     try:
         return msgspec.convert(values, CaptureOptions)
     except msgspec.ValidationError as err:
@@ -352,3 +344,40 @@ def _nearest(name: str, choices: tuple[str, ...]) -> str:
 
 def _strings(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids(value: Any) -> tuple[Any, ...]:
+    return parse_ids(value) if isinstance(value, str) else _strings(value)
+
+
+def _steps(value: Any) -> Any:
+    if isinstance(value, range):
+        if value.step != 1:
+            raise UsageError(f"steps: {value} leaves steps out; a capture keeps consecutive ones")
+        return value.start, value.stop
+    if isinstance(value, str):
+        return parse_steps(value)
+    return tuple(value) if isinstance(value, Iterable) else value
+
+
+def _ranks(value: Any) -> Any:
+    if isinstance(value, str):
+        return parse_ranks(value)
+    return tuple(value) if isinstance(value, Iterable) else value
+
+
+def _path(value: Any) -> str:
+    # a child may run elsewhere
+    return str(Path(value).absolute()) if value else ""
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("include", "exclude", "classes", "no_inputs", "weights", "patch"), _strings),
+    "ids": _ids,
+    "steps": _steps,
+    "ranks": _ranks,
+    "max_bytes": lambda value: parse_size(value) if isinstance(value, str) else value,
+    "patch_from": _path,
+    "force_tokens": _path,
+}
+"""How code and the command line give an option -> the value of its field."""
