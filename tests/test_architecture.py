@@ -112,16 +112,14 @@ FOLDERS = {
     "instrument/torch": [
         {
             "modes",
-            "module_calls",
             "sources",
             "staging",
-            "compiled_boundary",
             "settings",
             "faults",
             "dtensor_placement",
         },
-        {"tensor_content", "caller_code", "operand_table"},
-        {"cast_points", "program_sizes", "module_info", "overload"},
+        {"compiled_boundary", "tensor_content", "caller_code", "operand_table"},
+        {"cast_points", "program_sizes", "module_info", "overload", "module_calls"},
         {"program_writer", "operator_recording"},
         {"operator_call", "tensor_identity", "program_recorder"},
         {"frames", "module_registry", "regions", "sampling"},

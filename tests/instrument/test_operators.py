@@ -606,6 +606,11 @@ def test_another_dtype_is_no_fault_and_modules_are_compared_by_modules(tmp_path)
 
 # ---- compiled, traced and scripted code
 
+sees_detach_twice = pytest.mark.skipif(
+    torch.__version__ < "2.8",
+    reason="with torch 2.6 and 2.7 a mode of the program below a capture of operators sees each detach twice",
+)
+
 
 @pytest.fixture
 def dynamo():
@@ -659,6 +664,7 @@ def test_compiled_code_stays_compiled(dynamo, tmp_path):
     assert any(n.kind == "inside-not-seen" for n in run.notes)
 
 
+@sees_detach_twice
 def test_tracers_are_not_listened_to(tmp_path):
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -732,6 +738,7 @@ def test_a_subclass_passes_through(tmp_path):
     assert tensor(run, add, "output.0").tolist() == [2, 2, 2]
 
 
+@sees_detach_twice
 def test_a_mode_of_the_program_sees_only_the_program(tmp_path):
     class Counting(TorchDispatchMode):
         def __init__(self):

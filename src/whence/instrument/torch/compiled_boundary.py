@@ -9,21 +9,60 @@ that starts, ours too: where compiled code breaks off and calls a module, nothin
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo.eval_frame import get_eval_frame_callback as _borrowed_callback
+from torch._C._dynamo.eval_frame import set_eval_frame as _set_callback
 from torch.fx import graph as _graph
 from torch.fx.graph_module import GraphModule
+
+from whence.instrument.torch.modes import taken_for_torchs
 
 _BOXED: Any = getattr(_graph, "_BoxedCodeGen", ())  # not in every torch
 _MODULE = "torch._dynamo.eval_frame"
 _NAME = "set_eval_frame"
-# newer torch: around the compiled code itself; often another name of the same function
+# newer torch: around the compiled code itself; often another name of the same function; torch 2.6
+# calls nothing else
 _AGAIN = "_maybe_set_eval_frame"
+
+
+def _is_borrowed() -> bool:
+    """Does torch forget to count the reference that it returns (2.6, 2.7)? Each call then takes one
+    away, and the process dies when none is left.
+    """
+
+    def callback() -> None: ...
+
+    prior = _set_callback(callback)
+    before = sys.getrefcount(callback)
+    held = [_borrowed_callback(), _borrowed_callback()]
+    after = sys.getrefcount(callback)
+    _set_callback(prior)
+    borrowed = after < before + len(held)
+    for item in held if borrowed else ():
+        _keep(_held(item))
+    return borrowed
+
+
+_keep, _held = ctypes.pythonapi.Py_IncRef, ctypes.py_object
+
+
+def _counted_callback() -> Any:
+    callback = _borrowed_callback()
+    _keep(_held(callback))
+    return callback
+
+
+taken_for_torchs(_counted_callback)  # it also runs where dynamo takes every frame
+get_eval_frame_callback: Callable[[], Any] = (
+    _counted_callback if _is_borrowed() else _borrowed_callback
+)
+"""What dynamo does with every frame that starts on this thread: a function, None or False."""
 
 
 def inside() -> bool:
@@ -78,14 +117,15 @@ class CompiledCodeGuard:
         if self._module is not None:
             return
         module = sys.modules.get(_MODULE)
-        original = getattr(module, _NAME, None)
-        if original is None:
-            return
-
-        self._module = module
-        self._put(_NAME, original)
-        if getattr(module, _AGAIN, None) is original:
-            self._put(_AGAIN, original)
+        original, helper = (getattr(module, name, None) for name in (_NAME, _AGAIN))
+        if original is not None:
+            self._module = module
+            self._put(_NAME, original)
+            if helper is original:
+                self._put(_AGAIN, original)
+        elif helper is not None:
+            self._module = module
+            self._put(_AGAIN, helper)
 
     def _put(self, name: str, original: Any) -> None:
         def set_eval_frame(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +135,7 @@ class CompiledCodeGuard:
             caller = sys._getframe(1)
             if caller.f_code.co_qualname.startswith("DisableContext"):
                 return original(*args, **kwargs)
-            prior = original(None)  # else dynamo compiles what follows here
+            prior = _set_callback(None)  # else dynamo compiles what follows here
             self._met(args[0] if args else None)
             is_last = self._switched(caller, name == _AGAIN)
             original(*args, **kwargs)

@@ -53,3 +53,15 @@ def is_traced() -> bool:
     """Is the program traced (fake tensors, make_fx, functionalisation) instead of run?"""
     mode, keys = _dispatch_mode, _Keys
     return not (mode(keys.FAKE) is mode(keys.PROXY) is mode(keys.FUNCTIONAL) is None)
+
+
+def taken_for_torchs(wrapper: Any) -> None:
+    """Have dynamo treat a function around module calls as torch's own: never compiled by itself
+    where a module runs eagerly, looked through where one is compiled. Dynamo goes by the file of
+    the code; where compiled code broke off inside a module, a frame of another file would begin
+    graphs that the program has not.
+    """
+    code = torch.nn.Module._wrapped_call_impl.__code__
+    wrapper.__code__ = wrapper.__code__.replace(
+        co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+    )

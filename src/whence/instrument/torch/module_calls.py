@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from whence.instrument.call_frames import CallFrames
+from whence.instrument.torch.compiled_boundary import get_eval_frame_callback
+from whence.instrument.torch.modes import taken_for_torchs
 
 
 class ModuleCalls:
@@ -39,7 +40,7 @@ class ModuleCalls:
                 return previous(module, *args, **kwargs)
             return observe(previous, module, args, kwargs)
 
-        _taken_for_torchs(__call__)
+        taken_for_torchs(__call__)
         self._previous, self._wrapper = previous, __call__
         __call__.whence = self  # type: ignore[attr-defined]
         _set_call(__call__)
@@ -68,18 +69,6 @@ def _set_call(new: Any) -> None:
     old = torch.nn.Module.__call__
     torch.nn.Module.__call__ = new
     _dynamo_knows(old, new)
-
-
-def _taken_for_torchs(wrapper: Any) -> None:
-    """Have dynamo treat this way of calling modules as torch's own: never compiled by itself where
-    a module runs eagerly, looked through where one is compiled. Dynamo goes by the file of the
-    code; where compiled code broke off inside a module, a frame of another file would begin graphs
-    that the program has not.
-    """
-    code = torch.nn.Module._wrapped_call_impl.__code__
-    wrapper.__code__ = wrapper.__code__.replace(
-        co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
-    )
 
 
 def _dynamo_knows(old: Any, new: Any) -> None:

@@ -21,7 +21,10 @@ from whence.instrument.call_frames import Args, CallFrames, Kwargs, ThreadCalls
 from whence.instrument.session import Session
 from whence.instrument.torch import settings
 from whence.instrument.torch.call_tensors import CallTensors
-from whence.instrument.torch.compiled_boundary import CompiledCodeGuard, is_compilers
+from whence.instrument.torch.compiled_boundary import (
+    CompiledCodeGuard,
+    is_compilers,
+)
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
