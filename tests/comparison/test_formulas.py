@@ -4,13 +4,14 @@ are one formula.
 
 import math
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import whence
-from whence.comparison.replays.formulas import with_reference_constants
+from whence.comparison.replays.program_form import with_reference_constants
 from whence.judge import formula_difference
 from whence.records import Operation, Program
 
@@ -200,6 +201,34 @@ def test_a_table_made_in_another_dtype_is_no_other_formula(compared):
         return torch.cos(7 * torch.tensor(frequencies, dtype=torch.bfloat16)).to(x.dtype)
 
     result = compared(lambda: Act(in_float32), lambda: Act(in_bfloat16))
+    assert not [v for v in result.verdicts if "formula" in v.numbers]
+
+
+class WithPrograms:
+    """A run whose programs were damaged."""
+
+    def __init__(self, run, damage):
+        self._run = run
+        self.programs = {key: damage(program) for key, program in run.programs.items()}
+
+    def __getattr__(self, name):
+        return getattr(self._run, name)
+
+
+@pytest.mark.parametrize(
+    "argument", [{"op": [99, 0]}, {"in": 7}, {"in": "x"}, {"op": 3}, {"param": "weight"}, {"y": 1}]
+)
+def test_a_damaged_program_of_the_target_is_no_evidence(compared, tmp_path, argument):
+    compared(lambda: Norm(1e-6), lambda: Norm(2e-4))
+
+    def damage(program):
+        if not program.operations:
+            return program
+        first = msgspec.structs.replace(program.operations[0], args=(argument, 2.0))
+        return msgspec.structs.replace(program, operations=(first, *program.operations[1:]))
+
+    damaged = WithPrograms(whence.open_run(tmp_path / "b"), damage)
+    result = whence.compare(tmp_path / "a", damaged)
     assert not [v for v in result.verdicts if "formula" in v.numbers]
 
 
