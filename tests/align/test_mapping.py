@@ -214,7 +214,7 @@ def test_an_empty_map_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("target", [FUSED, SPLIT, net()], ids=["fused", "same", "other"])
 def test_a_proposed_map_says_again_what_was_paired(tmp_path, target):
-    from whence.report import plan_map
+    from whence.report.plan import plan_map
 
     reference = net() if target.calls[-1].scope == "fc2" else SPLIT
     proposed = align.align(reference, target)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import whence
 from whence.comparison.replays.program_form import with_reference_constants
 from whence.judge import formula_difference
+from whence.judge.policy import parse
 from whence.records import Operation, Program
 
 WIDTH = 64
@@ -106,6 +107,11 @@ def test_an_epsilon_is_named_below_the_rounding_of_16_bits(compared, dtypes):
     assert 2e-5 < verdict.numbers["formula"] < 1e-2
     assert verdict.numbers["rho"] < 2  # nothing else shows it
     assert compared(lambda: Norm(1e-6), lambda: Norm(1e-6), dtypes).status == "same"
+
+
+def test_a_declared_tolerance_holds(compared):
+    policy = parse({"allow": [{"module": "1", "declare": "tolerance", "rel_l2": 0.01}]})
+    assert compared(lambda: Norm(1e-6), lambda: Norm(2e-4), policy=policy).status == "same"
 
 
 def test_constants_of_hardly_an_effect_are_a_remark_that_counts_with_strict(compared):

@@ -175,6 +175,8 @@ class CallReplays:
         leaf = dataclasses.replace(evidence.leaf, local=figures, broken=broken)
         verdict = judge.judge_leaf(leaf)
         if verdict.verdict in _PASSES:
+            if self.errors.declared.containers.accounts_for(evidence.pair):
+                return verdict
             return self._unless_other_formula(evidence.pair, verdict, [s for s, _ in figures])
         if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
             return verdict

@@ -78,6 +78,10 @@ class DeclaredContainers:
             }
         return best
 
+    def accounts_for(self, pair: PairedCall) -> bool:
+        """Does the call pass because of what is declared of it, or is a tolerance?"""
+        return pair.call.id in self._explained or "tolerance" in self._entries(pair)
+
     def segment(
         self, verdict: Verdict | None, pair: PairedCall, outputs: Sequence[SlotPair]
     ) -> Verdict | None:
