@@ -110,8 +110,12 @@ def test_a_dump_of_which_nothing_can_be_read_ends_every_command_with_3(damaged, 
 
 def test_damaged_tensors_cost_themselves_and_are_told(damaged, capsys):
     whole, some = damaged(), damaged("layers.3.fc", "layers.4.fc")
-    assert execute(["show", str(some)]) == 0
-    capsys.readouterr()
+    assert execute(["show", str(whole)]) == 0
+    assert execute(["show", str(some)]) == 3
+    shown, said = capsys.readouterr()
+    assert "layers.0.fc" in shown
+    assert said.startswith("whence: a part of it cannot be read: ")
+    assert "cannot be read: cannot" not in said
     assert execute(["compare", str(whole), str(some)]) == 2
     answer = capsys.readouterr().out
     assert answer.startswith("UNDECIDED")

@@ -102,7 +102,11 @@ def command(
             click.echo(line)
     else:
         _files.write(Path(output), (line + "\n" for line in lines), force)
-    return 0
+    unreadable: list[str] = getattr(run, "unreadable", [])
+    if unreadable:
+        more = f" (and {len(unreadable) - 1} more)" if unreadable[1:] else ""
+        click.echo(f"whence: a part of it cannot be read: {unreadable[0]}{more}", err=True)
+    return 3 if unreadable else 0
 
 
 def _lines(

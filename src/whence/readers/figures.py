@@ -49,18 +49,38 @@ def with_figures(run: Run) -> Run:
     return MeasuredRun(run) if isinstance(run, ForeignRun) else run
 
 
-def described_when_shown(run: Run, *, every: bool) -> Run:
-    """A dump whose tensors get their figures when they are looked at; another run as it is.
+class ShownRun(Over):
+    """A dump whose tensors get their figures when they are looked at."""
 
-    every: all of them will be; then only when that takes seconds (up to 4 GiB of elements).
+    def __init__(self, base: ForeignRun) -> None:
+        self._reasons: dict[int, str] = {}
+        super().__init__(base, None, Looked(len(base.records), functools.cache(self._looked_at)))
+
+    def _looked_at(self, number: int) -> Record:
+        record = self.base.records[number]
+        described = _described(self.base, record, None)
+        if described.why and not record.why:
+            self._reasons[number] = described.why.removeprefix("cannot be read: ")
+        return described
+
+    @property
+    def unreadable(self) -> list[str]:
+        """What of the dump cannot be read, as far as it was looked at: files and objects that the
+        reader left out, then tensors.
+        """
+        left_out = [note.text for note in self.base.notes if note.kind == "error"]
+        return list(dict.fromkeys((*left_out, *self._reasons.values())))
+
+
+def described_when_shown(run: Run, *, every: bool) -> Run:
+    """A dump as `ShownRun`; another run as it is.
+
+    every: all of its tensors will be looked at; then only when that takes seconds (up to 4 GiB of
+    elements).
     """
     if not isinstance(run, ForeignRun) or (every and _nbytes(run) > _SHOWN_BYTES):
         return run
-    return Over(
-        run,
-        None,
-        Looked(len(run.records), functools.cache(lambda i: _described(run, run.records[i], None))),
-    )
+    return ShownRun(run)
 
 
 def _nbytes(run: Run) -> int:
