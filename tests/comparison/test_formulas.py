@@ -184,16 +184,48 @@ def test_another_form_of_an_activation_is_named_in_bfloat16(compared):
     assert names(result) == [("1", "semantic")]
 
 
-def test_results_that_jump_are_left_to_the_replay(compared):
+@pytest.mark.parametrize(
+    "whole",
+    [
+        torch.round,
+        lambda x: torch.div(x, 1, rounding_mode="floor"),
+        lambda x: x.to(torch.int32).to(x.dtype),
+    ],
+)
+def test_results_that_jump_are_left_to_the_replay(compared, whole):
     """A last bit before a rounding to codes may be a whole step behind it."""
 
     def codes(scale):
-        return lambda x: torch.round(x / scale) * scale
+        return lambda x: whole(x / scale) * scale
 
-    third = compared(
+    result = compared(
         lambda: Act(codes(1 / 3)), lambda: Act(codes(0.3333333333)), ("float32", "float32")
     )
-    assert "formula" not in {key for v in third.verdicts for key in v.numbers}
+    assert "formula" not in {key for v in result.verdicts for key in v.numbers}
+
+
+class Chain(nn.Module):
+    """Code of its own before each of its modules, the same but for the last."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5)), last
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = layer(torch.tanh(x))
+        return self.layers[-1](self.last(x))
+
+
+def test_agreement_in_one_place_is_none_in_another(compared):
+    """The code before the fifth module is written otherwise, after four places that agree."""
+    result = compared(
+        lambda: Chain(torch.tanh), lambda: Chain(lambda x: torch.tanh(x) + x.square() * 3e-3)
+    )
+    assert names(result) == [("1", "semantic")]
+    sentence = result.findings[0].sentence
+    assert sentence.startswith("between 3 and 4: introduced here, below its rounding")
+    assert sentence.endswith("pow.Tensor_Scalar (operator 6 of 8) runs only in the target")
 
 
 def test_a_table_made_in_another_dtype_is_no_other_formula(compared):

@@ -8,6 +8,11 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def base_name(name: str) -> str:
+    """The name without namespace and overload: "aten.mul.Tensor" -> "mul"."""
+    return name.split(".")[1] if name.count(".") > 1 else name
+
+
 # Choose among scores; which of the results holds the indices.
 CHOOSES = {
     "topk": 1, "sort": 1, "argsort": 0, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "kthvalue": 1,

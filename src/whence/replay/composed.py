@@ -17,6 +17,7 @@ import xxhash
 
 from whence import dtypes
 from whence.errors import ReplayRefused
+from whence.frameworks.operator_names import base_name
 from whence.records import Call, Operation, Program, Record
 from whence.records.marks import Mark, mark
 from whence.records.program import map_operands
@@ -175,7 +176,7 @@ class _Composer:
         self._base = self._base or program.base
         self._default, self._inference = program.default_dtype, self._inference or program.inference
         first = next(iter(inputs.values()), None)
-        shared = self._group_of(first, refs) if _base_name(call.op) in _VIEWS else None
+        shared = self._group_of(first, refs) if base_name(call.op) in _VIEWS else None
         for slot, place in program.outputs:
             if slot not in refs:
                 continue
@@ -266,7 +267,3 @@ class _Composer:
         )
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(program, order="sorted"))
         return msgspec.structs.replace(program, id=f"composed {digest}", lines=tuple(self._lines))
-
-
-def _base_name(op: str) -> str:
-    return op.split(".")[1] if op.count(".") > 1 else op

@@ -17,7 +17,7 @@ from whence.comparison.replays.seen_choices import I64
 from whence.comparison.replays.side import ReplaySource
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
-from whence.records import Call, Record
+from whence.records import Call, Program, Record
 from whence.records.slots import is_of_child, is_param, split_child
 from whence.results import SlotPair
 
@@ -220,6 +220,27 @@ def reference_outputs(
         for slot in outputs
         if replayed[slot].shape == recorded[slot].shape
     }
+
+
+def slot_in_target(
+    sides: BothSides, partner: Call, program: Program, slot: str, pair: SlotPair
+) -> str | None:
+    """What the target's program calls a slot of the reference's, None where it has no such tensor.
+    Of a child the pair says the child's own slot, and the target may have called it at another
+    place.
+    """
+    if not is_of_child(slot):
+        return pair.target_slot
+    candidates = [
+        name
+        for name in dict.fromkeys((*program.inputs, *(s for s, _ in program.outputs)))
+        if is_of_child(name)
+        and split_child(name)[1] == pair.target_slot
+        and sides.unmasked.record(partner, name) == pair.target_record
+    ]
+    if slot in candidates:
+        return slot
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _is_same_tensor(a: Record, b: Record) -> bool:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from whence import dtypes, judge
-from whence.comparison.replays.both_sides import BothSides, Slots
+from whence.comparison.replays.both_sides import BothSides, Slots, slot_in_target
 from whence.comparison.replays.program_difference import (
     Parting,
     difference,
@@ -57,8 +57,12 @@ def fault_cause(
             if reference_program is not None and not anew
             else ""
         )
-        outputs = [pair.target_slot for slot in flagged if (pair := slots(slot)) is not None]
-        outputs = [s for s in outputs if s in dict(target_program.outputs)] or [
+        names = [
+            slot_in_target(sides, partner, target_program, slot, pair)
+            for slot in flagged
+            if (pair := slots(slot)) is not None
+        ]
+        outputs = [s for s in names if s is not None and s in dict(target_program.outputs)] or [
             s for s, _ in target_program.outputs
         ]
         with Threads(1):

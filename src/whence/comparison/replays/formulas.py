@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from whence import dtypes, judge
-from whence.comparison.replays.both_sides import BothSides, Slots
+from whence.comparison.replays.both_sides import BothSides, Slots, slot_in_target
 from whence.comparison.replays.program_form import (
     is_smooth,
     normal_form,
@@ -30,8 +30,7 @@ from whence.comparison.replays.self_check import Threads
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, ReplayRefused
 from whence.records import Call, Program, marks
-from whence.records.slots import is_of_child, is_param, split_child
-from whence.results import SlotPair
+from whence.records.slots import is_param
 
 Keep = Callable[[str, tuple[int, ...]], Array | None]
 
@@ -40,11 +39,13 @@ _CLEAN_RUNS = 3
 
 
 class Formulas:
-    """Compares the programs of paired calls as functions; two that agreed are not run again."""
+    """Compares the programs of paired calls as functions; outputs at which two agreed are not run
+    again.
+    """
 
     def __init__(self, sides: BothSides) -> None:
         self._sides = sides
-        self._agreed: Counter[tuple[str, str]] = Counter()
+        self._agreed: Counter[tuple[str, str, frozenset[str]]] = Counter()
 
     def difference(
         self,
@@ -59,7 +60,10 @@ class Formulas:
         count.
         """
         programs = self._programs(call, partner)
-        if programs is None or self._agreed[key := (programs[0].id, programs[1].id)] >= _CLEAN_RUNS:
+        if programs is None:
+            return None
+        key = programs[0].id, programs[1].id, frozenset(outputs)
+        if self._agreed[key] >= _CLEAN_RUNS:
             return None
         try:
             self._sides.unmasked.load(partner)  # checks what nothing has run yet
@@ -120,7 +124,7 @@ class _ProgramPair:
         self._target_slot = {
             slot: name
             for slot, pair in self._pairs.items()
-            if (name := self._in_target(slot, pair)) is not None
+            if (name := slot_in_target(sides, partner, self._target, slot, pair)) is not None
         }
         self._reference_slot = {name: slot for slot, name in self._target_slot.items()}
         forms = (
@@ -131,25 +135,6 @@ class _ProgramPair:
         self.constants_differ = not self.is_one_function and (
             without_floats(forms[0]) == without_floats(forms[1])
         )
-
-    def _in_target(self, slot: str, pair: SlotPair) -> str | None:
-        """What the target's program calls a slot, None where it has no such tensor. Of a child the
-        pair says the child's own slot, and the target may have called it at another place.
-        """
-        if not is_of_child(slot):
-            return pair.target_slot
-        kept = split_child(slot)[1]
-        slots = dict.fromkeys((*self._target.inputs, *(s for s, _ in self._target.outputs)))
-        candidates = [
-            name
-            for name in slots
-            if is_of_child(name)
-            and split_child(name)[1] == pair.target_slot
-            and self._sides.unmasked.record(self._partner, name) == pair.target_record
-        ]
-        if slot in candidates and pair.target_slot == kept:
-            return slot
-        return candidates[0] if len(candidates) == 1 else None
 
     def worst(self, outputs: Collection[str], keep: Keep | None) -> judge.FormulaDifference | None:
         """The difference at these outputs that is largest beside its limit, None where it is no

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whence.dtypes import Array
+from whence.frameworks.operator_names import base_name
 from whence.records import Call, Operation, Program
 
 _DEFAULT = "its default"
@@ -89,7 +90,7 @@ def other_function(reference: Program, target: Program) -> Parting:
     where the code is written anew.
     """
     reference_functions, target_functions = (
-        {_base(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
+        {base_name(op.name) for op in p.operations} & _FUNCTIONS for p in (reference, target)
     )
     only, missing = (
         sorted(target_functions - reference_functions),
@@ -97,7 +98,7 @@ def other_function(reference: Program, target: Program) -> Parting:
     )
     if len(only) != 1 or len(missing) > 1:
         return Parting(words="its code is written otherwise, so no operator of it can be named")
-    place = next(i for i, op in enumerate(target.operations) if _base(op.name) == only[0])
+    place = next(i for i, op in enumerate(target.operations) if base_name(op.name) == only[0])
     name = target.operations[place].name
     instead = f" in place of {missing[0].lstrip('_')}" if missing else ""
     return Parting(
@@ -105,10 +106,6 @@ def other_function(reference: Program, target: Program) -> Parting:
         f"its code is written otherwise, and {_short(name)} runs only in the target{instead}",
         place,
     )
-
-
-def _base(name: str) -> str:
-    return name.split(".")[1] if name.count(".") > 1 else name
 
 
 def first_parting(

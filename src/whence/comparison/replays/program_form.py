@@ -13,6 +13,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.comparison.replays.program_difference import CASTS
+from whence.frameworks.operator_names import base_name
 from whence.records import Operation, Program
 from whence.records.marks import Mark, has_mark
 from whence.records.program import TENSOR_OPERANDS, map_operands
@@ -84,12 +85,19 @@ def is_smooth(program: Program) -> bool:
     return not (
         has_mark(program, Mark.TRANSLATED)
         or has_mark(program, Mark.COMPOSED)
-        or any(op.guard is not None or _base_name(op.name) in _JUMPS for op in program.operations)
+        or any(op.guard is not None or _jumps(op) for op in program.operations)
     )
 
 
-def _base_name(name: str) -> str:
-    return name.split(".")[1].removesuffix("_") if name.count(".") > 1 else name
+def _jumps(op: Operation) -> bool:
+    """Does the result of an operator jump, by what it is, by how it rounds a quotient, or because
+    it makes whole numbers?
+    """
+    to_integer = op.name.startswith(CASTS) and any(
+        kind == "dtype" and str(value).startswith(("int", "uint")) for kind, value in op.operands()
+    )
+    by_rounding = op.kwargs.get("rounding_mode") is not None
+    return to_integer or by_rounding or base_name(op.name).removesuffix("_") in _JUMPS
 
 
 def _floats(program: Program) -> Iterator[float]:

@@ -12,7 +12,7 @@ from typing import Any
 from whence import align, judge
 from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import is_half_roundoff
-from whence.frameworks.operator_names import CHOOSES
+from whence.frameworks.operator_names import CHOOSES, base_name
 from whence.judge.limits import STRUCTURE_ELEMENTS
 from whence.records.slots import is_of_child, split_child
 from whence.results import GUILTY, Confidence, Evidence, Verdict, VerdictKind
@@ -103,7 +103,7 @@ def _may_stand_out(verdict: Verdict, replays: CallReplays, call: int) -> bool:
 
 
 def _weighs_by_scores(name: str) -> bool:
-    return "attention" in name or "softmax" in name or name.split(".")[1] in CHOOSES
+    return "attention" in name or "softmax" in name or base_name(name) in CHOOSES
 
 
 def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:
