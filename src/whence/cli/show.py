@@ -105,7 +105,11 @@ def command(
     unreadable: list[str] = getattr(run, "unreadable", [])
     if unreadable:
         more = f" (and {len(unreadable) - 1} more)" if unreadable[1:] else ""
-        click.echo(f"whence: a part of it cannot be read: {unreadable[0]}{more}", err=True)
+        click.echo(
+            f"whence: a part of it cannot be read: {unreadable[0]}{more}; the rest is shown. "
+            "Copy or dump it again for the whole",
+            err=True,
+        )
     return 3 if unreadable else 0
 
 

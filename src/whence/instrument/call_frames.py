@@ -120,7 +120,7 @@ class CallFrames:
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not reach the captured program
             self.give_up(error)
-        except BaseException:
+        except BaseException:  # Ctrl-C: the call that was to begin never did
             del thread.stack[depth:]
             raise
         finally:

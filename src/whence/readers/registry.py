@@ -89,7 +89,8 @@ def open_run(path: str | os.PathLike[str]) -> ForeignRun:
             ) from error
         if problem := _nothing_readable(run):
             raise UnreadableRun(
-                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {problem}"
+                f"{place.path} looks like {name} ({reader.LOOKS_LIKE}), but {problem}; "
+                "copy or dump it again"
             )
         return ForeignRun(run, name)
     recognised = "\n".join(f"  {name}: {reader.LOOKS_LIKE}" for name, reader in known().items())
