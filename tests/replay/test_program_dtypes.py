@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import program_recording as recording  # noqa: E402
 import program_zoo as modules  # noqa: E402
 
+from whence.replay import stepwise  # noqa: E402
 from whence.replay.dtype_policy import DtypePolicy  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -181,6 +182,15 @@ def test_reduction_length(name, terms):
     for _ in range(2):  # the second run is not bounded again
         loaded.run(recorded.inputs, recorded.params)
         assert loaded.length == terms
+
+
+def test_attention_of_mixed_dtypes_is_written_out_in_the_coarsest():
+    """Positions that are added in float32 leave queries and keys in float32, values are not."""
+    q, k, v = (modules.heads(i, t=40, d=32).to(torch.bfloat16) for i in range(3))
+    low = stepwise.attention({"query": q, "key": k, "value": v})[0]
+    mixed = stepwise.attention({"query": q.float(), "key": k.float(), "value": v})[0]
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(low, mixed)
 
 
 def test_stepwise_is_another_rounding_of_the_same_thing():

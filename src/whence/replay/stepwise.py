@@ -25,10 +25,13 @@ def attention(named: Named) -> list[Any]:
     """softmax(q kᵀ scale + mask) v, scores rounded, softmax in at least float32 as every eager
     attention does it.
 
-    query (batch, heads, query, dim); key, value may have fewer heads (grouped). Second output: log
-    of the summed exponentials.
+    query (batch, heads, query, dim); key, value may have fewer heads (grouped), and another dtype
+    where positions are added in float32: all are of the coarsest then. Second output: log of the
+    summed exponentials.
     """
-    query, key, value = named["query"], named["key"], named["value"]
+    operands = [named["query"], named["key"], named["value"]]
+    coarsest = max((x.dtype for x in operands), key=lambda dtype: torch.finfo(dtype).eps)
+    query, key, value = (x.to(coarsest) for x in operands)
     mask = named.get("attn_mask", named.get("attn_bias"))
     groups = query.shape[-3] // key.shape[-3] if query.dim() > 3 else 1
     if groups > 1:
