@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -39,9 +40,13 @@ from typing import Any
 import msgspec
 
 import whence
+from whence import judge
 from whence.api import warmup
 from whence.dtypes import Array
 from whence.errors import ElementsMissing
+from whence.judge import error_structure, noise_model, replay_error
+from whence.judge.limits import LIMITS
+from whence.judge.noise_model import Tail
 from whence.records import Call, Note, Program, Record, Run, RunInfo, Step
 from whence.results import Comparison
 
@@ -277,45 +282,50 @@ def _statistics(reference: Path, target: Path, make: Make) -> Comparison:
     )
 
 
-# Which limits a piece of evidence has; without it they are never reached.
-EVIDENCE = {
-    "rho": ("rho", "rho_16"),
-    "z": ("z", "z_16"),
-    "slope": ("slope",),
-    "row": ("row",),
-    "channel": ("channel",),
-    "shift": ("shift",),
-    "value": ("value",),
-    "pooled": ("pooled",),
-    "stands_out": ("stands_out",),
-    "formula": ("formula", "formula_written_anew"),
+_NEVER = float("inf")
+
+
+def _blind_to(**fields: Any) -> Callable[..., Any]:
+    """`judge.error_structure.structure` that does not see one pattern."""
+    return lambda *a: dataclasses.replace(error_structure.structure(*a), **fields)
+
+
+# What a rule of the verdict is switched off by: (owner, attribute, value in its place). First
+# evidence, then what keeps evidence from counting.
+EVIDENCE: dict[str, list[tuple[Any, str, Any]]] = {
+    "size": [(LIMITS, "rho", _NEVER), (LIMITS, "rho_16", _NEVER)],
+    "element": [(noise_model, "ELEMENT", dict.fromkeys((False, True), Tail(_NEVER, 1.0)))],
+    "scale": [(replay_error, "structure", _blind_to(slope=0.0, slope_error=0.0))],
+    "row": [(LIMITS, "row", _NEVER)],
+    "channel": [(replay_error, "structure", _blind_to(channel=0.0))],
+    "value": [(replay_error, "structure", _blind_to(value=0.0))],
+    "pooled": [(judge, "pool", lambda _: {})],
+    "stands_out": [(LIMITS, "stands_out", _NEVER)],
+    "formula": [(LIMITS, "formula", _NEVER), (LIMITS, "formula_written_anew", _NEVER)],
 }
-# What keeps evidence from counting: a limit that opens, or a function that changes nothing.
-KEEPS_BACK: dict[str, tuple[str, Any]] = {
-    "effect": ("limit", 0.0),
-    "precision_rho": ("limit", 0.0),
-    "weaker": ("function", lambda a, b: a),
-    "without_memory": ("function", lambda structure, *_: structure),
-    "without_own_rows": ("function", lambda structure, *_: structure),
+KEEPS_BACK: dict[str, list[tuple[Any, str, Any]]] = {
+    "effect": [(LIMITS, "effect", 0.0), (LIMITS, "effect_16", 0.0)],
+    "precision_rho": [(LIMITS, "precision_rho", 0.0)],
+    "row_16": [(LIMITS, "row_16", 0.0)],
+    "weaker": [(replay_error, "weaker", lambda a, _: a)],
+    "beyond_own": [(replay_error, "beyond_own", lambda structure, *_, **__: structure)],
+    "written_out": [(judge, "less_suspect", lambda error, _: error)],
+    "several_draws": [(judge, "steadier", lambda error, *_: error)],
 }
 
 
 @contextlib.contextmanager
 def without(name: str) -> Iterator[None]:
     """whence without one rule inside: a name in `EVIDENCE` or in `KEEPS_BACK`."""
-    from whence.judge import replay_error
-    from whence.judge.limits import LIMITS
-
-    kind, value = KEEPS_BACK.get(name, ("limit", float("inf")))
-    owner: Any = LIMITS if kind == "limit" else replay_error
-    before = {field: getattr(owner, field) for field in EVIDENCE.get(name, (name,))}
+    changes = (EVIDENCE | KEEPS_BACK)[name]
+    before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in changes]
     try:
-        for field in before:
-            object.__setattr__(owner, field, value)  # the limits are one frozen object
+        for owner, attribute, value in changes:
+            object.__setattr__(owner, attribute, value)  # the limits are one frozen object
         yield
     finally:
-        for field, old in before.items():
-            object.__setattr__(owner, field, old)
+        for owner, attribute, value in before:
+            object.__setattr__(owner, attribute, value)
 
 
 def _replay_without(name: str) -> Callable[[Path, Path, Make], Comparison]:

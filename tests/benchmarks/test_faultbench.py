@@ -4,21 +4,20 @@ beside the checkout.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import whence
-from whence.judge import replay_error
-from whence.judge.limits import LIMITS
+from whence import judge
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faultbench.py"
 BUGS = {
@@ -240,22 +239,34 @@ def test_what_cannot_be_meant_fails_at_once(words: list[str], capsys: pytest.Cap
     assert "error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", faultbench.EVIDENCE)
-def test_a_piece_of_evidence_is_without_limit_inside_only(name: str):
-    before = dataclasses.asdict(LIMITS)
+@pytest.mark.parametrize("name", [*faultbench.EVIDENCE, *faultbench.KEEPS_BACK])
+def test_a_rule_is_switched_off_inside_only(name: str):
+    changes = (faultbench.EVIDENCE | faultbench.KEEPS_BACK)[name]
+    before = [getattr(owner, attribute) for owner, attribute, _ in changes]
     with faultbench.without(name):
-        changed = {k: v for k, v in dataclasses.asdict(LIMITS).items() if v != before[k]}
-        assert changed == dict.fromkeys(faultbench.EVIDENCE[name], float("inf"))
-    assert dataclasses.asdict(LIMITS) == before
+        assert [getattr(owner, attribute) for owner, attribute, _ in changes] == [
+            value for _, _, value in changes
+        ]
+        assert all(old is not new for old, (_, _, new) in zip(before, changes, strict=True))
+    assert [getattr(owner, attribute) for owner, attribute, _ in changes] == before
 
 
-@pytest.mark.parametrize("name", faultbench.KEEPS_BACK)
-def test_what_keeps_evidence_back_is_put_back(name: str):
-    names = ("weaker", "without_memory", "without_own_rows")
-    before = dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]
+@pytest.mark.parametrize(
+    ("name", "part", "how"),
+    [
+        ("scale", "slope", lambda r: 1.005 * r),
+        ("channel", "channel", lambda r: r + 0.02 * (np.arange(64) == 5)),
+        ("value", "value", lambda r: np.where(abs(r) > 1, r + 0.01, r)),
+        ("element", "z", lambda r: np.where(np.arange(4096).reshape(64, 64) == 7, r + 1, r)),
+        ("size", "rho", lambda r: 1.1 * r),
+    ],
+)
+def test_evidence_that_is_switched_off_is_not_seen(name: str, part: str, how: Callable[[Any], Any]):
+    r = np.random.default_rng(0).standard_normal((64, 64))
+    working, target = r.astype(np.float16), how(r).astype(np.float16)
+    assert judge.local(target, r, working).parts()[part] > 1
     with faultbench.without(name):
-        assert (dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]) != before
-    assert (dataclasses.asdict(LIMITS), [getattr(replay_error, n) for n in names]) == before
+        assert judge.local(target, r, working).parts()[part] == 0.0
 
 
 # ---- cases of the bench

@@ -175,7 +175,7 @@ def test_flips_are_all_elements_where_nobody_counted():
 
 def test_siblings_whose_slope_is_within_their_spread_are_not_pooled():
     def siblings(spread_rel):
-        structure = Structure(slope=1e-4, slope_z=4.0, changed=1000)
+        structure = Structure(slope=1e-4, slope_error=2.5e-5, clusters=100)
         return [
             ("norms", judge.ReplayError(0.9, structure=structure, spread_rel=spread_rel, u=U))
             for _ in range(5)

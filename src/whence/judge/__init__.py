@@ -24,7 +24,7 @@ from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
 from whence.judge.pooling import PooledEvidence, pool
 from whence.judge.precision import partly, roundoff
-from whence.judge.replay_error import ReplayError
+from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
 from whence.judge.statistics_drift import drift, parted
 from whence.judge.three_way import ThreeWay, judge_third, three_way, with_third
@@ -65,6 +65,7 @@ __all__ = [
     "judge_stated",
     "judge_third",
     "judge_unseen",
+    "less_suspect",
     "local",
     "lone_element",
     "may_be_masked",

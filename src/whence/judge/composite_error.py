@@ -12,15 +12,16 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
+from whence.judge.error_structure import norm
 from whence.judge.integer_codes import beyond_boundaries
 from whence.judge.limits import LIMITS, Limits
 from whence.judge.precision import mask_fill
 from whence.judge.replay_error import (
     ReplayError,
     comparable,
+    element_noise,
     flat,
     index_of,
-    norm,
     ratio,
     rounded,
     same_fill,
@@ -59,7 +60,7 @@ def measure(
     size, error = norm(r), norm(y - r)
     floor = max(math.sqrt(float(square.sum())), 0.3 * u * size)
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
-    z, place = worst(y - r, np.sqrt(square), r, u, size, last)
+    z, place = worst(y - r, element_noise(np.sqrt(square), r, u, last))
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None
@@ -91,9 +92,7 @@ def steadier(
     """The same figures with the worst element measured by several repetitions, where nothing but
     that one element stands out.
 
-    copies: as for `measure`. One repetition is one draw: a softmax over large scores makes the
-    rounding of a whole head as large or as small as that of one number, and code that works on
-    other shapes (a rank's own heads) draws again.
+    copies: as for `measure`.
     """
     over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
     if over != {"z"} or local.mismatch or any(c.shape != output.shape for c in copies):

@@ -1,9 +1,9 @@
 """Is the difference to a replay in the same dtype structured? Rounding has no memory of rows,
 channels or values; a fault has.
 
-Source: VERDICT.md level 2, structure tests. Each statistic comes with an effect, relative to the
-tensor's size: transcendental kernels are biased against each other at some 1e-7, so significance
-alone proves nothing.
+d is the difference, r the wide replay, s what rounding makes of each element. Every statistic is an
+average of d / s, in which elements of all sizes count alike, with its standard error; and comes
+with an effect relative to the tensor's size, since kernels are biased against each other a little.
 """
 
 from __future__ import annotations
@@ -15,64 +15,78 @@ import numpy as np
 import numpy.typing as npt
 
 from whence.judge.limits import STRUCTURE_BINS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS
+from whence.judge.noise_model import normal_score
 
 F64 = npt.NDArray[np.float64]
+_FEWEST_ROWS = 8
+"""Rows or channels below which a spread between them means nothing."""
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What shows in d = output - working replay.
 
-    slope, slope_z: one scale on everything, and its significance clustered by row and by channel
-    (the lower). row, channel: root mean square of the per-row and per-channel scale z, 1 for noise,
-    with their effects. shift: z of the most shifted channel and which. value: z of the most shifted
-    of 24 quantile bins of the value. changed: elements that differ at all.
+    slope, slope_error, clusters: one scale on everything, its standard error between rows or
+    between channels (where it is less significant), and how many of these there are. row,
+    row_effect: root mean square of the z of each row's own scale, 1 for noise, and of that scale.
+    channel, channel_effect, channel_at: t of the most shifted channel over the rows, how far it is
+    shifted, and which. channel_rms: root mean square of that t over all channels, 1 for noise.
+    rows, channels: how many. value, value_effect: z of the most shifted of 24 quantile bins of the
+    value. changed: elements that differ at all.
     """
 
     slope: float = 0.0
-    slope_z: float = 0.0
+    slope_error: float = 0.0
+    clusters: int = 0
     row: float = 0.0
     row_effect: float = 0.0
     channel: float = 0.0
     channel_effect: float = 0.0
-    shift: float = 0.0
-    shift_effect: float = 0.0
-    shift_at: int = -1
+    channel_at: int = -1
+    channel_rms: float = 0.0
+    rows: int = 0
+    channels: int = 0
     value: float = 0.0
     value_effect: float = 0.0
     changed: int = 0
 
+    @property
+    def slope_z(self) -> float:
+        """The scale in standard errors."""
+        return abs(self.slope) / self.slope_error if self.slope_error > 0 else 0.0
 
-def structure(d: F64, r: F64, last: int) -> Structure:
+
+def structure(d: F64, r: F64, s: F64, last: int) -> Structure:
     """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide
-    replay), rows being `last` long.
+    replay), in units of s (1-D, > 0), rows being `last` long.
     """
     changed = int(np.count_nonzero(d))
     if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
         return Structure(changed=changed)
-    rows, values = d.reshape(-1, last), r.reshape(-1, last)
-    product = rows * values
-    squares, power = product * product, values * values
-    rms = math.sqrt(float(power.mean()))
-    if rms == 0.0:
+    q, x = (d / s).reshape(-1, last), (r / s).reshape(-1, last)
+    product, squares = q * x, x * x
+    power, rms = float(squares.sum()), norm(r) / math.sqrt(r.size)
+    if power == 0.0:
         return Structure(changed=changed)
-    slope, slope_z = _slope(product, float(power.sum()))
-    row, row_effect = _coherence(product, squares, power, 1)
-    channel, channel_effect = _coherence(product, squares, power, 0)
-    size = math.sqrt(float(np.einsum("i,i->", d, d)) / d.size)
-    shift, shift_effect, place = _shift(rows, size, rms)
-    value, value_effect = _by_value(d, r, size, rms)
+    slope = float(product.sum()) / power
+    slope_error, clusters = _clustered_error(product - slope * squares, slope, power)
+    row, row_effect = _rows(product, squares)
+    channel, channel_effect, place, channel_rms = _channels(q, d.reshape(-1, last), rms)
+    value, value_effect = _by_value(q.reshape(-1), d, r, rms)
     return Structure(
         slope,
-        slope_z,
+        slope_error,
+        clusters,
         row,
         row_effect,
         channel,
         channel_effect,
-        shift,
-        shift_effect,
         place,
-        value,
+        channel_rms,
+        *q.shape,
+        # Elements of a row that share a scale are no independent witnesses of their values.
+        value / max(1.0, row),
         value_effect,
         changed,
     )
@@ -85,90 +99,76 @@ def weaker(a: Structure, b: Structure) -> Structure:
     slope = a if a.slope_z <= b.slope_z else b
     row = a if a.row <= b.row else b
     channel = a if a.channel <= b.channel else b
-    shift = a if a.shift <= b.shift else b
     value = a if a.value <= b.value else b
     return Structure(
         slope.slope,
-        slope.slope_z,
+        slope.slope_error,
+        slope.clusters,
         row.row,
         row.row_effect,
         channel.channel,
         channel.channel_effect,
-        shift.shift,
-        shift.shift_effect,
-        shift.shift_at,
+        channel.channel_at,
+        channel.channel_rms,
+        channel.rows,
+        channel.channels,
         value.value,
         value.value_effect,
         min(a.changed, b.changed),
     )
 
 
-def without_memory(structure: Structure, own_error: F64, r: F64, last: int) -> Structure:
-    """The same, where the operator's own rounding `own_error` (1-D, working - wide replay) is alike
-    from row to row.
+def beyond_own(structure: Structure, own: Structure, *, written_out: bool = False) -> Structure:
+    """The same in units of the patterns that the program's own rounding has (`own`, the structure
+    of working - wide replay).
 
     A recurrence hands its rounding on from step to step, and rows that are nearly equal round
-    alike: n rows are then worth fewer, and what is summed over rows looks more significant than it
-    is. By how much shows in `own_error`: the root mean square over the channels of the z of their
-    scale, and of that of their mean, is 1 where rows are independent. (An LSTM over 120 steps in
-    float16: 5.9.)
+    alike: their average is worth fewer rows, by as much as `own` shows. (An LSTM over 120 steps in
+    float16: 5.9.) Attention weights rounded to 16 bits no longer sum to one, so every row gets a
+    scale of its own; code that rounds them elsewhere gives other scales of the same size: over n
+    rows their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
+    F(n, n) has the variance 1 / n). written_out: the replay rounds at more steps than the program
+    does, so that the scales of its rows are no measure.
     """
-    if own_error.size < STRUCTURE_ELEMENTS or last < 2 or own_error.size == last:
-        return structure
-    rows = own_error.reshape(-1, last)
-    product = rows * r.reshape(-1, last)
-    scales = max(1.0, _coherence(product, product * product, (r * r).reshape(-1, last), 0)[0])
-    spread = rows.std(0, ddof=1) / math.sqrt(rows.shape[0])
-    moved = spread > 0
-    z = rows.mean(0)[moved] / spread[moved]
-    means = max(1.0, math.sqrt(float((z * z).mean()))) if z.size else 1.0
+    memory = max(1.0, own.channel_rms)
+    factor = math.exp(3.1 / math.sqrt(max(own.rows, 1)))
+    is_own = structure.row <= factor * own.row and structure.row_effect <= factor * own.row_effect
     return replace(
         structure,
-        channel=structure.channel / scales,
-        shift=structure.shift / means,
-        value=structure.value / means,
+        channel=structure.channel / memory,
+        value=structure.value / memory,
+        row=0.0 if is_own and not written_out else structure.row,
     )
 
 
-def without_own_rows(structure: Structure, own_error: F64, r: F64, last: int) -> Structure:
-    """The same, without scales of rows where the program's own rounding `own_error` (1-D) gives its
-    n rows scales as large.
+def norm(x: F64) -> float:
+    """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
+    return math.sqrt(float(np.einsum("i,i->", x, x)))
 
-    Attention weights rounded to 16 bits no longer sum to one, so every row gets a scale of its own.
-    Code that rounds them elsewhere (before the division, not at all) gives other scales of the same
-    size: their ratio is below exp(3.1 / sqrt n) in 999 of 1000 cases (Fisher: half the logarithm of
-    F(n, n) has the variance 1 / n).
+
+def _clustered_error(residual: F64, slope: float, power: float) -> tuple[float, int]:
+    """(standard error of a slope, clusters), with rows or with channels as clusters, whichever
+    leaves the slope less significant: two rows may share a scale by chance.
+
+    Source: Liang and Zeger (1986), the sandwich estimator; the residuals sum to zero, so that the
+    sums of the clusters are centred.
     """
-    product = own_error.reshape(-1, last) * r.reshape(-1, last)
-    row, effect = _coherence(product, product * product, (r * r).reshape(-1, last), 1)
-    factor = math.exp(3.1 / math.sqrt(product.shape[0]))
-    return (
-        replace(structure, row=0.0)
-        if structure.row <= factor * row and structure.row_effect <= factor * effect
-        else structure
-    )
-
-
-def _slope(product: F64, power: float) -> tuple[float, float]:
-    total = float(product.sum())
-    zs = []
+    errors = []
     for axis in (0, 1):
-        sums = product.sum(axis)
-        spread = math.sqrt(float(np.einsum("i,i->", sums, sums)))
-        zs.append(abs(total) / spread if spread > 0 else 0.0)
-    return total / power, min(zs)
+        sums = residual.sum(axis)
+        count = sums.size
+        errors.append((norm(sums) * math.sqrt(count / (count - 1)) / power, count))
+    return min(errors, key=lambda item: normal_score(slope / max(item[0], _TINY), item[1] - 1))
 
 
-def _coherence(product: F64, squares: F64, power: F64, axis: int) -> tuple[float, float]:
-    """Root mean square over rows (axis 1) or channels (axis 0) of the z of their own scale error,
-    and of that scale itself.
-    """
-    if product.shape[axis] < 8:
+def _rows(product: F64, squares: F64) -> tuple[float, float]:
+    """Root mean square over rows of the z of their own scale, and of that scale itself."""
+    if product.shape[1] < _FEWEST_ROWS:
         return 0.0, 0.0
-    weight = power.sum(axis)
+    weight = squares.sum(1)
     ok = weight > 0
-    scale = product.sum(axis)[ok] / weight[ok]
-    spread = np.sqrt(squares.sum(axis)[ok]) / weight[ok]
+    scale = product.sum(1)[ok] / weight[ok]
+    spread = np.sqrt(np.einsum("ij,ij->i", product, product)[ok]) / weight[ok]
     moved = spread > 0
     if np.count_nonzero(moved) < 3:
         return 0.0, 0.0
@@ -176,27 +176,37 @@ def _coherence(product: F64, squares: F64, power: F64, axis: int) -> tuple[float
     return math.sqrt(float(np.minimum(z * z, 1e6).mean())), math.sqrt(float((scale * scale).mean()))
 
 
-def _shift(rows: F64, size: float, rms: float) -> tuple[float, float, int]:
-    n = rows.shape[0]
-    if n < 8:
-        return 0.0, 0.0, -1
-    mean = rows.mean(0)
-    # A quarter of the overall spread is added: a channel that happens to be exact has no spread of
-    # its own.
-    spread = rows.std(0, ddof=1) / math.sqrt(n) + 0.25 * size / math.sqrt(n)
-    z = np.abs(mean) / np.maximum(spread, 1e-300)
-    place = int(z.argmax())
-    return float(z[place]), abs(float(mean[place])) / rms, place
+def _channels(q: F64, d: F64, rms: float) -> tuple[float, float, int, float]:
+    """t of the most shifted channel, its shift over the tensor's root mean square, which channel
+    that is, and the root mean square of all t.
+    """
+    n = q.shape[0]
+    if n < _FEWEST_ROWS:
+        return 0.0, 0.0, -1, 0.0
+    t = np.abs(q.mean(0)) / _error(q, 0)
+    place = int(t.argmax())
+    shift = abs(float(d[:, place].mean())) / rms
+    return float(t[place]), shift, place, math.sqrt(float((t * t).mean()))
 
 
-def _by_value(d: F64, r: F64, size: float, rms: float) -> tuple[float, float]:
-    if d.size < 40 * STRUCTURE_BINS:
+def _by_value(q: F64, d: F64, r: F64, rms: float) -> tuple[float, float]:
+    if q.size < 40 * STRUCTURE_BINS:
         return 0.0, 0.0
-    order = np.argsort(r, kind="stable")[: d.size // STRUCTURE_BINS * STRUCTURE_BINS]
-    binned = d[order].reshape(STRUCTURE_BINS, -1)
+    order = np.argsort(r, kind="stable")[: q.size // STRUCTURE_BINS * STRUCTURE_BINS]
+    binned = q[order].reshape(STRUCTURE_BINS, -1)
     n = binned.shape[1]
-    mean = binned.mean(1)
-    spread = binned.std(1, ddof=1) / math.sqrt(n) + 0.1 * size / math.sqrt(n)
-    z = np.abs(mean) / np.maximum(spread, 1e-300)
+    z = np.abs(binned.mean(1)) / _error(binned, 1)
     place = int(z.argmax())
-    return float(z[place]), abs(float(mean[place])) / rms
+    shift = abs(float(d[order[place * n : (place + 1) * n]].mean())) / rms
+    return float(z[place]), shift
+
+
+def _error(q: F64, axis: int) -> F64:
+    """Standard errors of the means along an axis. Elements that happen to be exact have no variance
+    of their own: half of that of all elements is the least.
+    """
+    own: F64 = q.var(axis, ddof=1)
+    common = float(np.einsum("ij,ij->", q, q)) / q.size
+    variance = np.maximum(np.maximum(own, (own + common) / 2), _TINY)
+    error: F64 = np.sqrt(variance / q.shape[axis])
+    return error

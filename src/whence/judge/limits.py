@@ -15,18 +15,18 @@ U32 = 2.0**-24
 class Limits:
     """What a difference may be before it is flagged; scores are statistics divided by these.
 
-    rho, z: error of the target against a wide replay on its own inputs, in units of the replay's
-    own rounding: whole tensor (2-norm) and worst element. fp32 and wider, and 16 bits and narrower,
-    have limits of their own. extreme, mean, moment, higher: how far a statistic of the output may
-    move from the reference's (judge.drift), over what the inputs' statistics moved plus 4 u. lone:
-    growth of the error of one element that holds most of its tensor's error, where none of the
-    inputs has such a one. repeats: calls of an operator with the same bits on both sides from which
-    on another one is held to `amplified` (judge.verdict). growth: error growth across a region from
-    two dumps; amplified: growth that is worth a remark. slope, row, channel, shift, value:
-    structure of the error (judge.structure): z of one scale on everything, of a scale per row and
-    per channel, of the most shifted channel, of the most shifted range of values; effect: relative
-    size below which any of them is the bias transcendental kernels have against each other. pooled:
-    z of the scale over all siblings together. spread: error in units of the run-to-run spread of
+    rho: error of the target against a wide replay on its own inputs, in units of the replay's own
+    rounding (2-norm): fp32 and wider, and 16 bits and narrower, have limits of their own. What
+    follows from a rate of false alarms (the worst element, averages) is in judge.noise_model.
+    extreme, mean, moment, higher: how far a statistic of the output may move from the reference's
+    (judge.drift), over what the inputs' statistics moved plus 4 u. lone: growth of the error of one
+    element that holds most of its tensor's error, where none of the inputs has such a one. repeats:
+    calls of an operator with the same bits on both sides from which on another one is held to
+    `amplified` (judge.verdict). growth: error growth across a region from two dumps; amplified:
+    growth that is worth a remark. row: z of the scales that rows have; row_16: such scales, in unit
+    roundoffs, that a 16-bit kernel makes which keeps a number of each row in 16 bits. effect,
+    effect_16: relative size, and size in unit roundoffs of 16 bits, up to which an average is the
+    bias that kernels have against each other. spread: error in units of the run-to-run spread of
     the reference (judge.spread). third: error in units of the reference's own, both against a third
     run (judge.third); yardstick: relative error of the reference from which on it is none: the
     third run then computed something else. whole, whole_z: rho and z where many operators lie
@@ -45,9 +45,7 @@ class Limits:
     """
 
     rho: float = 5.0
-    z: float = 14.0
     rho_16: float = 2.0
-    z_16: float = 8.0
     growth: float = 5.0
     repeats: int = 1
     extreme: float = 12.0
@@ -56,13 +54,10 @@ class Limits:
     higher: float = 3.5
     lone: float = 10.0
     amplified: float = 2.0
-    slope: float = 4.5
     row: float = 2.3
-    channel: float = 3.0
-    shift: float = 5.0
-    value: float = 6.0
+    row_16: float = 1.2
     effect: float = 3e-6
-    pooled: float = 4.5
+    effect_16: float = 0.02
     spread: float = 2.0
     third: float = 3.0
     yardstick: float = 0.5
@@ -102,9 +97,9 @@ class Limits:
         """The relative error that rounding may make of what a root returns."""
         return min(self.otherwise * unit_roundoff, max(10 * unit_roundoff, 0.05))
 
-    def for_dtype(self, unit_roundoff: float) -> tuple[float, float]:
-        """(rho limit, z limit) for a target of this unit roundoff."""
-        return (self.rho_16, self.z_16) if is_half_roundoff(unit_roundoff) else (self.rho, self.z)
+    def size(self, unit_roundoff: float) -> float:
+        """The limit of rho for a target of this unit roundoff."""
+        return self.rho_16 if is_half_roundoff(unit_roundoff) else self.rho
 
 
 LIMITS = Limits()
@@ -137,6 +132,11 @@ FLOOR_ROUNDING, FLOOR_SUM = 0.5, 0.3
 """Units of roundoff of the result, and units of the roundoff of sums times the root of their terms.
 """
 
+ROUNDS_BETWEEN = 0.5
+"""Share of the error that a program makes when it rounds at every step, from which on a target may
+round there.
+"""
+
 # Do two programs compute one function?
 
 FORMULA_ROUNDING = 1e-12
@@ -144,13 +144,8 @@ FORMULA_ROUNDING = 1e-12
 
 # Does the error of a replay have a structure?
 
-CHANGED_FOR_SLOPE = 30
-"""Elements that must differ before one scale on all of them means anything."""
 STRUCTURE_ELEMENTS, STRUCTURE_CHANGED, STRUCTURE_BINS = 256, 16, 24
 """Elements, and elements that differ, below which no structure is looked for; ranges of values."""
-POOLED_CHANGED, POOLED_MOST = 8, 8.0
-"""Elements that must differ in an output that is pooled with its siblings; what one counts at most.
-"""
 
 # Is the difference of two tensors one that rounding makes in no network?
 

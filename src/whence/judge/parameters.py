@@ -10,6 +10,7 @@ import numpy as np
 
 from whence import dtypes
 from whence.dtypes import Array
+from whence.judge.limits import U32
 
 F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -17,7 +18,7 @@ F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 @dataclass(frozen=True, slots=True)
 class ParameterDifference:
     """What differs in one parameter, in words and numbers. equal: nothing does. comparable: False
-    when it could not be told.
+    when it could not be told. is_rounding: elements differ by what rounding makes, up and down.
     """
 
     equal: bool
@@ -25,6 +26,7 @@ class ParameterDifference:
     sentence: str = ""
     numbers: dict[str, float | None] | None = None
     index: tuple[int, ...] | None = None
+    is_rounding: bool = False
 
 
 def compare(reference: Array, target: Array) -> ParameterDifference:
@@ -125,8 +127,34 @@ def _describe(ref: Array, tgt: Array) -> ParameterDifference:
     how = _shape_of_difference(a, b, ref, tgt, different, numbers)
     where = f"first at {list(index)}: {a.reshape(-1)[flat]:.6g} against {b.reshape(-1)[flat]:.6g}"
     return ParameterDifference(
-        False, True, f"{how}; {where}" if count < ref.size or ref.size == 1 else how, numbers, index
+        False,
+        True,
+        f"{how}; {where}" if count < ref.size or ref.size == 1 else how,
+        numbers,
+        index,
+        _is_rounding(a, b, dtypes.of(ref), different),
     )
+
+
+def _is_rounding(
+    a: F64, b: F64, kind: dtypes.DType, different: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+) -> bool:
+    """Do elements differ by a last digit at most, as many up as down?
+
+    Tables of sines that are computed where a model is built differ so between processors. A
+    conversion that cuts digits off makes all numbers smaller; chance keeps the count of either
+    direction within four standard deviations (sqrt(n) / 2 each) of half.
+    """
+    if (
+        not kind.is_floating
+        or kind.kind == "complex"
+        or not (np.isfinite(a) & np.isfinite(b)).all()
+    ):
+        return False
+    size = float(np.sqrt(np.mean(a * a)))
+    room = 2 * (kind.unit_roundoff or 0.0) * np.abs(a) + 2 * U32 * size
+    count, larger = np.count_nonzero(different), np.count_nonzero(np.abs(b) > np.abs(a))
+    return bool((np.abs(b - a) <= room).all() and abs(larger - count / 2) <= 2 * np.sqrt(count))
 
 
 def _shape_of_difference(

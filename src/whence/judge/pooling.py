@@ -1,8 +1,7 @@
-"""The second look: weak evidence that points the same way at many siblings ("all RMSNorms are 0.08
-% too small").
+"""Weak evidence that points the same way at many siblings ("all RMSNorms are 0.08 % too small").
 
-Source: VERDICT.md. Taken only when nothing was flagged by itself. Each output contributes its
-signed slope z, at most 8; the sum over m outputs has spread sqrt(m) when they are noise.
+Taken only when nothing was flagged by itself. The scales of m outputs are averaged with the weights
+of their precision, 1 / error^2; the average has the error 1 / sqrt(sum of the weights).
 """
 
 from __future__ import annotations
@@ -11,16 +10,18 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from whence.judge.limits import LIMITS, POOLED_CHANGED, POOLED_MOST, Limits
+from whence.judge import noise_model
+from whence.judge.limits import LIMITS, Limits
 from whence.judge.replay_error import ReplayError
 
 
 @dataclass(frozen=True, slots=True)
 class PooledEvidence:
-    """A group of siblings that share a scale error. z: significance; slope: mean relative scale;
-    members: outputs that count.
+    """A group of siblings that share a scale error. score: significance over its limit; z: in
+    standard deviations; slope: mean relative scale; members: outputs that count.
     """
 
+    score: float
     z: float
     slope: float
     members: int
@@ -42,21 +43,20 @@ def pool(
     """
     groups: dict[Hashable, list[ReplayError]] = {}
     for group, local in outputs:
-        # what runs of the reference differ by is no evidence
-        beyond = abs(local.structure.slope) >= limits.spread * local.spread_rel
-        if beyond and local.structure.changed > POOLED_CHANGED and local.structure.slope_z > 0:
+        if local.structure.slope_error > 0:
             groups.setdefault(group, []).append(local)
     pooled: dict[Hashable, PooledEvidence] = {}
     for group, members in groups.items():
         if len(members) < 2:
             continue
-        z = abs(
-            sum(
-                math.copysign(min(m.structure.slope_z, POOLED_MOST), m.structure.slope)
-                for m in members
-            )
-        ) / math.sqrt(len(members))
-        slope = sum(m.structure.slope for m in members) / len(members)
-        if z > limits.pooled and abs(slope) >= limits.effect:
-            pooled[group] = PooledEvidence(z, slope, len(members))
+        weights = [1 / m.structure.slope_error**2 for m in members]
+        slope = math.fsum(
+            w * m.structure.slope for w, m in zip(weights, members, strict=True)
+        ) / math.fsum(weights)
+        bias = max(m.bias(limits) for m in members)
+        t = max(0.0, abs(slope) - bias) * math.sqrt(math.fsum(weights))
+        z = noise_model.normal_score(t, sum(m.structure.clusters - 1 for m in members))
+        score = z / noise_model.limit(1, len(groups))
+        if score > 1:
+            pooled[group] = PooledEvidence(score, z, slope, len(members))
     return pooled

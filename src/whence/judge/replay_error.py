@@ -16,20 +16,25 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
-from whence.judge.error_structure import (
-    Structure,
-    structure,
-    weaker,
-    without_memory,
-    without_own_rows,
+from whence.judge import noise_model
+from whence.judge.error_structure import Structure, beyond_own, norm, structure, weaker
+from whence.judge.limits import (
+    FLOOR_ROUNDING,
+    FLOOR_SUM,
+    LIMITS,
+    ROUNDS_BETWEEN,
+    STRUCTURE_BINS,
+    U32,
+    Limits,
 )
-from whence.judge.limits import CHANGED_FOR_SLOPE, FLOOR_ROUNDING, FLOOR_SUM, LIMITS, U32, Limits
 from whence.judge.precision import mask_fill
 from whence.judge.ties import Choice
 
 F64 = npt.NDArray[np.float64]
 _TINY = 1e-300
 _NONE: F64 = np.zeros(0)
+_SIZES = ("rho", "z")
+_SAMPLE = 4093  # a prime, so that no channel is met again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,10 @@ class ReplayError:
     whole: of a stretch of computation of which only the ends are seen (judge.whole).
     integer_mismatch: for exact dtypes, elements that agree with neither replay. choices: what chose
     otherwise than the reference's operators do, on the way to this output (judge.ties).
+    outputs: how many are judged in the comparison. count, rows: elements, and vectors along the
+    last axis. rho_others: rho without the worst element. residual_rel: ||y - w|| over ||r||.
+    element_rel: what rounding makes of one element in twenty at least, over the root mean square of
+    r.
     """
 
     score: float
@@ -62,25 +71,72 @@ class ReplayError:
     u: float = 0.0
     whole: bool = False
     spread_rel: float = 0.0
+    outputs: int = 1
     choices: tuple[Choice, ...] = ()
+    count: int = 0
+    rows: int = 0
+    rho_others: float = 0.0
+    residual_rel: float = 0.0
+    element_rel: float = 0.0
 
     def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
-        s, gate = self.structure, max(limits.effect, limits.spread * self.spread_rel)
         if self.whole:
             return {"rho": self.rho / limits.whole, "z": self.z / limits.whole_z}
-        rho, z = limits.for_dtype(self.u)
-        return {
-            "rho": self.rho / rho,
-            "z": self.z / z,
-            "slope": s.slope_z / limits.slope
-            if abs(s.slope) >= gate and s.changed > CHANGED_FOR_SLOPE
-            else 0.0,
-            "row": s.row / limits.row if s.row_effect >= gate else 0.0,
-            "channel": s.channel / limits.channel if s.channel_effect >= gate else 0.0,
-            "shift": s.shift / limits.shift if s.shift_effect >= gate else 0.0,
-            "value": s.value / limits.value if s.value_effect >= gate else 0.0,
+        s = self.structure
+        parts = {
+            "rho": self.rho / limits.size(self.u),
+            "z": self._outlying / self._element().limit(self.outputs),
+            "row": s.row / limits.row if s.row_effect >= self.bias(limits) else 0.0,
         }
+        return parts | {
+            name: score / noise_model.limit(tests, self.outputs)
+            for name, (score, tests) in self._averages(limits).items()
+        }
+
+    @property
+    def _outlying(self) -> float:
+        """The worst element beside the others: where all are noisier, one may be too."""
+        return self.z / max(1.0, self.rho_others) if math.isfinite(self.rho_others) else self.z
+
+    def _element(self) -> noise_model.Tail:
+        return noise_model.ELEMENT[dtypes.is_half_roundoff(self.u)]
+
+    def bias(self, limits: Limits) -> float:
+        """The relative size that a correct kernel may be off by in one direction."""
+        is_half = dtypes.is_half_roundoff(self.u)
+        allowed = max(limits.effect, limits.effect_16 * self.u if is_half else 0.0)
+        return max(allowed, limits.spread * self.spread_rel)
+
+    def _averages(self, limits: Limits) -> dict[str, tuple[float, int]]:
+        """Every average of the residual: standard deviations, and how many are tested."""
+        s, bias = self.structure, self.bias(limits)
+        slope = max(0.0, abs(s.slope) - bias) / s.slope_error if s.slope_error > 0 else 0.0
+        channel = s.channel if s.channel_effect >= bias else 0.0
+        value = s.value if s.value_effect >= bias else 0.0
+        return {
+            "slope": (noise_model.normal_score(slope, s.clusters - 1), 1),
+            "channel": (noise_model.normal_score(channel, s.rows - 1), max(s.channels, 1)),
+            "value": (value, STRUCTURE_BINS),
+        }
+
+    def chance(self, limits: Limits = LIMITS) -> float:
+        """Comparisons of correct targets, with as many outputs, in which rounding comes this far at
+        one of them (docs/verdicts.md, "How rare it is").
+        """
+        if self.mismatch or self.integer_mismatch:
+            return 0.0
+        if self.whole:
+            return 1.0
+        chances = [
+            noise_model.SIZE[dtypes.is_half_roundoff(self.u)].chance(self.rho, self.outputs),
+            self._element().chance(self._outlying, self.outputs),
+        ]
+        averages = self._averages(limits).values()
+        return min(
+            *chances,
+            *(noise_model.chance(score, tests, self.outputs) for score, tests in averages),
+        )
 
     @property
     def shares(self) -> dict[str, float]:
@@ -97,11 +153,6 @@ class ReplayError:
         total = sum(parts.values())
         return {name: part / total for name, part in parts.items()} if 0 < total < math.inf else {}
 
-    @property
-    def structured(self) -> bool:
-        """Is there more to the error than size: one element far out, or a pattern?"""
-        return any(value > 1 for name, value in self.parts().items() if name != "rho")
-
 
 def measure(
     output: Array,
@@ -113,6 +164,7 @@ def measure(
     reference_wide: Array | None = None,
     spread: Array | None = None,
     written_out: bool = False,
+    outputs: int = 1,
     limits: Limits = LIMITS,
 ) -> ReplayError:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the
@@ -126,7 +178,8 @@ def measure(
     runs of the reference on equal inputs: it widens the floor, and a structure below
     `limits.spread` times it is no evidence; of an exact kind, `limits.spread` times as many
     elements may differ. written_out: `working` rounds at more steps than the program does, so that
-    its own rounding is no measure of patterns.
+    its own rounding is no measure of patterns. outputs: how many are judged in the comparison: the
+    more, the further one of them strays by chance.
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
@@ -137,8 +190,7 @@ def measure(
     keep, mismatch = comparable(y, r, w, fill)
     s = flat(spread) if spread is not None and spread.shape == output.shape else _NONE
     if not keep.all():
-        s = np.where(keep, s, 0.0) if s.size else s
-        y, r, w = (np.where(keep, a, 0.0) for a in (y, r, w))
+        y, r, w, s = (np.where(keep, a, 0.0) if a.size else a for a in (y, r, w, s))
     if y.size == 0:
         return ReplayError(0.0, u=u)
     parts = y.size // output.size  # real and imaginary parts lie side by side
@@ -146,7 +198,8 @@ def measure(
     e, f, size = y - r, w - r, norm(r)
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
-    z, place = worst(e, f, r, u, size, last, s)
+    noise = element_noise(f, r, u, last, s)
+    z, place = worst(e, noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     local = ReplayError(
@@ -154,31 +207,26 @@ def measure(
         ratio(error, floor),
         z,
         index_of(place // parts, output) if output.ndim else (),
-        _structure(y, r, w, kind, last),
+        _structure(y, r, w, noise, kind, last),
         ratio(error, size),
         floor / size if size else 0.0,
         *_shares(reference, reference_wide, r, keep, fill),
         mismatch,
         u=u,
         spread_rel=ratio(strays, size),
+        outputs=outputs,
+        count=y.size,
+        rows=y.size // last,
+        rho_others=ratio(math.sqrt(max(0.0, error**2 - float(e[place]) ** 2)), floor),
+        residual_rel=ratio(norm(y - w), size),
+        element_rel=ratio(_usual_largest(noise) * math.sqrt(y.size), size),
     )
-    return _scored(local, f, r, last, written_out=written_out, limits=limits)
-
-
-def _scored(
-    local: ReplayError, own_error: F64, r: F64, last: int, *, written_out: bool, limits: Limits
-) -> ReplayError:
-    """With its score, and without patterns that the operator's own rounding has."""
-    if local.mismatch:
+    if mismatch:
         return dataclasses.replace(local, score=math.inf)
-    if any(local.parts(limits)[name] > 1 for name in ("channel", "shift", "value")):
-        local = dataclasses.replace(
-            local, structure=without_memory(local.structure, own_error, r, last)
-        )
-    if not written_out and local.parts(limits)["row"] > 1:
-        local = dataclasses.replace(
-            local, structure=without_own_rows(local.structure, own_error, r, last)
-        )
+    if any(value > 1 for name, value in local.parts(limits).items() if name not in _SIZES):
+        own = structure(f, r, noise, last)
+        patterns = beyond_own(local.structure, own, written_out=written_out)
+        local = dataclasses.replace(local, structure=patterns)
     return dataclasses.replace(local, score=max(local.parts(limits).values()))
 
 
@@ -214,6 +262,19 @@ def _shares(
     return ratio(norm(r - r_g), size), ratio(norm(g - r_g), size)
 
 
+def _usual_largest(noise: F64) -> float:
+    """What 19 of 20 elements stay below, of a sample of them."""
+    return float(np.quantile(noise[:: max(1, noise.size // _SAMPLE)], 0.95))
+
+
+def less_suspect(error: ReplayError, written_out: ReplayError) -> ReplayError:
+    """The error against a program that rounds once, or against it written out step by step, where
+    the target rounds in between: its error is then about as large as these steps make it.
+    """
+    rounds_between = written_out.rho >= ROUNDS_BETWEEN and written_out.score < error.score
+    return written_out if rounds_between else error
+
+
 def noise_floor(kind: dtypes.DType, size: float, reduction_length: int) -> float:
     """The least error that an operator's rounding makes of a result of this 2-norm: half a unit
     roundoff, and what sums of so many terms add in the dtype that they are added up in.
@@ -235,7 +296,7 @@ def index_of(place: int, array: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(place, array.shape))
 
 
-def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structure:
+def _structure(y: F64, r: F64, w: F64, noise: F64, kind: dtypes.DType, last: int) -> Structure:
     """The structure of y against the working replay; at 16 bits, the weaker of that and against the
     wide replay rounded once.
 
@@ -243,19 +304,15 @@ def _structure(y: F64, r: F64, w: F64, kind: dtypes.DType, last: int) -> Structu
     and round once: which of the two cannot be seen from one recording, and the wrong one has a
     structure of its own (every row of a norm its scale).
     """
-    pattern = structure(y - w, r, last)
+    pattern = structure(y - w, r, noise, last)
     if not dtypes.is_half(kind.name) or kind.kind == "complex":
         return pattern
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = r.astype(kind.numpy).astype(np.float64)
     if np.array_equal(rounded, w):
         return pattern
-    return weaker(pattern, structure(y - np.where(np.isfinite(rounded), rounded, w), r, last))
-
-
-def norm(x: F64) -> float:
-    """2-norm without BLAS, whose threads spin for milliseconds on a busy machine."""
-    return math.sqrt(float(np.einsum("i,i->", x, x)))
+    once = np.where(np.isfinite(rounded), rounded, w)
+    return weaker(pattern, structure(y - once, r, noise, last))
 
 
 def flat(array: Array) -> F64:
@@ -296,32 +353,29 @@ def comparable(y: F64, r: F64, w: F64, fill: float) -> tuple[npt.NDArray[np.bool
     return fine, int(np.count_nonzero(wrong))
 
 
-def worst(
-    e: F64, f: F64, r: F64, u: float, size: float, last: int, s: F64 = _NONE
-) -> tuple[float, int]:
-    """max_i |e_i| / (max(rms of f over its row, over its column) + u |r_i| + 1e-3 u rms(r)), and
-    the flat index.
+def element_noise(f: F64, r: F64, u: float, last: int, spread: F64 = _NONE) -> F64:
+    """What rounding makes of each element: the root mean square of f over its row or its column,
+    whichever is larger, + u |r| + 1e-3 u rms(r).
 
-    s: run-to-run spread of the elements, or empty; then f^2 + s^2 takes the place of f^2, and s_i
-    is added.
+    f: the program's own rounding. spread: run-to-run spread of the elements, or empty; then
+    f^2 + spread^2 takes the place of f^2, and spread is added.
     """
     rows = f.reshape(-1, last)
     square = rows * rows
-    if s.size:
-        square += (s * s).reshape(-1, last)
-    scale = np.maximum(
+    if spread.size:
+        square += (spread * spread).reshape(-1, last)
+    noise = np.maximum(
         np.sqrt(square.mean(1, keepdims=True)), np.sqrt(square.mean(0, keepdims=True))
     )
-    scale = (
-        scale.reshape(-1)
-        if scale.shape == rows.shape
-        else np.broadcast_to(scale, rows.shape).reshape(-1).copy()
-    )
-    scale += u * np.abs(r)
-    if s.size:
-        scale += s
-    scale += 1e-3 * u * size / math.sqrt(r.size)
-    np.maximum(scale, _TINY, out=scale)
-    ratio = np.abs(e) / scale
-    place = int(ratio.argmax())
-    return float(ratio[place]), place
+    noise = np.broadcast_to(noise, rows.shape).reshape(-1) + u * np.abs(r)
+    if spread.size:
+        noise += spread
+    noise += 1e-3 * u * norm(r) / math.sqrt(r.size) + _TINY
+    return noise
+
+
+def worst(e: F64, noise: F64) -> tuple[float, int]:
+    """max_i |e_i| / noise_i, and the flat index."""
+    z = np.abs(e) / noise
+    place = int(z.argmax())
+    return float(z[place]), place

@@ -47,16 +47,12 @@ def _of_figures(local: ReplayError) -> str:
         )
     over = {name for name, value in local.parts().items() if value > 1}
     s = local.structure
-    if over & {"slope", "row", "channel"} and abs(s.slope) >= 0.8 * max(
-        s.row_effect, s.channel_effect
-    ):
+    if over & {"slope", "row"} and abs(s.slope) >= 0.8 * s.row_effect:
         parts.append(f"coherent {100 * s.slope:+.2g} % scale")
     elif "row" in over:
         parts.append(f"every row has a scale of its own, {100 * s.row_effect:.2g} % off")
-    elif "channel" in over:
-        parts.append(f"channels have scales of their own, {100 * s.channel_effect:.2g} % off")
-    if "shift" in over:
-        parts.append(f"channel {s.shift_at} shifted")
+    if "channel" in over:
+        parts.append(f"channel {s.channel_at} shifted by {100 * s.channel_effect:.2g} %")
     if "value" in over and not over & {"slope", "row", "channel"}:
         parts.append("the error follows the value")
     return "; ".join(parts)

@@ -14,6 +14,7 @@ from whence.judge import sentences
 from whence.judge.error_growth import ErrorGrowth, PairError, grow
 from whence.judge.limits import LIMITS, U32, Limits
 from whence.judge.parameters import ParameterDifference
+from whence.judge.power import visible
 from whence.judge.replay_error import ReplayError
 from whence.records.slots import param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
@@ -147,11 +148,21 @@ def _replay_numbers(worst: ReplayError) -> dict[str, float | None]:
         "z": _finite(worst.z),
         "slope": worst.structure.slope,
         "slope_z": _finite(worst.structure.slope_z),
+        "chance": worst.chance(),
         "error_rel": _finite(worst.error_rel),
         "floor_rel": _finite(worst.floor_rel),
         "inherited_rel": worst.inherited_rel,
         "reference_rel": worst.reference_rel,
     }
+
+
+def _visible(local: Sequence[tuple[str, ReplayError]]) -> dict[str, float | None]:
+    """By kind of fault, the smallest that would have been named at every one of these outputs."""
+    sizes: dict[str, float | None] = {}
+    for _, error in local:
+        for kind, size in visible(error).items():
+            sizes[f"visible_{kind}"] = max(size, sizes.get(f"visible_{kind}") or 0.0)
+    return sizes
 
 
 def _broken_reference(
@@ -173,13 +184,25 @@ def _broken_reference(
     )
 
 
-def _is_low_precision(worst: ReplayError, limits: Limits) -> bool:
-    return (
+def _low_precision(worst: ReplayError, cause: CauseKind, limits: Limits) -> str:
+    """What makes an error beyond the operator's own rounding a loss of precision, in words; "" for
+    a fault.
+
+    A kernel may keep one number of a row (its norm, its largest element) in 16 bits, as the group
+    norm of CUDA does: every row then has a scale of its own, within one rounding or so.
+    """
+    over = {name for name, value in worst.parts(limits).items() if value > 1}
+    is_close = (
         is_half_roundoff(worst.u)
         and worst.rho <= limits.precision_rho
-        and not worst.structured
         and math.isfinite(worst.score)
     )
+    if is_close and over <= {"rho"}:
+        return "unstructured, as from a low-precision intermediate"
+    by_row = over <= {"rho", "row"} and worst.structure.row_effect <= limits.row_16 * worst.u
+    if is_close and by_row and cause == CauseKind.KERNEL:
+        return "within one rounding, as from a kernel that keeps a number of each row in 16 bits"
+    return ""
 
 
 def _from_replay(
@@ -196,6 +219,7 @@ def _from_replay(
     if tied := sum(choice.tied for choice in worst.choices):
         numbers["tied_rows"] = tied
     numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
+    numbers |= _visible(evidence.local)
     score = worst.score
 
     def verdict(
@@ -217,11 +241,8 @@ def _from_replay(
         )
 
     if score > 1:
-        if _is_low_precision(worst, limits):
-            return verdict(
-                VerdictKind.PRECISION,
-                f"{words}; unstructured, as from a low-precision intermediate",
-            )
+        if because := _low_precision(worst, evidence.cause, limits):
+            return verdict(VerdictKind.PRECISION, f"{words}; {because}")
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
         confidence = Confidence.CERTAIN if score >= limits.certain else Confidence.LIKELY
         return verdict(

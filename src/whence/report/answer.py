@@ -154,10 +154,11 @@ def _finding(finding: Finding, result: Comparison, *, first: bool) -> Iterator[s
         slot = f"its {parts[1] if len(parts) > 2 else finding.operator}"
     yield _row(title, "   ".join(x for x in (clean(finding.name), call, clean(slot), where) if x))
     cause = CAUSES.get(finding.cause, "")
+    sure = f"{finding.confidence}{evidence.chance(finding)}"
     if cause:
-        yield _row("  cause", f"{finding.cause}: {cause} ({finding.confidence})")
+        yield _row("  cause", f"{finding.cause}: {cause} ({sure})")
     else:
-        yield _row("  verdict", f"{finding.verdict} ({finding.confidence})")
+        yield _row("  verdict", f"{finding.verdict} ({sure})")
     yield _row("  evidence", clean(finding.sentence))
     if AT_LINE.search(finding.source):
         yield _row("  called at", clean(from_here(finding.source)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from whence.records.marks import OBSERVER
 from whence.report.tables import clean, count, listed
-from whence.results import Comparison, Evidence, Status, VerdictKind
+from whence.results import Comparison, Confidence, Evidence, Finding, Status, VerdictKind
 
 _BLIND: dict[str, str] = {
     Evidence.TWO_DUMPS: "errors below 5 times what came in",
@@ -14,6 +14,9 @@ _BLIND: dict[str, str] = {
     Evidence.THREE_WAY: "errors below 5 times the reference's own",
     Evidence.TEXT: "differences below the printed digits",
 }
+
+_RARE = 1e-3
+"""Chance from which on a finding is said to be rare."""
 
 
 def rests_on(result: Comparison) -> str:
@@ -43,9 +46,40 @@ def lines(result: Comparison) -> Iterator[tuple[str, str]]:
     """(heading, text) of each line."""
     if text := rests_on(result):
         yield "  rests on", text
+    if result.status == Status.SAME and (text := visible(result)):
+        yield "  would have seen", text
     yield from _observed(result)
     yield from _repetition(result)
     yield from _third(result)
+
+
+def chance(finding: Finding) -> str:
+    """In how many comparisons of correct targets rounding would come as far, in words; "" where the
+    finding does not rest on it, or is beyond doubt anyhow.
+    """
+    rare = finding.numbers.get("chance")
+    if rare is None or rare > _RARE or finding.confidence == Confidence.CERTAIN:
+        return ""
+    if rare < 1e-9:
+        return "; by rounding alone less than once in a billion comparisons"
+    return f"; by rounding alone once in {count(round(1 / rare))} comparisons"
+
+
+def visible(result: Comparison) -> str:
+    """How large a fault would have been named, in a sentence; "" where nothing was replayed."""
+    sizes = {v.kind: v for v in result.visible}
+    scale, element = sizes.get("scale"), sizes.get("element")
+    if scale is None or element is None:
+        return ""
+    return (
+        f"a scale error above {_percent(scale.median)} (median of {count(scale.calls, 'call')}; "
+        f"{_percent(scale.largest)} at most, {clean(scale.name) or 'the root'}), one element off "
+        f"by {_percent(element.median)} of the rms ({_percent(element.largest)} at most)"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 def _observed(result: Comparison) -> Iterator[tuple[str, str]]:

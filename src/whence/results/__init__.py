@@ -9,6 +9,7 @@ from whence.results.comparison import (
     Repetition,
     Row,
     ThirdRun,
+    Visible,
 )
 from whence.results.generation import Generation, Prompted, Token, TokenKind
 from whence.results.measured import Measured
@@ -105,6 +106,7 @@ __all__ = [
     "Verdict",
     "VerdictKind",
     "ViewRow",
+    "Visible",
     "WeightMap",
     "severity",
 ]

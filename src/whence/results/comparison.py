@@ -69,6 +69,22 @@ class Coverage(msgspec.Struct, frozen=True):
         return (self.measured + self.inside) / self.calls if self.calls else 0.0
 
 
+class Visible(msgspec.Struct, frozen=True):
+    """How large a fault of a kind would have been named at the calls that were replayed.
+
+    kind: "scale" (everything times a constant; a share), "channel" (one channel shifted), "element"
+    (one element off) or "noise" (an error without a pattern); the last three relative to the root
+    mean square of the tensor. median, largest: over these calls; name: where it is largest. calls:
+    how many.
+    """
+
+    kind: str
+    median: float
+    largest: float
+    name: str
+    calls: int
+
+
 class Row(msgspec.Struct, frozen=True):
     """One pair of records in the report: names, shapes, verdict of its call, measurements."""
 
@@ -175,7 +191,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     they are not the defaults and can be written down. programs: what the programs of both runs
     differ in, in lines; () when they are not known. occurrences: when operators first differ; None
     where it was not asked for and the runs are of modules. origin: of runs of operators, where the
-    first significant tensor comes from. program_files: programs that were given.
+    first significant tensor comes from. program_files: programs that were given. visible: how large
+    a fault would have been named.
     """
 
     status: str
@@ -210,6 +227,7 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     occurrences: Occurrences | None = None
     origin: Origin | None = None
     program_files: tuple[str, ...] = ()
+    visible: tuple[Visible, ...] = ()
 
     def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
         """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""

@@ -73,6 +73,7 @@ def comparison(
         environment=tuple(align.differences(context.prepared.reference, context.prepared.target)),
         timing=context.timing,
         views=views,
+        visible=tuple(summary.visible(paired, every)),
     )
     if options.occurrences or of_operators(paired):
         return _with_origin(result, context, per_call)

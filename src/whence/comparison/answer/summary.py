@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -12,9 +13,20 @@ from whence.align.environment import observer_effects
 from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.third_run import ThirdRunJudge
+from whence.judge.power import KINDS
 from whence.records import Call, marks
 from whence.records.marks import Mark
-from whence.results import Evidence, Finding, Nearest, Row, SlotPair, Verdict, VerdictKind
+from whence.results import (
+    GUILTY,
+    Evidence,
+    Finding,
+    Nearest,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+    Visible,
+)
 
 _MAX_REASONS = 3  # why tensors could not be measured
 _MAX_ERROR_TEXT = 200  # characters of an exception that are shown
@@ -46,6 +58,21 @@ def evidence(paired: PairedRuns, verdicts: Iterable[Verdict], findings: Iterable
         if kind in kinds:
             return kind
     return Evidence.TWO_DUMPS if kinds or any(findings) else Evidence.NONE
+
+
+def visible(paired: PairedRuns, verdicts: Sequence[Verdict]) -> Iterator[Visible]:
+    """How large a fault of each kind would have been named at the calls that passed by replay."""
+    passed = [v for v in verdicts if v.evidence == Evidence.REPLAY and v.verdict not in GUILTY]
+    for kind in KINDS:
+        sizes = [
+            (size, paired.calls[paired.plan.pairs[v.pair].reference].scope)
+            for v in passed
+            if (size := v.numbers.get(f"visible_{kind}")) is not None
+        ]
+        if sizes:
+            largest, name = max(sizes)
+            median = statistics.median(size for size, _ in sizes)
+            yield Visible(kind, median, largest, name, len(sizes))
 
 
 def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, Any] | None:

@@ -164,7 +164,7 @@ def own_score(
         outputs=list(recorded),
         trace=results.__setitem__,
     )
-    score = 0.0
+    score, errors = 0.0, dict[str, judge.ReplayError]()
     for stepwise in (False, True):
         working = loaded.run(
             arrays,
@@ -183,8 +183,8 @@ def own_score(
             loaded.run, arrays, arrays, strides=strides, outputs=list(recorded), stepwise=stepwise
         )
         figures = settled(loaded, recorded, run, wide, figures)
-        worst = max((local.score for local in figures.values()), default=0.0)
-        score = min(score, worst) if stepwise else worst
+        errors = {s: judge.less_suspect(errors.get(s, e), e) for s, e in figures.items()}
+        score = max((error.score for error in errors.values()), default=0.0)
         if score <= 1:
             break
     return score, wide, results

@@ -33,7 +33,7 @@ class Measurement:
     wide: the replay in the finer dtype. terms: summands of the longest sum in the program.
     reference: what the reference produced, and the wide replay on its inputs or None where these
     are the target's. spread: by how much each element differs between runs of the reference.
-    calls: of the reference and of the target.
+    calls: of the reference and of the target. outputs: how many are judged in the comparison.
     """
 
     run: ProgramRun
@@ -44,6 +44,7 @@ class Measurement:
     spread: Mapping[str, Array | None]
     semantics: Semantics
     calls: tuple[Call, Call]
+    outputs: int
     thorough: bool = False
     errors: ReplayErrors = field(default_factory=dict)
     quick: bool = False
@@ -82,11 +83,12 @@ class Measurement:
             reference_wide=reference_wide,
             spread=self.spread[slot],
             written_out=written_out,
+            outputs=self.outputs,
         )
 
-    def copies(self, count: int) -> list[dict[str, Array]]:
+    def copies(self, count: int, *, stepwise: bool = False) -> list[dict[str, Array]]:
         """The working replay, then `count` more on inputs that are a rounding apart."""
-        return [self.run.working(seed=seed) for seed in (None, *range(count))]
+        return [self.run.working(seed=seed, stepwise=stepwise) for seed in (None, *range(count))]
 
 
 def rounded_once(measurement: Measurement) -> None:
@@ -146,32 +148,42 @@ def code_boundaries(measurement: Measurement) -> None:
         )
 
 
-def other_extents(measurement: Measurement) -> None:
-    """Kernels are chosen by extents, and the recorded ones ran on others where tensors were cut,
-    joined or put together from pieces of ranks: what they may round is that of inputs a rounding
-    apart.
+def several_draws(measurement: Measurement) -> None:
+    """Where single elements stand out: the rounding of several replays, on inputs a rounding apart.
+
+    One replay is one draw. A softmax over large scores makes the rounding of a whole head as large
+    or as small as that of one number, and correct code that rounds elsewhere, or works on other
+    shapes, draws again.
     """
     if not measurement.is_suspect():
         return
-    if any(map(marks.is_gathered, measurement.calls)):
-        copies = measurement.copies(REPLICAS)
-        for slot, output in measurement.produced.items():
-            elsewhere = judge.whole(output, measurement.wide[slot], [c[slot] for c in copies])
-            if elsewhere.score <= 1:
-                measurement.errors[slot] = min(
-                    measurement.errors[slot], elsewhere, key=lambda error: error.score
-                )
-    elif marks.is_of_pieces(measurement.calls[1]):
-        copies = measurement.copies(REPLICAS)
-        measurement.errors = {
-            slot: judge.steadier(
-                error, measurement.produced[slot], measurement.wide[slot], [c[slot] for c in copies]
+    copies = measurement.copies(REPLICAS, stepwise=True)
+    measurement.errors = {
+        slot: judge.steadier(
+            error, measurement.produced[slot], measurement.wide[slot], [c[slot] for c in copies]
+        )
+        for slot, error in measurement.errors.items()
+    }
+
+
+def gathered(measurement: Measurement) -> None:
+    """Kernels are chosen by extents, and the recorded ones ran on others where tensors were put
+    together from pieces of ranks: what they may round is that of inputs a rounding apart.
+    """
+    if not measurement.is_suspect() or not any(map(marks.is_gathered, measurement.calls)):
+        return
+    copies = measurement.copies(REPLICAS)
+    for slot, output in measurement.produced.items():
+        elsewhere = judge.whole(output, measurement.wide[slot], [c[slot] for c in copies])
+        if elsewhere.score <= 1:
+            measurement.errors[slot] = min(
+                measurement.errors[slot], elsewhere, key=lambda error: error.score
             )
-            for slot, error in measurement.errors.items()
-        }
 
 
-FLOORS = (rounded_once, working_dtype, other_choices, code_boundaries, other_extents)
+FLOORS = (
+    rounded_once, working_dtype, other_choices, code_boundaries, several_draws, gathered,
+)  # fmt: skip
 
 
 def measure(measurement: Measurement) -> ReplayErrors:
@@ -189,10 +201,7 @@ def _in_roundings(measurement: Measurement, wide: Mapping[str, Array]) -> Replay
     # A fused operator rounds once, a correct target may round in between: the noisier of both
     # floors counts.
     stepwise = measurement.against(wide, measurement.run.working(stepwise=True), written_out=True)
-    return {
-        slot: min(error, stepwise[slot], key=lambda item: item.score)
-        for slot, error in errors.items()
-    }
+    return {slot: judge.less_suspect(error, stepwise[slot]) for slot, error in errors.items()}
 
 
 def _highest(errors: Mapping[str, judge.ReplayError]) -> float:

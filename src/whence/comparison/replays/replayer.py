@@ -110,6 +110,7 @@ class Replayer:
             pair_of,
             spread,
         )
+        self.outputs = max(len(paired), 1)
         self.refused: Counter[str] = Counter()
 
     def figures(self, request: ReplayRequest) -> ReplayResult:
@@ -290,8 +291,9 @@ class Replayer:
             ),
             {slot: self.sides.spread(pair.reference_record) for slot, pair in outputs.items()},
             request.semantics,
+            (request.call, request.partner),
+            self.outputs,
             thorough=request.thorough,
-            calls=(request.call, request.partner),
         )
         result.local = noise_floors.measure(measurement)
         result.quick = measurement.quick

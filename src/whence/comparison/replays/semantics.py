@@ -98,6 +98,7 @@ class Semantics:
         reference_wide: Array | None,
         spread: Array | None,
         written_out: bool = False,
+        outputs: int = 1,
     ) -> judge.ReplayError:
         """`judge.local`, with masked elements left out and a declared tolerance in the place of the
         noise floor.
@@ -128,6 +129,7 @@ class Semantics:
             reference_wide=reference_wide,
             spread=spread,
             written_out=written_out,
+            outputs=outputs,
         )
         entry = self.tolerance(slot) if self.tolerance is not None else None
         if entry is None and self.size_only and math.isfinite(local.score):

@@ -39,7 +39,7 @@ def look_again(verdicts: dict[tuple[int, int], Verdict], replays: CallReplays) -
             verdicts[call, segment] = verdict.replace(
                 verdict=VerdictKind.INTRODUCED,
                 confidence=Confidence.LIKELY,
-                score=evidence.z / judge.LIMITS.pooled,
+                score=evidence.score,
                 sentence=f"introduced here: {evidence.sentence}",
             )
 

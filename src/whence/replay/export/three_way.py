@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-RHO, RHO_16, Z, Z_16 = 5.0, 2.0, 14.0, 8.0
+RHO, RHO_16, Z, Z_16 = 5.0, 2.0, 9.6, 6.8
 
 
 def load(path, dtypes):  # type: ignore[no-untyped-def]
@@ -115,10 +115,11 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
     square = noise.square()
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
-    z = float(
-        (error.abs() / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)).max()
-    )
-    score = max(rho / (RHO if u < 1e-5 else RHO_16), z / (Z if u < 1e-5 else Z_16))
+    ratio = error.abs() / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
+    z, worst = float(ratio.max()), float(error.flatten()[ratio.argmax()])
+    others = max(0.0, float(error.norm()) ** 2 - worst**2) ** 0.5
+    outlying = z / max(1.0, others / floor) if floor else z
+    score = max(rho / (RHO if u < 1e-5 else RHO_16), outlying / (Z if u < 1e-5 else Z_16))
     relative = float(error.norm()) / size if size else (math.inf if error.any() else 0.0)
     return (
         score,

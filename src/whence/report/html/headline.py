@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from whence.report.answer import CAUSES, same_words
-from whence.report.evidence import rests_on
+from whence.report.evidence import chance, rests_on, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.tables import clean, count
 from whence.results import Comparison, Evidence, Finding, Status, VerdictKind
@@ -22,7 +22,7 @@ _STARTS: dict[str, str] = {
 
 def headline(page: Page) -> dict[str, Any]:
     """title of the page, word and sentence of the answer, where it starts, cause, what it rests on,
-    coverage as (number, words).
+    what it would have seen, coverage as (number, words).
     """
     result = page.comparison
     first = result.findings[0] if result.findings else None
@@ -40,6 +40,8 @@ def headline(page: Page) -> dict[str, Any]:
         else "",
         "confidence": first.confidence if first is not None else "",
         "rests": _rests(page),
+        "seen": visible(result) if result.status == Status.SAME else "",
+        "chance": chance(first).removeprefix("; ") if first is not None else "",
         "coverage": _coverage(result),
     }
 

@@ -295,7 +295,7 @@ def _noise(numbers: Mapping[str, float | None], outputs: Sequence[Row]) -> float
     floor, inherited = numbers.get("floor_rel"), numbers.get("inherited_rel")
     if floor is not None:
         u = max((judge.coarser(r.reference_dtype, r.target_dtype) for r in outputs), default=0.0)
-        rounding = judge.LIMITS.for_dtype(u)[0] * floor
+        rounding = judge.LIMITS.size(u) * floor
         by_reference = numbers.get("reference_rel")
         of_reference = rounding if by_reference is None else min(by_reference, rounding)
         return (inherited or 0.0) + rounding + of_reference

@@ -11,7 +11,7 @@ import torch
 
 from whence.replay.export.support.tensors import rounds
 
-RHO, Z, RHO_16, Z_16 = 5.0, 14.0, 2.0, 8.0
+RHO, Z, RHO_16, Z_16 = 5.0, 9.6, 2.0, 6.8
 
 _SENTINEL = 0.9
 
@@ -89,13 +89,15 @@ def measure(output: Any, wide: Any, floors: Sequence[Any], *, length: int = 1) -
     figures.counts = [int((error > 10.0**-k).sum()) for k in range(1, 9)]
     figures.ulp = _ulp(output, wide)
     compared = [torch.where(fine, t, 0.0) for t in (y, r, *ws)]
-    rho, ratio = _in_roundings(output, *compared, length=length)
+    rho, ratio, shares = _in_roundings(output, *compared, length=length)
     worst = int(ratio.argmax())
     z = float(ratio[worst])
     rho_limit, z_limit = (RHO_16, Z_16) if unit_roundoff(output.dtype) > 1e-5 else (RHO, Z)
     figures.local = rho
     mismatch = figures.nan + figures.inf
-    figures.score = math.inf if mismatch else max(rho / rho_limit, z / z_limit)
+    others = math.sqrt(max(0.0, rho**2 - float(shares[worst]) ** 2))
+    outlying = z / max(1.0, others)
+    figures.score = math.inf if mismatch else max(rho / rho_limit, outlying / z_limit)
     if mismatch:
         worst = int(wrong.to(torch.uint8).argmax())
     index = _index(worst, output)
@@ -124,10 +126,10 @@ def _fine_and_wrong(y: Any, r: Any, ws: Sequence[Any], limit: float) -> tuple[An
     return fine, wrong
 
 
-def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[float, Any]:
+def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[float, Any, Any]:
     """(the error of y over its floor in 2-norm, that of each element over the rounding of its row
-    and column). output: as it is; y, r, ws: it, wide and floors as float64, flat, 0 where nothing
-    is compared.
+    and column, and over the floor). output: as it is; y, r, ws: it, wide and floors as float64,
+    flat, 0 where nothing is compared.
     """
     u, tiny = unit_roundoff(output.dtype), float(torch.finfo(output.dtype).tiny)
     # Beyond 1e150 a square overflows.
@@ -147,7 +149,7 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
     rms = size / math.sqrt(r.numel())
     spread += u * r.abs() + 1e-3 * u * rms + tiny / scale
-    return float(e.norm()) / floor, e.abs() / spread
+    return float(e.norm()) / floor, e.abs() / spread, e.abs() / floor
 
 
 def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:

@@ -11,8 +11,8 @@ function answer() {
     el("div", { class: `status ${a.status}` }, mark, h.word, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
     el("h1", { id: "answer-title", tabindex: -1 }, h.sentence),
     first?.sentence && a.status !== "same" && el("p", { class: "why" }, first.sentence),
-    el("div", { class: "line" }, h.where && el("span", {}, h.where), h.cause && el("span", {}, "cause ", el("b", {}, h.cause)), h.confidence && el("span", {}, "confidence ", el("b", {}, h.confidence)),
-      h.rests && el("span", {}, "rests on ", el("b", {}, h.rests)), first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")),
+    el("div", { class: "line" }, h.where && el("span", {}, h.where), h.cause && el("span", {}, "cause ", el("b", {}, h.cause)), h.confidence && el("span", {}, "confidence ", el("b", {}, h.confidence), h.chance && ` (${h.chance})`),
+      h.rests && el("span", {}, "rests on ", el("b", {}, h.rests)), h.seen && el("span", {}, "would have seen ", el("b", {}, h.seen)), first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")),
     h.coverage.length ? el("div", { class: "tiles", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null,
     ran());
 }

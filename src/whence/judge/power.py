@@ -1,0 +1,72 @@
+"""How large a fault of each kind would have been named at an output that passed: what makes `same`
+worth something.
+
+Each size is where the statistic of that kind meets its limit, given the noise that was seen there;
+all are relative to the tensor (docs/verdicts.md, "What would have been named").
+"""
+
+from __future__ import annotations
+
+import math
+
+from whence.dtypes import is_half_roundoff
+from whence.judge import noise_model
+from whence.judge.limits import LIMITS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS, Limits
+from whence.judge.replay_error import ReplayError
+
+_STEP = 1.5
+"""Unit roundoffs between neighbouring numbers, on average over where they lie."""
+SCALE, CHANNEL, ELEMENT, NOISE = "scale", "channel", "element", "noise"
+KINDS = (SCALE, CHANNEL, ELEMENT, NOISE)
+"""Everything times a constant; one channel plus a constant; one element off; an error without a
+pattern. Sizes of the last three are in units of the tensor's root mean square.
+"""
+
+
+def visible(local: ReplayError, limits: Limits = LIMITS) -> dict[str, float]:
+    """By kind, the smallest fault that would have been named at this output; {} where figures say
+    nothing of it: integers, and stretches of which only the ends are seen.
+    """
+    if local.whole or not local.u or not local.count:
+        return {}
+    is_half = is_half_roundoff(local.u)
+    largest = limits.precision_rho if is_half else limits.rho
+    noise = _beyond(local, largest)
+    element = noise_model.ELEMENT[is_half].limit(local.outputs) * local.element_rel
+    # Everything that has a size is seen by its size: one channel of n has 1 / sqrt(n) of it.
+    channels = local.count // local.rows if local.rows > 1 else 1
+    channel = min(noise * math.sqrt(channels), element)
+    sizes = {SCALE: noise, CHANNEL: channel, ELEMENT: element, NOISE: noise}
+    if local.count >= STRUCTURE_ELEMENTS and local.rows > 1:
+        sizes[SCALE] = min(noise, _scale(local, limits))
+        sizes[CHANNEL] = min(channel, _channel(local, limits))
+    return sizes
+
+
+def _beyond(local: ReplayError, largest: float) -> float:
+    """The 2-norm of an unrelated error that takes the error to so many times the floor."""
+    return math.sqrt(max(0.0, (largest * local.floor_rel) ** 2 - local.error_rel**2))
+
+
+def _scale(local: ReplayError, limits: Limits) -> float:
+    s, limit = local.structure, noise_model.limit(1, local.outputs)
+    t = noise_model.student(limit, (s.clusters or local.rows) - 1)
+    flips = _above(local.bias(limits) + t * s.slope_error, t, local.u, local.count)
+    return max(flips, STRUCTURE_CHANGED * _STEP * local.u / local.count)
+
+
+def _channel(local: ReplayError, limits: Limits) -> float:
+    channels = local.count // local.rows
+    t = noise_model.student(noise_model.limit(channels, local.outputs), local.rows - 1)
+    spread = local.residual_rel / math.sqrt(local.rows)
+    return _above(local.bias(limits) + t * spread, t, local.u, local.rows)
+
+
+def _above(size: float, t: float, u: float, count: int) -> float:
+    """The fault d at which d = size + t sqrt(step d / count).
+
+    Where nothing differs yet, a fault shows in the elements that it makes round otherwise: by a
+    step of 2 u or 1 u with a chance of d / step each, so that it brings its own noise.
+    """
+    root = t * math.sqrt(_STEP * u / count)
+    return ((root + math.sqrt(root * root + 4 * size)) / 2) ** 2
