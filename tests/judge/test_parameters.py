@@ -119,3 +119,34 @@ def test_whole_numbers_of_another_width_are_equal_by_their_values(types):
     changed = target.copy()
     changed[1, 1] = 1
     assert not judge.parameters(reference, changed).equal
+
+
+def shifted(table, steps):
+    """Each element that many last digits further from zero."""
+    return (table.view(np.int32) + steps.astype(np.int32)).view(np.float32)
+
+
+def test_tables_computed_twice_differ_by_rounding():
+    """A table of sines from float64 and from float32, and last digits up and down by chance."""
+    places = np.arange(1, 513)[:, None] / 10000 ** (np.arange(64) / 64)
+    exact = np.sin(places).astype(np.float32)
+    computed = np.sin(places.astype(np.float32)).astype(np.float32)
+    assert not judge.parameters(exact, computed).equal
+    assert not judge.parameters(exact, computed).is_rounding  # the angle was rounded: far more
+    steps = RNG.integers(-1, 2, exact.shape)
+    assert judge.parameters(exact, shifted(exact, steps)).is_rounding
+    low = (exact.astype(ml_dtypes.bfloat16), shifted(exact, steps).astype(ml_dtypes.bfloat16))
+    assert judge.parameters(*low).is_rounding or judge.parameters(*low).equal
+
+
+def test_digits_cut_off_are_no_rounding():
+    w = RNG.standard_normal((64, 64)).astype(np.float32)
+    cut = shifted(w, -RNG.integers(0, 2, w.shape))
+    assert not judge.parameters(w, cut).is_rounding
+    assert not judge.parameters(w, w * np.float32(1 + 1e-5)).is_rounding
+    dropped = w.copy()
+    dropped[3, 4] = 0
+    assert not judge.parameters(w, dropped).is_rounding
+    low = w.astype(ml_dtypes.bfloat16)
+    truncated = (w.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
+    assert not judge.parameters(low, truncated).is_rounding

@@ -105,6 +105,7 @@ def _notes(
         *context.third.notes,
         *replays.sampling.notes(len(replays.not_replayed)),
         *judge.sparse.notes,
+        *judge.parameters.notes(),
         *context.root_inputs.notes,
         *context.positions.notes(),
         *indices.notes(verdicts, [call.scope or call.root for call in calls]),

@@ -20,7 +20,9 @@ class Parameters:
         self._differences: dict[tuple[int, int], judge.ParameterDifference] = {}
 
     def is_given(self, call: Call, slot: SlotPair) -> bool:
-        """Is this parameter as the run started with, not as the run changed it?"""
+        """Is this parameter as the run started with, not as the run changed it, nor computed anew
+        by each side?
+        """
         # Operators of one name are as many operators as there are calls.
         key = (
             call.root,
@@ -28,10 +30,9 @@ class Parameters:
             call.occurrence if call.kind == "operator" else 0,
             slot.reference_slot,
         )
-        return self._first.setdefault(key, (slot.reference_record, slot.target_record)) == (
-            slot.reference_record,
-            slot.target_record,
-        )
+        records = slot.reference_record, slot.target_record
+        is_first = self._first.setdefault(key, records) == records
+        return is_first and not self.difference(slot).is_rounding
 
     def given(self, call: Call, slots: Mapping[str, SlotPair]) -> dict[str, bool]:
         return {
@@ -46,20 +47,43 @@ class Parameters:
         """(inputs, outputs, exactly comparable parameters) of a paired call.
 
         A parameter that changed during the run (an optimiser, running statistics) is state: an
-        input that carries noise.
+        input that carries noise. So is a table that each side computed; not in a checkpoint,
+        where the parameters are all there is.
         """
+        is_checkpoint = not any(is_written(s.reference_slot) for s in slots.values())
         inputs: list[SlotPair] = []
         outputs: list[SlotPair] = []
         parameters: list[tuple[str, judge.ParameterDifference]] = []
         for slot in slots.values():
             name = slot.reference_slot
-            if slot_kind(name) == SlotKind.PARAM and self.is_given(call, slot):
+            if slot_kind(name) == SlotKind.PARAM and (is_checkpoint or self.is_given(call, slot)):
                 parameters.append((name, self.difference(slot)))
             elif slot_kind(name) in (SlotKind.INPUT, SlotKind.PARAM):
                 inputs.append(slot)
             elif is_written(name):
                 outputs.append(slot)
         return inputs, outputs, parameters
+
+    def notes(self) -> list[str]:
+        """What differs in the last digit only, and is taken as it is on each side."""
+        names = sorted(
+            {
+                f"{call.scope}.{param_name(slot.reference_slot)}".lstrip(".")
+                for pair in self.paired.plan.pairs
+                for call in (self.paired.calls[pair.reference],)
+                for slot in pair.slots
+                if is_param(slot.reference_slot)
+                and (key := (slot.reference_record, slot.target_record)) in self._differences
+                and self._differences[key].is_rounding
+            }
+        )
+        if not names:
+            return []
+        others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return [
+            f"{', '.join(names[:3])}{others}: the last digits differ, up and down alike, as where "
+            "both sides computed them; each side is replayed with its own"
+        ]
 
     def difference(self, slot: SlotPair) -> judge.ParameterDifference:
         key = (slot.reference_record, slot.target_record)

@@ -47,7 +47,7 @@ class RegionJudge:
     ) -> None:
         self.errors, self.paired = errors, errors.paired
         self._regions, self._tell = regions, tell
-        parameters = Parameters(self.paired)
+        self.parameters = parameters = Parameters(self.paired)
         self.unseen = UnseenInputs(errors)
         self._indices = Indices(errors)
         self.replays = CallReplays(errors, parameters, options, repeated)
