@@ -22,32 +22,38 @@ _WORDS = "makes what the root of the other run returns"
 
 def heads(editor: PlanEditor) -> None:
     """Pair what one root returns with a call beside the other root, then what roots return."""
-    roots = [
-        editor.pairs[c.id]
+    roots = {
+        c.id: editor.pairs[c.id]
         for c in editor.reference.calls
         if c.parent == -1 and c.id in editor.pairs
-    ]
-    for pair in roots:
+    }
+    for pair in roots.values():
         call, target_call = editor.reference.calls[pair.reference], editor.target.calls[pair.target]
         calls, target_calls = editor.reference.calls, editor.target.calls
+        returned = _returned(call, pair.only_reference, editor.reference)
+        target_returned = _returned(target_call, pair.only_target, editor.target)
+        if not returned and not target_returned:
+            continue
         free = (
             [target_calls[i] for i in sorted(editor.free_target)],
             [calls[i] for i in sorted(editor.free_reference)],
         )
-        for ref in _returned(call, pair.only_reference, editor.reference):
+        for ref in returned:
             _pair_calls(
                 editor,
                 _maker(calls, call, ref.record),
                 _only_scorer(free[0], target_call, editor.target, editor.reference, ref.record),
             )
-        for ref in _returned(target_call, pair.only_target, editor.target):
+        for ref in target_returned:
             _pair_calls(
                 editor,
                 _only_scorer(free[1], call, editor.reference, editor.target, ref.record),
                 _maker(target_calls, target_call, ref.record),
             )
     partners = editor.partners()
-    for pair in (p for p in editor.pairs.copy().values() if p.evidence == _WORDS or p in roots):
+    for number, pair in editor.pairs.copy().items():
+        if pair.evidence != _WORDS and pair != roots.get(number):
+            continue
         call = editor.reference.calls[pair.reference]
         # tied to the embedding, perhaps
         unpaired = [r for r in call.slots("param") if r.slot in pair.only_reference]
