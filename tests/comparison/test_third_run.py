@@ -79,7 +79,7 @@ def test_the_answer_says_who_is_closer():
 
 def test_the_numbers_are_in_every_format(tmp_path):
     result = api.compare(noisy(1), noisy(2), third=net(np.float32), output=tmp_path / "cmp")
-    rows = list(csv.DictReader(io.StringIO(table_csv(result))))
+    rows = list(csv.DictReader(io.StringIO("".join(table_csv(result)))))
     ratios = {(r["name"], r["reference_slot"]): r["third_ratio"] for r in rows}
     assert float(ratios["fc1", "output.0"]) == pytest.approx(
         verdicts(result)["fc1"].numbers["third_ratio"]

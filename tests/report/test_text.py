@@ -76,7 +76,7 @@ def test_names_are_not_obeyed_by_a_terminal_or_a_spreadsheet():
         net(names=evil), net(names=evil, change=lambda n, v: v * 1.5 if n in ("h", "y") else v)
     )
     assert "\x1b" not in answer(result)
-    rows = list(csv.reader(io.StringIO(table_csv(result))))
+    rows = list(csv.reader(io.StringIO("".join(table_csv(result)))))
     names = {row[1] for row in rows[1:]}
     assert "'" + evil[0] in names
     assert not any("\x1b" in cell for row in rows for cell in row)
@@ -112,12 +112,12 @@ def test_summary_has_the_fields_scripts_read():
 
 def test_csv_has_a_line_per_pair_and_empty_cells_for_numbers_that_do_not_exist():
     result = api.compare(net(), net(keep=False))
-    rows = list(csv.DictReader(io.StringIO(table_csv(result))))
+    rows = list(csv.DictReader(io.StringIO("".join(table_csv(result)))))
     assert len(rows) == len(result.rows) == 9
     changed = api.compare(net(), net(change=lambda n, v: v * np.nan if n == "h" else v))
     row = next(
         r
-        for r in csv.DictReader(io.StringIO(table_csv(changed)))
+        for r in csv.DictReader(io.StringIO("".join(table_csv(changed))))
         if r["name"] == "fc1" and r["reference_slot"] == "output.0"
     )
     assert row["rel_l2"] == ""

@@ -69,7 +69,7 @@ def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool 
     if form == "text":
         text = answer(result, occurrences=occurrences, width=width())
     elif form == "csv":
-        text = generation_csv(result) if tokens_only else table_csv(result)
+        text = generation_csv(result) if tokens_only else "".join(table_csv(result))
     elif form == "markdown":
         text = markdown(result)
     else:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import orjson
 
 from whence.report.tables import cell
-from whence.results import Comparison
+from whence.results import Comparison, Measured, Row
+from whence.results.sequence import MadeOnDemand
 
+T = TypeVar("T")
 _FIXED = (
     "verdict",
     "name",
@@ -61,14 +65,10 @@ def summary_data(result: Comparison) -> dict[str, Any]:
         "programs",
         "occurrences",
     )
-    data: dict[str, Any] = msgspec.to_builtins(result)
-    out = {k: data[k] for k in keep}
+    out: dict[str, Any] = {k: msgspec.to_builtins(getattr(result, k)) for k in keep}
     if out["generation"] is not None:  # every token is in report.json
-        out["generation"] = {k: v for k, v in out["generation"].items() if k != "tokens"}
-        suspect = out["generation"].get("suspect", -1)
-        out["generation"]["first_unexplained"] = (
-            data["generation"]["tokens"][suspect] if suspect >= 0 else None
-        )
+        tokens, suspect = out["generation"].pop("tokens"), out["generation"].get("suspect", -1)
+        out["generation"]["first_unexplained"] = tokens[suspect] if suspect >= 0 else None
     out["coverage"]["share"] = result.coverage.share
     for finding in out["findings"]:
         for key in ("cause", "sentence", "numbers", "also"):
@@ -81,55 +81,111 @@ def summary(result: Comparison) -> str:
     return orjson.dumps(summary_data(result), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
-def everything_json(result: Comparison) -> str:
-    """`report.json`: the whole Comparison; `load_comparison` reads it back. Infinite figures become
-    null.
+def everything_json(result: Comparison) -> Iterator[bytes]:
+    """`report.json` in parts: the whole Comparison; `load_comparison` reads it back. Infinite
+    figures become null.
     """
-    return msgspec.json.encode(result).decode() + "\n"
+    for place, name in enumerate(Comparison.__struct_fields__):
+        yield f'{"," if place else "{"}"{name}":'.encode()
+        value = getattr(result, name)
+        if name in ("rows", "verdicts"):
+            yield from _array_json(value)
+        elif name == "plan":
+            yield b'{"pairs":'
+            yield from _array_json(value.pairs)
+            yield msgspec.json.encode(msgspec.structs.replace(value, pairs=()))[_NO_PAIRS:]
+        else:
+            yield msgspec.json.encode(value)
+    yield b"}\n"
 
 
-def table_csv(result: Comparison) -> str:
-    """`report.csv`: one line per pair of records; a cell holds a number, or is empty where there is
-    none (`why` says why).
+_NO_PAIRS = len('{"pairs":[]')
+_BATCH = 4096  # items that are written at once
+
+
+def _array_json(items: Sequence[Any]) -> Iterator[bytes]:
+    for place, batch in enumerate(_batches(items)):
+        yield (b"," if place else b"[") + msgspec.json.encode(batch)[1:-1]
+    yield b"]" if items else b"[]"
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    left = iter(items)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
+
+
+def table_csv(result: Comparison) -> Iterator[str]:
+    """`report.csv` in parts: one line per pair of records; a cell holds a number, or is empty where
+    there is none (`why` says why).
     """
-    metrics = list(dict.fromkeys(name for row in result.rows for name in row.measured.values))
+    # rows that are made on demand are measured alike
+    rows = result.rows[:1] if isinstance(result.rows, MadeOnDemand) else result.rows
+    metrics = list(dict.fromkeys(name for row in rows for name in row.measured.values))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow((*_FIXED, *metrics, "max_abs_index"))
-    for row in result.rows:
-        measured = row.measured
-        writer.writerow(
-            (
-                row.verdict,
-                cell(row.name),
-                cell(row.op_type),
-                row.step,
-                row.rank,
-                row.occurrence,
-                cell(row.reference_slot),
-                cell(row.target_slot),
-                row.reference_dtype,
-                row.target_dtype,
-                _shape(row.reference_shape),
-                _shape(row.target_shape),
-                row.rule,
-                "yes" if measured.identical else "no",
-                measured.tier,
-                cell(measured.why or "; ".join(f"{k}: {v}" for k, v in measured.whys.items())),
-                *(_figure(measured.values.get(m)) for m in metrics),
-                _shape(measured.max_abs_index or ()),
-            )
+    for batch in _batches(result.rows):
+        # what was measured of equal pairs is one object
+        measured = {id(row.measured): row.measured for row in batch}
+        ends = dict(zip(measured, _ends(list(measured.values()), metrics), strict=True))
+        starts = zip(*_names(batch), strict=True)
+        writer.writerows(
+            start + ends[id(row.measured)] for start, row in zip(starts, batch, strict=True)
         )
-    return out.getvalue()
+        yield out.getvalue()
+        out.seek(0)
+        out.truncate()
+    yield out.getvalue()
+
+
+def _names(rows: Sequence[Row]) -> Iterator[list[Any]]:
+    """The columns before what was measured."""
+    yield [row.verdict for row in rows]
+    yield _each(cell, [row.name for row in rows])
+    yield _each(cell, [row.op_type for row in rows])
+    yield [row.step for row in rows]
+    yield [row.rank for row in rows]
+    yield [row.occurrence for row in rows]
+    yield _each(cell, [row.reference_slot for row in rows])
+    yield _each(cell, [row.target_slot for row in rows])
+    yield [row.reference_dtype for row in rows]
+    yield [row.target_dtype for row in rows]
+    yield _each(_shape, [row.reference_shape for row in rows])
+    yield _each(_shape, [row.target_shape for row in rows])
+    yield [row.rule for row in rows]
+
+
+def _ends(measured: Sequence[Measured], metrics: Sequence[str]) -> list[tuple[str, ...]]:
+    """The columns of what was measured, row by row."""
+    columns = (
+        ["yes" if m.identical else "no" for m in measured],
+        [m.tier for m in measured],
+        [cell(m.why or "; ".join(f"{k}: {v}" for k, v in m.whys.items())) for m in measured],
+        *(_figures([m.values.get(metric) for m in measured]) for metric in metrics),
+        [_shape(m.max_abs_index or ()) for m in measured],
+    )
+    return list(zip(*columns, strict=True))
+
+
+def _each(make: Callable[[Any], str], values: Sequence[Hashable]) -> list[str]:
+    """A column of texts. Names and shapes repeat from step to step; each is made once."""
+    known = {value: make(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 def _shape(extents: tuple[int, ...]) -> str:
     return "x".join(map(str, extents))
 
 
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return repr(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
+def _figures(values: Sequence[float | None]) -> list[str]:
+    """A column of figures: whole numbers without a point, nothing where there is none."""
+    cells = ["" if value is None else repr(value) for value in values]
+    numbers = np.array([np.nan if value is None else value for value in values], np.float64)
+    is_whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < _MOST_WHOLE)
+    for place in np.flatnonzero(is_whole).tolist():
+        cells[place] = repr(int(numbers[place]))
+    return cells
+
+
+_MOST_WHOLE = 1e15

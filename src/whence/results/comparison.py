@@ -9,6 +9,7 @@ puts all into a Comparison, `report` writes it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -208,8 +209,8 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     inputs_differ: tuple[str, ...]
     versions: dict[str, str]
     plan: Plan
-    rows: tuple[Row, ...]
-    verdicts: tuple[Verdict, ...]
+    rows: Sequence[Row]
+    verdicts: Sequence[Verdict]
     headline: str = ""
     notes: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
@@ -228,6 +229,11 @@ class Comparison(Framed, msgspec.Struct, frozen=True):
     origin: Origin | None = None
     program_files: tuple[str, ...] = ()
     visible: tuple[Visible, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "verdicts"):
+            if isinstance(items := getattr(self, name), list):
+                msgspec.structs.force_setattr(self, name, tuple(items))
 
     def report(self, output: str, *, details: int = 40, force: bool = False) -> None:
         """Write it as one HTML page (`whence.report_html`). Raises OutputExists, StoreFailed."""

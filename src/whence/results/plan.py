@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -95,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     sequences that are not paired to their ends.
     """
 
-    pairs: tuple[CallPair, ...]
+    pairs: Sequence[CallPair]
     unmatched_reference: tuple[int, ...] = ()
     unmatched_target: tuple[int, ...] = ()
     ambiguous: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -104,3 +106,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     parted: tuple[Parted, ...] = ()
     made_reference: tuple[Made, ...] = ()
     made_target: tuple[Made, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pairs, list):
+            msgspec.structs.force_setattr(self, "pairs", tuple(self.pairs))

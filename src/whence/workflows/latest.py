@@ -38,12 +38,13 @@ def keep_latest(result: Comparison, output: str | os.PathLike[str] | None = None
     if folder is None:
         return "no cache folder can be written"
     head = orjson.dumps({"folder": str(Path(output).resolve()) if output is not None else None})
-    body = b"" if output is not None else everything_json(result).encode("utf-8", "surrogatepass")
+    body = () if output is not None else everything_json(result)
     fresh = folder / f"{_name()}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:  # noqa: PTH123 - pathlib opens no descriptors
-            file.write(head + b"\n" + body)
+            file.write(head + b"\n")
+            file.writelines(body)
         fresh.replace(folder / _name())
     except OSError as error:
         with contextlib.suppress(OSError):

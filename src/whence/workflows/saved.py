@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,18 +77,18 @@ def write(result: Comparison, folder: Path) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (
-            ("summary.json", summary(result)),
-            ("report.csv", table_csv(result)),
-            ("report.json", everything_json(result)),
-            *(
-                (("generation.csv", generation_csv(result)),)
-                if result.generation is not None
-                else ()
-            ),
-            *((f"{view}.csv", view_csv(view, rows)) for view, rows in result.views.items()),
-        ):
-            (folder / name).write_text(text, encoding="utf-8")
+        parts: dict[str, Iterable[str | bytes]] = {
+            "summary.json": [summary(result)],
+            "report.csv": table_csv(result),
+            "report.json": everything_json(result),
+        }
+        if result.generation is not None:
+            parts["generation.csv"] = [generation_csv(result)]
+        parts |= {f"{view}.csv": [view_csv(view, rows)] for view, rows in result.views.items()}
+        for name, texts in parts.items():
+            with (folder / name).open("wb") as file:
+                for text in texts:
+                    file.write(text.encode() if isinstance(text, str) else text)
     except OSError as error:
         raise StoreFailed(
             f"cannot write the comparison to {folder}: {error.strerror or error}; choose another -o"
