@@ -4,15 +4,16 @@
 
 The run is a tree of modules called again in every step, its leaves with an input, an output and a
 parameter, or, with --flat, a line of arrays as `whence.recording` writes them. Each leaf makes one
-record of 16 float32. The target is a second run of the same program in which SHARE of these records,
-drawn at random, differ in their last bit (0: it is equal in every hash). Seconds are of this process
-and all of its threads, start of Python and imports included; memory is the largest resident size
-less what a mapped file adds to it (`RssAnon`).
+record of 16 float32. The target is a second run of the same program in which SHARE of these
+records, drawn at random, differ in their last bit (0: it is equal in every hash). Seconds are of
+the process that is measured and all of its threads, start of Python and imports included; memory is
+the largest resident size less what mapped files add to it (`RssAnon`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -111,8 +112,7 @@ def _tree(records: int, add: Callable[..., int]) -> Iterator[Any]:
 def _inside(stage: str, where: Path, options: argparse.Namespace) -> None:
     """The work of one stage, in the process that is measured."""
     if stage == "start":
-        import whence.store
-
+        importlib.import_module("whence.store")
         return
     if stage == "write":
         write(where / "a", options.records, 0.0, 0, flat=options.flat)
@@ -157,7 +157,7 @@ def measure(stage: str, where: Path, options: argparse.Namespace) -> dict[str, f
     command = [sys.executable, __file__, "--inside", stage, "--where", str(where)]
     command += ["--records", str(options.records), *(["--flat"] if options.flat else [])]
     start = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:
         process = subprocess.Popen(command, stdout=nowhere)
         peak = _Peak(process.pid)
         peak.start()

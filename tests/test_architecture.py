@@ -52,7 +52,7 @@ LAYERS = {
     "replay": {"frameworks"},
     "report": set(),
     "instrument": {"frameworks"},
-    "comparison": {"align", "metrics", "judge", "replay", "readers", "frameworks"},
+    "comparison": {"align", "metrics", "judge", "replay", "readers", "store", "frameworks"},
     "workflows": {
         "comparison",
         "instrument",
@@ -97,6 +97,7 @@ FOLDERS = {
         {"verdicts"},
         {"context"},
         {"answer"},
+        {"equal_runs"},
         {"pipeline"},
     ],
     "instrument": [

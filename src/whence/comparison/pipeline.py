@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from whence.comparison import equal_runs
 from whence.comparison.answer import assemble, generation
 from whence.comparison.context import Context, context_of, followed, timed
 from whence.comparison.options import CompareOptions
@@ -88,6 +89,9 @@ def compare_runs(
     if generation.logits_alone(reference, target):
         return generation.compare_logits(reference, target, options, again, third)
     options, not_replayed = followed(reference, target, options)
+    alone = not again and third is None and not not_replayed
+    if alone and (equal := equal_runs.answer(reference, target, options)) is not None:
+        return equal
     context = context_of(reference, target, options, again=again, third=third)
     with timed(context.timing, "judge"):
         verdicts = judge_regions(context)

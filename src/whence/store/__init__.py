@@ -8,6 +8,7 @@ from whence.store.external import Candidates, find_external
 from whence.store.folder import FORMAT, ProcessInfo, create, is_run, update_info
 from whence.store.reader import StoredRun, open_run
 from whence.store.recover import Recovered, is_written, recover
+from whence.store.same_lines import say_the_same
 from whence.store.scrub import Scrubbed, scrub
 from whence.store.writer import Writer
 
@@ -25,6 +26,7 @@ __all__ = [
     "is_written",
     "open_run",
     "recover",
+    "say_the_same",
     "scrub",
     "update_info",
 ]

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from whence.store.journal import NOTE, STEP
 from whence.store.process_reader import ProcessReader, view_elements
 from whence.store.shards import Bytes, map_file
 
+T = TypeVar("T")
 _force = msgspec.structs.force_setattr
 
 
@@ -177,6 +179,20 @@ class StoredRun(Named):
     def steps(self) -> Sequence[Step]:
         """All ends of steps."""
         return tuple(step for p in self._processes for step in p.decode(STEP, journal.decode_step))
+
+    @property
+    def readers(self) -> Sequence[ProcessReader]:
+        """The folders of the processes, as they are read."""
+        return tuple(self._processes)
+
+    def calls_as(self, form: type[T]) -> Iterator[T]:
+        """Every call in turn as a Struct of some of its fields, which is decoded faster; ids are
+        not those of the run.
+        """
+        decode = msgspec.json.Decoder(form).decode
+        for process in self._processes:
+            for line in process.index.calls_at.tolist():
+                yield process.decode_line(line, decode)
 
     def array(self, record: int) -> Array:
         """Elements of a record: read-only, dtype kept, a view of the mapped file (increments are

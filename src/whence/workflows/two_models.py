@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from whence.errors import UsageError
@@ -73,11 +72,7 @@ def auto_diff(
             place / "reference", place / "target", output=folder, force=True, **options
         )
     sys.stdout.write(answer(result, output=str(folder) if folder is not None else ""))
-    return msgspec.convert(
-        {name: getattr(result, name) for name in Comparison.__struct_fields__},
-        Difference,
-        from_attributes=True,
-    )
+    return Difference(**{name: getattr(result, name) for name in Comparison.__struct_fields__})
 
 
 def _each(inputs: Any) -> tuple[Any, Any]:

@@ -58,7 +58,7 @@ def comparison(
         + len(plan.ambiguous),
         incomparable=len(unmeasured),
         inputs_differ=inputs_differ,
-        versions=summary.versions(paired),
+        versions=summary.versions(paired.reference),
         plan=plan,
         rows=tuple(summary.rows(paired, context.third, per_call)),
         verdicts=every,

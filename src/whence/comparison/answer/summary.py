@@ -14,7 +14,7 @@ from whence.comparison.paired_runs import PairedRuns
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.comparison.verdicts.third_run import ThirdRunJudge
 from whence.judge.power import KINDS
-from whence.records import Call, marks
+from whence.records import Call, Run, marks
 from whence.records.marks import Mark
 from whence.results import (
     GUILTY,
@@ -195,29 +195,27 @@ def nearest(paired: PairedRuns, inside: Set[int]) -> tuple[Nearest, ...]:
 
 def run_notes(paired: PairedRuns) -> list[str]:
     """What went wrong while either run was captured."""
-    out = []
-    for side, run in (("reference", paired.reference), ("target", paired.target)):
-        if run.ended:
-            out.append(f"{side}: {run.ended}")
-        raised = next((c for c in run.calls if c.error and c.parent == -1), None)
-        if raised is not None:
-            message = " ".join(raised.error.split())
-            out.append(
-                f"{side}: {raised.scope or raised.root} raised in step {raised.step}: "
-                f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
-            )
-        out += [f"{side}: {sentence}" for sentence in align.changed(run)]
-        out += [
-            f"{side}: {n.text}"
-            for n in run.notes
-            if n.kind in ("budget", "error", "inside-not-seen")
-        ]
-        out += [f"{side}: {sentence}" for sentence in observer_effects(run)]
-        hidden = {note for c in run.calls if (note := marks.hidden_inside(c))}
-        out += [f"{side}: {note}" for note in sorted(hidden)]
-    return out
+    sides = (("reference", paired.reference), ("target", paired.target))
+    return [note for side, run in sides for note in capture_notes(side, run, run.calls)]
 
 
-def versions(paired: PairedRuns) -> dict[str, str]:
+def capture_notes(side: str, run: Run, calls: Sequence[Call]) -> list[str]:
+    """What went wrong while a run was captured. calls: those that may say so."""
+    out = [run.ended] if run.ended else []
+    raised = next((c for c in calls if c.error and c.parent == -1), None)
+    if raised is not None:
+        message = " ".join(raised.error.split())
+        out.append(
+            f"{raised.scope or raised.root} raised in step {raised.step}: "
+            f"{message[:_MAX_ERROR_TEXT]}{'...' if message[_MAX_ERROR_TEXT:] else ''}"
+        )
+    out += align.changed(run)
+    out += [n.text for n in run.notes if n.kind in ("budget", "error", "inside-not-seen")]
+    out += observer_effects(run)
+    out += sorted({note for c in calls if (note := marks.hidden_inside(c))})
+    return [f"{side}: {sentence}" for sentence in out]
+
+
+def versions(reference: Run) -> dict[str, str]:
     """Of this package and of the reference's format."""
-    return {"whence": __version__, "format": str(paired.reference.info.format)}
+    return {"whence": __version__, "format": str(reference.info.format)}

@@ -10,6 +10,7 @@ import numpy as np
 from whence.dtypes import Array
 from whence.readers import ForeignRun
 from whence.records import Key, Over, Record, Run
+from whence.store import StoredRun
 
 
 def alike(reference: Run, target: Run) -> tuple[Run, Run]:
@@ -19,7 +20,8 @@ def alike(reference: Run, target: Run) -> tuple[Run, Run]:
     A summary shows both ends of long axes (`Record.whole`). The runs themselves where nothing is to
     be cut.
     """
-    if not any(r.whole for run in (reference, target) for r in run.records):
+    dumps = [run for run in (reference, target) if not isinstance(run, StoredRun)]
+    if not any(r.whole for run in dumps for r in run.records):
         return reference, target
     others = _by_key(target)
     cut: tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]] = ({}, {})

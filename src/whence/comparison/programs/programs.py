@@ -245,7 +245,7 @@ def with_differences(
     reference, target: the runs, whose captured weights are compared by hash where there are none
     beside the programs.
     """
-    ran = {c.scope: name_in_program(c) for c in operators(reference)}
+    ran = {c.scope: name_in_program(c) for c in operators(reference)} if programs.pairs else {}
     differing: list[str] = []
     equal: list[str] = []
     findings = list(result.findings)

@@ -1,0 +1,377 @@
+"""The answer about two runs that say the same in every line and every hash: read off the columns of
+one index, with nothing decoded for a call but the few fields that could make it a special one.
+
+It is what the stages of a comparison find of such runs. What they would look at more closely
+(marks, errors, ranks, operators, a policy) is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from whence import align, judge
+from whence.comparison.answer import generation, summary
+from whence.comparison.options import CompareOptions
+from whence.comparison.replays.sampling import Sampling
+from whence.comparison.verdicts.status import decide
+from whence.records import Call, Run
+from whence.records.slots import is_input, is_read, is_written
+from whence.records.views import CachedRun
+from whence.results import (
+    CallPair,
+    Comparison,
+    Coverage,
+    Evidence,
+    Measured,
+    Plan,
+    Row,
+    SlotPair,
+    Verdict,
+    VerdictKind,
+)
+from whence.results.sequence import MadeOnDemand
+from whence.store import StoredRun, say_the_same
+
+_RULE = "exact key"
+_SAME = Measured("same", True, {"rel_l2": 0.0, "max_abs_err": 0.0})
+_GROWTH: dict[str, float | None] = {"e_in": 0.0, "e_out": 0.0, "growth": 0.0}
+_KINDS = ("module", "label", "region")
+
+
+class _Fields(msgspec.Struct):
+    """Of a call what the columns lack."""
+
+    kind: str = "module"
+    leaf: bool = False
+    program: str = ""
+    arguments: msgspec.Raw = msgspec.Raw()
+    notes: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+    placements: msgspec.Raw = msgspec.Raw()
+    files: msgspec.Raw = msgspec.Raw()
+
+    def is_plain(self) -> bool:
+        """Does nothing but names, tensors and place in the tree tell what this call is?"""
+        special = [self.notes, self.error, self.placements, self.files]
+        if self.kind == "label":  # one of a program's own, not a recorded array
+            special.append(self.arguments)
+        return self.kind in _KINDS and not any(map(bytes, special))
+
+
+def answer(reference: Run, target: Run, options: CompareOptions) -> Comparison | None:
+    """The comparison of two runs that are equal; None where they are not, or where the answer about
+    them takes more than this.
+    """
+    if not isinstance(reference, StoredRun) or not isinstance(target, StoredRun):
+        return None
+    asked = (options.policy, options.chart, options.model, options.budget, *options.views)
+    if any(a is not None for a in asked) or options.stated or options.occurrences:
+        return None
+    if options.match == "order" or len(reference.readers) != 1:
+        return None
+    if not say_the_same(reference, target):
+        return None
+    calls = _Calls(reference)
+    return _answer(reference, target, options, calls) if calls.are_plain() else None
+
+
+def _answer(
+    reference: StoredRun, target: StoredRun, options: CompareOptions, calls: _Calls
+) -> Comparison:
+    number = len(reference.calls)
+    replayed = number - calls.labels if options.replay else 0
+    coverage = Coverage(number, number, number, replayed, calls.programs, True)
+    status, why = decide(
+        (), (), coverage, inputs_differ=False, strict=options.strict,
+        min_coverage=options.min_coverage,
+    )  # fmt: skip
+    sampling = Sampling(calls.steps(), everything=options.sample == "all", budget=None)
+    result = Comparison(
+        status=status,
+        evidence=Evidence.TWO_DUMPS,
+        reference=reference.path,
+        target=target.path,
+        findings=(),
+        first_difference=None,
+        counts={VerdictKind.IDENTICAL: calls.with_verdict()},
+        coverage=coverage,
+        unmatched=0,
+        incomparable=0,
+        inputs_differ=(),
+        versions=summary.versions(reference),
+        plan=Plan(calls.pairs()),
+        rows=calls.rows(),
+        verdicts=calls.verdicts(),
+        headline=why,
+        notes=(
+            *sampling.notes(calls.labels),
+            *summary.capture_notes("reference", reference, ()),
+            *summary.capture_notes("target", target, ()),
+        ),
+        environment=tuple(align.differences(reference, target)),
+    )
+    if not calls.may_hold_tokens():
+        return result
+    read = CachedRun(reference)
+    generated, unknown = generation.generated(read, CachedRun(target), result, read.calls)
+    return msgspec.structs.replace(result, generation=generated, notes=(*result.notes, *unknown))
+
+
+class _Calls:
+    """The calls of a run of one process, by the columns of its index. Pairs are in the order in
+    which calls began.
+
+    programs, labels: how many calls have a program, and how many are recorded arrays.
+    """
+
+    def __init__(self, run: StoredRun) -> None:
+        (process,) = run.readers
+        self._run, self._index = run, process.index
+        self._columns, self._names = process.index.columns, process.index.names
+        self._order = np.argsort(self._columns["order"], kind="stable")
+        self._pair_of = np.empty_like(self._order)
+        self._pair_of[self._order] = np.arange(self._order.size)
+        self.programs = self.labels = 0
+
+    def are_plain(self) -> bool:
+        """Is every call known by its name, its tensors and its place, and has every innermost one a
+        tensor?
+        """
+        columns = self._columns
+        counts = np.diff(columns["refs_at"])
+        slots = np.repeat(np.arange(counts.size), counts) * len(self._names) + columns["ref_slot"]
+        is_leaf = np.ones(counts.size, bool)
+        is_leaf[columns["parent"][columns["parent"] >= 0]] = False
+        if (
+            not slots.size
+            or not np.diff(np.sort(slots, kind="stable")).all()
+            or not np.diff(columns["order"][self._order]).all()
+            or not counts[is_leaf].all()
+        ):
+            return False
+        for call in self._run.calls_as(_Fields):
+            if not call.is_plain():
+                return False
+            self.programs += bool(call.program)
+            self.labels += call.kind == "label"
+        return self.labels in (0, self._order.size)
+
+    def steps(self) -> list[Call]:
+        """A call of each step of each root."""
+        both = np.stack([self._columns["root"], self._columns["step"]])
+        pairs = np.unique(both, axis=1).T.tolist()
+        return [Call(-1, "", self._names[root], step, -1) for root, step in pairs]
+
+    def may_hold_tokens(self) -> bool:
+        """Was a root given integers, which may be tokens?"""
+        records = self._root_inputs()
+        return bool(self._is_exact()[self._columns["dtype"][records]].any())
+
+    def with_verdict(self) -> int:
+        """How many calls have a tensor, or made one between their children."""
+        judged = np.diff(self._columns["refs_at"]) > 0
+        judged[[call for call, _ in self._segments[1]]] = True
+        return int(judged.sum())
+
+    # ---- what is paired
+
+    def pairs(self) -> Sequence[CallPair]:
+        """The pairs of the plan."""
+
+        def made(start: int, stop: int) -> Iterator[CallPair]:
+            part = self._part(start, stop)
+            for call, slots in zip(part.calls, part.slots(), strict=True):
+                yield CallPair(
+                    call, call, _RULE, "", tuple([SlotPair(s, s, r, r) for s, r in slots])
+                )
+
+        return MadeOnDemand(self._order.size, made)
+
+    def rows(self) -> Sequence[Row]:
+        """A row for every tensor of every call."""
+        counts = np.diff(self._columns["refs_at"])[self._order]
+        ends = np.cumsum(counts)
+
+        def made(start: int, stop: int) -> Iterator[Row]:
+            first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
+            rows = self._rows_of(first, last + 1)
+            begin = start - int(ends[first] - counts[first])
+            return islice(rows, begin, begin + stop - start)
+
+        return MadeOnDemand(int(ends[-1]), made)
+
+    def _rows_of(self, start: int, stop: int) -> Iterator[Row]:
+        part, names, columns = self._part(start, stop), self._names, self._columns
+        told = zip(
+            range(start, stop),
+            (s or r for s, r in zip(part.named("scope"), part.named("root"), strict=True)),
+            part.named("op_type"),
+            *(columns[name][part.calls].tolist() for name in ("step", "rank", "occurrence")),
+            strict=True,
+        )
+        extents, at = self._extents, self._columns["shape_at"]
+        records = part.records
+        dtypes = iter([names[n] for n in columns["dtype"][records].tolist()])
+        shapes = zip(at[records].tolist(), at[records + 1].tolist(), strict=True)
+        for (index, name, op_type, *place), slots in zip(told, part.slots(), strict=True):
+            step, rank, occurrence = place
+            for slot, record in slots:
+                dtype, (begin, end) = next(dtypes), next(shapes)
+                shape = tuple(extents[begin:end])
+                yield Row(
+                    index, name, op_type, step, rank, occurrence, slot, slot, record, record,
+                    dtype, dtype, shape, shape, VerdictKind.IDENTICAL, _RULE, _SAME,
+                )  # fmt: skip
+
+    def _part(self, start: int, stop: int) -> _Part:
+        return _Part(self._columns, self._names, self._order[start:stop])
+
+    @cached_property
+    def _extents(self) -> list[int]:
+        """Extents of all records, one after the other."""
+        extents: list[int] = self._columns["shape"].tolist()
+        return extents
+
+    # ---- what is judged
+
+    def verdicts(self) -> Sequence[Verdict]:
+        """Of innermost calls, module by module, then of what containers made between their
+        children.
+        """
+        leaves, segments = self._segments
+        scopes, names = self._columns["scope"], self._names
+        if not self.labels:
+            leaves = sorted(leaves, key=lambda call: names[scopes[call]])
+
+        def made(start: int, stop: int) -> Iterator[Verdict]:
+            for place in range(start, stop):
+                is_leaf = place < len(leaves)
+                call, stretch = (leaves[place], -1) if is_leaf else segments[place - len(leaves)]
+                yield Verdict(
+                    int(self._pair_of[call]),
+                    VerdictKind.IDENTICAL,
+                    stretch,
+                    Evidence.TWO_DUMPS,
+                    numbers={} if is_leaf and not self.labels else dict(_GROWTH),
+                    sentence="bitwise equal",
+                )
+
+        return MadeOnDemand(len(leaves) + len(segments), made)
+
+    @cached_property
+    def _segments(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """(innermost calls, (container, stretch) of those that made a tensor of their own), in the
+        order of execution; as `records.regions` and the collector of their evidence find them.
+        """
+        columns = self._columns
+        kids: dict[int, list[int]] = {}
+        for call, parent in zip(
+            self._order.tolist(), columns["parent"][self._order].tolist(), strict=True
+        ):
+            kids.setdefault(parent, []).append(call)
+        if len(kids) == 1:
+            return kids[-1], []
+        refs = _Refs(columns, self._names)
+        given = set(self._given().tolist())
+        leaves: list[int] = []
+        segments: list[tuple[int, int]] = []
+        visible: set[int] = set()
+        seen: set[int] = set()
+
+        def make(call: int, stretch: int, records: list[int]) -> None:
+            own = [r for r in records if not (r in visible and r in seen) and r not in given]
+            seen.update(records)
+            if own:
+                segments.append((call, stretch))
+
+        def walk(call: int) -> None:
+            inputs, written = refs.of(call, refs.is_input), refs.of(call, refs.is_written)
+            visible.update(refs.of(call, refs.is_read))
+            seen.update(inputs)
+            below = kids.get(call, ())
+            for place, kid in enumerate(below):
+                make(call, place, refs.of(kid, refs.is_input))
+                walk(kid)
+            if below:
+                make(call, len(below), written)
+            else:
+                leaves.append(call)
+                seen.update(written)
+            visible.update(written)
+
+        for root in kids[-1]:
+            walk(root)
+        return leaves, segments
+
+    def _is_exact(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Of each name of the index, whether it is a dtype without rounding."""
+        dtypes = set(np.unique(self._columns["dtype"]).tolist())
+        return np.array(
+            [n in dtypes and judge.unit_roundoff(name) == 0.0 for n, name in enumerate(self._names)]
+        )
+
+    def _root_inputs(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Records that roots were given."""
+        columns = self._columns
+        is_root = np.repeat(columns["parent"] < 0, np.diff(columns["refs_at"]))
+        is_given = np.array([is_input(n) for n in self._names])[columns["ref_slot"]]
+        return np.unique(columns["ref_record"][is_root & is_given])
+
+    def _given(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Records without rounding that the caller chose, and no call made."""
+        columns = self._columns
+        records = self._root_inputs()
+        is_made = np.array([is_written(n) for n in self._names])[columns["ref_slot"]]
+        exact = records[self._is_exact()[columns["dtype"][records]]]
+        return np.setdiff1d(exact, columns["ref_record"][is_made])
+
+
+class _Part:
+    """Some calls with their tensors, taken from the columns at once.
+
+    records: of all their tensors, one call after the other.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Any], names: Sequence[str], calls: np.ndarray[Any, Any]
+    ) -> None:
+        self.calls: list[int] = calls.tolist()
+        self._columns, self._names = columns, names
+        starts, ends = columns["refs_at"][calls], columns["refs_at"][calls + 1]
+        self._counts = ends - starts
+        places = np.arange(int(self._counts.sum()))
+        places += np.repeat(ends - np.cumsum(self._counts), self._counts)
+        self._slots, self.records = columns["ref_slot"][places], columns["ref_record"][places]
+
+    def named(self, column: str) -> list[str]:
+        """A column of names of these calls."""
+        return [self._names[n] for n in self._columns[column][self.calls].tolist()]
+
+    def slots(self) -> Iterator[Iterator[tuple[str, int]]]:
+        """(slot, record) of each tensor, call by call; each is read before the next."""
+        names = [self._names[n] for n in self._slots.tolist()]
+        refs = zip(names, self.records.tolist(), strict=True)
+        return (islice(refs, count) for count in self._counts.tolist())
+
+
+class _Refs:
+    """The records of calls by what their slots are."""
+
+    def __init__(self, columns: Mapping[str, Any], names: Sequence[str]) -> None:
+        self._at, self._slots, self._records = (
+            columns[name].tolist() for name in ("refs_at", "ref_slot", "ref_record")
+        )
+        self.is_input, self.is_read, self.is_written = (
+            [test(name) for name in names] for test in (is_input, is_read, is_written)
+        )
+
+    def of(self, call: int, is_wanted: Sequence[bool]) -> list[int]:
+        """Records of a call in slots of a kind."""
+        part = range(self._at[call], self._at[call + 1])
+        return [self._records[n] for n in part if is_wanted[self._slots[n]]]
