@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from whence.dtypes import DTYPES, Array, DType
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.records import Note, Program
+from whence.records.columns import Columns
 from whence.records.marks import WRITING
 from whence.store import index_builder, journal
 from whence.store.folder import INDEX, JOURNAL, ProcessInfo, is_writing, shard_name
@@ -25,11 +26,12 @@ from whence.store.index import (
     RECORD_COLUMNS,
     Column,
 )
-from whence.store.journal import PROGRAM
-from whence.store.shards import Bytes, Shard, map_file
+from whence.store.journal import CALL, PROGRAM
+from whence.store.shards import Bytes, Shard, forget, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
+_LINES = 4096  # that are decoded at once
 COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
 
 
@@ -199,6 +201,37 @@ class ProcessReader:
 
     def decode(self, kind: int, decode: Callable[[memoryview], T]) -> list[T]:
         return [self.decode_line(line, decode) for line in self.index.lines(kind)]
+
+    def calls_as(self, form: type[T]) -> Iterator[T]:
+        """Every call in turn as a Struct of some of its fields, which all have defaults."""
+        decoder = msgspec.json.Decoder(form)
+        starts, kinds = self.index.columns["line_start"], self.index.columns["line_kind"]
+        for first in range(0, kinds.size, _LINES):
+            is_call = kinds[first : first + _LINES] == CALL
+            start, end = starts[[first, first + is_call.size]].tolist()
+            try:
+                lines: list[T] = decoder.decode_lines(self.journal[start:end].data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                lines = []  # a field means something else in a line that is no call
+            if len(lines) == is_call.size:
+                yield from (lines[place] for place in np.flatnonzero(is_call).tolist())
+            else:
+                for place in np.flatnonzero(is_call).tolist():
+                    yield self.decode_line(first + place, decoder.decode)
+            forget(self.journal, start, end)
+
+    def columns(self, first_name: int) -> Columns:
+        """Arrays over the calls and records of this process. first_name: where its names begin."""
+        columns = self.index.columns
+        scope, root, op, slot, dtype = (
+            columns[name] + first_name for name in ("scope", "root", "op", "ref_slot", "dtype")
+        )
+        return Columns(
+            self.index.names,
+            *(scope, root, op, columns["rank"], columns["step"], columns["order"]),
+            *(np.diff(columns["refs_at"]), slot, self.column("ref_record")),
+            *(dtype, self._counts(), columns["elements"] != NONE),
+        )
 
     def load_programs(self) -> list[Program]:
         programs = self.decode(PROGRAM, journal.decode_program)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +31,7 @@ from whence.records import (
     RunInfo,
     Step,
 )
+from whence.records.columns import Columns
 from whence.records.lookup import Named
 from whence.store import journal
 from whence.store.folder import JOURNAL, ProcessInfo, load_info, load_process, process_folders
@@ -105,6 +108,7 @@ class StoredRun(Named):
             shards += process.shard_count
         self._record_bases = [p.record_base for p in processes]
         self._call_bases = [p.call_base for p in processes]
+        self._names_at = [0, *accumulate(len(p.index.names) for p in processes[:-1])]
         self._records = Looked(records, self._record)
         self._calls = Looked(calls, self._call)
         self._programs: dict[str, Program] | None = None
@@ -186,13 +190,23 @@ class StoredRun(Named):
         return tuple(self._processes)
 
     def calls_as(self, form: type[T]) -> Iterator[T]:
-        """Every call in turn as a Struct of some of its fields, which is decoded faster; ids are
-        not those of the run.
+        """Every call in turn as a Struct of some of its fields, which all have defaults; many are
+        decoded at once.
         """
-        decode = msgspec.json.Decoder(form).decode
         for process in self._processes:
-            for line in process.index.calls_at.tolist():
-                yield process.decode_line(line, decode)
+            yield from process.calls_as(form)
+
+    def columns(self) -> Columns:
+        """Arrays over all calls and records, from the indexes."""
+        parts = [p.columns(first) for p, first in zip(self._processes, self._names_at, strict=True)]
+        names = [name for p in self._processes for name in p.index.names]
+        arrays = (
+            np.concatenate([getattr(part, f.name) for part in parts])
+            if len(parts) > 1
+            else getattr(parts[0], f.name)
+            for f in fields(Columns)[1:]
+        )
+        return Columns(names, *arrays)
 
     def array(self, record: int) -> Array:
         """Elements of a record: read-only, dtype kept, a view of the mapped file (increments are

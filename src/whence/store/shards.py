@@ -268,6 +268,16 @@ def map_file(path: Path | str) -> Bytes:
         os.close(fd)
 
 
+def forget(data: Bytes, start: int, stop: int) -> None:
+    """Give back the memory of bytes of a mapped file that were read and are not needed again."""
+    page = mmap.ALLOCATIONGRANULARITY
+    start, stop = (start + page - 1) // page * page, stop // page * page
+    base: Any = data.base
+    mapped = base.obj if isinstance(base, memoryview) else base
+    if isinstance(mapped, mmap.mmap) and start < stop and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
 class Shard:
     """A shard that is read: mapped at first use, and again when it has grown since (a run that is
     being written).

@@ -8,8 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from whence.errors import UsageError
 from whence.records import Call, Ref, Run
+from whence.records.columns import columns_of
 from whence.records.slots import is_mutated, is_output
 from whence.report import tables
 
@@ -23,9 +26,9 @@ class Choice(NamedTuple):
     ids: tuple[str, ...] = ()
     step: int | None = None
 
-    def calls(self, run: Run) -> Iterator[Call]:
-        """The chosen calls, in the order in which they began. Raises UsageError when the pattern is
-        no pattern.
+    def places(self, run: Run) -> list[int]:
+        """Ids of the chosen calls, in the order in which they began. Raises UsageError when the
+        pattern is no pattern.
         """
         try:
             test = re.compile(
@@ -35,27 +38,50 @@ class Choice(NamedTuple):
             )
         except re.error as err:
             raise UsageError(f"--name {self.name!r} is not a regular expression: {err}") from None
-        # Calls are written as they end, so a container stands behind its children; a long run is
-        # never held in memory whole.
-        begun: list[tuple[int, int, int]] = []
-        for call in run.calls:
-            if self.step is not None and call.step != self.step:
-                continue
-            if self.ids and not any(
-                i in ("0", call.number) or call.number.startswith(i + "_") for i in self.ids
-            ):
-                continue
-            if not self.name or test.fullmatch(name_of(call)) or test.fullmatch(call.scope):
-                begun.append((call.rank, call.order, call.id))
-        begun.sort()
-        for _, _, place in begun:
-            yield run.calls[place]
+        columns = columns_of(run)
+        chosen = np.ones(columns.order.size, bool)
+        if self.step is not None:
+            chosen &= columns.step == self.step
+        if self.name and chosen.any():
+            # of the few names that a long run has
+            number = len(columns.names)
+            called, which = np.unique(columns.root * number + columns.op, return_inverse=True)
+            names, which = np.unique(columns.scope * called.size + which, return_inverse=True)
+            roots, ops = np.divmod(called[names % called.size], number)
+            words = zip(names // called.size, roots, ops, strict=True)
+            fits = [_fits(test, *(columns.names[n] for n in numbers)) for numbers in words]
+            chosen &= np.array(fits)[which]
+        places = np.flatnonzero(chosen)
+        # Calls are written as they end, so a container stands behind its children.
+        places = places[np.lexsort((places, columns.order[places], columns.rank[places]))]
+        return [n for n in places.tolist() if self._has_number(run, n)]
+
+    def _has_number(self, run: Run, place: int) -> bool:
+        """Is a call one of those asked for by tree numbers, or below one?"""
+        if not self.ids:
+            return True
+        number = run.calls[place].number
+        return any(i in ("0", number) or number.startswith(i + "_") for i in self.ids)
+
+    def calls(self, run: Run) -> Iterator[Call]:
+        """The chosen calls, in the order in which they began; a long run is never held in memory
+        whole. Raises UsageError as `places` does.
+        """
+        return (run.calls[place] for place in self.places(run))
 
 
 def name_of(call: Call) -> str:
     """The dotted module path, the root's own name for the root, and the operator behind a slash."""
-    name = call.scope or call.root
-    return f"{name}/{call.op}" if call.op else name
+    return _name(call.scope, call.root, call.op)
+
+
+def _name(scope: str, root: str, op: str) -> str:
+    name = scope or root
+    return f"{name}/{op}" if op else name
+
+
+def _fits(test: re.Pattern[str], scope: str, root: str, op: str) -> bool:
+    return bool(test.fullmatch(_name(scope, root, op)) or test.fullmatch(scope))
 
 
 def find(run: Run, name: str, choice: Choice) -> tuple[Call, Ref]:
@@ -119,7 +145,7 @@ def references(run: Run, choice: Choice) -> Iterator[tuple[Call, Ref]]:
 def none_chosen(run: Run, choice: Choice) -> str:
     if not run.calls:
         return "no call was captured"
-    steps = [call.step for call in run.calls]
+    steps = np.unique(columns_of(run).step).tolist()
     return (
         f"no call matches, of {tables.count(len(run.calls))} in {step_ranges(steps)}; `--tree` "
         "lists names and numbers"

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from whence import dtypes
 from whence.records import Dumped, External, Increment, Kept, Record, Run
+from whence.records.columns import columns_of, program_fields
 from whence.records.slots import slot_kind
 from whence.report import tables
 
 # A tensor is counted once, under the first of these that any call uses it as.
 _KINDS = ("param", "grad", "mutated", "output", "input")
 _UNUSED = "unused"
-
-
-def has_elements(record: Record) -> bool:
-    """Can its elements be read, as far as the run knows?"""
-    return record.elements is not None and not (isinstance(record.elements, Dumped) and record.why)
 
 
 def bytes_of(record: Record) -> int:
@@ -31,33 +29,33 @@ def bytes_of(record: Record) -> int:
 
 def bytes_by_kind(run: Run) -> dict[str, tuple[int, int, int]]:
     # kind -> records, their bytes, bytes whose elements are in the run or in a checkpoint
+    columns = columns_of(run)
+    kinds = (*_KINDS, _UNUSED)
     rank = {kind: place for place, kind in enumerate(_KINDS)}
-    kinds: dict[int, int] = {}
-    for call in run.calls:
-        for ref in call.refs:
-            place = rank.get(slot_kind(ref.slot), len(_KINDS))
-            kinds[ref.record] = min(place, kinds.get(ref.record, place))
-    sums: dict[str, list[int]] = {}
-    for record in run.records:
-        place = kinds.get(record.id, len(_KINDS))
-        total = sums.setdefault(_KINDS[place] if place < len(_KINDS) else _UNUSED, [0, 0, 0])
-        size = bytes_of(record)
-        total[0] += 1
-        total[1] += size
-        total[2] += size if has_elements(record) else 0
+    ranks = columns.of_names(lambda name: rank.get(slot_kind(name), len(_KINDS)))
+    places = np.full(columns.dtype.size, len(_KINDS))
+    if columns.record.size:
+        np.minimum.at(places, columns.record, ranks[columns.slot])
+    sizes = columns.nbytes()
+    chosen = {kind: places == place for place, kind in enumerate(kinds)}
     return {
-        kind: (sums[kind][0], sums[kind][1], sums[kind][2])
-        for kind in (*_KINDS, _UNUSED)
-        if kind in sums
+        kind: (int(is_of.sum()), int(sizes[is_of].sum()), int(sizes[is_of & columns.kept].sum()))
+        for kind, is_of in chosen.items()
+        if is_of.any()
     }
 
 
 def program_counts(run: Run) -> dict[str, Any]:
-    leaves = [call for call in run.calls if call.program or call.no_program or call.leaf]
-    reasons = Counter(call.no_program or "none recorded" for call in leaves if not call.program)
+    usable = 0
+    reasons: Counter[str] = Counter()
+    for call in program_fields(run):
+        if call.program:
+            usable += 1
+        elif call.no_program or call.leaf:
+            reasons[call.no_program or "none recorded"] += 1
     return {
-        "calls": len(leaves),
-        "usable_calls": len(leaves) - reasons.total(),
+        "calls": usable + reasons.total(),
+        "usable_calls": usable,
         "refused": dict(reasons.most_common()),
     }
 

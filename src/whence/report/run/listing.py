@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from whence.records import Call, Record, Ref, Run
+from whence.records.columns import columns_of, has_elements
 from whence.report import tables
 from whence.report.run.choice import Choice, name_of, none_chosen, references, step_ranges
-from whence.report.run.elements import has_elements, kind_of_record
+from whence.report.run.elements import kind_of_record
 from whence.report.run.heading import heading
 from whence.report.tables import HEAD, TAIL
 
@@ -23,11 +24,13 @@ def text(
     """
     yield from heading(run)
     yield ""
+    refs = columns_of(run).refs
     count = omitted = 0
-    for call in choice.calls(run):
+    for place in choice.places(run):
         if limit is not None and count >= limit:
-            omitted += len(call.refs)
+            omitted += int(refs[place])
             continue
+        call = run.calls[place]
         yield _call_line(call)
         count += len(call.refs)
         yield from tables.columns(

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from whence.records import Record, Run
+from whence.records.columns import has_elements
 from whence.report import tables
 from whence.report.run.choice import Choice, find, references
-from whence.report.run.elements import bytes_by_kind, has_elements, program_counts
+from whence.report.run.elements import bytes_by_kind, program_counts
 
 _CALL = ("rank", "root", "step", "micro", "phase", "number", "scope", "op", "op_type", "occurrence")
 _RECORD = ("slot", "record", "edge", "dtype", "shape", "device", "count")
