@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import whence
+from whence.records import Call, Record
 from whence.records.columns import _taken, columns_of, program_fields
 from whence.report.run import Choice
 from whence.report.run import text as shown
 from whence.store import StoredRun
+from whence.store.process_reader import ProcessReader
 
 
 def _record(path):
@@ -50,3 +52,35 @@ def test_only_what_is_shown_is_decoded(choice, count, tmp_path, monkeypatch):
     lines = list(shown(run, choice))
     assert sum("output.0" in line for line in lines) == count
     assert sorted(decoded) == ["_call"] * count + ["_record"] * count
+
+
+def test_all_calls_and_records_are_those_looked_up_one_at_a_time(tmp_path):
+    _record(tmp_path / "run")
+    run = whence.open_run(tmp_path / "run")
+    assert list(run.calls) == [run.calls[n] for n in range(len(run.calls))]
+    assert list(run.records) == [run.records[n] for n in range(len(run.records))]
+
+
+def test_a_comparison_decodes_each_line_once(tmp_path, monkeypatch):
+    for name, scale in (("a", 1.0), ("b", 1.5)):
+        with whence.recording(tmp_path / name) as recording:
+            for step in range(50):
+                recording.add("h", np.linspace(0, scale, 9, dtype=np.float32), step=step)
+    decoded = []
+    decode = ProcessReader.decode_line
+    monkeypatch.setattr(
+        ProcessReader,
+        "decode_line",
+        lambda self, line, form: decoded.append(line) or decode(self, line, form),
+    )
+    many = ProcessReader.decode_many
+
+    def counted(self, lines, form):
+        for line in many(self, lines, form):
+            decoded.append(form)
+            yield line
+
+    monkeypatch.setattr(ProcessReader, "decode_many", counted)
+    assert whence.compare(tmp_path / "a", tmp_path / "b").coverage.calls == 50
+    assert decoded.count(Call) == decoded.count(Record) == 2 * 50
+    assert len(decoded) < 2 * (2 * 50) + 300

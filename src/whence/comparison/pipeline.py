@@ -15,7 +15,9 @@ from whence.comparison.verdicts.patched import declare_patched
 from whence.comparison.verdicts.ranks import RankFaults
 from whence.comparison.verdicts.source_lines import placed
 from whence.records import Run
+from whence.records.views import CachedRun
 from whence.results import Comparison, Verdict
+from whence.store import StoredRun
 
 Verdicts = dict[tuple[int, int], Verdict]
 """By call of the reference and segment of it, -1 for a leaf."""
@@ -92,6 +94,9 @@ def compare_runs(
     alone = not again and third is None and not not_replayed
     if alone and (equal := equal_runs.answer(reference, target, options)) is not None:
         return equal
+    reference, target = (
+        CachedRun(run) if isinstance(run, StoredRun) else run for run in (reference, target)
+    )
     context = context_of(reference, target, options, again=again, third=third)
     with timed(context.timing, "judge"):
         verdicts = judge_regions(context)

@@ -87,7 +87,7 @@ def _is(kind: Mark, note: str) -> bool:
 
 def has_mark(noted: Call | Program, kind: Mark) -> bool:
     """Does one of its notes say this?"""
-    return any(_is(kind, note) for note in noted.notes)
+    return bool(noted.notes) and any(_is(kind, note) for note in noted.notes)
 
 
 def mark_values(noted: Call | Program, kind: Mark) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
@@ -84,10 +83,18 @@ class Over(Named):
 
 
 class Looked(Sequence[T]):
-    """Items that are looked up one at a time by their place, from 0 to `length`, and not kept."""
+    """Items that are looked up one at a time by their place, from 0 to `length`, and not kept.
 
-    def __init__(self, length: int, one: Callable[[int], T]) -> None:
-        self._length, self._item = length, one
+    every: all of them in turn, where that is faster.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        one: Callable[[int], T],
+        every: Callable[[], Iterator[T]] | None = None,
+    ) -> None:
+        self._length, self._item, self._every = length, one, every
 
     def __len__(self) -> int:
         return self._length
@@ -104,7 +111,7 @@ class Looked(Sequence[T]):
         return self._item(index % self._length)
 
     def __iter__(self) -> Iterator[T]:
-        return map(self._item, range(self._length))
+        return self._every() if self._every is not None else map(self._item, range(self._length))
 
 
 class ForeignRun(Over):
@@ -115,17 +122,8 @@ class ForeignRun(Over):
         self.reader = reader
 
 
-_CACHED = 1 << 18  # records read from disk and kept as structs, each some hundred bytes
-
-
 class CachedRun(Over):
-    """A run whose calls were read once and whose records stay read: they are looked at many
-    times.
-    """
+    """A run whose calls and records were read once and stay: they are looked at many times."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(
-            run,
-            list(run.calls),
-            Looked(len(run.records), functools.lru_cache(maxsize=_CACHED)(run.records.__getitem__)),
-        )
+        super().__init__(run, list(run.calls), list(run.records))

@@ -26,7 +26,7 @@ from whence.store.index import (
     RECORD_COLUMNS,
     Column,
 )
-from whence.store.journal import CALL, PROGRAM
+from whence.store.journal import PROGRAM
 from whence.store.shards import Bytes, Shard, forget, map_file
 from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
@@ -202,23 +202,20 @@ class ProcessReader:
     def decode(self, kind: int, decode: Callable[[memoryview], T]) -> list[T]:
         return [self.decode_line(line, decode) for line in self.index.lines(kind)]
 
-    def calls_as(self, form: type[T]) -> Iterator[T]:
-        """Every call in turn as a Struct of some of its fields, which all have defaults."""
-        decoder = msgspec.json.Decoder(form)
-        starts, kinds = self.index.columns["line_start"], self.index.columns["line_kind"]
-        for first in range(0, kinds.size, _LINES):
-            is_call = kinds[first : first + _LINES] == CALL
-            start, end = starts[[first, first + is_call.size]].tolist()
+    def decode_many(self, lines: Column, form: type[T]) -> Iterator[T]:
+        """Lines of one kind in turn, many decoded at once."""
+        decoder, starts = msgspec.json.Decoder(form), self.index.columns["line_start"]
+        journal = self.journal.data
+        for first in range(0, lines.size, _LINES):
+            part = lines[first : first + _LINES]
+            begin, end = starts[part].tolist(), starts[part + 1].tolist()
+            joined = b"".join([journal[a:b] for a, b in zip(begin, end, strict=True)])
             try:
-                lines: list[T] = decoder.decode_lines(self.journal[start:end].data)
+                decoded: list[T] = decoder.decode_lines(joined)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                lines = []  # a field means something else in a line that is no call
-            if len(lines) == is_call.size:
-                yield from (lines[place] for place in np.flatnonzero(is_call).tolist())
-            else:
-                for place in np.flatnonzero(is_call).tolist():
-                    yield self.decode_line(first + place, decoder.decode)
-            forget(self.journal, start, end)
+                decoded = [self.decode_line(line, decoder.decode) for line in part.tolist()]
+            yield from decoded
+            forget(self.journal, begin[0], end[-1])
 
     def columns(self, first_name: int) -> Columns:
         """Arrays over the calls and records of this process. first_name: where its names begin."""

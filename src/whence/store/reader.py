@@ -109,8 +109,8 @@ class StoredRun(Named):
         self._record_bases = [p.record_base for p in processes]
         self._call_bases = [p.call_base for p in processes]
         self._names_at = [0, *accumulate(len(p.index.names) for p in processes[:-1])]
-        self._records = Looked(records, self._record)
-        self._calls = Looked(calls, self._call)
+        self._records = Looked(records, self._record, self._every_record)
+        self._calls = Looked(calls, self._call, self._every_call)
         self._programs: dict[str, Program] | None = None
         self._verified: set[int] = set()
         self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
@@ -194,7 +194,7 @@ class StoredRun(Named):
         decoded at once.
         """
         for process in self._processes:
-            yield from process.calls_as(form)
+            yield from process.decode_many(process.index.calls_at, form)
 
     def columns(self) -> Columns:
         """Arrays over all calls and records, from the indexes."""
@@ -283,38 +283,40 @@ class StoredRun(Named):
 
     def _record(self, number: int) -> Record:
         process, local = self._at(number)
-        record = process.decode_line(int(process.index.records_at[local]), journal.decode_record)
-        _force(record, "id", number)
-        place = record.elements
-        if isinstance(place, Kept) and process.shard_base:
-            _force(
-                record,
-                "elements",
-                Kept(place.shard + process.shard_base, place.offset, place.nbytes),
-            )
-        elif isinstance(place, Increment):
-            base = place.base + process.record_base
-            _force(
-                record,
-                "elements",
-                Increment(
-                    base, place.axis, place.shard + process.shard_base, place.offset, place.nbytes
-                ),
-            )
-        return record
+        line = int(process.index.records_at[local])
+        return _placed(process, number, process.decode_line(line, journal.decode_record))
+
+    def _every_record(self) -> Iterator[Record]:
+        for process in self._processes:
+            records = process.decode_many(process.index.records_at, Record)
+            for number, record in enumerate(records, process.record_base):
+                yield _placed(process, number, record)
 
     def _call(self, number: int) -> Call:
         process = self._processes[bisect_right(self._call_bases, number) - 1]
         local = number - process.call_base
         call = process.decode_line(int(process.index.calls_at[local]), journal.decode_call)
-        parent = int(process.index.columns["parent"][local])
+        return self._linked(process, number, call, int(process.index.columns["parent"][local]))
+
+    def _every_call(self) -> Iterator[Call]:
+        for process in self._processes:
+            calls = process.decode_many(process.index.calls_at, Call)
+            parents = process.index.columns["parent"].tolist()
+            for number, (call, parent) in enumerate(
+                zip(calls, parents, strict=True), process.call_base
+            ):
+                yield self._linked(process, number, call, parent)
+
+    def _linked(self, process: ProcessReader, number: int, call: Call, parent: int) -> Call:
+        """A call with the numbers of this run. parent: its position in its process."""
         _force(call, "id", number)
         _force(call, "parent", parent + process.call_base if parent >= 0 else -1)
-        if any(not 0 <= ref.record < process.records for ref in call.refs):
-            raise UnreadableRun(
-                f"{process.folder / JOURNAL}: call {number} refers to a record that is not "
-                "there; the index is damaged"
-            )
+        for ref in call.refs:
+            if not 0 <= ref.record < process.records:
+                raise UnreadableRun(
+                    f"{process.folder / JOURNAL}: call {number} refers to a record that is not "
+                    "there; the index is damaged"
+                )
         if process.record_base:
             _force(
                 call,
@@ -356,6 +358,20 @@ class StoredRun(Named):
                 )
             self._verified.add(number)
         return data
+
+
+def _placed(process: ProcessReader, number: int, record: Record) -> Record:
+    """A record with the numbers of its run."""
+    _force(record, "id", number)
+    place = record.elements
+    if isinstance(place, Kept) and process.shard_base:
+        place = Kept(place.shard + process.shard_base, place.offset, place.nbytes)
+        _force(record, "elements", place)
+    elif isinstance(place, Increment):
+        base, shard = place.base + process.record_base, place.shard + process.shard_base
+        place = Increment(base, place.axis, shard, place.offset, place.nbytes)
+        _force(record, "elements", place)
+    return record
 
 
 def _reopen(path: Path, ranks: Collection[int] | None) -> StoredRun:
