@@ -97,6 +97,7 @@ FOLDERS = {
         {"verdicts"},
         {"context"},
         {"answer"},
+        {"own_tensors"},
         {"equal_runs"},
         {"pipeline"},
     ],

@@ -3,6 +3,7 @@ decoding a call.
 """
 
 import copy
+import random
 
 import msgspec
 import numpy as np
@@ -168,3 +169,47 @@ def test_a_sequence_made_on_demand_is_like_its_tuple():
     assert (squares[7], squares[-1], squares[4095:4098]) == (49, 9999**2, plain[4095:4098])
     with pytest.raises(IndexError):
         squares[10_000]
+
+
+def _grown(path, seed):
+    """A run of random trees: containers and leaves read what was made anywhere before, and return
+    tensors that are new, handed on or changed in place.
+    """
+    draw = random.Random(seed)
+    with store.Writer(store.create(path, RunInfo())) as writer:
+        made = []
+        order = iter(range(1000))
+
+        def record():
+            dtype = draw.choice(["float32", "float32", "int64"])
+            data = np.full(4, len(made), dtype).view(np.uint8)
+            digest = xxhash.xxh3_128_digest(data)
+            made.append(writer.record(dtype, (4,), data, digest, None, None))
+            return made[-1]
+
+        def some(kind, most):
+            numbers = [
+                draw.choice(made) if made and draw.random() < 0.7 else record()
+                for _ in range(draw.randint(0, most))
+            ]
+            return [Ref(f"{kind}.{n}", number) for n, number in enumerate(numbers)]
+
+        def call(scope, step, parent, depth):
+            number = next(order)
+            read = [*some("input", 3), *some("param", 1)]
+            for child in range(draw.randint(0, 3) if depth else 0):
+                call(f"{scope}.{child}".strip("."), step, number, depth - 1)
+            left = [*some("output", 2), *some("mutated", 1)]
+            refs = (*read, *left) or (Ref("input.0", record()),)
+            writer.call(Call(number, scope, "net", step, number, parent=parent, refs=refs))
+
+        for step in range(2):
+            call("", step, -1, 3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_containers_make_is_found_from_columns(seed, tmp_path, monkeypatch):
+    _grown(tmp_path / "a", seed)
+    quick, slow, is_quick = _answers(tmp_path / "a", tmp_path / "a", monkeypatch)
+    assert is_quick
+    assert msgspec.structs.replace(quick, timing={}) == msgspec.structs.replace(slow, timing={})

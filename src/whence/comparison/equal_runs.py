@@ -18,10 +18,11 @@ import numpy as np
 from whence import align, judge
 from whence.comparison.answer import generation, summary
 from whence.comparison.options import CompareOptions
+from whence.comparison.own_tensors import CallTimes, Column, own_stretches
 from whence.comparison.replays.sampling import Sampling
 from whence.comparison.verdicts.status import decide
 from whence.records import Call, Run
-from whence.records.slots import is_input, is_read, is_written
+from whence.records.slots import is_input, is_written
 from whence.records.views import CachedRun
 from whence.results import (
     CallPair,
@@ -146,15 +147,16 @@ class _Calls:
         columns = self._columns
         counts = np.diff(columns["refs_at"])
         slots = np.repeat(np.arange(counts.size), counts) * len(self._names) + columns["ref_slot"]
-        is_leaf = np.ones(counts.size, bool)
-        is_leaf[columns["parent"][columns["parent"] >= 0]] = False
+        times = CallTimes.of(self._order, columns["parent"])
         if (
-            not slots.size
+            times is None
+            or not slots.size
             or not np.diff(np.sort(slots, kind="stable")).all()
             or not np.diff(columns["order"][self._order]).all()
-            or not counts[is_leaf].all()
+            or not counts[times.children == 0].all()
         ):
             return False
+        self._times = times
         for call in self._run.calls_as(_Fields):
             if not call.is_plain():
                 return False
@@ -176,7 +178,7 @@ class _Calls:
     def with_verdict(self) -> int:
         """How many calls have a tensor, or made one between their children."""
         judged = np.diff(self._columns["refs_at"]) > 0
-        judged[[call for call, _ in self._segments[1]]] = True
+        judged[self._own[0]] = True
         return int(judged.sum())
 
     # ---- what is paired
@@ -244,86 +246,48 @@ class _Calls:
         """Of innermost calls, module by module, then of what containers made between their
         children.
         """
-        leaves, segments = self._segments
-        scopes, names = self._columns["scope"], self._names
+        leaves = self._order[self._times.children[self._order] == 0]
         if not self.labels:
-            leaves = sorted(leaves, key=lambda call: names[scopes[call]])
+            scopes = np.array(self._names, object)[self._columns["scope"][leaves]]
+            leaves = leaves[np.argsort(scopes, kind="stable")]
+        containers, stretches = self._own
+        pairs = self._pair_of[np.concatenate([leaves, containers])]
+        parts = np.concatenate([np.full(leaves.size, -1), stretches])
 
         def made(start: int, stop: int) -> Iterator[Verdict]:
-            for place in range(start, stop):
-                is_leaf = place < len(leaves)
-                call, stretch = (leaves[place], -1) if is_leaf else segments[place - len(leaves)]
+            of_pairs = zip(pairs[start:stop].tolist(), parts[start:stop].tolist(), strict=True)
+            for pair, part in of_pairs:
                 yield Verdict(
-                    int(self._pair_of[call]),
+                    pair,
                     VerdictKind.IDENTICAL,
-                    stretch,
+                    part,
                     Evidence.TWO_DUMPS,
-                    numbers={} if is_leaf and not self.labels else dict(_GROWTH),
+                    numbers={} if part < 0 and not self.labels else dict(_GROWTH),
                     sentence="bitwise equal",
                 )
 
-        return MadeOnDemand(len(leaves) + len(segments), made)
+        return MadeOnDemand(pairs.size, made)
 
     @cached_property
-    def _segments(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """(innermost calls, (container, stretch) of those that made a tensor of their own), in the
-        order of execution; as `records.regions` and the collector of their evidence find them.
-        """
-        columns = self._columns
-        kids: dict[int, list[int]] = {}
-        for call, parent in zip(
-            self._order.tolist(), columns["parent"][self._order].tolist(), strict=True
-        ):
-            kids.setdefault(parent, []).append(call)
-        if len(kids) == 1:
-            return kids[-1], []
-        refs = _Refs(columns, self._names)
-        given = set(self._given().tolist())
-        leaves: list[int] = []
-        segments: list[tuple[int, int]] = []
-        visible: set[int] = set()
-        seen: set[int] = set()
+    def _own(self) -> tuple[Column, Column]:
+        """(container, stretch) of what containers made of their own."""
+        return own_stretches(self._times, self._columns, self._names, self._given())
 
-        def make(call: int, stretch: int, records: list[int]) -> None:
-            own = [r for r in records if not (r in visible and r in seen) and r not in given]
-            seen.update(records)
-            if own:
-                segments.append((call, stretch))
-
-        def walk(call: int) -> None:
-            inputs, written = refs.of(call, refs.is_input), refs.of(call, refs.is_written)
-            visible.update(refs.of(call, refs.is_read))
-            seen.update(inputs)
-            below = kids.get(call, ())
-            for place, kid in enumerate(below):
-                make(call, place, refs.of(kid, refs.is_input))
-                walk(kid)
-            if below:
-                make(call, len(below), written)
-            else:
-                leaves.append(call)
-                seen.update(written)
-            visible.update(written)
-
-        for root in kids[-1]:
-            walk(root)
-        return leaves, segments
-
-    def _is_exact(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _is_exact(self) -> Column:
         """Of each name of the index, whether it is a dtype without rounding."""
         dtypes = set(np.unique(self._columns["dtype"]).tolist())
         return np.array(
             [n in dtypes and judge.unit_roundoff(name) == 0.0 for n, name in enumerate(self._names)]
         )
 
-    def _root_inputs(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _root_inputs(self) -> Column:
         """Records that roots were given."""
         columns = self._columns
         is_root = np.repeat(columns["parent"] < 0, np.diff(columns["refs_at"]))
         is_given = np.array([is_input(n) for n in self._names])[columns["ref_slot"]]
         return np.unique(columns["ref_record"][is_root & is_given])
 
-    def _given(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _given(self) -> Column:
         """Records without rounding that the caller chose, and no call made."""
         columns = self._columns
         records = self._root_inputs()
@@ -338,9 +302,7 @@ class _Part:
     records: of all their tensors, one call after the other.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Any], names: Sequence[str], calls: np.ndarray[Any, Any]
-    ) -> None:
+    def __init__(self, columns: Mapping[str, Any], names: Sequence[str], calls: Column) -> None:
         self.calls: list[int] = calls.tolist()
         self._columns, self._names = columns, names
         starts, ends = columns["refs_at"][calls], columns["refs_at"][calls + 1]
@@ -358,20 +320,3 @@ class _Part:
         names = [self._names[n] for n in self._slots.tolist()]
         refs = zip(names, self.records.tolist(), strict=True)
         return (islice(refs, count) for count in self._counts.tolist())
-
-
-class _Refs:
-    """The records of calls by what their slots are."""
-
-    def __init__(self, columns: Mapping[str, Any], names: Sequence[str]) -> None:
-        self._at, self._slots, self._records = (
-            columns[name].tolist() for name in ("refs_at", "ref_slot", "ref_record")
-        )
-        self.is_input, self.is_read, self.is_written = (
-            [test(name) for name in names] for test in (is_input, is_read, is_written)
-        )
-
-    def of(self, call: int, is_wanted: Sequence[bool]) -> list[int]:
-        """Records of a call in slots of a kind."""
-        part = range(self._at[call], self._at[call + 1])
-        return [self._records[n] for n in part if is_wanted[self._slots[n]]]

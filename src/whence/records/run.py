@@ -174,7 +174,7 @@ class Call(msgspec.Struct, frozen=True, tag="call", tag_field="t", omit_defaults
         """References whose slot is of `kind` ("input", "output", "param", "mutated", "grad"), in
         order.
         """
-        return tuple(r for r in self.refs if slot_kind(r.slot) == kind)
+        return tuple([r for r in self.refs if slot_kind(r.slot) == kind])
 
     def key(self, slot: str = "") -> Key:
         """The key of this call, or of one of its slots."""

@@ -112,6 +112,7 @@ class StoredRun(Named):
         self._records = Looked(records, self._record, self._every_record)
         self._calls = Looked(calls, self._call, self._every_call)
         self._programs: dict[str, Program] | None = None
+        self._notes: tuple[Note, ...] | None = None
         self._verified: set[int] = set()
         self._ended = "; ".join([*(problem for p in processes if (problem := p.ended())), *unborn])
 
@@ -172,12 +173,14 @@ class StoredRun(Named):
 
     @property
     def notes(self) -> Sequence[Note]:
-        """All notes, and those about shards that are damaged now."""
-        return tuple(
-            note
-            for p in self._processes
-            for note in (*p.decode(NOTE, journal.decode_note), *p.damaged_shards())
-        )
+        """All notes, and those about shards that were damaged when they were first asked for."""
+        if self._notes is None:
+            self._notes = tuple(
+                note
+                for p in self._processes
+                for note in (*p.decode(NOTE, journal.decode_note), *p.damaged_shards())
+            )
+        return self._notes
 
     @property
     def steps(self) -> Sequence[Step]:
