@@ -192,7 +192,7 @@ def main() -> None:
         where = Path(folder)
         if options.only and "write" not in options.only:
             write(where / "a", options.records, 0.0, 0, flat=options.flat)
-        for stage in options.only or STAGES:
+        for stage in (stage for stage in STAGES if stage in (options.only or STAGES)):
             if stage == "compare":
                 write(where / "b", options.records, options.differing, 1, flat=options.flat)
             stages[stage] = figures = measure(stage, where, options)

@@ -226,6 +226,18 @@ def test_a_total_above_the_switch_loads_the_kernels(monkeypatch):
     assert len(measure_many((x, x) for _ in range(9))) == 9 and used == [1]
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_many_pairs_load_kernels_that_were_compiled_before(is_compiled, monkeypatch):
+    used = []
+    monkeypatch.setattr(pairs, "KERNELS_FROM_PAIRS", 5)
+    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
+    monkeypatch.setattr(_kernels, "compiled", lambda *_: is_compiled)
+    monkeypatch.setattr(_kernels, "load", lambda: used.append(1) or _real_load())
+    x = np.ones(100, np.float32)
+    assert len(measure_many((x, x) for _ in range(5))) == 5 and used == []
+    assert len(measure_many((x, x) for _ in range(6))) == 6 and used == [1] * is_compiled
+
+
 _real_load = _kernels.load
 
 

@@ -65,6 +65,7 @@ class PairedRuns:
             {s.reference_slot: s for s in p.slots} for p in self.plan.pairs
         ]
         self.measured: dict[tuple[int, int], Measured] = {}
+        self._is_printed = any(r.whole for run in (reference, self.target) for r in run.records)
         self._parameters: dict[int, dict[str, int]] = {}
         self._makers: dict[int, int] | None = None
         self._made_of: dict[int, int] = {}
@@ -145,7 +146,7 @@ class PairedRuns:
         """What was not printed of a pair that comes from text, in words; "" when nothing is
         missing.
         """
-        return judge.partly(*self.records(slot))
+        return judge.partly(*self.records(slot)) if self._is_printed else ""
 
     def arrays(self, slot: SlotPair) -> tuple[Array, Array] | None:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,10 @@ TIERS = ("same", "core", "full")
 
 KERNELS_FROM_BYTES = 50_000_000
 """Below this much data numpy is done before the kernels are loaded (PERF.md section 2)."""
+KERNELS_FROM_PAIRS = 4096
+"""The same for the number of pairs, where the kernels were compiled before: numpy takes 150 us a
+pair more, loading takes 0.5 s.
+"""
 JOINT_FROM = 1 << 16
 """Elements from which the 65536-cell histogram of an 8-bit pair pays."""
 
@@ -95,8 +100,8 @@ def measure_many(
     says whether both are bit-identical (and `values_equal` when the dtypes differ), "core" and
     "full" fill `values` with the metrics of METRICS up to that tier. rtol, atol: for `close_share`.
     threads: default one a core. kernels: None loads the compiled passes when there are more than 50
-    MB (or they are loaded already), True always, False never. custom: (name, function(reference,
-    target)) pairs.
+    MB (or they are loaded already), or more than 4096 pairs and they were compiled before; True
+    always, False never. custom: (name, function(reference, target)) pairs.
 
     Never raises for what the data holds. Shapes differ, or a dtype has no name: tier "none", not
     identical, `why` says so. No elements: every value None, "empty". NaN and Inf: error figures are
@@ -132,6 +137,7 @@ def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job])
     is_demanded = kernels is True
     if kernels is None:
         kernels = _kernels.loaded()
+        most_pairs = KERNELS_FROM_PAIRS if _kernels.compiled() else math.inf
         total = 0
         while not kernels:
             job = next(jobs, None)
@@ -139,7 +145,7 @@ def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job])
                 break
             waiting.append(job)
             total += job.nbytes
-            kernels = total > KERNELS_FROM_BYTES
+            kernels = total > KERNELS_FROM_BYTES or len(waiting) > most_pairs
     if kernels:
         try:
             _kernels.load()
