@@ -121,14 +121,17 @@ def table_csv(result: Comparison) -> Iterator[str]:
     """
     # rows that are made on demand are measured alike
     rows = result.rows[:1] if isinstance(result.rows, MadeOnDemand) else result.rows
-    metrics = list(dict.fromkeys(name for row in rows for name in row.measured.values))
+    metrics: dict[str, object] = {}
+    for row in rows:
+        if not row.measured.values.keys() <= metrics.keys():
+            metrics |= row.measured.values
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow((*_FIXED, *metrics, "max_abs_index"))
     for batch in _batches(result.rows):
         # what was measured of equal pairs is one object
         measured = {id(row.measured): row.measured for row in batch}
-        ends = dict(zip(measured, _ends(list(measured.values()), metrics), strict=True))
+        ends = dict(zip(measured, _ends(list(measured.values()), tuple(metrics)), strict=True))
         starts = zip(*_names(batch), strict=True)
         writer.writerows(
             start + ends[id(row.measured)] for start, row in zip(starts, batch, strict=True)
