@@ -112,6 +112,8 @@ class Session:
             "none": "topology only (--keep none)",
             "stats": "statistics only (--keep stats)",
         }.get(options.keep, "")
+        self._measures = options.keep != "none"
+        self._prints = options.print_pattern is not None
         self._figures: dict[tuple[bytes, str], tuple[Statistics, Sketch]] = {}
         self.lock = threading.RLock()
         # The number of the call that begins now.
@@ -275,7 +277,7 @@ class Session:
         statistics = sketch = columns = None
         dtype, shape, digest = form.dtype, form.shape, content.digest
         scope, slot = origin.scope, origin.slot
-        if self.options.keep != "none":
+        if self._measures:
             figures = self._figures.get((digest, dtype))
             if figures is None:
                 if len(self._figures) >= FIGURES:
@@ -286,7 +288,7 @@ class Session:
         payload = None if why else content.array() if content.tail is None else content.tail
         if self._columns is not None:
             columns = self._columns.of(origin.op_type, f"{scope}:{slot}", value)
-        if self.options.print_pattern is not None and self.selector.prints(scope):
+        if self._prints and self.selector.prints(scope):
             self._tell(_printed(f"{scope}:{slot}", dtype, shape, statistics))
         try:
             sink = self._sink or self.sink()

@@ -44,17 +44,57 @@ def in_words(value: object) -> str:
 encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on an argument
 
 
-def writable(call: Call) -> Call:
+def settled(line: Line) -> Line | msgspec.Raw:
+    """What waits for its turn in the journal in place of a line: itself where nothing can change it
+    any more, else its text as of now.
+    """
+    if type(line) is Record or (type(line) is Call and not line.arguments):
+        return line
+    if isinstance(line, Call):
+        try:
+            return msgspec.Raw(encoder.encode(_writable(line)))
+        except _UNWRITABLE:
+            return msgspec.Raw(encoder.encode(_in_plain_words(line)))
+    return msgspec.Raw(encoder.encode(line))
+
+
+def encoded(lines: list[Line | msgspec.Raw]) -> bytes:
+    """The text of lines. A text in them that is no Unicode is written with escapes."""
+    try:
+        return encoder.encode_lines(lines)
+    except UnicodeEncodeError:
+        return b"".join(_escaped(line) + b"\n" for line in lines)
+
+
+_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+def _escaped(line: Line | msgspec.Raw) -> bytes:
+    try:
+        return encoder.encode(line)
+    except UnicodeEncodeError:
+        return encoder.encode(_without_surrogates(msgspec.to_builtins(line)))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return [_without_surrogates(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _writable(call: Call) -> Call:
     """The call with arguments that JSON can hold: inf and nan, which msgspec writes as null, by
     their names; a value that is nested too deeply by its repr.
     """
     try:
         return call if _is_json(call.arguments) else _with_arguments(call, _as_json(call.arguments))
     except RecursionError:
-        return in_plain_words(call)
+        return _in_plain_words(call)
 
 
-def in_plain_words(call: Call) -> Call:
+def _in_plain_words(call: Call) -> Call:
     """The call with the repr of each argument."""
     words = {
         str(k): in_words(v).encode("ascii", "backslashreplace").decode()

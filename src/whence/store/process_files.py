@@ -6,20 +6,25 @@ of them afterwards. So a kill at any moment leaves a journal whose every line is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from whence.records import Increment, Kept
 from whence.store.folder import JOURNAL, shard_name
-from whence.store.journal import Line, encoder
-from whence.store.shards import DIRECT_BYTES, STAGING_BYTES, Bytes, ShardWriter, write_all
+from whence.store.journal import Line, encoded, settled
+from whence.store.shards import STAGING_BYTES, Bytes, ShardWriter, write_all
 
 FLUSH_S = 0.5
-JOURNAL_BYTES = 256 << 10
+WAITING = 512
+"""So many lines of the journal wait at most: 256 KiB, as lines go."""
+LONG = 32 << 10
+"""A line of more bytes does not wait."""
 
 
 class ProcessFiles:
@@ -34,7 +39,7 @@ class ProcessFiles:
         self._header_bytes = header_bytes
         self._max_shard_bytes = max_shard_bytes
         self._staging = bytearray(STAGING_BYTES)
-        self._journal = bytearray()
+        self._lines: list[Line | msgspec.Raw] = []  # not encoded yet
         self._journal_end = 0
         self._journal_fd = os.open(
             folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
@@ -44,19 +49,20 @@ class ProcessFiles:
     @property
     def is_old(self) -> bool:
         """Whether lines wait for longer than FLUSH_S."""
-        return bool(self._journal) and time.monotonic() - self._flushed_at > FLUSH_S
+        return bool(self._lines) and time.monotonic() - self._flushed_at > FLUSH_S
 
     def append(self, line: Line) -> None:
-        """Add a line to the journal. What JSON cannot hold raises and adds nothing."""
-        journal = self._journal
-        end = len(journal)
-        try:
-            encoder.encode_into(line, journal, end)
-            journal += b"\n"
-        except BaseException:  # Ctrl-C too: half a line would spoil the next
-            del journal[end:]
-            raise
-        if end > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
+        """Add a line to the journal, and hand the lines to the kernel when they are many, long or
+        old. What JSON cannot hold raises and adds nothing.
+        """
+        lines = self._lines
+        text = settled(line)
+        lines.append(text)
+        if (
+            len(lines) >= WAITING
+            or (type(text) is msgspec.Raw and len(text) > LONG)
+            or time.monotonic() - self._flushed_at > FLUSH_S
+        ):
             self.flush()
 
     def put(self, data: Bytes) -> tuple[int, int]:
@@ -77,9 +83,14 @@ class ProcessFiles:
             or (shard.end > 0 and shard.end + nbytes > self._max_shard_bytes)
         ):
             shard = self._next_shard()
-        elif nbytes >= DIRECT_BYTES:
-            self.flush()  # so that nothing else is pending if this one does not fit the medium
-        return self._shards - 1, shard.put(data, nbytes)
+        try:
+            return self._shards - 1, shard.put(data, nbytes)
+        except OSError:
+            # what the failed write took is given back, so that there is room for what waits
+            with contextlib.suppress(OSError):
+                shard.cut()
+                self.flush()
+            raise
 
     def name(
         self, record: int, dtype: str, shape: tuple[int, ...], elements: Kept | Increment
@@ -114,9 +125,11 @@ class ProcessFiles:
             self._shard.flush()
             _check_linked(self._shard.fd)
         _check_linked(self._journal_fd)
-        write_all(self._journal_fd, self._journal, self._journal_end)
-        self._journal_end += len(self._journal)
-        self._journal.clear()
+        if self._lines:
+            text = encoded(self._lines)
+            write_all(self._journal_fd, text, self._journal_end)
+            self._journal_end += len(text)
+            self._lines.clear()
         self._flushed_at = time.monotonic()
 
     def sync(self) -> None:
@@ -140,7 +153,7 @@ class ProcessFiles:
         if self._journal_fd >= 0:
             os.close(self._journal_fd)
             self._journal_fd = -1
-        self._staging, self._journal = bytearray(), bytearray()
+        self._staging, self._lines = bytearray(), []
 
 
 def _check_linked(fd: int) -> None:

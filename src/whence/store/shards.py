@@ -181,6 +181,10 @@ class ShardWriter:
             )
             self._flushed_end = self.end
 
+    def cut(self) -> None:
+        """Give back what was written behind the last tensor that was `put`."""
+        os.ftruncate(self.fd, self.header_bytes + self._flushed_end)
+
     def finish(self) -> None:
         """Make the file a valid safetensors file and close it."""
         try:

@@ -18,20 +18,17 @@ class StoredElements:
     """Which records have elements, and where the elements of recent digests lie."""
 
     def __init__(self) -> None:
+        self.records = 0  # added so far
         self._has_elements = bytearray()
         # two generations: forgetting costs nothing per record
         self._recent: dict[bytes, _Stored] = {}
         self._older: dict[bytes, _Stored] = {}
 
-    @property
-    def records(self) -> int:
-        """Records added so far."""
-        return len(self._has_elements)
-
     def add(
         self, digest: bytes, dtype: str, shape: tuple[int, ...], elements: Elements | None
     ) -> None:
         """Add the next record."""
+        self.records += 1
         self._has_elements.append(elements is not None)
         if elements is None or not digest:
             return

@@ -30,7 +30,7 @@ from whence.records import (
 from whence.store import folder as folders
 from whence.store import index_builder
 from whence.store.folder import JOURNAL
-from whence.store.journal import Line, in_plain_words, writable
+from whence.store.journal import Line
 from whence.store.process_files import FLUSH_S, ProcessFiles
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, map_file
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
@@ -122,13 +122,17 @@ class Writer:
         """
         with self._lock:
             files = self._files or self._start()
-            number = self._stored.records
-            if external is not None and not digest:
-                raise ValueError("external elements need a digest: it is what guards them")
-            placed = _Placed(external, None, why)
-            if external is None and data is not None:
-                placed = self._place(files, dtype, shape, data, digest, base, why)
-            elements = placed.elements
+            stored = self._stored
+            number = stored.records
+            elements: Elements | None = external
+            added_shape = None
+            if external is not None:
+                if not digest:
+                    raise ValueError("external elements need a digest: it is what guards them")
+            elif data is not None:
+                elements, added_shape, why = self._place(
+                    files, dtype, shape, data, digest, base, why
+                )
             record = Record(
                 number,
                 dtype,
@@ -140,15 +144,15 @@ class Writer:
                 statistics,
                 sketch,
                 elements,
-                placed.why,
+                why,
                 columns or {},
                 subclass,
             )
             self._append(files, record)
-            if placed.added_shape is not None and isinstance(elements, Kept | Increment):
-                files.name(number, dtype, placed.added_shape, elements)
+            if added_shape is not None and isinstance(elements, Kept | Increment):
+                files.name(number, dtype, added_shape, elements)
                 self._nbytes += elements.nbytes
-            self._stored.add(digest, dtype, shape, elements)
+            stored.add(digest, dtype, shape, elements)
             return number
 
     def _place(
@@ -186,7 +190,6 @@ class Writer:
         """See `Sink.call`. Arguments that are not JSON are written as their repr; inf and nan,
         which JSON lacks, as their names.
         """
-        call = writable(call)
         self._add(call)
 
     def program(self, program: Program) -> None:
@@ -264,13 +267,7 @@ class Writer:
 
     def _add(self, line: Call | Program | Note | Step) -> None:
         with self._lock:
-            files = self._files or self._start()
-            try:
-                self._append(files, line)
-            except (TypeError, ValueError, OverflowError, RecursionError):
-                if not isinstance(line, Call):
-                    raise
-                self._append(files, in_plain_words(line))
+            self._append(self._files or self._start(), line)
 
     # -- everything below runs under the lock
 

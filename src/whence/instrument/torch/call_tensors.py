@@ -92,7 +92,10 @@ class CallTensors:
     def _take_mutated_inputs(self, frame: ModuleFrame) -> None:
         for slot, tensor, version, number in frame.inputs:
             # Inference tensors carry no version: their bytes are looked at again.
-            if version is not None and tensor._version == version:
+            if version is not None:
+                if tensor._version == version:
+                    continue
+            elif self._registry.is_as_it_was(tensor, number):
                 continue
             mutated = "mutated" + slot[5:]
             record, edge, _ = self._registry.record_of(tensor, mutated, frame)
@@ -167,6 +170,7 @@ class CallTensors:
             return
         refs = frame.refs
         calls = info.root.calls
+        all_change = frame.training and torch.is_grad_enabled()
         for entry in entries:
             tensor = entry.tensor()
             if tensor is None:
@@ -179,9 +183,7 @@ class CallTensors:
             if unchanged and entry.looked != calls:
                 # `p.data.add_()` and numpy leave the version as it is: a training step changes all,
                 # elsewhere a sample shows it.
-                unchanged = not (
-                    frame.training and torch.is_grad_enabled()
-                ) and entry.probe == sample(entry.pointer, entry.nbytes)
+                unchanged = not all_change and entry.looks_the_same()
             entry.looked = calls
             if not unchanged or ref is None:
                 number, edge, _ = self._registry.record_of(

@@ -12,17 +12,17 @@ import torch
 
 from whence.frameworks.torch_arrays import address_of
 from whence.instrument.call_frames import Root
-from whence.instrument.torch.tensor_content import sample
+from whence.instrument.torch.tensor_content import Probe
 from whence.records import Placement, Ref
 
 
 class ModuleInfo:
     """What is known of one module: where it is, and the tensors it holds with the records they were
-    last seen as.
+    last seen as. closed: its inside is not seen, by its class.
     """
 
     __slots__ = (
-        "branches", "deep", "entries", "op_type", "programs", "ref", "root", "scope", "serial",
+        "branches", "closed", "deep", "entries", "op_type", "programs", "ref", "root", "scope", "serial",
         "sizes", "source",
     )  # fmt: skip
 
@@ -48,11 +48,17 @@ class ModuleInfo:
         self.ref, self.scope, self.root = weakref.ref(module, died), scope, root
         self.op_type, self.source = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         self.branches = any(child is not None for child in module._modules.values())
+        self.closed = isinstance(module, torch.jit.ScriptModule) or is_optimized(module)
         # Children that are used without being called (a fused path): their parameters are the
         # module's own.
         self.deep = isinstance(module, torch.nn.MultiheadAttention)
         self.entries: list[HeldTensor] | None = None
         self.sizes: tuple[int, int, int] = (-1, -1, -1)
+
+
+def is_optimized(module: Any) -> bool:
+    """Is it what `torch.compile` makes of a module?"""
+    return type(module).__name__ == "OptimizedModule"
 
 
 class HeldTensor:
@@ -64,24 +70,29 @@ class HeldTensor:
     """
 
     __slots__ = (
-        "_name", "_ref", "_table", "last_ref", "looked", "nbytes", "placement", "pointer", "probe",
-        "slot", "version",
+        "_name", "_probe", "_ref", "_table", "last_ref", "looked", "placement", "pointer", "slot",
+        "version",
     )  # fmt: skip
 
     def __init__(self, slot: str, tensor: Any, table: dict[str, Any] | None, name: str) -> None:
         self.slot, self._table, self._name = slot, table, name
         self._ref = weakref.ref(tensor)
-        self.pointer, self.nbytes, self.looked, self.probe = 0, 0, -1, b""
+        self.pointer, self.looked = 0, -1
+        self._probe: Probe | None = None
         self.version: int | None = None
         self.last_ref: Ref | None = None
         self.placement: Placement | None = None
 
     def remember(self, tensor: Any) -> None:
         """Its address and a sample of its bytes are these."""
-        self.pointer, self.nbytes = address_of(tensor), 0
+        self.pointer, self._probe = address_of(tensor), None
         if tensor.is_cpu and tensor.layout is torch.strided and self.pointer and tensor.numel():
-            self.nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
-        self.probe = sample(self.pointer, self.nbytes)
+            nbytes = tensor.nbytes if tensor.is_contiguous() else tensor.element_size()
+            self._probe = Probe(self.pointer, nbytes)
+
+    def looks_the_same(self) -> bool:
+        """Does a sample of its bytes show no change? To be asked only while it lies where it did."""
+        return self._probe is None or self._probe.is_unchanged()
 
     def tensor(self) -> Any:
         """The tensor, None when it is gone."""

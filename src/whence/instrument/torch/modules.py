@@ -29,7 +29,7 @@ from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.listener_parts import Interventions, TakesTensors
 from whence.instrument.torch.modes import HIDING, is_traced
 from whence.instrument.torch.module_calls import ModuleCalls
-from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot
+from whence.instrument.torch.module_info import ModuleInfo, ModuleRoot, is_optimized
 from whence.instrument.torch.module_registry import ModuleRegistry
 from whence.instrument.torch.program_cache import NoPrograms, ProgramCache, ProgramWriter
 from whence.instrument.torch.tensor_identity import FindExternal, TensorRegistry
@@ -203,9 +203,11 @@ class Listener:
         if not frame.selected:
             frame.note = Mark.NOT_SELECTED.value
             return frame
-        session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
-        frame.keep = session.elements_on and not session.sampled
-        self._note_boundary(frame)
+        if session.elements_on:
+            session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
+            frame.keep = session.elements_on and not session.sampled
+        if info.closed or module._compiled_call_impl is not None:
+            self._note_boundary(frame)
         inputs = self.tensors.take_inputs(frame, args, kwargs)
         self.programs.expect(frame, inputs)
         if parent is not None and parent.recorder is not None:
@@ -240,7 +242,7 @@ class Listener:
         module = frame.module
         if isinstance(module, torch.jit.ScriptModule):
             frame.note = "scripted: inside not seen"
-        elif module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        elif module._compiled_call_impl is not None or is_optimized(module):
             frame.note = "compiled: inside not seen"
             self._note_compiler(frame, module)
 
@@ -261,33 +263,36 @@ class Listener:
             above.abandon("an exception left a module it calls")
         elif above is not None:
             above.child_leaves(frame.place, frame.results)
-        if error.startswith("_StopRecomputationError"):
+        if error and error.startswith("_StopRecomputationError"):
             # torch's way to end a recomputation once backward has what it needs.
             error, frame.note = "", frame.note or "recomputed as far as backward needed it"
         call = Call(
-            id=frame.order,
-            scope=frame.scope,
-            root=frame.root.name,
-            step=frame.step,
-            order=frame.order,
-            rank=session.rank,
-            micro=frame.micro,
-            phase=frame.phase,
-            occurrence=frame.occurrence,
-            op_type=info.op_type,
-            source=info.source,
-            parent=parent.order if parent is not None else -1,
-            number=frame.number,
-            leaf=frame.children == 0 and not frame.operators,
-            training=frame.training,
-            refs=tuple(frame.refs),
-            arguments=frame.arguments,
-            program=program,
-            no_program=no_program,
-            notes=(frame.note,) if frame.note else (),
-            error=error,
-            placements=frame.placements,
-        )
+            frame.order,  # id
+            frame.scope,
+            frame.root.name,
+            frame.step,
+            frame.order,
+            session.rank,
+            frame.micro,
+            frame.phase,
+            "",  # op
+            frame.occurrence,
+            "module",
+            info.op_type,
+            info.source,
+            parent.order if parent is not None else -1,
+            frame.number,
+            frame.children == 0 and not frame.operators,  # leaf
+            frame.training,
+            tuple(frame.refs),
+            frame.arguments,
+            program,
+            no_program,
+            (frame.note,) if frame.note else (),
+            error,
+        )  # by position: names would take longer than all the rest of it
+        if frame.placements:
+            call = msgspec.structs.replace(call, placements=frame.placements)
         self.registry.call(call)
         if parent is None:
             self._end_root(frame)

@@ -17,7 +17,7 @@ from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
 from whence.frameworks.torch_arrays import TensorSnapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
-from whence.instrument.session import Content
+from whence.instrument.session import Content, Form
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 hash_of = xxhash.xxh3_128_digest
@@ -31,6 +31,8 @@ FULL_BYTES = 1 << 16
 """Memory up to here is looked at whole when a tensor is seen again, of more a sample; hashing this
 takes about 5 us.
 """
+
+_PART = 64  # bytes at the start, in the middle and at the end that a sample consists of
 
 
 class StorageRef(msgspec.Struct, gc=False, eq=False):
@@ -50,7 +52,8 @@ def storage_ref(tensor: Any) -> StorageRef:
 class SeenTensor(msgspec.Struct, gc=False, eq=False):
     """A tensor that was recorded: enough to know it again without keeping its memory alive.
 
-    id: of the record; `Pending` while it is on its way. version: None of an inference tensor;
+    id: of the record; `Pending` while it is on its way. replaced: another record was made of what
+    lies there. version: None of an inference tensor;
     UNSETTLED until the next look. has_elements: whether its elements were wanted. span: bytes of
     memory that its elements lie in, 0 when they are not looked at there. memory: those, None of
     more than `FULL_BYTES`; read only while a tensor lies there. probe: their hash, or a `sample` of
@@ -65,11 +68,16 @@ class SeenTensor(msgspec.Struct, gc=False, eq=False):
     probe: bytes = b""
     span: int = 0
     memory: memoryview | None = None
+    replaced: bool = False
 
-    def agrees(self, version: int | None, keep: bool) -> bool:
-        """Is a tensor of this version, of which elements are wanted or not, this one as far as its
-        bytes are equal too?
+    def is_still(self, digest: bytes, version: int | None, keep: bool) -> bool:
+        """Is a tensor that lies where this one lay, with these bytes and this version, this one?
+        keep: whether elements of it are wanted.
         """
+        return self.digest == digest and self.may_be(version, keep)
+
+    def may_be(self, version: int | None, keep: bool) -> bool:
+        """Is a tensor of this version this one as far as its bytes are equal too?"""
         if (keep and not self.has_elements) or expired(self.storage.cdata):
             return False
         if self.version == UNSETTLED:
@@ -88,13 +96,81 @@ class Pending:
 
 def sample(pointer: int, nbytes: int) -> bytes:
     """A few of the bytes of a parameter: what an update of all its elements cannot miss."""
-    if nbytes <= 192:
+    if nbytes <= 3 * _PART:
         return _read(pointer, nbytes)
     return (
-        _read(pointer, 64)
-        + _read(pointer + nbytes // 2 - 32, 64)
-        + _read(pointer + nbytes - 64, 64)
+        _read(pointer, _PART)
+        + _read(pointer + nbytes // 2 - _PART // 2, _PART)
+        + _read(pointer + nbytes - _PART, _PART)
     )
+
+
+class Probe:
+    """The sample of memory, taken again where it was taken. To be read only while a tensor lies
+    there.
+    """
+
+    __slots__ = ("_digests", "_views")
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        parts = [(pointer, nbytes)]
+        if nbytes > 3 * _PART:
+            middle, end = pointer + nbytes // 2 - _PART // 2, pointer + nbytes - _PART
+            parts = [(pointer, _PART), (middle, _PART), (end, _PART)]
+        self._views = [host.memory_at(*part) for part in parts]
+        self._digests = [hash_of(view) for view in self._views]
+
+    def is_unchanged(self) -> bool:
+        """Are these the bytes that were sampled?"""
+        for view, digest in zip(self._views, self._digests):
+            if hash_of(view) != digest:
+                return False
+        return True
+
+
+class PlainForm(msgspec.Struct, gc=False, eq=False):
+    """What all plain tensors of one dtype and shape have in common. form: (dtype, shape, ()).
+    whole: of those that start where their storage does.
+    """
+
+    form: tuple[str, tuple[int, ...], tuple[int, ...]]
+    nbytes: int
+    whole: Form
+
+
+_MOST_FORMS = 1 << 14
+_forms: dict[tuple[Any, Any], PlainForm | None] = {}
+
+
+def plain_form(tensor: Any) -> PlainForm | None:
+    """The form of a plain tensor: on the CPU, of no class of its own, and its memory is its
+    canonical bytes. None for any other.
+    """
+    kind = type(tensor)
+    if (
+        (kind is not _TENSOR and kind is not _PARAMETER)
+        or not tensor.is_cpu
+        or tensor.layout is not _STRIDED
+        or _is_transformed(tensor)
+        or tensor.is_nested
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+    ):
+        return None
+    key = (tensor.dtype, tensor.shape)
+    return _forms[key] if key in _forms else _new_form(tensor, key)
+
+
+def _new_form(tensor: Any, key: tuple[Any, Any]) -> PlainForm | None:
+    if len(_forms) >= _MOST_FORMS:
+        _forms.clear()
+    name = tensors.dtype_name(tensor)
+    form = None
+    if name and name[0] != "c" and tensor.nbytes:  # a complex one may be a conjugate
+        shape = tuple(tensor.shape)
+        form = PlainForm((name, shape, ()), tensor.nbytes, Form(name, shape))
+    _forms[key] = form
+    return form
 
 
 class TensorContent(Content, gc=False, eq=False):
@@ -167,3 +243,7 @@ def span_of(tensor: Any) -> int:
         return int(tensor.nbytes)
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
     return int((last + 1) * tensor.element_size()) if tensor.numel() else 0
+
+
+_is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+_STRIDED, _TENSOR, _PARAMETER = torch.strided, torch.Tensor, torch.nn.Parameter

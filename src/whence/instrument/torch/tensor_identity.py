@@ -16,20 +16,24 @@ import torch
 
 from whence.frameworks import host
 from whence.frameworks import torch_arrays as tensors
+from whence.frameworks.host import memory_at
 from whence.frameworks.torch_arrays import TensorSnapshot, address_of, snapshot
 from whence.frameworks.torch_trees import ObjectSnapshot
 from whence.instrument.session import Content, Form, Origin, Session
 from whence.instrument.torch.dtensor_placement import placement_of
+from whence.instrument.torch.known_tensors import KnownTensors
 from whence.instrument.torch.staging import StagingRing
 from whence.instrument.torch.tensor_content import (
     UNSETTLED,
     Bytes,
     Pending,
+    PlainForm,
     SeenTensor,
     content_of,
     expired,
     hash_of,
     increment,
+    plain_form,
     sample,
     storage_ref,
 )
@@ -39,6 +43,8 @@ from whence.records.slots import is_mutated
 FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
 
 _MIN_EXTERNAL_BYTES = 1 << 16  # of a parameter that is worth looking for in a checkpoint
+
+_FEW = 1 << 10  # tensors that are gone, remembered: some hundred bytes each
 
 
 class Sighter(Protocol):
@@ -77,6 +83,8 @@ class TensorRegistry:
         self._on_error, self._busy, self._remembers = on_error, busy, remembers
         self.ring: StagingRing | None = None
         self._live: dict[tuple[Any, ...], SeenTensor] = {}
+        self._crowded = _FEW
+        self._known = KnownTensors()
 
     @property
     def waiting_bytes(self) -> int:
@@ -103,14 +111,18 @@ class TensorRegistry:
             self.ring.drain()
 
     def prune(self) -> None:
-        """Forget tensors that are gone."""
-        self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
+        """Forget tensors that are gone, once as many were seen as were left the last time."""
+        if len(self._live) >= self._crowded:
+            self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
+            self._crowded = 2 * len(self._live) + _FEW
+        self._known.prune()
 
     def close(self) -> None:
         """Wait for what is on its way and forget everything."""
         if self.ring is not None:
             self.ring.close()
         self._live.clear()
+        self._known.clear()
 
     def abandon(self) -> None:
         """In a forked child: the ring's thread is not here."""
@@ -135,7 +147,14 @@ class TensorRegistry:
         version yet. tried: `again` is not to be asked: it was, or an operator made or wrote this
         just now.
         """
-        if self._remembers and not tried:
+        if not self._remembers:
+            known_again = self._known.again(tensor, frame.keep)
+            if known_again is not None:
+                return known_again
+            plain = None if self._staged else plain_form(tensor)
+            if plain is not None and (address := address_of(tensor)):
+                return self._record_plain(tensor, plain, address, slot, frame, parameter, grows)
+        elif not tried:
             known_again = self.again(tensor, frame.keep)
             if known_again is not None:
                 return known_again
@@ -144,36 +163,69 @@ class TensorRegistry:
             frame.placements[slot] = placement
         if look.unreadable:
             return self.unreadable(look.plain, look.unreadable)
+        keep, version = frame.keep, look.version
         form = dtype, shape, stride = look.form
         key = (look.address or look.plain.untyped_storage()._cdata, form)
         previous = self._live.get(key)
+        whole = Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass)
+        origin = Origin(frame.scope, slot, frame.op_type, keep)
         if self._staged or look.device != "cpu":
-            write = functools.partial(
-                self._write,
-                Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass),
-                Origin(frame.scope, slot, frame.op_type, frame.keep),
-                parameter and frame.keep,
-                grows,
-            )
-            return *self._record_staged(look, key, previous, frame.keep, unsettled, write), form
+            write = functools.partial(self._write, whole, origin, parameter and keep, grows)
+            return *self._record_staged(look, key, previous, keep, unsettled, write), form
         content = content_of(look, probed=self._remembers)
-        if (
-            previous is not None
-            and previous.digest == content.digest
-            and previous.agrees(look.version, frame.keep)
-        ):
+        if previous is not None and previous.is_still(content.digest, version, keep):
             if unsettled:
                 previous.version = UNSETTLED
-            return previous.id, "content" if look.version is None else "identity", form
-        whole = Form(dtype, shape, stride, look.plain.storage_offset(), look.device, look.subclass)
-        origin = Origin(frame.scope, slot, frame.op_type, frame.keep)
+            return previous.id, "content" if version is None else "identity", form
         may_refer = parameter and self._session.elements_on
         number = self._write(whole, origin, may_refer, grows, content, look.plain)
-        version, storage = UNSETTLED if unsettled else look.version, storage_ref(look.plain)
-        seen = SeenTensor(number, content.digest, version, storage, frame.keep)
+        version, storage = UNSETTLED if unsettled else version, storage_ref(look.plain)
+        seen = SeenTensor(number, content.digest, version, storage, keep)
         seen.probe, seen.span, seen.memory = content.probe, content.span, content.memory
         self._live[key] = seen
         return number, "", form
+
+    def _record_plain(
+        self,
+        tensor: Any,
+        plain: PlainForm,
+        address: int,
+        slot: str,
+        frame: Sighter,
+        parameter: bool,
+        grows: tuple[ObjectSnapshot, str] | None,
+    ) -> tuple[Any, str, Any]:
+        """`record_of` for a plain tensor."""
+        keep, form, nbytes = frame.keep, plain.form, plain.nbytes
+        memory = memory_at(address, nbytes)
+        digest = hash_of(memory)
+        version = None if tensor.is_inference() else tensor._version
+        key = (address, form)
+        seen = self._live.get(key)
+        if seen is not None and seen.is_still(digest, version, keep):
+            self._known.add(tensor, seen, address, memory, form)
+            return seen.id, "content" if version is None else "identity", form
+        if seen is not None:
+            seen.replaced = True
+        offset = tensor.storage_offset()
+        number = self._write(
+            Form(form[0], form[1], (), offset) if offset else plain.whole,
+            Origin(frame.scope, slot, frame.op_type, keep),
+            parameter and self._session.elements_on,
+            grows,
+            Content(digest, address, nbytes),
+            tensor,
+        )
+        seen = self._live[key] = SeenTensor(number, digest, version, storage_ref(tensor), keep)
+        self._known.add(tensor, seen, address, memory, form)
+        return number, "", form
+
+    def is_as_it_was(self, tensor: Any, record: Any) -> bool:
+        """Is a tensor as it was when this record was made of it? False where one look does not
+        tell.
+        """
+        again = self._known.again(tensor, keep=False)
+        return again is not None and again[0] == record
 
     def _write(
         self,
@@ -218,7 +270,7 @@ class TensorRegistry:
             self.ring = StagingRing(on_error=self._on_error)
         tensor, version = look.plain, look.version
         look.plain = None  # what is on its way must not keep the program's memory alive
-        earlier = previous if previous is not None and previous.agrees(version, keep) else None
+        earlier = previous if previous is not None and previous.may_be(version, keep) else None
         pending = Pending()
         storage = earlier.storage if earlier is not None else storage_ref(tensor)
         now = self._live[key] = SeenTensor(
