@@ -16,7 +16,7 @@ from whence.instrument.session import Session
 from whence.instrument.torch.caller_code import is_block_cache, tensors_of
 from whence.instrument.torch.frames import ModuleFrame
 from whence.instrument.torch.module_info import HeldTensor, ModuleInfo, home_of
-from whence.instrument.torch.tensor_content import Pending, sample
+from whence.instrument.torch.tensor_content import Pending
 from whence.instrument.torch.tensor_identity import TensorRegistry
 from whence.records import Ref
 from whence.records.slots import is_param

@@ -22,8 +22,8 @@ class ModuleInfo:
     """
 
     __slots__ = (
-        "branches", "closed", "deep", "entries", "op_type", "programs", "ref", "root", "scope", "serial",
-        "sizes", "source",
+        "branches", "closed", "deep", "entries", "op_type", "programs", "ref", "root", "scope",
+        "serial", "sizes", "source",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +91,7 @@ class HeldTensor:
             self._probe = Probe(self.pointer, nbytes)
 
     def looks_the_same(self) -> bool:
-        """Does a sample of its bytes show no change? To be asked only while it lies where it did."""
+        """Does a sample of its bytes show no change? Only asked while it lies where it did."""
         return self._probe is None or self._probe.is_unchanged()
 
     def tensor(self) -> Any:

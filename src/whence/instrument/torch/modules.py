@@ -203,7 +203,8 @@ class Listener:
         if not frame.selected:
             frame.note = Mark.NOT_SELECTED.value
             return frame
-        if session.elements_on:
+        elements_on = session.elements_on
+        if elements_on:
             session.over_budget(frame.scope, frame.step, self.registry.waiting_bytes)
             frame.keep = session.elements_on and not session.sampled
         if info.closed or module._compiled_call_impl is not None:

@@ -31,6 +31,7 @@ from whence.instrument.torch.tensor_content import (
     SeenTensor,
     content_of,
     expired,
+    form_of,
     hash_of,
     increment,
     plain_form,
@@ -208,14 +209,11 @@ class TensorRegistry:
         if seen is not None:
             seen.replaced = True
         offset = tensor.storage_offset()
-        number = self._write(
-            Form(form[0], form[1], (), offset) if offset else plain.whole,
-            Origin(frame.scope, slot, frame.op_type, keep),
-            parameter and self._session.elements_on,
-            grows,
-            Content(digest, address, nbytes),
-            tensor,
-        )
+        whole = Form(form[0], form[1], (), offset) if offset else plain.whole
+        origin = Origin(frame.scope, slot, frame.op_type, keep)
+        content = Content(digest, address, nbytes)
+        may_refer = parameter and self._session.elements_on
+        number = self._write(whole, origin, may_refer, grows, content, tensor)
         seen = self._live[key] = SeenTensor(number, digest, version, storage_ref(tensor), keep)
         self._known.add(tensor, seen, address, memory, form)
         return number, "", form
@@ -338,20 +336,8 @@ class TensorRegistry:
 
     def unreadable(self, tensor: Any, why: str) -> tuple[Any, str, Any]:
         """A record of the shape of a tensor whose elements cannot be read, or say nothing."""
-        dtype = tensors.dtype_name(tensor) or str(tensor.dtype).removeprefix("torch.")
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        kind = type(tensor).__name__
-        subclass = "" if kind in ("Tensor", "Parameter") else kind
-        stride: tuple[int, ...] = ()
-        offset = 0
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            stride, offset = (
-                () if tensor.is_contiguous() else tensor.stride(),
-                tensor.storage_offset(),
-            )
-        form = Form(dtype, shape, stride, offset, str(tensor.device), subclass)
-        number = self._session.unreadable(form, why)
-        return number, "", (dtype, shape, stride)
+        form = form_of(tensor)
+        return self._session.unreadable(form, why), "", (form.dtype, form.shape, form.stride)
 
     def figures(self, tensor: Any, take: Callable[[Statistics], None]) -> None:
         """Hand the figures of a tensor to `take`, without a record; of one that cannot be read,
