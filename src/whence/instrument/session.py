@@ -32,6 +32,9 @@ from whence.records.slots import is_param
 FIGURES = 1 << 12
 """Figures of so many contents are remembered: a view has those of its base."""
 
+QUICK_BYTES = 1 << 14
+"""Figures of contents up to here are taken again in less time than it takes to remember them."""
+
 
 class Form(msgspec.Struct, gc=False, eq=False):
     """What a tensor is, its elements apart. stride: () of a contiguous one."""
@@ -278,12 +281,11 @@ class Session:
         dtype, shape, digest = form.dtype, form.shape, content.digest
         scope, slot = origin.scope, origin.slot
         if self._measures:
-            figures = self._figures.get((digest, dtype))
-            if figures is None:
-                if len(self._figures) >= FIGURES:
-                    self._figures.clear()
-                figures = self._figures[digest, dtype] = content.figures(dtype)
-            statistics, sketch = figures
+            statistics, sketch = (
+                content.figures(dtype)
+                if content.nbytes <= QUICK_BYTES
+                else self._remembered_figures(content, dtype)
+            )
         why = self._never or self._why_none(origin)
         payload = None if why else content.array() if content.tail is None else content.tail
         if self._columns is not None:
@@ -316,6 +318,14 @@ class Session:
         if bytes_before >= 0:
             self._sizes.parameter_bytes += sink.nbytes - bytes_before
         return number
+
+    def _remembered_figures(self, content: Content, dtype: str) -> tuple[Statistics, Sketch]:
+        figures = self._figures.get((content.digest, dtype))
+        if figures is None:
+            if len(self._figures) >= FIGURES:
+                self._figures.clear()
+            figures = self._figures[content.digest, dtype] = content.figures(dtype)
+        return figures
 
     def _why_none(self, origin: Origin) -> str:
         """Why no elements of this tensor are kept, "" where they are."""

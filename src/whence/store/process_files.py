@@ -21,10 +21,9 @@ from whence.store.journal import Line, encoded, settled
 from whence.store.shards import STAGING_BYTES, Bytes, ShardWriter, write_all
 
 FLUSH_S = 0.5
-WAITING = 512
-"""So many lines of the journal wait at most: 256 KiB, as lines go."""
-LONG = 32 << 10
-"""A line of more bytes does not wait."""
+JOURNAL_BYTES = 256 << 10
+TOGETHER = 64
+"""So many lines are encoded at once. More of them alive would set off the garbage collector."""
 
 
 class ProcessFiles:
@@ -40,6 +39,7 @@ class ProcessFiles:
         self._max_shard_bytes = max_shard_bytes
         self._staging = bytearray(STAGING_BYTES)
         self._lines: list[Line | msgspec.Raw] = []  # not encoded yet
+        self._journal = bytearray()
         self._journal_end = 0
         self._journal_fd = os.open(
             folder / JOURNAL, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
@@ -49,21 +49,27 @@ class ProcessFiles:
     @property
     def is_old(self) -> bool:
         """Whether lines wait for longer than FLUSH_S."""
-        return bool(self._lines) and time.monotonic() - self._flushed_at > FLUSH_S
+        waiting = self._lines or self._journal
+        return bool(waiting) and time.monotonic() - self._flushed_at > FLUSH_S
 
     def append(self, line: Line) -> None:
         """Add a line to the journal, and hand the lines to the kernel when they are many, long or
         old. What JSON cannot hold raises and adds nothing.
         """
         lines = self._lines
-        text = settled(line)
-        lines.append(text)
-        if (
-            len(lines) >= WAITING
-            or (type(text) is msgspec.Raw and len(text) > LONG)
-            or time.monotonic() - self._flushed_at > FLUSH_S
-        ):
-            self.flush()
+        lines.append(settled(line))
+        if len(lines) >= TOGETHER:
+            self._encode()
+            if (
+                len(self._journal) > JOURNAL_BYTES
+                or time.monotonic() - self._flushed_at > FLUSH_S
+            ):
+                self.flush()
+
+    def _encode(self) -> None:
+        text = encoded(self._lines)
+        self._lines.clear()
+        self._journal += text
 
     def put(self, data: Bytes) -> tuple[int, int]:
         """Append bytes to the current shard, or to a new one when it is full. Returns (shard,
@@ -126,10 +132,11 @@ class ProcessFiles:
             _check_linked(self._shard.fd)
         _check_linked(self._journal_fd)
         if self._lines:
-            text = encoded(self._lines)
-            write_all(self._journal_fd, text, self._journal_end)
-            self._journal_end += len(text)
-            self._lines.clear()
+            self._encode()
+        if self._journal:
+            write_all(self._journal_fd, self._journal, self._journal_end)
+            self._journal_end += len(self._journal)
+            self._journal.clear()
         self._flushed_at = time.monotonic()
 
     def sync(self) -> None:
@@ -153,7 +160,7 @@ class ProcessFiles:
         if self._journal_fd >= 0:
             os.close(self._journal_fd)
             self._journal_fd = -1
-        self._staging, self._lines = bytearray(), []
+        self._staging, self._journal, self._lines = bytearray(), bytearray(), []
 
 
 def _check_linked(fd: int) -> None:

@@ -352,7 +352,7 @@ def _flush_regularly(writer: weakref.ref[Writer], stop: threading.Event) -> None
     """A program that hangs adds nothing more, yet its last calls are the ones that matter: they go
     out within FLUSH_S.
     """
-    while not stop.wait(FLUSH_S):
+    while not stop.wait(FLUSH_S / 2):
         alive = writer()
         if alive is None:
             return

@@ -60,13 +60,14 @@ class CallTensors:
                 walk.collect(value, f"input.{name}")
             inputs, frame.arguments = walk.tensors, walk.arguments
         if self._takes_inputs:
-            refs, record_of = frame.refs, self._registry.record_of
+            refs, forms, given = frame.refs, frame.forms, frame.inputs
+            record_of = self._registry.record_of
             for slot, tensor in inputs:
                 number, edge, form = record_of(tensor, slot, frame)
                 refs.append(Ref(slot, number, edge))
-                frame.forms.append((slot, form))
+                forms.append((slot, form))
                 version = None if tensor.is_inference() else tensor._version
-                frame.inputs.append((slot, tensor, version, number))
+                given.append((slot, tensor, version, number))
         return inputs
 
     # ---- after the call
@@ -75,7 +76,8 @@ class CallTensors:
         """Record mutations and outputs of a call that ends."""
         info, leaf = frame.info, frame.children == 0
         if not error:
-            self._take_mutated_inputs(frame)
+            if frame.inputs:
+                self._take_mutated_inputs(frame)
             if frame.objects:
                 self._take_mutated_objects(frame)
             if info.entries:
