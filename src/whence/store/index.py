@@ -15,9 +15,11 @@ import numpy as np
 
 from whence.dtypes import DTYPES
 from whence.records import Statistics
+from whence.store.columns import Column as FileColumn
+from whence.store.columns import save, whole_column
 from whence.store.folder import FORMAT, INDEX
 from whence.store.journal import CALL, RECORD, Damage
-from whence.store.shards import map_file, parse_header, save
+from whence.store.shards import map_file, parse_header
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -102,16 +104,23 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Write it beside its journal. Raises OSError."""
-        encoded = [name.encode("utf-8", "surrogatepass") for name in self.names]
-        starts = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(e) for e in encoded], out=starts[1:])
-        blob = np.frombuffer(b"".join(encoded), np.uint8)
-        columns = {**self.columns, "names": blob, "names_at": starts}
-        save(
-            folder / INDEX,
-            columns.items(),
-            {"format": str(FORMAT), "journal_bytes": str(self.journal_bytes)},
-        )
+        columns = {name: whole_column(column) for name, column in self.columns.items()}
+        write_index(folder, columns, self.names, self.journal_bytes)
+
+
+def write_index(
+    folder: Path, columns: dict[str, FileColumn], names: list[str], journal_bytes: int
+) -> None:
+    """Write an index beside its journal. Raises OSError."""
+    encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+    starts = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(e) for e in encoded], out=starts[1:])
+    blob = np.frombuffer(b"".join(encoded), np.uint8)
+    save(
+        folder / INDEX,
+        {**columns, "names": whole_column(blob), "names_at": whole_column(starts)},
+        {"format": str(FORMAT), "journal_bytes": str(journal_bytes)},
+    )
 
 
 def load(folder: Path, journal_bytes: int) -> Index | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
 from whence.records import Call, Dumped, Elements, External, Increment, Kept, Record, Statistics
 from whence.store import journal as journal_file
+from whence.store.columns import Column as FileColumn
+from whence.store.columns import FileBlocks
 from whence.store.index import (
     EXTERNAL,
     INCREMENT,
@@ -22,6 +26,7 @@ from whence.store.index import (
     Column,
     Index,
     load,
+    write_index,
 )
 from whence.store.journal import KINDS, OTHER, Damage, Entry
 from whence.store.shards import Bytes
@@ -45,12 +50,81 @@ class _Doubt(Exception):
     """A line of a batch contradicts another; which one has to be looked up."""
 
 
-class _Builder:
+class _Parts(Protocol):
+    """Where the parts of columns go as they are made."""
+
+    def add(self, name: str, part: Column) -> None: ...
+
+
+class _InMemory:
+    """Parts of columns in memory."""
+
     def __init__(self) -> None:
-        self.parts: dict[str, list[Column]] = {name: [] for name in SCHEMA}
+        self._parts: dict[str, list[Column]] = {}
+
+    def add(self, name: str, part: Column) -> None:
+        self._parts.setdefault(name, []).append(part)
+
+    def columns(self) -> dict[str, Column]:
+        """The whole columns."""
+        return {name: np.concatenate([_empty(name), *self._parts.get(name, ())]) for name in SCHEMA}
+
+
+class _Spooled:
+    """Parts of columns one behind the other in a file without a name, so that an index of any size
+    is made in little memory.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._end = file, 0
+        self._places: dict[str, list[tuple[int, int]]] = {name: [] for name in SCHEMA}
+        self._lengths = dict.fromkeys(SCHEMA, 0)
+
+    def add(self, name: str, part: Column) -> None:
+        raw = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        self._file.write(raw.data)
+        self._places[name].append((self._end, raw.size))
+        self._end += raw.size
+        self._lengths[name] += len(part)
+
+    def columns(self) -> dict[str, FileColumn]:
+        """The whole columns, read back in parts."""
+        self._file.flush()
+        return {
+            name: FileColumn(
+                (empty := _empty(name)).dtype,
+                (self._lengths[name], *empty.shape[1:]),
+                self._read(self._places[name]),
+            )
+            for name in SCHEMA
+        }
+
+    def _read(self, places: list[tuple[int, int]]) -> Iterator[Bytes]:
+        for start, nbytes in places:
+            yield np.frombuffer(os.pread(self._file.fileno(), nbytes, start), np.uint8)
+
+
+def _empty(name: str) -> Column:
+    wide = WIDTHS.get(name)
+    return np.empty((0, wide) if wide else 0, SCHEMA[name][0])
+
+
+class _Builder:
+    """Columns of the lines of a journal, in order, handed to `parts` as they are made.
+
+    Of calls their ids and parents stay in memory until the end: which position a parent has shows
+    when it was written, behind its children.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
         self.names = _Names()
         self.records = 0
-        self.ids: list[Column] = []
+        self._ids: list[Column] = []
+        self._parents: list[Column] = []
+        self._totals = {"shape_at": 0, "refs_at": 0}
+        for name in self._totals:
+            parts.add(name, np.zeros(1, np.int64))
         self.end = 0
 
     def add(self, batch: list[Entry]) -> None:
@@ -78,9 +152,14 @@ class _Builder:
             self._doubt_records(records, columns)
         if calls and not _within(columns["ref_record"], self.records + len(records)):
             raise _Doubt
+        if calls:
+            self._ids.append(numbers)
+            self._parents.append(columns.pop("parent"))
         for name, column in columns.items():
-            self.parts[name].append(column)
-        self.ids.append(numbers)
+            if name in self._totals:  # lengths, which become the places where each one ends
+                column = np.cumsum(column) + self._totals[name]
+                self._totals[name] = int(column[-1])
+            self._parts.add(name, column)
         self.records += len(records)
         self.end = batch[-1].end if batch else self.end
 
@@ -145,21 +224,12 @@ class _Builder:
         if not sound or (columns["shard"][stored] < 0).any():
             raise _Doubt
 
-    def finish(self, damage: Damage | None) -> Index:
-        columns: dict[str, Column] = {}
-        for name, (dtype, _) in SCHEMA.items():
-            wide = WIDTHS.get(name)
-            empty = np.empty((0, wide) if wide else 0, dtype)
-            columns[name] = np.concatenate(self.parts[name]) if self.parts[name] else empty
-        for name in ("shape_at", "refs_at"):
-            columns[name] = np.concatenate(
-                [np.zeros(1, np.int64), np.cumsum(columns[name], dtype=np.int64)]
-            )
-        columns["line_start"] = np.append(columns["line_start"], self.end)
-        columns["parent"] = _positions(
-            np.concatenate([np.empty(0, np.int64), *self.ids]), columns["parent"]
-        )
-        return Index(columns, list(self.names), self.end, damage)
+    def finish(self) -> None:
+        """Hand over what shows at the end only."""
+        self._parts.add("line_start", np.array([self.end], np.int64))
+        none = np.empty(0, np.int64)
+        ids, parents = (np.concatenate([none, *p]) for p in (self._ids, self._parents))
+        self._parts.add("parent", _positions(ids, parents))
 
 
 def load_or_build(folder: Path, journal: Bytes) -> Index:
@@ -173,7 +243,29 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
 
     tell: called with how many bytes of it were read, and how many it has.
     """
-    builder = _Builder()
+    parts = _InMemory()
+    builder = _Builder(parts)
+    damage = _fill(builder, journal, tell)
+    return Index(parts.columns(), list(builder.names), builder.end, damage)
+
+
+def write(
+    journal: Bytes | FileBlocks, folder: Path, tell: Callable[[int, int], None] | None = None
+) -> None:
+    """Write the index of a journal into its folder, in memory that does not grow with records.
+    Raises OSError.
+    """
+    with tempfile.TemporaryFile(dir=folder, buffering=1 << 20) as file:
+        parts = _Spooled(file)
+        builder = _Builder(parts)
+        _fill(builder, journal, tell)
+        write_index(folder, parts.columns(), list(builder.names), builder.end)
+
+
+def _fill(
+    builder: _Builder, journal: Bytes | FileBlocks, tell: Callable[[int, int], None] | None
+) -> Damage | None:
+    """Add all lines of a journal; what ended them early."""
     damage = None
     entries = journal_file.read(journal)
     lines = 0
@@ -193,7 +285,8 @@ def build(journal: Bytes, tell: Callable[[int, int], None] | None = None) -> Ind
         lines += len(batch)
         if tell is not None:
             tell(batch[-1].end, len(journal))
-    return builder.finish(damage)
+    builder.finish()
+    return damage
 
 
 def _first_wrong(batch: list[Entry], records: int, lines: int) -> tuple[int, Damage]:

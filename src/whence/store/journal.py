@@ -15,6 +15,7 @@ import msgspec
 import orjson
 
 from whence.records import Call, Note, Program, Record, Step
+from whence.store.columns import FileBlocks
 from whence.store.shards import Bytes
 
 Line = Record | Call | Program | Note | Step
@@ -150,7 +151,7 @@ class Damage(Exception):
         self.byte, self.line, self.reason, self.torn = byte, line, reason, torn
 
 
-def read(journal: Bytes) -> Iterator[Entry]:
+def read(journal: Bytes | FileBlocks) -> Iterator[Entry]:
     """The lines in order. Raises Damage at the first one that is not whole, after yielding all
     before it.
     """
@@ -179,7 +180,7 @@ def _is_of_the_future(raw: bytes) -> bool:
     )
 
 
-def _lines(journal: Bytes) -> Iterator[tuple[bytes, int, int, bool]]:
+def _lines(journal: Bytes | FileBlocks) -> Iterator[tuple[bytes, int, int, bool]]:
     """(text without its newline, start, start of the next line, whether there was a newline)."""
     start = 0
     while start < journal.size:

@@ -60,10 +60,7 @@ class ProcessFiles:
         lines.append(settled(line))
         if len(lines) >= TOGETHER:
             self._encode()
-            if (
-                len(self._journal) > JOURNAL_BYTES
-                or time.monotonic() - self._flushed_at > FLUSH_S
-            ):
+            if len(self._journal) > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:
                 self.flush()
 
     def _encode(self) -> None:

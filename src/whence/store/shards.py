@@ -15,7 +15,6 @@ import functools
 import mmap
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -381,35 +380,3 @@ class Shard:
         self._bytes, self._data_at = mapped, 8 + length
         self._address = int(mapped.__array_interface__["data"][0])
         return mapped
-
-
-def save(
-    path: Path, columns: Iterable[tuple[str, np.ndarray[Any, Any]]], metadata: dict[str, str]
-) -> None:
-    """Write plain arrays as a safetensors file, replacing `path` atomically. Raises OSError."""
-    codes = {d.numpy: d.safetensors for d in DTYPES.values()}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    parts: list[Bytes] = []
-    end = 0
-    # so that each is aligned to its own width
-    for name, column in sorted(columns, key=lambda item: -item[1].dtype.itemsize):
-        raw = np.ascontiguousarray(column).reshape(-1).view(np.uint8)
-        header[name] = {
-            "dtype": codes[column.dtype],
-            "shape": list(column.shape),
-            "data_offsets": [end, end + raw.size],
-        }
-        end += raw.size
-        parts.append(raw)
-    text = orjson.dumps(header)
-    text = text.ljust((len(text) + 8 + 63) // 64 * 64 - 8)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for part in parts:
-                file.write(part.data)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise

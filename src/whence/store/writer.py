@@ -29,10 +29,11 @@ from whence.records import (
 )
 from whence.store import folder as folders
 from whence.store import index_builder
+from whence.store.columns import FileBlocks
 from whence.store.folder import JOURNAL
 from whence.store.journal import Line
 from whence.store.process_files import FLUSH_S, ProcessFiles
-from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes, map_file
+from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
 from whence.store.stored_elements import StoredElements
 
@@ -255,9 +256,11 @@ class Writer:
                 self._fail(error)
             finally:
                 self._let_go()
-            with contextlib.suppress(OSError, MemoryError):
-                journal = map_file(files.folder / JOURNAL)
-                index_builder.build(journal, self._finishing).save(files.folder)
+            with (
+                contextlib.suppress(OSError, MemoryError),
+                FileBlocks(files.folder / JOURNAL) as journal,
+            ):
+                index_builder.write(journal, files.folder, self._finishing)
 
     def __enter__(self) -> Writer:
         return self
