@@ -19,15 +19,17 @@ class ModuleFrame(Frame):
     inputs: (slot, tensor, its version, its record) of what it was given. forms: (slot, (dtype,
     shape, stride)) of those. objects: (slot, object) of what holds tensors among its arguments.
     results: (slot, tensor) of what it returned and changed. operators: calls directly below it that
-    are no modules. signature, family, recorder, reads, started: see `program_cache`.
+    are no modules. signature, family, recorder, reads, started, ended, held: see
+    `program_cache`.
     """
 
     __slots__ = (
-        "arguments", "family", "forms", "info", "inputs", "micro", "module", "note", "objects",
+        "arguments", "ended", "family", "forms", "held", "info", "inputs", "micro", "module", "note", "objects",
         "op_type", "operators", "phase", "placements", "reads", "recorder", "results", "signature",
         "started", "training",
     )  # fmt: skip
     micro: int
+    held: dict[tuple[Any, ...], tuple[str, Any]] | None
     parent: ModuleFrame | None
     phase: str
     reads: list[str]
@@ -52,3 +54,4 @@ class ModuleFrame(Frame):
         self.signature: tuple[Any, ...] | None = None
         self.family: tuple[Any, ...] | None = None
         self.recorder: Recorder | None = None
+        self.ended, self.held = False, None

@@ -223,10 +223,15 @@ class ProgramCache:
                     number, edge, _ = self._registry.record_of(tensor, slot, frame)
                     frame.refs.append(Ref(slot, number, edge))
                     return slot
-                for slot, attribute in tensors_of(frame.module):
-                    if layout(attribute) == place:
-                        self._hold(frame, slot, attribute)
-                        return slot
+                held = frame.held
+                if held is None:
+                    held = _by_place(frame.module)
+                    if frame.ended:  # nothing of the program runs now that would change them
+                        frame.held = held
+                if place in held:
+                    slot, attribute = held[place]
+                    self._hold(frame, slot, attribute)
+                    return slot
         finally:
             thread.busy = busy
         return ""
@@ -267,7 +272,9 @@ class ProgramCache:
         if error:
             recorder.abandon()
             return "", "the call raised"
+        frame.ended = True
         recording = recorder.finish(frame.results)
+        frame.held = None
         self._recorded += 1
         self._seconds += time.perf_counter() - frame.started
         if recording.program is None:
@@ -285,6 +292,14 @@ class ProgramCache:
         if frame.family is not None:
             self._families[frame.family].append(outcome)
         return outcome.program, outcome.reason
+
+
+def _by_place(module: Any) -> dict[tuple[Any, ...], tuple[str, Any]]:
+    """(slot, tensor) of what a module and those below it hold, by where it lies."""
+    held: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for slot, tensor in tensors_of(module):
+        held.setdefault(layout(tensor), (slot, tensor))
+    return held
 
 
 def _signature(frame: ModuleFrame) -> tuple[Any, ...]:
