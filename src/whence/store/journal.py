@@ -46,12 +46,12 @@ encoder = msgspec.json.Encoder(enc_hook=in_words)  # the writer never fails on a
 
 
 def settled(line: Line) -> Line | msgspec.Raw:
-    """What waits for its turn in the journal in place of a line: itself where nothing can change it
-    any more, else its text as of now.
+    """What waits for its turn in the journal in place of a line: its text as of now, or itself
+    where nothing can change it any more, as of a record. What JSON cannot hold raises.
     """
-    if type(line) is Record or (type(line) is Call and not line.arguments):
-        return line
     if isinstance(line, Call):
+        if not line.arguments:
+            return line
         try:
             return msgspec.Raw(encoder.encode(_writable(line)))
         except _UNWRITABLE:

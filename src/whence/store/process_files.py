@@ -17,7 +17,7 @@ import numpy as np
 
 from whence.records import Increment, Kept
 from whence.store.folder import JOURNAL, shard_name
-from whence.store.journal import Line, encoded, settled
+from whence.store.journal import Line, encoded
 from whence.store.shards import STAGING_BYTES, Bytes, ShardWriter, write_all
 
 FLUSH_S = 0.5
@@ -52,12 +52,12 @@ class ProcessFiles:
         waiting = self._lines or self._journal
         return bool(waiting) and time.monotonic() - self._flushed_at > FLUSH_S
 
-    def append(self, line: Line) -> None:
-        """Add a line to the journal, and hand the lines to the kernel when they are many, long or
-        old. What JSON cannot hold raises and adds nothing.
+    def append(self, line: Line | msgspec.Raw) -> None:
+        """Add a line to the journal that nothing changes any more (`journal.settled`), and hand the
+        lines to the kernel when they are many or old.
         """
         lines = self._lines
-        lines.append(settled(line))
+        lines.append(line)
         if len(lines) >= TOGETHER:
             self._encode()
             if len(self._journal) > JOURNAL_BYTES or time.monotonic() - self._flushed_at > FLUSH_S:

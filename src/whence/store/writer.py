@@ -31,7 +31,7 @@ from whence.store import folder as folders
 from whence.store import index_builder
 from whence.store.columns import FileBlocks
 from whence.store.folder import JOURNAL
-from whence.store.journal import Line
+from whence.store.journal import settled
 from whence.store.process_files import FLUSH_S, ProcessFiles
 from whence.store.shards import HEADER_BYTES, SHARD_BYTES, Bytes
 from whence.store.status import CLEAN, FAILED, RUNNING, leave_status, write_status
@@ -149,7 +149,10 @@ class Writer:
                 columns or {},
                 subclass,
             )
-            self._append(files, record)
+            try:
+                files.append(record)
+            except OSError as error:
+                self._fail(error)
             if added_shape is not None and isinstance(elements, Kept | Increment):
                 files.name(number, dtype, added_shape, elements)
                 self._nbytes += elements.nbytes
@@ -270,15 +273,13 @@ class Writer:
 
     def _add(self, line: Call | Program | Note | Step) -> None:
         with self._lock:
-            self._append(self._files or self._start(), line)
+            files = self._files or self._start()
+            try:
+                files.append(settled(line))
+            except OSError as error:
+                self._fail(error)
 
     # -- everything below runs under the lock
-
-    def _append(self, files: ProcessFiles, line: Line) -> None:
-        try:
-            files.append(line)
-        except OSError as error:
-            self._fail(error)
 
     def _flush(self) -> None:
         if self._files is not None:

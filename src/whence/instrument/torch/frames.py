@@ -24,9 +24,9 @@ class ModuleFrame(Frame):
     """
 
     __slots__ = (
-        "arguments", "ended", "family", "forms", "held", "info", "inputs", "micro", "module", "note", "objects",
-        "op_type", "operators", "phase", "placements", "reads", "recorder", "results", "signature",
-        "started", "training",
+        "arguments", "ended", "family", "forms", "held", "info", "inputs", "micro", "module",
+        "note", "objects", "op_type", "operators", "phase", "placements", "reads", "recorder",
+        "results", "signature", "started", "training",
     )  # fmt: skip
     micro: int
     held: dict[tuple[Any, ...], tuple[str, Any]] | None
