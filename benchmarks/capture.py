@@ -1,7 +1,7 @@
 """What capture costs a running model, as ratios of process CPU time (writer threads included) to
 the bare forward.
 
-    python benchmarks/capture.py [--json FILE] [--rounds 7] [--quick]
+    python benchmarks/capture.py [--json FILE] [--rounds 7] [--quick] [--smollm2]
 
 A 34 M-parameter model of the llama kind (101 modules), one thread, prefill (1 x 128 tokens),
 decode (1 x 1), every forward on new tokens, float32 and bfloat16. Variants run in turn within a
@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,22 @@ def saving(folder: Path) -> Callable[..., None]:
     folder.mkdir()
     count = 0
 
-    def hook(_module: nn.Module, _given: Any, made: Tensor) -> None:
+    def hook(_module: nn.Module, _given: Any, made: Any) -> None:
         nonlocal count
-        torch.save(made.detach().clone(), folder / f"{count}.pt")
-        count += 1
+        for tensor in tensors_in(made):
+            torch.save(tensor.detach().clone(), folder / f"{count}.pt")
+            count += 1
 
     return hook
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a result; a cache in it is passed over."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
 
 
 def measure(
@@ -130,12 +140,33 @@ def measure(
     }
 
 
+def smollm2() -> nn.Module:
+    """A model of the shape of SmolLM2-135M, with random weights. Needs transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(shape)
+
+
 def case(
-    dtype: torch.dtype, shape: tuple[int, int], forwards: int, rounds: int, work: Path
+    make: Callable[[], nn.Module],
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    forwards: int,
+    rounds: int,
+    work: Path,
 ) -> dict[str, Any]:
-    """All variants on one dtype and shape."""
+    """All variants on one model, dtype and shape."""
     torch.manual_seed(0)
-    model = Model().eval().to(dtype)
+    model = make().eval().to(dtype)
     chance = torch.Generator().manual_seed(1)
     names = iter(range(10**6))
 
@@ -202,14 +233,18 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="float32 only, three rounds")
+    parser.add_argument("--smollm2", action="store_true", help="that shape, 64 tokens, float32")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 3 if given.quick else given.rounds
+    make, dtypes, shapes = Model, (torch.float32, torch.bfloat16), (((1, 128), 6), ((1, 1), 30))
+    if given.smollm2:
+        make, dtypes, shapes = smollm2, dtypes[:1], (((1, 64), 4),)
     results = []
     with tempfile.TemporaryDirectory(prefix="whence-bench-") as folder:
-        for dtype in (torch.float32,) if given.quick else (torch.float32, torch.bfloat16):
-            for shape, forwards in (((1, 128), 6), ((1, 1), 30)):
-                result = case(dtype, shape, forwards, rounds, Path(folder))
+        for dtype in dtypes[:1] if given.quick else dtypes:
+            for shape, forwards in shapes:
+                result = case(make, dtype, shape, forwards, rounds, Path(folder))
                 results.append(result)
                 print(
                     f"\n{result['dtype']} {result['tokens']}: {result['parameters'] / 1e6:.0f} M "

@@ -48,9 +48,9 @@ class ProcessFiles:
 
     @property
     def is_old(self) -> bool:
-        """Whether lines wait for longer than FLUSH_S."""
+        """Whether lines wait since before the last look, half of FLUSH_S ago."""
         waiting = self._lines or self._journal
-        return bool(waiting) and time.monotonic() - self._flushed_at > FLUSH_S
+        return bool(waiting) and time.monotonic() - self._flushed_at > FLUSH_S / 2
 
     def append(self, line: Line | msgspec.Raw) -> None:
         """Add a line to the journal that nothing changes any more (`journal.settled`), and hand the
