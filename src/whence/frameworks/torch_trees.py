@@ -19,6 +19,7 @@ _CONTAINER_DEPTH = 3
 CLOSED = "a class of tensors that raises when it is asked for its form"
 NESTING = 16
 BOXES = 10_000
+_LEAVES = (*SIMPLE, type)
 
 
 class ObjectSnapshot:
@@ -64,7 +65,7 @@ class ObjectSnapshot:
             where = f"{path}.{key}"
             if isinstance(item, torch.Tensor) or (item is None and isinstance(box, dict)):
                 self.places.append((box, key, where))
-            elif not isinstance(item, (*SIMPLE, type)):
+            elif not isinstance(item, _LEAVES):
                 self._descend(item, where, depth + 1)
 
     @staticmethod
@@ -111,12 +112,18 @@ class ObjectSnapshot:
             last = {path: entry for (_, _, path), entry in zip(self.places, self.last)}
             self.walk(value)
         out: list[tuple[str, Any, bool]] = []
-        for i, (box, key, path) in enumerate(self.places):
+        for i, ((box, key, path), (ref, version)) in enumerate(zip(self.places, self.last)):
             item = box.get(key) if isinstance(box, dict) else box[key] if key < len(box) else None
-            if not isinstance(item, torch.Tensor):
+            if last is None and item is not None and ref is not None and ref() is item:
+                if version == (now := -1 if item.is_inference() else item._version):
+                    if unversioned and now == -1:
+                        out.append((path, item, False))
+                    continue
+            elif not isinstance(item, torch.Tensor):
                 self.last[i] = (None, -1)
                 continue
-            ref, version = self.last[i] if last is None else last.get(path, (None, -1))
+            if last is not None:
+                ref, version = last.get(path, (None, -1))
             now = -1 if item.is_inference() else item._version
             if ref is None or ref() is not item or version != now:
                 out.append((path, item, True))
