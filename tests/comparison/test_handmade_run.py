@@ -137,6 +137,21 @@ def test_a_comparison_survives_json(tmp_path):
     assert (tmp_path / "cmp" / "summary.json").exists()
 
 
+def test_torch_is_not_imported_where_nothing_can_be_replayed():
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from handmade import net, bfloat16\nfrom whence import api\n"
+        "print(api.compare(net(), net(bfloat16)).status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=str(__import__("pathlib").Path(__file__).parents[2]),
+    )
+    assert done.stdout.split() == ["same", "False"], done.stderr
+
+
 def test_no_torch_is_loaded():
     code = (
         "import sys; sys.path.insert(0, 'tests'); sys.modules['torch'] = None\n"

@@ -115,7 +115,9 @@ class Replayer:
 
     def figures(self, request: ReplayRequest) -> ReplayResult:
         """Figures of one paired call, for every output of its program that the target has."""
-        with Threads(1):
+        has_code = request.call.program or request.semantics.program or self.reference.model
+        # torch is imported only where there is something to run.
+        with Threads(1) if has_code else contextlib.nullcontext():
             try:
                 result = self._figures(request)
             except (ReplayRefused, ElementsMissing) as error:
