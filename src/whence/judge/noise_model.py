@@ -20,6 +20,8 @@ FALSE_ALARMS = 1e-3
 """Comparisons of correct targets in which some output may exceed a limit."""
 FAMILIES = 3
 """Families of averages that are tested at each output: scale, channels, ranges of values."""
+ASPECTS = 3
+"""What a chance is the smallest of: the size of the error, its worst element, its averages."""
 FEWEST_OUTPUTS = 100
 """Outputs that a comparison is taken to have at least: a limit needs some distance in a small one.
 """

@@ -128,15 +128,16 @@ class ReplayError:
             return 0.0
         if self.whole:
             return 1.0
-        chances = [
-            noise_model.SIZE[dtypes.is_half_roundoff(self.u)].chance(self.rho, self.outputs),
+        size = noise_model.SIZE[dtypes.is_half_roundoff(self.u)]
+        smallest = min(
+            size.chance(self.rho, self.outputs),
             self._element().chance(self._outlying, self.outputs),
-        ]
-        averages = self._averages(limits).values()
-        return min(
-            *chances,
-            *(noise_model.chance(score, tests, self.outputs) for score, tests in averages),
+            *(
+                noise_model.chance(score, tests, self.outputs)
+                for score, tests in self._averages(limits).values()
+            ),
         )
+        return min(1.0, noise_model.ASPECTS * smallest)
 
     @property
     def shares(self) -> dict[str, float]:
