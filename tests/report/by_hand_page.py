@@ -90,6 +90,7 @@ def page(
                         own=1e-7,
                         score=900.0 if verdict == "introduced" else 0.2,
                         shares=(0.0, 0.999, 0.001),
+                        visible=(2e-4, 0.01, 0.1, 0.02) if verdict != "introduced" else (),
                         evidence="replay",
                         sentence=said,
                         confidence="certain" if verdict == "introduced" else "",

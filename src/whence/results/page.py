@@ -40,10 +40,11 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     what it read. noise: largest error that rounding and what came in explain here, None where that
     is not known. own: error that its own rounding makes. score: error over what is allowed, of its
     worst region. shares: of the squared error that came in, that the target made, that the
-    reference's own rounding made. evidence, confidence, cause, sentence, slot, operator: of the
-    worst region. source, target_source: where it stands in the code. parameters: "equal", "differ",
-    "differ by no more than rounding ...", "not compared", "" without any. program: why it was not
-    replayed, "" when there is a program.
+    reference's own rounding made. visible: how large a fault of each kind would have been named
+    (scale, channel, element, noise; see `Visible`), () where it was not replayed. evidence,
+    confidence, cause, sentence, slot, operator: of the worst region. source, target_source: where
+    it stands in the code. parameters: "equal", "differ", "differ by no more than rounding ...",
+    "not compared", "" without any. program: why it was not replayed, "" when there is a program.
     """
 
     pair: int
@@ -66,6 +67,7 @@ class PageCall(msgspec.Struct, frozen=True, omit_defaults=True):
     own: float | None = None
     score: float | None = None
     shares: tuple[float | None, float | None, float | None] = (None, None, None)
+    visible: tuple[float | None, ...] = ()
     evidence: str = ""
     confidence: str = ""
     cause: str = ""

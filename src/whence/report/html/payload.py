@@ -134,6 +134,7 @@ def _calls(calls: Sequence[PageCall], strings: _Strings) -> dict[str, Any]:
         "shares": [
             [_digits(s) for s in call.shares] if call.shares[0] is not None else 0 for call in calls
         ],
+        "visible": [[_digits(size) for size in call.visible] or 0 for call in calls],
     }
 
 

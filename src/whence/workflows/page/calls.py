@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from whence import align, judge
+from whence.judge.power import KINDS
 from whence.records import Call, Run
 from whence.records.slots import is_input, is_output, is_param, is_written
 from whence.results import (
@@ -227,6 +228,9 @@ def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
         "noise": _noise(numbers, outputs),
         "own": numbers.get("floor_rel"),
         "shares": tuple(numbers.get(name) for name in shares),
+        "visible": tuple(numbers.get(f"visible_{kind}") for kind in KINDS)
+        if f"visible_{KINDS[0]}" in numbers
+        else (),
     }
 
 

@@ -9,6 +9,7 @@ function callView(i) {
     S[C.sentence[i]] && el("p", {}, S[C.sentence[i]]),
     facts([
       ["error", el("span", { class: "num" }, [["came in", C.incoming[i]], ["own rounding", C.own[i]], ["explained up to", C.noise[i]], ["seen", C.error[i]]].filter(([, v]) => v !== null).map(([w, v]) => `${w} ${number(v)}`).join(", ") || "unknown")],
+      ["would have seen", C.visible[i] ? el("span", { class: "num" }, largestHidden(C.visible[i])) : ""],
       ["cause", S[C.cause[i]]], ["operator inside", S[C.operator[i]]],
       ["source", source && el("code", {}, source)], ["source, target", other && other !== source && el("code", {}, other)],
       ["name in the target", S[C.target_name[i]] && el("code", {}, S[C.target_name[i]])],
@@ -20,6 +21,12 @@ function callView(i) {
     sidesOf(i), details.length ? looks(details) : (C.error[i] > 0 && el("p", { class: "soft small" }, "No elements were looked at for this call: the page holds those of findings, their neighbours and the most telling others (--details).")),
     flow("Reads from", C.reads[i]), flow("Read by", READERS[i]));
   return box;
+}
+
+// How large a fault of each kind would have been named, in percent.
+function largestHidden([scale, channel, element, noise]) {
+  const percent = (v) => `${number(100 * v, 2)} %`;
+  return `a scale error above ${percent(scale)}; of the rms, one channel shifted by ${percent(channel)}, one element off by ${percent(element)}, noise of ${percent(noise)}`;
 }
 
 function shares(i) {
