@@ -24,6 +24,10 @@ class Word(StrEnum):
         word._name_, word._value_ = value, value
         return word
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[Word], tuple[str]]:
+        # Python before 3.11.4 looks an unknown word up by its name.
+        return type(self), (str.__str__(self),)
+
     __repr__ = str.__repr__  # a struct shows its fields as it did when they were plain text
 
 
