@@ -4,12 +4,14 @@ import csv
 import io
 import json
 
+import msgspec
 import numpy as np
 
 from handmade import bfloat16, net
 from whence import api
 from whence.report.answer import answer
 from whence.report.files import summary, table_csv
+from whence.results import Visible
 
 
 def without_timing(text):
@@ -32,6 +34,44 @@ def test_rounding():
         "3 of 3 calls paired: 2 noise, 1 inherited; 0 unmatched, 0 incomparable\n"
         "written to cmp: summary.json, report.csv, report.json"
     )
+
+
+def test_how_large_a_fault_would_have_been_named():
+    same = api.compare(net(), net(bfloat16))
+    sizes = (
+        Visible("scale", 1.2e-4, 0.0156, "fc2", 80),
+        Visible("channel", 0.008, 0.07, "fc1", 80),
+        Visible("element", 0.068, 0.137, "fc1", 80),
+        Visible("noise", 0.0155, 0.045, "fc1", 80),
+    )
+    told = msgspec.structs.replace(same, visible=sizes)
+    assert (
+        "  would have seen  a scale error above 0.012 % (median of 80 calls; 1.6 % at most, fc2), one "
+        "element off by 6.8 % of the rms (14 % at most)\n" in answer(told)
+    )
+    assert [v["kind"] for v in json.loads(summary(told))["visible"]] == [s.kind for s in sizes]
+    undecided = msgspec.structs.replace(told, status="undecided")
+    assert "would have seen" not in answer(undecided)
+
+
+def test_how_rare_rounding_comes_as_far_is_said_of_likely_findings():
+    def change(name, value):
+        return value * 1.5 if name == "w2" else value
+
+    result = api.compare(net(), net(change=change))
+    (finding,) = result.findings
+
+    def shown(confidence, chance):
+        other = msgspec.structs.replace(
+            finding, confidence=confidence, numbers={**finding.numbers, "chance": chance}
+        )
+        return answer(msgspec.structs.replace(result, findings=(other,)))
+
+    assert "(likely; by rounding alone once in 20 000 comparisons)" in shown("likely", 5e-5)
+    rare = "(likely; by rounding alone less than once in a billion comparisons)"
+    assert rare in shown("likely", 0.0)
+    assert "by rounding alone" not in shown("likely", 0.2)
+    assert "by rounding alone" not in shown("certain", 0.0)
 
 
 def test_a_changed_weight():

@@ -64,6 +64,7 @@ def summary_data(result: Comparison) -> dict[str, Any]:
         "generation",
         "programs",
         "occurrences",
+        "visible",
     )
     out: dict[str, Any] = {k: msgspec.to_builtins(getattr(result, k)) for k in keep}
     if out["generation"] is not None:  # every token is in report.json
