@@ -192,7 +192,7 @@ def _channels(q: F64, d: F64, rms: float) -> tuple[float, float, int, float]:
 def _by_value(q: F64, d: F64, r: F64, rms: float) -> tuple[float, float]:
     if q.size < 40 * STRUCTURE_BINS:
         return 0.0, 0.0
-    order = np.argsort(r, kind="stable")[: q.size // STRUCTURE_BINS * STRUCTURE_BINS]
+    order = np.argsort(r)[: q.size // STRUCTURE_BINS * STRUCTURE_BINS]
     binned = q[order].reshape(STRUCTURE_BINS, -1)
     n = binned.shape[1]
     z = np.abs(binned.mean(1)) / _error(binned, 1)
