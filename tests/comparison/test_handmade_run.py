@@ -137,34 +137,30 @@ def test_a_comparison_survives_json(tmp_path):
     assert (tmp_path / "cmp" / "summary.json").exists()
 
 
-def test_torch_is_not_imported_where_nothing_can_be_replayed():
-    code = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+def in_a_new_process(code, before=""):
+    """What code prints that compares runs made by hand. before: what runs before the imports."""
+    start = (
+        f"import sys; sys.path.insert(0, 'tests')\n{before}\n"
         "from handmade import net, bfloat16\nfrom whence import api\n"
-        "print(api.compare(net(), net(bfloat16)).status, 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", start + code],
         capture_output=True,
         text=True,
         cwd=str(__import__("pathlib").Path(__file__).parents[2]),
     )
-    assert done.stdout.split() == ["same", "False"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_torch_is_not_imported_where_nothing_can_be_replayed():
+    code = "print(api.compare(net(), net(bfloat16)).status, 'torch' in sys.modules)"
+    assert in_a_new_process(code).split() == ["same", "False"]
 
 
 def test_no_torch_is_loaded():
-    code = (
-        "import sys; sys.path.insert(0, 'tests'); sys.modules['torch'] = None\n"
-        "from handmade import net, bfloat16\nfrom whence import api\n"
-        "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=str(__import__("pathlib").Path(__file__).parents[2]),
-    )
-    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+    code = "print(api.compare(net(), net(bfloat16)).status)\nassert 'numba' not in sys.modules"
+    assert in_a_new_process(code, before="sys.modules['torch'] = None") == "same\n"
 
 
 def test_calls_that_were_given_nothing_in_common_are_no_structural_fault():

@@ -139,6 +139,13 @@ def test_tables_computed_twice_differ_by_rounding():
     assert judge.parameters(*low).is_rounding or judge.parameters(*low).equal
 
 
+def test_the_last_digit_is_that_of_the_dtype():
+    w = RNG.standard_normal((64, 64))
+    assert not judge.parameters(w, w + 1e-8 * RNG.choice([-1.0, 1.0], w.shape)).is_rounding
+    near = np.nextafter(w, w + RNG.choice([-1.0, 1.0], w.shape))
+    assert judge.parameters(w, near).is_rounding
+
+
 def test_digits_cut_off_are_no_rounding():
     w = RNG.standard_normal((64, 64)).astype(np.float32)
     cut = shifted(w, -RNG.integers(0, 2, w.shape))

@@ -2,8 +2,8 @@
 
 from whence.dtypes import coarser, unit_roundoff
 from whence.judge.activation_forms import forms_of, told_apart
+from whence.judge.composite_error import is_one_element, steadier
 from whence.judge.composite_error import measure as whole
-from whence.judge.composite_error import steadier
 from whence.judge.error_growth import (
     ErrorGrowth,
     PairError,
@@ -60,6 +60,7 @@ __all__ = [
     "forms_of",
     "formula_difference",
     "grow",
+    "is_one_element",
     "judge_leaf",
     "judge_region",
     "judge_stated",

@@ -86,6 +86,12 @@ def measure(
     )
 
 
+def is_one_element(local: ReplayError, limits: Limits = LIMITS) -> bool:
+    """Is the worst element all that stands out?"""
+    over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
+    return over == {"z"} and not local.mismatch
+
+
 def steadier(
     local: ReplayError, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS
 ) -> ReplayError:
@@ -94,8 +100,7 @@ def steadier(
 
     copies: as for `measure`.
     """
-    over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
-    if over != {"z"} or local.mismatch or any(c.shape != output.shape for c in copies):
+    if not is_one_element(local, limits) or any(c.shape != output.shape for c in copies):
         return local
     steady = measure(output, wide, copies, limits=limits)
     if steady.z >= local.z:

@@ -155,7 +155,7 @@ def several_draws(measurement: Measurement) -> None:
     or as small as that of one number, and correct code that rounds elsewhere, or works on other
     shapes, draws again.
     """
-    if not measurement.is_suspect():
+    if not any(map(judge.is_one_element, measurement.errors.values())):
         return
     copies = measurement.copies(REPLICAS, stepwise=True)
     measurement.errors = {
