@@ -11,7 +11,7 @@ import pytest
 from whence import judge
 from whence.dtypes import unit_roundoff
 from whence.judge import ReplayError, noise_model, sentences
-from whence.judge.error_structure import Structure, structure
+from whence.judge.error_structure import Structure, structure, value_ranges
 
 ROWS, LAST = 64, 96
 
@@ -128,6 +128,37 @@ def test_definitions():
     assert (got.channel, got.channel_at) == (pytest.approx(t.max()), t.argmax())
     assert got.channel_rms == pytest.approx(math.sqrt((t**2).mean()))
     assert got.changed == d.size
+    ranges = value_ranges(r.ravel())
+    counts = np.bincount(ranges)
+    common, scores, effects = (q * q).mean(), [], []
+    for place, n in enumerate(counts):
+        inside = q.ravel()[ranges == place]
+        own = inside.var(ddof=1)
+        scores.append(abs(inside.mean()) / math.sqrt(max(own, (own + common) / 2) / n))
+        effects.append(abs(d.ravel()[ranges == place].mean()) / math.sqrt((r * r).mean()))
+    assert got.value == pytest.approx(max(scores) / max(1, got.row))
+    assert got.value_effect == pytest.approx(effects[int(np.argmax(scores))])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_ranges_of_values_hold_about_as_many_elements_each(order):
+    r = np.sort(np.random.default_rng(0).standard_normal(50_000))[::order]
+    ranges = value_ranges(r)
+    low, high = (np.array([f(r[ranges == k]) for k in range(24)]) for f in (np.min, np.max))
+    assert (high[:-1] < low[1:]).all()
+    counts = np.bincount(ranges, minlength=24)
+    assert 0.7 * r.size / 24 < counts.min() <= counts.max() < 1.4 * r.size / 24
+
+
+def test_equal_values_share_a_range_and_empty_ranges_show_nothing():
+    rng = np.random.default_rng(0)
+    r = np.where(rng.random(9600) < 0.5, 0.0, np.round(rng.standard_normal(9600), 1))
+    ranges = value_ranges(r)
+    assert all(np.unique(ranges[r == v]).size == 1 for v in np.unique(r))
+    assert (np.bincount(ranges, minlength=24) == 0).any()
+    d = 1e-6 * rng.standard_normal(9600)
+    assert structure(d, r + 1e-9, np.full(9600, 1e-6), 96).value < 4.5
+    assert structure(d + 1e-6 * (r > 0.9), r, np.full(9600, 1e-6), 96).value > 4.5
 
 
 def test_the_scale_is_the_weighted_regression_and_its_error_is_honest():

@@ -9,6 +9,7 @@ with an effect relative to the tensor's size, since kernels are biased against e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +19,13 @@ from whence.judge.limits import STRUCTURE_BINS, STRUCTURE_CHANGED, STRUCTURE_ELE
 from whence.judge.noise_model import normal_score
 
 F64 = npt.NDArray[np.float64]
+Ranges = npt.NDArray[np.intp]
 _FEWEST_ROWS = 8
 """Rows or channels below which a spread between them means nothing."""
+_FEWEST_IN_RANGE = 20
+"""Elements of a range of values below which their average means nothing."""
+_SAMPLE = 4096
+"""Elements whose quantiles bound the ranges of values."""
 _TINY = 1e-300
 
 
@@ -32,8 +38,8 @@ class Structure:
     row_effect: root mean square of the z of each row's own scale, 1 for noise, and of that scale.
     channel, channel_effect, channel_at: t of the most shifted channel over the rows, how far it is
     shifted, and which. channel_rms: root mean square of that t over all channels, 1 for noise.
-    rows, channels: how many. value, value_effect: z of the most shifted of 24 quantile bins of the
-    value. changed: elements that differ at all.
+    rows, channels: how many. value, value_effect: z of the most shifted of 24 ranges of the value.
+    changed: elements that differ at all.
     """
 
     slope: float = 0.0
@@ -57,9 +63,12 @@ class Structure:
         return abs(self.slope) / self.slope_error if self.slope_error > 0 else 0.0
 
 
-def structure(d: F64, r: F64, s: F64, last: int) -> Structure:
+def structure(
+    d: F64, r: F64, s: F64, last: int, ranges: Callable[[], Ranges] | None = None
+) -> Structure:
     """Statistics of d (1-D), the difference to the working replay, against r (1-D, the wide
-    replay), in units of s (1-D, > 0), rows being `last` long.
+    replay), in units of s (1-D, > 0), rows being `last` long. ranges: gives `value_ranges(r)`,
+    where it is worked out once for several d.
     """
     changed = int(np.count_nonzero(d))
     if d.size < STRUCTURE_ELEMENTS or changed <= STRUCTURE_CHANGED or last < 2 or d.size == last:
@@ -73,7 +82,8 @@ def structure(d: F64, r: F64, s: F64, last: int) -> Structure:
     slope_error, clusters = _clustered_error(product - slope * squares, slope, power)
     row, row_effect = _rows(product, squares)
     channel, channel_effect, place, channel_rms = _channels(q, d.reshape(-1, last), rms)
-    value, value_effect = _by_value(q.reshape(-1), d, r, rms)
+    in_ranges = ranges() if ranges is not None else value_ranges(r)
+    value, value_effect = _by_value(q.reshape(-1), d, in_ranges, rms)
     return Structure(
         slope,
         slope_error,
@@ -183,30 +193,48 @@ def _channels(q: F64, d: F64, rms: float) -> tuple[float, float, int, float]:
     n = q.shape[0]
     if n < _FEWEST_ROWS:
         return 0.0, 0.0, -1, 0.0
-    t = np.abs(q.mean(0)) / _error(q, 0)
+    common = float(np.einsum("ij,ij->", q, q)) / q.size
+    t = np.abs(q.mean(0)) / _error(q.var(0, ddof=1), common, n)
     place = int(t.argmax())
     shift = abs(float(d[:, place].mean())) / rms
     return float(t[place]), shift, place, math.sqrt(float((t * t).mean()))
 
 
-def _by_value(q: F64, d: F64, r: F64, rms: float) -> tuple[float, float]:
-    if q.size < 40 * STRUCTURE_BINS:
+def _by_value(q: F64, d: F64, ranges: Ranges, rms: float) -> tuple[float, float]:
+    if not ranges.size:
         return 0.0, 0.0
-    order = np.argsort(r)[: q.size // STRUCTURE_BINS * STRUCTURE_BINS]
-    binned = q[order].reshape(STRUCTURE_BINS, -1)
-    n = binned.shape[1]
-    z = np.abs(binned.mean(1)) / _error(binned, 1)
+    counts = np.bincount(ranges, minlength=STRUCTURE_BINS)
+    sums, squares = (np.bincount(ranges, x, STRUCTURE_BINS) for x in (q, q * q))
+    known = counts >= _FEWEST_IN_RANGE
+    n = np.where(known, counts, 2)
+    mean = sums / n
+    own = np.maximum(squares - n * mean * mean, 0.0) / (n - 1)
+    z = np.where(known, np.abs(mean) / _error(own, float(squares.sum()) / q.size, n), 0.0)
     place = int(z.argmax())
-    shift = abs(float(d[order[place * n : (place + 1) * n]].mean())) / rms
+    shift = abs(float(np.bincount(ranges, d, STRUCTURE_BINS)[place])) / n[place] / rms
     return float(z[place]), shift
 
 
-def _error(q: F64, axis: int) -> F64:
-    """Standard errors of the means along an axis. Elements that happen to be exact have no variance
-    of their own: half of that of all elements is the least.
+def value_ranges(r: F64) -> Ranges:
+    """Which of 24 ranges of the value each element lies in, about as many elements in each: the
+    bounds are quantiles of a sample. Equal values share a range. Empty where elements are few.
     """
-    own: F64 = q.var(axis, ddof=1)
-    common = float(np.einsum("ij,ij->", q, q)) / q.size
+    if r.size < 40 * STRUCTURE_BINS:
+        return np.empty(0, np.intp)
+    sample = r
+    if r.size > _SAMPLE:
+        sample = r[np.random.default_rng(0).integers(r.size, size=_SAMPLE)]
+    places = np.arange(1, STRUCTURE_BINS) * sample.size // STRUCTURE_BINS
+    ranges = np.zeros(r.size, np.uint8)
+    for bound in np.sort(sample)[places]:
+        ranges += r > bound
+    return ranges.astype(np.intp)
+
+
+def _error(own: F64, common: float, n: F64 | int) -> F64:
+    """Standard errors of means of n elements with the variance `own`. Elements that happen to be
+    exact have no variance of their own: half of that of all elements (`common`) is the least.
+    """
     variance = np.maximum(np.maximum(own, (own + common) / 2), _TINY)
-    error: F64 = np.sqrt(variance / q.shape[axis])
+    error: F64 = np.sqrt(variance / n)
     return error

@@ -8,6 +8,7 @@ the last axis.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -17,7 +18,14 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge import noise_model
-from whence.judge.error_structure import Structure, beyond_own, norm, structure, weaker
+from whence.judge.error_structure import (
+    Structure,
+    beyond_own,
+    norm,
+    structure,
+    value_ranges,
+    weaker,
+)
 from whence.judge.limits import (
     FLOOR_ROUNDING,
     FLOOR_SUM,
@@ -307,7 +315,8 @@ def _structure(y: F64, r: F64, w: F64, noise: F64, kind: dtypes.DType, last: int
     and round once: which of the two cannot be seen from one recording, and the wrong one has a
     structure of its own (every row of a norm its scale).
     """
-    pattern = structure(y - w, r, noise, last)
+    ranges = functools.cache(lambda: value_ranges(r))
+    pattern = structure(y - w, r, noise, last, ranges)
     if not dtypes.is_half(kind.name) or kind.kind == "complex":
         return pattern
     with np.errstate(over="ignore", invalid="ignore"):
@@ -315,7 +324,7 @@ def _structure(y: F64, r: F64, w: F64, noise: F64, kind: dtypes.DType, last: int
     if np.array_equal(rounded, w):
         return pattern
     once = np.where(np.isfinite(rounded), rounded, w)
-    return weaker(pattern, structure(y - once, r, noise, last))
+    return weaker(pattern, structure(y - once, r, noise, last, ranges))
 
 
 def flat(array: Array) -> F64:
