@@ -46,6 +46,15 @@ class LeafEvidence:
     repeats: int = 0
     slots: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def is_settled(self) -> bool:
+        """Is there nothing that a replay could add: other shapes, or equal parameters and bits?"""
+        if self.structural:
+            return True
+        if not self.outputs or not all(e.exact for e in self.outputs):
+            return False
+        return all(p.equal or not p.comparable for _, p in self.parameters)
+
 
 def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     """The verdict of a leaf call."""

@@ -27,11 +27,17 @@ class PairErrors:
     def __init__(self, paired: PairedRuns, policy: Policy | None, repeated: RepeatedRuns) -> None:
         self.paired, self._repeated = paired, repeated
         self.declared = DeclaredDifferences(policy, paired.reference, paired.target, paired.plan)
-        self._lone_errors: dict[tuple[int, int], float] = {}
-        self._masks: dict[tuple[int, int], judge.PairError] = {}
+        self._errors: dict[tuple[int, int], judge.PairError] = {}
 
     def of(self, slot: SlotPair) -> judge.PairError:
         """Error of a pair of tensors, and what is known of it besides its size."""
+        key = slot.reference_record, slot.target_record
+        error = self._errors.get(key)
+        if error is None:
+            error = self._errors[key] = self._worked_out(slot)
+        return error
+
+    def _worked_out(self, slot: SlotPair) -> judge.PairError:
         a, b = self.paired.records(slot)
         u = judge.roundoff(a, b)
         unmasked = self.declared.masked.error(slot, metrics.measure, u)
@@ -108,32 +114,22 @@ class PairErrors:
         )
 
     def _between_sentinels(self, slot: SlotPair, unknown: judge.PairError) -> judge.PairError:
-        """The error of a mask, each worked out once: all layers share one."""
-        key = (slot.reference_record, slot.target_record)
-        error = self._masks.get(key)
-        if error is None:
-            arrays = self.paired.arrays(slot)
-            error = self._masks[key] = (
-                judge.between(*arrays, unknown.u) if arrays is not None else unknown
-            )
-        return error
+        """The error of a mask."""
+        arrays = self.paired.arrays(slot)
+        return judge.between(*arrays, unknown.u) if arrays is not None else unknown
 
     def _lone(self, slot: SlotPair, place: tuple[int, ...], measured: Measured) -> float:
         """Error of one element, relative to it or to its tensor's root mean square; 0 where the
         elements are gone.
         """
-        key = (slot.reference_record, slot.target_record)
-        error = self._lone_errors.get(key)
-        if error is None:
-            arrays = self.paired.arrays(slot)
-            a, b = (complex(x[place]) for x in arrays) if arrays is not None else (0j, 0j)
-            size = max(
-                abs(a),
-                (measured.values.get("reference_norm") or 0.0)
-                / np.sqrt(self.paired.reference.records[key[0]].count),
-            )
-            error = self._lone_errors[key] = float(abs(b - a) / size) if size else 0.0
-        return error
+        arrays = self.paired.arrays(slot)
+        a, b = (complex(x[place]) for x in arrays) if arrays is not None else (0j, 0j)
+        size = max(
+            abs(a),
+            (measured.values.get("reference_norm") or 0.0)
+            / np.sqrt(self.paired.reference.records[slot.reference_record].count),
+        )
+        return float(abs(b - a) / size) if size else 0.0
 
     def sight(self, slots: Iterable[SlotPair]) -> judge.Sight | None:
         """What the elements of the pair that differs most show; None where none are known."""

@@ -43,7 +43,7 @@ class ParameterDrift(NamedTuple):
     largest_before: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RegionEvidence:
     """What both runs show of a region.
 
@@ -63,7 +63,7 @@ class RegionEvidence:
     drift: ParameterDrift | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def growth(self) -> judge.ErrorGrowth:
         """Of the error from inputs to outputs."""
         return judge.grow(self.leaf.inputs, self.leaf.outputs, self.leaf.u)

@@ -149,10 +149,7 @@ class RegionJudge:
         """The verdict of a leaf by the strongest evidence there is."""
         if self.replays.replayer is None:
             return self._leaf_by_growth(evidence, is_doubtful=True)
-        if judge.judge_leaf(evidence.leaf).verdict in (
-            VerdictKind.IDENTICAL,
-            VerdictKind.STRUCTURAL,
-        ):
+        if evidence.leaf.is_settled:
             return self._leaf_by_growth(evidence)
         if reason := self.replays.reason_to_postpone(evidence):
             return self._leaf_by_growth(evidence, reason)
