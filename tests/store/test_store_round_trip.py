@@ -4,6 +4,7 @@ import itertools
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import by_hand_store as hand
 import msgspec
@@ -17,6 +18,8 @@ from whence import store
 from whence.dtypes import DTYPES
 from whence.errors import ElementsMissing
 from whence.records import External, Increment, Kept, Note, Operation, Program, Ref, Step
+from whence.store import process_reader
+from whence.store.process_reader import ProcessReader
 
 DRAWN = st.tuples(
     st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=4), st.integers(0, 99)
@@ -211,6 +214,57 @@ def test_ten_thousand_increments_need_no_recursion(tmp_path: Path) -> None:
     found = store.open_run(run).array(last)
     assert found.shape == (10_000, 2)
     assert np.array_equal(found[:, 0], np.arange(10_000))
+
+
+def test_each_state_of_a_cache_reads_what_it_grew_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 200
+    run = hand.new(tmp_path / "run")
+    with store.Writer(run) as writer:
+        last = hand.add(writer, np.zeros((1, 4), np.float32), "float32")
+        for n in range(1, steps):
+            added = hand.raw(np.full((1, 4), n, np.float32))
+            last = writer.record("float32", (n + 1, 4), added, b"", None, None, base=(last, 0))
+    opened = store.open_run(run)
+    reads = 0
+    read_bytes = ProcessReader.bytes
+
+    def counted(self: ProcessReader, record: int) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_bytes(self, record)
+
+    monkeypatch.setattr(ProcessReader, "bytes", counted)
+    whole = np.repeat(np.arange(steps, dtype=np.float32)[:, None], 4, axis=1)
+    for n in range(steps):
+        for _ in range(2):
+            assert np.array_equal(opened.array(n), whole[: n + 1])
+    assert reads <= 3 * steps
+    # Too much of it is not kept, and read again.
+    monkeypatch.setattr(process_reader, "_GROWN_BYTES", 64)
+    opened = store.open_run(run)
+    assert all(np.array_equal(opened.array(n), whole[: n + 1]) for n in (199, 3, 100, 199, 0))
+
+
+def test_reading_a_large_run_keeps_its_bits_when_memory_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hand.new(tmp_path / "run")
+    arrays = [hand.bits("float32", (40, 100), seed) for seed in range(8)]
+    with store.Writer(run) as writer:
+        for array in arrays:
+            hand.add(writer, array, "float32")
+    forgotten = []
+    forget = process_reader.Shard.forget
+    monkeypatch.setattr(process_reader, "_MAPPED_BYTES", 3 * arrays[0].nbytes)
+    monkeypatch.setattr(
+        process_reader.Shard, "forget", lambda shard: (forgotten.append(shard), forget(shard))
+    )
+    opened = store.open_run(run)
+    read = [opened.array(n) for n in range(8)]
+    assert len(forgotten) == 2
+    assert all(hand.same(a, b) for a, b in zip(read, arrays, strict=True))
 
 
 def test_an_increment_on_a_record_without_elements_says_so(tmp_path: Path) -> None:

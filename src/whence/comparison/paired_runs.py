@@ -119,6 +119,8 @@ class PairedRuns:
                 out[key] = Measured("none", False, why=f"shape {_shape(a)} against {_shape(b)}")
             else:
                 differing.append(key)
+        caches = self._caches()
+        differing.sort(key=lambda key: caches.get(key, ""))
         readable: list[tuple[int, int]] = []
 
         def arrays() -> Iterator[tuple[Array, Array]]:
@@ -141,6 +143,18 @@ class PairedRuns:
         )
         out.update(zip(readable, results, strict=True))
         self.measured = out
+
+    def _caches(self) -> dict[tuple[int, int], str]:
+        """Pairs of states of caches, with the cache that they are states of: each is put together
+        from the one before it, so they are read in a row.
+        """
+        return {
+            (slot.reference_record, slot.target_record): f"{scope} {slot.reference_slot}"
+            for pair in self.plan.pairs
+            for scope in (self.calls[pair.reference].scope,)
+            for slot in pair.slots
+            if align.is_cache(slot.reference_slot)
+        }
 
     def partly(self, slot: SlotPair) -> str:
         """What was not printed of a pair that comes from text, in words; "" when nothing is

@@ -32,6 +32,8 @@ from whence.store.status import FAILED, RECOVERED, RUNNING, read_status
 
 T = TypeVar("T")
 _LINES = 4096  # that are decoded at once
+_MAPPED_BYTES = 128 << 20  # of shards that stay in memory for having been read
+_GROWN_BYTES = 32 << 20  # of tensors put together from increments that are kept for the next ones
 COLUMNS = (*RECORD_COLUMNS, "count", *CALL_COLUMNS, "ref_call", "ref_slot", "ref_record")
 
 
@@ -55,6 +57,8 @@ class ProcessReader:
         self.record_base = self.call_base = self.shard_base = 0
         self.renamed: dict[str, str] = {}
         self._shards: dict[int, Shard] = {}
+        self._grown: dict[int, Array] = {}
+        self._grown_bytes = self._read_bytes = 0
 
     def ended(self) -> str:
         process = f"rank {self.info.rank} ({self.info.host}, pid {self.info.pid})"
@@ -123,9 +127,20 @@ class ProcessReader:
 
     def bytes(self, record: int) -> Bytes:
         columns = self.index.columns
+        self._note_read(int(columns["nbytes"][record]))
         return self.shard(int(columns["shard"][record])).data(
             int(columns["offset"][record]), int(columns["nbytes"][record])
         )
+
+    def _note_read(self, nbytes: int) -> None:
+        """Give back the memory of what was read of the shards from time to time. What is still
+        looked at comes back from the file.
+        """
+        self._read_bytes += nbytes
+        if self._read_bytes > _MAPPED_BYTES:
+            self._read_bytes = nbytes
+            for shard in self._shards.values():
+                shard.forget()
 
     def rebuild(
         self,
@@ -136,24 +151,19 @@ class ProcessReader:
         external: Callable[[int], Bytes],
     ) -> Array:
         """Put an increment and all it follows together, without recursion: a cache may have grown
-        ten thousand times.
+        ten thousand times. What it grew from is taken as it was put together last.
         """
         columns, index = self.index.columns, self.index
-        links = []
-        current = record
-        while columns["elements"][current] == INCREMENT:
-            base, axis = int(columns["base"][current]), int(columns["axis"][current])
-            links.append((current, axis, index.shape(current), index.shape(base)))
-            current = base
-        if columns["elements"][current] == NONE:
-            raise ElementsMissing(
-                f"record {number} continues record {current + self.record_base}, whose elements "
-                "were not kept"
-            )
-        chain = [current, *(link[0] for link in links)]
-        stored = int(columns["nbytes"][chain].sum())
+        if (known := self._grown.get(record)) is not None and known.shape == shape:
+            return known
+        current, links = self._growth(record, number)
+        before = self._grown.get(current)
+        increments = [link[0] for link in links]
+        stored = int(columns["nbytes"][increments].sum()) + (
+            before.nbytes if before is not None else int(columns["nbytes"][current])
+        )
         if stored != math.prod(shape) * dtype.itemsize or any(
-            self.dtype(c) is not dtype for c in chain
+            self.dtype(c) is not dtype for c in (current, *increments)
         ):
             raise ElementsMissing(
                 f"record {number}: {len(links)} increments of {stored} bytes in all do not make "
@@ -166,27 +176,51 @@ class ProcessReader:
                     f"{axis} is not one"
                 )
         # All of them lie inside their files: what is allocated next is bounded by what is there.
-        parts = [
-            self.bytes(current)
-            if columns["elements"][current] == KEPT
-            else external(current + self.record_base),
-            *(self.bytes(c) for c in chain[1:]),
-        ]
+        parts = [self.bytes(c) for c in increments]
+        first = index.shape(current)
+        if before is None:
+            stored_bytes = (
+                self.bytes(current)
+                if columns["elements"][current] == KEPT
+                else external(current + self.record_base)
+            )
+            before = view_elements(stored_bytes, dtype, first, number)
         try:
             whole = np.empty(shape, dtype.numpy)
         except (ValueError, MemoryError) as error:
             raise ElementsMissing(f"record {number}: {dtype.name} {shape}: {error}") from error
-        first = index.shape(current)
-        whole[tuple(slice(extent) for extent in first)] = view_elements(
-            parts[0], dtype, first, number
-        )
-        for part, (_, axis, grown, base_shape) in zip(parts[1:], links, strict=True):
+        whole[tuple(slice(extent) for extent in first)] = before
+        for part, (_, axis, grown, base_shape) in zip(parts, links, strict=True):
             added = (*grown[:axis], grown[axis] - base_shape[axis], *grown[axis + 1 :])
             place = [slice(extent) for extent in grown]
             place[axis] = slice(base_shape[axis], grown[axis])
             whole[tuple(place)] = view_elements(part, dtype, added, number)
         whole.flags.writeable = False
+        self._grown[record] = whole
+        self._grown_bytes += whole.nbytes
+        while self._grown_bytes > _GROWN_BYTES:
+            self._grown_bytes -= self._grown.pop(next(iter(self._grown))).nbytes
         return whole
+
+    def _growth(
+        self, record: int, number: int
+    ) -> tuple[int, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]]:
+        """The record that a tensor grew from, whole or known, and each increment on the way back to
+        it, the last first: (record, axis, shape, shape before).
+        """
+        columns, index = self.index.columns, self.index
+        links = []
+        current = record
+        while columns["elements"][current] == INCREMENT and current not in self._grown:
+            base, axis = int(columns["base"][current]), int(columns["axis"][current])
+            links.append((current, axis, index.shape(current), index.shape(base)))
+            current = base
+        if columns["elements"][current] == NONE:
+            raise ElementsMissing(
+                f"record {number} continues record {current + self.record_base}, whose elements "
+                "were not kept"
+            )
+        return current, links
 
     def decode_line(self, line: int, decode: Callable[[memoryview], T]) -> T:
         start, end = self.index.span(line)

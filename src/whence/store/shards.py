@@ -341,6 +341,11 @@ class Shard:
             )
         return mapped[start : start + nbytes]
 
+    def forget(self) -> None:
+        """Give back the memory of what was read."""
+        if self._bytes is not None:
+            forget(self._bytes, 0, self._bytes.size)
+
     def available(self) -> int:
         """Bytes that the data area has, 0 where the file cannot be read."""
         try:
