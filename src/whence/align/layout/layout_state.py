@@ -69,8 +69,8 @@ class LayoutState(PlanEditor):
                     names = starred(call.scope), starred(target_call.scope)
                 key = (
                     *names,
-                    slot.reference_slot,
-                    slot.target_slot,
+                    starred(slot.reference_slot),
+                    starred(slot.target_slot),
                     a.shape,
                     b.shape,
                     a.dtype,

@@ -106,7 +106,8 @@ def _places(editor: PlanEditor, many: str) -> Iterator[_Place]:
     few = "reference" if many == "target" else "target"
     records = {"reference": editor.reference.records, "target": editor.target.records}
     for pair in editor.pairs.values():
-        if editor.is_fixed(pair.reference):
+        has_more = pair.only_target if many == "target" else pair.only_reference
+        if not has_more or editor.is_fixed(pair.reference):
             continue
         calls = {
             "reference": editor.reference.calls[pair.reference],
