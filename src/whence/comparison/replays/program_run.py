@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from whence.replay.choices import Choices
 
 
-# Converted parameters kept for the next call of the same module; never the whole model at once.
-_HELD_BYTES = 512 << 20
+# Converted parameters kept beside those of the module at hand; never the whole model at once.
+_HELD_BYTES = 64 << 20
 
 
 class ParameterCache:
     """Parameters of two runs: what a correct target holds, converted once per dtype. Converted ones
-    are kept until they take more than `_HELD_BYTES`.
+    are kept until they take more than `_HELD_BYTES`; those of one module in all of its dtypes.
     """
 
     def __init__(self, reference: Run, target: Run) -> None:
@@ -59,19 +59,25 @@ class ParameterCache:
         return judge.rounded(self._reference.array(pair.reference_record), record.dtype)
 
     def hold(self, key: tuple[Any, ...], convert: Callable[[], Any]) -> Any:
-        """Converted parameters by key, converted once; the oldest are dropped."""
+        """Converted parameters by key (the last of it their dtype), converted once; the oldest of
+        other modules are dropped.
+        """
         cache = self._cache
         if key in cache:
             cache.move_to_end(key)
             return cache[key][0]
+        self._make_room(key)
         params = convert()
         nbytes = sum(t.nbytes for t in params.tensors.values())
         cache[key] = (params, nbytes)
         self._cached_bytes += nbytes
-        while self._cached_bytes > _HELD_BYTES and len(cache) > 1:
-            _, (_, freed) = cache.popitem(last=False)
-            self._cached_bytes -= freed
+        self._make_room(key)
         return params
+
+    def _make_room(self, key: tuple[Any, ...]) -> None:
+        cache = self._cache
+        while self._cached_bytes > _HELD_BYTES and (oldest := next(iter(cache)))[:-1] != key[:-1]:
+            self._cached_bytes -= cache.pop(oldest)[1]
 
 
 class CallParameters:
