@@ -55,7 +55,7 @@ def test_the_code(tmp_path):
 
     name, cause, sentence = finding(tmp_path, change)
     assert (name, cause) == ("1", "semantic")
-    assert "approximate its default against tanh" in sentence
+    assert "gelu: approximate is none in the reference, tanh in the target" in sentence
 
 
 def test_code_that_draws_random_numbers(tmp_path):

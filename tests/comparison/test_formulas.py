@@ -100,7 +100,7 @@ def test_an_epsilon_is_named_below_the_rounding_of_16_bits(compared, dtypes):
     result = compared(lambda: Norm(1e-6), lambda: Norm(2e-4), dtypes)
     assert names(result) == [("1", "semantic")]
     finding = result.findings[0]
-    assert "1e-06 against 0.0002" in finding.sentence
+    assert "1e-06 in the reference, 0.0002 in the target" in finding.sentence
     assert finding.sentence.startswith("introduced here, below its rounding")
     verdict = next(v for v in result.verdicts if "formula" in v.numbers)
     # The weight of a row of mean square m changes from (m + 1e-6)^-1/2 to (m + 2e-4)^-1/2.
@@ -119,7 +119,7 @@ def test_constants_of_hardly_an_effect_are_a_remark_that_counts_with_strict(comp
     assert result.status == "same"
     (remark,) = result.remarks
     assert (remark.kind, remark.name) == ("semantic", "1")
-    assert remark.sentence.startswith("add.Tensor is called with argument 1 1e-06 against 2e-06")
+    assert remark.sentence.startswith("add.Tensor: other is 1e-06 in the reference, 2e-06")
     assert compared(lambda: Norm(1e-6), lambda: Norm(2e-6), strict=True).status == "different"
 
 

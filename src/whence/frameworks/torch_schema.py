@@ -83,6 +83,16 @@ def schema_of(func: Any) -> OperatorSchema:
     )
 
 
+def schema_named(name: str) -> OperatorSchema | None:
+    """The schema of an overload by its full name ("aten.native_layer_norm.default"); None where
+    this torch has none.
+    """
+    func: Any = torch.ops
+    for part in name.split("."):
+        func = getattr(func, part, None)
+    return schema_of(func) if isinstance(func, torch._ops.OpOverload) else None
+
+
 def _has_kernel(func: Any, key: str) -> bool:
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from whence import extras
 from whence.dtypes import Array
 from whence.frameworks.operator_names import base_name
 from whence.records import Call, Operation, Program
@@ -38,6 +39,21 @@ _FUNCTIONS = frozenset((
 ))  # fmt: skip
 
 
+# Lists of numbers that are settings of an operator; others are shapes.
+_SETTINGS = frozenset(("stride", "padding", "dilation", "output_padding", "kernel_size", "dim"))
+
+
+class _Step(Protocol):
+    """An operator with its arguments."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def args(self) -> Sequence[Any]: ...
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+
+
 class Parting(NamedTuple):
     """The first operator in which two programs differ, in words. place: its place in the target's
     program, -1 where it has none.
@@ -58,9 +74,8 @@ def difference(reference: Program, target: Program) -> str:
     for a, b in zip(reference_steps, target_steps):
         if a.name != b.name:
             return f"the reference runs {_short(a.name)} where the target runs {_short(b.name)}"
-        words = _arguments(a, b)
-        if words:
-            return f"{_short(a.name)} is called with {words}"
+        if clauses := differing_arguments(a, b):
+            return f"{_short(a.name)}: {', and '.join(clauses)}"
     common = min(len(reference_steps), len(target_steps))
     for side, steps in (("reference", reference_steps), ("target", target_steps)):
         if len(steps) > common:
@@ -144,11 +159,15 @@ def first_parting(
                 error = _distance(reference_results[a], target_results[b])
                 if error > tolerance:
                     name = target.operations[b].name
-                    size = f"off by {error:.2g}" if error < np.inf else "of another shape"
-                    words = (
-                        f"{_short(name)} (operator {b + 1} of {len(target.operations)}) is "
-                        f"the first whose result parts, {size}"
+                    if len(target.operations) == 1:
+                        return Parting(name, place=b)
+                    size = (
+                        f"differs (relative error {error:.2g})"
+                        if error < np.inf
+                        else "has another shape"
                     )
+                    place = f"operator {b + 1} of {len(target.operations)}"
+                    words = f"{_short(name)} ({place}) is the first whose result {size}"
                     return Parting(name, words, b)
         elif b1 > b0:
             name = target.operations[target_places[b0]].name
@@ -198,23 +217,47 @@ def _short(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
-def _arguments(a: Operation, b: Operation) -> str:
-    if len(a.args) != len(b.args):
-        return f"{len(a.args)} arguments against {len(b.args)}"
-    for i, (x, y) in enumerate(zip(a.args, b.args)):
-        if _literal(x) and _literal(y) and x != y:
-            return f"argument {i} {x} against {y}"
-    for key in sorted(set(a.kwargs) | set(b.kwargs)):
-        x, y = a.kwargs.get(key, _DEFAULT), b.kwargs.get(key, _DEFAULT)
-        if _literal(x) and _literal(y) and x != y:
-            return f"{key} {x} against {y}"
-    return ""
+def differing_arguments(reference: _Step, target: _Step) -> list[str]:
+    """The arguments in which two steps of one operator differ, each by its name with both values;
+    by its place where no torch is here to ask.
+
+    Compared are numbers, strings and None, and lists of them that are settings. Operands, dtypes
+    and shapes follow the tensors.
+    """
+    of_reference, of_target = _by_name(reference), _by_name(target)
+    clauses = []
+    for key in dict.fromkeys((*of_reference, *of_target)):
+        a, b = (_number(of.get(key, _DEFAULT)) for of in (of_reference, of_target))
+        if a != b and _is_setting(key, a) and _is_setting(key, b):
+            clauses.append(f"{key} is {a} in the reference, {b} in the target")
+    return clauses
+
+
+def _by_name(step: _Step) -> dict[str, Any]:
+    """The arguments of a step by name, defaults included."""
+    schema = None
+    if extras.is_here("torch"):
+        from whence.frameworks.torch_schema import schema_named
+
+        schema = schema_named(step.name)
+    if schema is None:
+        return {f"argument {i}": value for i, value in enumerate(step.args)} | dict(step.kwargs)
+    return {**schema.defaults, **dict(zip(schema.positional, step.args)), **step.kwargs}
+
+
+def _number(value: Any) -> Any:
+    """The argument, infinities and NaN as numbers."""
+    return float(value["float"]) if isinstance(value, dict) and "float" in value else value
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return name in _SETTINGS and all(map(_literal, value))
+    return _literal(value)
 
 
 def _literal(value: Any) -> bool:
-    """A number, string or None: what a user would recognise. Operands, dtypes and shapes follow the
-    tensors.
-    """
+    """A number, string or None: what a user would recognise."""
     return isinstance(value, (int, float, str, bool)) or value is None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from whence.comparison.replays.program_difference import differing_arguments
 from whence.comparison.replays.self_check import Threads
 from whence.records.marks import was_compiled
 from whence.results import VerdictKind
@@ -182,22 +183,11 @@ def executed_piece(case: Case) -> Piece:
 def differing(reference: Piece, target: Piece) -> list[str]:
     """What differs between the operators of both sides, in words."""
     if [s.name for s in reference.steps] == [s.name for s in target.steps]:
-        arguments = _differing_arguments(reference, target) if len(reference.steps) == 1 else []
+        arguments = []
+        if len(reference.steps) == 1:
+            step = reference.steps[0]
+            clauses = differing_arguments(step, target.steps[0])
+            arguments = [f"{step.name}: {clause}" for clause in clauses]
         return arguments or ["the same operators with the same arguments, on other tensors"]
     names = [", ".join(s.name for s in p.steps[:6]) or "nothing" for p in (reference, target)]
     return [f"the reference runs {names[0]}; the target {names[1]}"]
-
-
-def _differing_arguments(reference: Piece, target: Piece) -> list[str]:
-    """The arguments that differ, of one operator."""
-    from whence.replay.export.trace import Value, overload
-
-    a, b = reference.steps[0], target.steps[0]
-    names = [x.name for x in overload(a.name)._schema.arguments]
-    of_a, of_b = (dict(zip(names, step.args)) | step.kwargs for step in (a, b))
-    out = []
-    for key in dict.fromkeys((*of_a, *of_b)):
-        x, y = of_a.get(key, "its default"), of_b.get(key, "its default")
-        if not isinstance(x, Value) and not isinstance(y, Value) and repr(x) != repr(y):
-            out.append(f"{a.name}: {key} {x} in the reference, {y} in the target")
-    return out
