@@ -12,7 +12,7 @@ from torch import nn
 
 import counting
 import whence
-from whence.instrument.torch import program_cache
+from whence.instrument.torch import program_cache, tensor_content
 from whence.store import open_run
 
 pytestmark = pytest.mark.torch
@@ -119,6 +119,39 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x, cache)
         return {"x": x, "cache": cache}
+
+
+class Held:
+    """A weak reference to a storage, counted while it is held."""
+
+    count = most = 0
+
+    def __init__(self, cdata):
+        self.cdata = cdata
+        Held.count += 1
+        Held.most = max(Held.most, Held.count)
+
+    def __del__(self):
+        Held.count -= 1
+        torch.UntypedStorage._free_weak_ref(self.cdata)
+
+
+class Longer(nn.Module):
+    """Adds a row, so that no tensor has the shape of another."""
+
+    def forward(self, x):
+        return torch.cat([x, x[:1]])
+
+
+@pytest.mark.parametrize("level", ["modules", "op"])
+def test_storages_that_are_gone_are_let_go_of_within_a_call(tmp_path, monkeypatch, level):
+    monkeypatch.setattr(tensor_content, "StorageRef", Held)
+    monkeypatch.setattr(Held, "most", 0)
+    chain = nn.Sequential(*(Longer() for _ in range(400)))
+    with torch.no_grad(), whence.capture(chain, tmp_path / "run", level=level, programs=False):
+        chain(torch.randn(2, 8))
+    assert Held.most < 200
+    assert Held.count == 0
 
 
 def test_recording_programs_looks_through_a_model_once_a_call(tmp_path, monkeypatch):

@@ -11,8 +11,6 @@ import msgspec
 
 from whence.instrument.torch.tensor_content import SeenTensor, hash_of
 
-_FEW = 1 << 10
-
 
 class _Known(msgspec.Struct, gc=False, eq=False):
     """A tensor object as it was when it was recorded. memory: its bytes, to be read while it lies
@@ -31,7 +29,9 @@ class KnownTensors:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._crowded = _FEW
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def add(
         self,
@@ -69,10 +69,8 @@ class KnownTensors:
         return seen.id, "content" if version is None else "identity", known.form
 
     def prune(self) -> None:
-        """Forget tensors that are gone, once as many were added as were left the last time."""
-        if len(self._known) >= self._crowded:
-            self._known = {k: v for k, v in self._known.items() if v.ref() is not None}
-            self._crowded = 2 * len(self._known) + _FEW
+        """Forget tensors that are gone."""
+        self._known = {k: v for k, v in self._known.items() if v.ref() is not None}
 
     def clear(self) -> None:
         """Forget all."""

@@ -45,7 +45,10 @@ FindExternal = Callable[[bytes, str, tuple[int, ...], Bytes], External | None]
 
 _MIN_EXTERNAL_BYTES = 1 << 16  # of a parameter that is worth looking for in a checkpoint
 
-_FEW = 1 << 10  # tensors that are gone, remembered: some hundred bytes each
+_FEW = 1 << 6
+"""Tensors that are gone, remembered. What is left of the storage of each, between the tensors of
+the program, keeps the allocator from joining the room that these leave.
+"""
 
 
 class Sighter(Protocol):
@@ -113,10 +116,10 @@ class TensorRegistry:
 
     def prune(self) -> None:
         """Forget tensors that are gone, once as many were seen as were left the last time."""
-        if len(self._live) >= self._crowded:
+        if max(len(self._live), len(self._known)) >= self._crowded:
             self._live = {k: s for k, s in self._live.items() if not expired(s.storage.cdata)}
-            self._crowded = 2 * len(self._live) + _FEW
-        self._known.prune()
+            self._known.prune()
+            self._crowded = 2 * max(len(self._live), len(self._known)) + _FEW
 
     def close(self) -> None:
         """Wait for what is on its way and forget everything."""
@@ -181,9 +184,8 @@ class TensorRegistry:
         may_refer = parameter and self._session.elements_on
         number = self._write(whole, origin, may_refer, grows, content, look.plain)
         version, storage = UNSETTLED if unsettled else version, storage_ref(look.plain)
-        seen = SeenTensor(number, content.digest, version, storage, keep)
+        seen = self._remember(key, SeenTensor(number, content.digest, version, storage, keep))
         seen.probe, seen.span, seen.memory = content.probe, content.span, content.memory
-        self._live[key] = seen
         return number, "", form
 
     def _record_plain(
@@ -214,14 +216,18 @@ class TensorRegistry:
         content = Content(digest, address, nbytes)
         may_refer = parameter and self._session.elements_on
         number = self._write(whole, origin, may_refer, grows, content, tensor)
-        seen = self._live[key] = SeenTensor(number, digest, version, storage_ref(tensor), keep)
+        seen = self._remember(key, SeenTensor(number, digest, version, storage_ref(tensor), keep))
         self._known.add(tensor, seen, address, memory, form)
         return number, "", form
 
+    def _remember(self, key: tuple[Any, ...], seen: SeenTensor) -> SeenTensor:
+        self._live[key] = seen
+        if len(self._live) >= self._crowded:
+            self.prune()
+        return seen
+
     def is_as_it_was(self, tensor: Any, record: Any) -> bool:
-        """Is a tensor as it was when this record was made of it? False where one look does not
-        tell.
-        """
+        """Is a tensor, as far as one look tells, as it was when this record was made of it?"""
         again = self._known.again(tensor, keep=False)
         return again is not None and again[0] == record
 
@@ -271,9 +277,8 @@ class TensorRegistry:
         earlier = previous if previous is not None and previous.may_be(version, keep) else None
         pending = Pending()
         storage = earlier.storage if earlier is not None else storage_ref(tensor)
-        now = self._live[key] = SeenTensor(
-            pending, b"", UNSETTLED if unsettled else version, storage, keep
-        )
+        seen_version = UNSETTLED if unsettled else version
+        now = self._remember(key, SeenTensor(pending, b"", seen_version, storage, keep))
 
         def arrived(data: Bytes, copied: Any) -> None:
             self._busy()  # of the ring's thread: a module that on_record calls is not the program's
