@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import io
 import json
 import shutil
@@ -96,6 +97,25 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def own_memory() -> int:
+    """Bytes of memory that are the process's own, mapped files aside; 0 where /proc has no word of
+    it.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    kilobytes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")]
+    return 1024 * int(kilobytes[0]) if kilobytes else 0
+
+
+def give_back() -> None:
+    """Hand memory that an earlier variant left free to the system, so that each begins alike."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def measure(
     model: nn.Module,
     draw: Callable[[], Tensor],
@@ -103,7 +123,8 @@ def measure(
     open_variant: Callable[[], Any] | None,
 ) -> dict[str, float]:
     """CPU seconds: bare (forwards just before), open, first step, steady (forwards after it),
-    close. Every forward gets tokens of its own: what equals an earlier forward is written once, so
+    close; and grown, the bytes of memory taken from the end of bare to the end of steady. Every
+    forward gets tokens of its own: what equals an earlier forward is written once, so
     the same tokens again would cost nothing to keep.
     """
 
@@ -114,7 +135,9 @@ def measure(
             model(tokens)
         return time.process_time() - start
 
+    give_back()
     bare = run(forwards)
+    memory = own_memory()
     if open_variant is None:
         return {
             "bare": bare,
@@ -122,6 +145,7 @@ def measure(
             "first": bare / forwards,
             "steady": run(forwards),
             "close": 0.0,
+            "grown": own_memory() - memory,
         }
     start = time.process_time()
     variant = open_variant()
@@ -129,6 +153,7 @@ def measure(
     opened = time.process_time() - start
     first = run(1)
     steady = run(forwards)
+    grown = own_memory() - memory
     start = time.process_time()
     variant.__exit__(None, None, None)
     return {
@@ -137,6 +162,7 @@ def measure(
         "first": first,
         "steady": steady,
         "close": time.process_time() - start,
+        "grown": grown,
     }
 
 
@@ -220,6 +246,7 @@ def case(
             "open_ms": 1e3 * median(name, lambda t: t["open"]),
             "first_ms": 1e3 * median(name, lambda t: t["first"]),
             "close_ms": 1e3 * median(name, lambda t: t["close"]),
+            "grown_mb": 1e-6 * median(name, lambda t: t["grown"]),
         }
     with_programs, without = (
         result["variants"][n]["first_ms"] for n in ("whence", "whence --no-programs")
@@ -253,11 +280,11 @@ def main() -> None:
                     f"{rounds} rounds"
                 )
                 print(
-                    f"{'':<24}{'steady':>9}{'whole run':>11}{'open ms':>9}{'first ms':>10}{'close ms':>10}"  # noqa: E501
+                    f"{'':<24}{'steady':>9}{'whole run':>11}{'open ms':>9}{'first ms':>10}{'close ms':>10}{'grown MB':>10}"  # noqa: E501
                 )
                 for name, v in result["variants"].items():
                     print(
-                        f"{name:<24}{v['steady_x']:>8.3f}x{v['whole_run_x']:>10.3f}x{v['open_ms']:>9.1f}{v['first_ms']:>10.1f}{v['close_ms']:>10.1f}"
+                        f"{name:<24}{v['steady_x']:>8.3f}x{v['whole_run_x']:>10.3f}x{v['open_ms']:>9.1f}{v['first_ms']:>10.1f}{v['close_ms']:>10.1f}{v['grown_mb']:>10.1f}"
                     )
                 print(
                     f"{'program recording, once':<24}{result['program_recording_ms']:>38.1f} ms",
