@@ -571,3 +571,25 @@ def test_damaged_dumps_are_refused_or_lose_tensors(tmp_path):
     (tmp_path / "work").mkdir()
     for what, path in variants(sample, tmp_path / "work", among=lambda name: name.endswith(keep)):
         survives(what, path, "msprobe")
+
+
+def test_a_folder_of_tensors_is_followed_once_however_many_are_read(reference, monkeypatch):
+    run, resolved = open_run(reference), []
+    resolve = Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda path: resolved.append(path) or resolve(path))
+    for record in run.records:
+        run.array(record.id)
+    assert len(run.records) == 100
+    assert len(resolved) <= 2
+
+
+def test_a_link_among_tensors_that_leads_outside_is_not_followed(tmp_path):
+    dump = model(tmp_path / "dump", noise=0.0)
+    tensors = sorted((dump / "dump_tensor_data").iterdir())
+    tensors[1].rename(tmp_path / "elsewhere.npy")
+    tensors[1].symlink_to(tmp_path / "elsewhere.npy")
+    run = open_run(dump)
+    files = {record.file: record.id for record in run.records}
+    run.array(files[f"dump_tensor_data/{tensors[0].name}"])
+    with pytest.raises(ElementsMissing, match="lies outside"):
+        run.array(files[f"dump_tensor_data/{tensors[1].name}"])

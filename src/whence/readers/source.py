@@ -22,6 +22,8 @@ class Place:
         self.path = Path(path)
         self.is_folder = self.path.is_dir()
         self.head, self.size = b"", 0
+        self._root = self.path if self.is_folder else self.path.parent
+        self._inner_folders: dict[str, bool] = {}
         if self.is_folder:
             return
         if not self.path.exists():
@@ -91,6 +93,10 @@ class Place:
                 f"cannot list {self.path / below}: {error.strerror or error}"
             ) from error
 
+    @cached_property
+    def _real_root(self) -> Path:
+        return self._root.resolve()
+
     def inside(self, name: str) -> Path:
         """The file that a dump calls `name`, relative to this folder (for a file: to the folder it
         lies in).
@@ -98,13 +104,24 @@ class Place:
         A name is untrusted: one that leads outside, by `..`, as an absolute path or through a link,
         raises UnreadableRun.
         """
-        root = self.path if self.is_folder else self.path.parent
-        path = root / name
-        if "\0" in name or not path.resolve().is_relative_to(root.resolve()):
+        path = self._root / name
+        if "\0" in name or not self._holds(name, path):
             raise UnreadableRun(
                 f"{self.path} names {name!r}, which lies outside of it; it is not followed"
             )
         return path
+
+    def _holds(self, name: str, path: Path) -> bool:
+        """Does a name lead to something inside? A folder is followed once for all files in it, a
+        file where it is a link.
+        """
+        folder, last = os.path.split(name)
+        if last in ("", ".", "..") or path.is_symlink():
+            return path.resolve().is_relative_to(self._real_root)
+        if folder not in self._inner_folders:
+            inner = (self._root / folder).resolve()
+            self._inner_folders[folder] = inner.is_relative_to(self._real_root)
+        return self._inner_folders[folder]
 
     def within(self, name: str) -> Place:
         """The place called `name` in this folder, for a reader that opens others. Raises

@@ -5,13 +5,17 @@ import contextlib
 import io
 import pickle
 import zipfile
+from os import open as os_open
 
 import numpy as np
 import pytest
 
+import counting
 from readers import hostile
+from readers.mapped import is_mapped
 from whence.errors import ElementsMissing, UnreadableRun, WhenceError
-from whence.readers.encodings import torch_file
+from whence.readers.encodings import archive, torch_file
+from whence.readers.encodings.archive import MAPPED_FROM
 from whence.readers.encodings.pickle_values import TorchTensor, Unknown
 
 torch = pytest.importorskip("torch")
@@ -94,11 +98,22 @@ def test_every_dtype_and_layout_comes_back_bit_by_bit(new, protocol, tmp_path):
 
 def test_elements_of_a_stored_file_are_memory_mapped(tmp_path):
     path = tmp_path / "x.pt"
-    path.write_bytes(saved(BASE))
+    large = torch.arange(MAPPED_FROM, dtype=torch.int8)
+    path.write_bytes(saved(large))
     array = torch_file.load(path).array()
-    while not isinstance(array, np.memmap) and array.base is not None:
-        array = array.base
-    assert isinstance(array, np.memmap)
+    assert is_mapped(array)
+    assert array.tobytes() == bits(large)
+
+
+def test_a_tensor_costs_few_calls_and_opens_of_its_file(tmp_path, monkeypatch):
+    path, opened = tmp_path / "x.pt", []
+    path.write_bytes(saved(BASE))
+    torch_file.load(path)
+    monkeypatch.setattr(archive.os, "open", lambda *given: opened.append(given) or os_open(*given))
+    with counting.counted() as work:
+        torch_file.load(path).array()
+    assert work.calls < 1100, "a pickle of 60 operations and a directory of 6 entries"
+    assert len(opened) <= 7
 
 
 @pytest.mark.parametrize(("new", "protocol"), FORMATS)

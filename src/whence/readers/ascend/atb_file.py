@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.ascend import dtypes, layouts
 from whence.readers.encodings import limits
+from whence.readers.encodings.archive import bytes_of
 from whence.records import Statistics
 
 _END = b"$End=1\n"
@@ -124,16 +123,14 @@ def _heads(path: Path, size: int) -> Iterator[tuple[dict[str, str], int, int]]:
 
 
 def elements(path: Path, stored: Stored) -> Array:
-    """The tensor, memory-mapped where it lies plain. Raises ElementsMissing with the reason when
+    """The tensor, in place where it lies plain. Raises ElementsMissing with the reason when
     there are none.
     """
     if stored.why:
         raise ElementsMissing(stored.why)
     size = path.stat().st_size
     nbytes = max(min(stored.nbytes, size - stored.start), 0)
-    data: Array = (
-        np.memmap(path, np.uint8, "r", stored.start, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-    )
+    data = bytes_of(path, stored.start, nbytes)
     return stored.layout.apply(dtypes.decoded(stored.type, data, stored.dims))
 
 

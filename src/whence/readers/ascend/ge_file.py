@@ -19,6 +19,7 @@ from whence.dtypes import Array
 from whence.errors import UnreadableRun
 from whence.readers.ascend import dtypes, layouts
 from whence.readers.encodings import limits, protobuf
+from whence.readers.encodings.archive import bytes_of
 from whence.records.slots import is_output
 
 _NANO = b"\x5a\x5a\x5a\x5a"
@@ -100,15 +101,12 @@ def read(path: Path) -> DumpFile:
 
 
 def elements(path: Path, tensor: DumpedTensor) -> Array:
-    """The logical tensor, memory-mapped where it lies plain. Raises ElementsMissing when bytes are
+    """The logical tensor, in place where it lies plain. Raises ElementsMissing when bytes are
     missing.
     """
     size = path.stat().st_size
     nbytes = max(min(tensor.nbytes, size - tensor.start), 0)
-    if nbytes == 0:
-        data: Array = np.empty(0, np.uint8)
-    else:
-        data = np.memmap(path, np.uint8, "r", tensor.start, (nbytes,))
+    data = bytes_of(path, tensor.start, nbytes)
     return tensor.layout.apply(dtypes.decoded(tensor.type, data, tensor.stored))
 
 

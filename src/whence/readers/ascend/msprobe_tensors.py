@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from whence.dtypes import Array
 from whence.errors import ElementsMissing, UnreadableRun
-from whence.readers.encodings import limits, torch_file
+from whence.readers.encodings import limits, numpy_file, torch_file
+from whence.readers.encodings.archive import File
 from whence.readers.encodings.pickle_values import TorchTensor
 from whence.readers.source import Place
 from whence.records import Statistics
@@ -35,7 +34,9 @@ def loader(place: Place, file: str) -> Callable[[], Array]:
 
 
 def _numpy(path: Path) -> Array:
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    file = File(path, path.name)
+    header = numpy_file.header(file.head(numpy_file.HEAD_BYTES), path.name)
+    return numpy_file.array(header, file.part(0, file.size), path.name)
 
 
 def _torch(path: Path) -> Array:

@@ -1,10 +1,12 @@
-"""Bytes in files and in zip archives: memory-mapped where they lie as they are, unpacked within
-bounds where they do not.
+"""Bytes in files and in zip archives: read or memory-mapped where they lie as they are, unpacked
+within bounds where they do not.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
+import os
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -16,11 +18,38 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.encodings import limits
 
 Bytes = npt.NDArray[np.uint8]
+MAPPED_FROM = 1 << 16
+"""Bytes from which a part of a file is mapped. Fewer are read: that is faster than a mapping, which
+also keeps the file open.
+"""
 
 
 def words(data: Bytes, word: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     """Bytes as elements; copied only where an archive has put them at an odd place."""
     return np.require(data.view(word), requirements="A")
+
+
+def bytes_of(path: Path, start: int, nbytes: int) -> Bytes:
+    """Bytes of a file, read-only, memory-mapped where they are many. Raises OSError, and ValueError
+    where the file has fewer.
+    """
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        if nbytes >= MAPPED_FROM:
+            before = start % mmap.ALLOCATIONGRANULARITY
+            mapped = mmap.mmap(
+                handle, before + nbytes, access=mmap.ACCESS_READ, offset=start - before
+            )
+            return np.frombuffer(mapped, np.uint8, nbytes, before)
+        os.lseek(handle, start, os.SEEK_SET)
+        data = os.read(handle, nbytes)
+    finally:
+        os.close(handle)
+    if len(data) != nbytes:
+        raise ValueError(f"it ends after {len(data)} of {nbytes} bytes from byte {start} on")
+    return np.frombuffer(data, np.uint8)
 
 
 class File:
@@ -39,12 +68,15 @@ class File:
             if isinstance(source, bytes):
                 self.size, self.modified_ns = len(source), 0
             else:
-                self.size, self.modified_ns = source.stat().st_size, source.stat().st_mtime_ns
+                about = source.stat()
+                self.size, self.modified_ns = about.st_size, about.st_mtime_ns
         except OSError as error:
             raise UnreadableRun(f"cannot read {self.name}: {error.strerror or error}") from error
 
     def part(self, start: int, nbytes: int) -> Bytes:
-        """Bytes of the file, memory-mapped. Raises ElementsMissing when there are not as many."""
+        """Bytes of the file, as `bytes_of` gives them. Raises ElementsMissing when there are not as
+        many.
+        """
         if start < 0 or nbytes < 0 or start + nbytes > self.size:
             raise ElementsMissing(
                 f"{self.name} has {self.size} bytes; {nbytes} from byte {start} on are wanted"
@@ -54,7 +86,7 @@ class File:
         if isinstance(self.source, bytes):
             return np.frombuffer(self.source, np.uint8, nbytes, start)
         try:
-            return np.memmap(self.source, np.uint8, "r", start, (nbytes,))
+            return bytes_of(self.source, start, nbytes)
         except (OSError, ValueError) as error:
             raise ElementsMissing(f"cannot read {self.name}: {error}") from error
 

@@ -41,10 +41,20 @@ class PickleMachine:
         """
         stream = _Stream(self.file, start)
         try:
-            for opcode, arg, _ in pickletools.genops(stream):  # type: ignore[arg-type]
-                if opcode.name == "STOP":
+            while True:
+                code = stream.read(1)
+                operation = _OPERATIONS.get(code)
+                if operation is None:
+                    raise ValueError(
+                        f"at position {stream.place - 1}, opcode {code!r} unknown"
+                        if code
+                        else "pickle exhausted before seeing STOP"
+                    )
+                name, argument, follow = operation
+                arg = None if argument is None else argument(stream)
+                if name == "STOP":
                     return self.stack.pop(), stream.place
-                self.step(opcode.name, arg)
+                follow(self, name, arg)
         except (
             ValueError,
             IndexError,
@@ -57,43 +67,42 @@ class PickleMachine:
                 f"{self.name}: its pickle cannot be followed at byte {stream.place}: "
                 f"{str(error)[:120]}"
             ) from error
-        raise UnreadableRun(f"{self.name}: its pickle does not end")
 
-    def step(self, op: str, arg: Any) -> None:
-        if op in _IGNORED:
-            return
-        if op in _CONSTANTS:
-            self.stack.append(_CONSTANTS[op])
-        elif op in _VALUES:
-            self.stack.append(arg)
-        elif op in _EMPTY:
-            self.stack.append(_EMPTY[op]())
-        elif not (self._move(op, arg) or self._collect(op) or self._construct(op, arg)):
-            raise ValueError(f"operation {op} is not read")
+    def _ignore(self, op: str, arg: Any) -> None:
+        pass
 
-    def _move(self, op: str, arg: Any) -> bool:
-        """Operations on the stack and the memo. Returns whether this is one of them."""
+    def _refuse(self, op: str, arg: Any) -> None:
+        raise ValueError(f"operation {op} is not read")
+
+    def _value(self, op: str, arg: Any) -> None:
+        self.stack.append(arg)
+
+    def _constant(self, op: str, arg: Any) -> None:
+        self.stack.append(_CONSTANTS[op])
+
+    def _empty(self, op: str, arg: Any) -> None:
+        self.stack.append(_EMPTY[op]())
+
+    def _remember(self, op: str, arg: Any) -> None:
+        self.memo[len(self.memo) if op == "MEMOIZE" else int(arg)] = self.stack[-1]
+
+    def _recall(self, op: str, arg: Any) -> None:
+        self.stack.append(self.memo[int(arg)])
+
+    def _move(self, op: str, arg: Any) -> None:
+        """Operations on the stack alone."""
         stack = self.stack
         if op == "MARK":
             stack.append(_Mark())
-        elif op in ("BINPUT", "LONG_BINPUT", "PUT"):
-            self.memo[int(arg)] = stack[-1]
-        elif op == "MEMOIZE":
-            self.memo[len(self.memo)] = stack[-1]
-        elif op in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self.memo[int(arg)])
         elif op == "DUP":
             stack.append(stack[-1])
         elif op == "POP":
             stack.pop()
-        elif op == "POP_MARK":
+        else:  # POP_MARK
             self.marked()
-        else:
-            return False
-        return True
 
-    def _collect(self, op: str) -> bool:
-        """Operations that make containers or fill them. Returns whether this is one of them."""
+    def _collect(self, op: str, arg: Any) -> None:
+        """Operations that make containers or fill them."""
         stack = self.stack
         if op in _TUPLES:
             n = _TUPLES[op]
@@ -119,15 +128,12 @@ class PickleMachine:
         elif op == "SETITEM":
             value, key = stack.pop(), stack.pop()
             put_into(stack[-1], [key, value])
-        elif op == "SETITEMS":
+        else:  # SETITEMS
             items = self.marked()
             put_into(stack[-1], items)
-        else:
-            return False
-        return True
 
-    def _construct(self, op: str, arg: Any) -> bool:
-        """Operations that name a class or make an object. Returns whether this is one of them."""
+    def _construct(self, op: str, arg: Any) -> None:
+        """Operations that name a class or make an object."""
         stack = self.stack
         if op == "GLOBAL":
             stack.append(Global(arg.replace(" ", ".", 1)))
@@ -148,11 +154,8 @@ class PickleMachine:
         elif op == "BUILD":
             state = stack.pop()
             stack[-1] = built(stack[-1], state)
-        elif op == "BINPERSID":
+        else:  # BINPERSID
             stack.append(self.storage(tuple_of(stack.pop())))
-        else:
-            return False
-        return True
 
     def marked(self) -> list[Any]:
         for i in range(len(self.stack) - 1, -1, -1):
@@ -177,17 +180,44 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "EMPTY_SET": list,
 }
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_FOLLOW: dict[str, Callable[[PickleMachine, str, Any], None]] = {
+    name: follow
+    for names, follow in (
+        (_IGNORED, PickleMachine._ignore),
+        (_CONSTANTS, PickleMachine._constant),
+        (_VALUES, PickleMachine._value),
+        (_EMPTY, PickleMachine._empty),
+        (("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"), PickleMachine._remember),
+        (("BINGET", "LONG_BINGET", "GET"), PickleMachine._recall),
+        (("MARK", "DUP", "POP", "POP_MARK"), PickleMachine._move),
+        ((*_TUPLES, "TUPLE", "LIST", "FROZENSET", "DICT"), PickleMachine._collect),
+        (("APPEND", "APPENDS", "ADDITEMS", "SETITEM", "SETITEMS"), PickleMachine._collect),
+        (("GLOBAL", "INST", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), PickleMachine._construct),
+        (("NEWOBJ_EX", "OBJ", "BUILD", "BINPERSID"), PickleMachine._construct),
+    )
+    for name in names
+}
+_OPERATIONS: dict[bytes, tuple[str, Callable[..., Any] | None, Callable[..., None]]] = {
+    opcode.code.encode("latin-1"): (
+        opcode.name,
+        None if opcode.arg is None else opcode.arg.reader,
+        _FOLLOW.get(opcode.name, PickleMachine._refuse),
+    )
+    for opcode in pickletools.opcodes
+}
+"""By its byte: (name, how its argument is read, what it does) of every operation of a pickle."""
 
 
 class _Stream:
     """What pickletools reads from: never more than asked for, and no endless lines."""
 
     def __init__(self, file: File, start: int) -> None:
-        self.place, self._data = start, file.part(0, file.size)
+        self.place, self._data = start, file.part(0, file.size).data
 
     def read(self, n: int) -> bytes:
-        data = self._data[self.place : self.place + max(n, 0)].tobytes()
-        self.place += len(data)
+        start = self.place
+        data = self._data[start : start + n].tobytes() if n > 0 else b""
+        self.place = start + len(data)
         return data
 
     def readline(self) -> bytes:

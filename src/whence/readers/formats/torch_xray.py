@@ -23,6 +23,7 @@ from whence.errors import ElementsMissing, UnreadableRun
 from whence.readers.assembly import call_order, sidecar
 from whence.readers.assembly.builder import Building
 from whence.readers.encodings import hdf5, limits
+from whence.readers.encodings.archive import bytes_of, words
 from whence.readers.source import Place
 from whence.records import Run
 from whence.records.marks import Mark, mark
@@ -323,10 +324,8 @@ def _load(
 
     def mapped() -> Array:
         kind = stored if stored.kind != "b" else np.dtype(np.uint8)
-        return _as(
-            np.asarray(np.memmap(file.path, kind, "r", offset=description["at"], shape=shape)),
-            dtype,
-        )
+        data = bytes_of(file.path, description["at"], count * kind.itemsize)
+        return _as(words(data, kind).reshape(shape), dtype)
 
     def unpacked() -> Array:
         data = file.worker.read(file.path, name, count * stored.itemsize)
