@@ -312,8 +312,9 @@ def _prepared(batch: list[Any], options: Any) -> Callable[[], None]:
                 0,
                 0,
                 j.path,
+                place,
             )
-            for j in batch
+            for place, j in enumerate(batch)
         ],
         dtype=np.int64,
     )
@@ -413,9 +414,9 @@ def start_up() -> None:
         most=0.7,
     )
     with tempfile.TemporaryDirectory() as folder:
-        code = "from whence import _kernels; _kernels.load(report=str)"
+        code = "from whence import _kernels; _kernels.load('compare', 'describe', report=str)"
         row(
-            "compiling everything, once per machine",
+            "compiling what most comparisons need, once per machine",
             spent(code, 1, NUMBA_CACHE_DIR=folder),
             "s",
             "<= 12",

@@ -41,8 +41,8 @@ from whence._version import __version__
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 BINS = 64
-ENTRIES = ("compare", "describe")
-COMPILE_SECONDS = 12
+COMPILE_SECONDS = {"compare": 7, "compare_wide": 7, "describe": 5}
+ENTRIES = tuple(COMPILE_SECONDS)
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""
 
@@ -89,6 +89,7 @@ META = (
     "dd_address",
     "rr_address",
     "path",
+    "row",
 )
 NM = len(META)
 PATH_32, PATH_64, PATH_8, PATH_SAME = 0, 1, 2, 3
@@ -998,18 +999,17 @@ def _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, W, F, I, H)
 def compare(
     meta_address, count, tier, rtol, atol, thr_address, scratch, f_address, i_address, h_address
 ):
-    """Compare `count` pairs. meta: (count, NM) int64; results: (count, NF) float64, (count, NI)
-    int64, (count, BINS) int64, all addresses of C-contiguous memory already set to the empty row.
-    tier: 0 same, 1 core, 2 full."""
+    """Compare `count` pairs of elements of at most 32 bits (PATH_32, PATH_SAME). meta: (count, NM)
+    int64; results: (rows, NF) float64, (rows, NI) int64, (rows, BINS) int64, all addresses of
+    C-contiguous memory already set to the empty row. tier: 0 same, 1 core, 2 full."""
     thr = p_f64(thr_address)
     full = tier == 2
     for k in range(count):
         meta = p_i64(meta_address + k * (8 * NM))
-        F = p_f64(f_address + k * (8 * NF))
-        I = p_i64(i_address + k * (8 * NI))
-        H = p_i64(h_address + k * (8 * BINS))
-        R = meta[0]
-        T = meta[1]
+        row = meta[10]
+        F = p_f64(f_address + row * (8 * NF))
+        I = p_i64(i_address + row * (8 * NI))
+        H = p_i64(h_address + row * (8 * BINS))
         n = meta[2]
         kr = meta[3]
         kt = meta[4]
@@ -1017,56 +1017,81 @@ def compare(
         split = meta[6] != 0
         cd = p_f64(meta[7])
         cr = p_f64(meta[8])
-        path = meta[9]
-        sr = _itemsize(kr)
-        st = _itemsize(kt)
         I[N] = n
-        if path == PATH_SAME:
-            I[BYTES_DIFFER] = 0 if _equal_bytes(R, T, n) else 1
+        if meta[9] == PATH_SAME:
+            I[BYTES_DIFFER] = 0 if _equal_bytes(meta[0], meta[1], n) else 1
             continue
         if full and C > 0 and not split:
             for c in range(C):
                 cd[c] = 0.0
                 cr[c] = 0.0
-        if path == PATH_8:
+        _pair(
+            meta[0],
+            meta[1],
+            n,
+            kr,
+            kt,
+            _itemsize(kr),
+            _itemsize(kt),
+            C,
+            split,
+            cd,
+            cr,
+            full,
+            rtol,
+            atol,
+            thr,
+            scratch,
+            F,
+            I,
+            H,
+            np.float32(0),
+            np.uint32(0),
+            np.uint32(0x7F800000),
+            np.uint32(0x7FFFFFFF),
+            0,
+            None,
+        )
+
+
+@_kernel(entry=True)
+def compare_wide(
+    meta_address, count, tier, rtol, atol, thr_address, scratch, f_address, i_address, h_address
+):
+    """As `compare`, pairs of elements of 64 bits, and large ones of 8 (PATH_64, PATH_8)."""
+    thr = p_f64(thr_address)
+    full = tier == 2
+    for k in range(count):
+        meta = p_i64(meta_address + k * (8 * NM))
+        row = meta[10]
+        F = p_f64(f_address + row * (8 * NF))
+        I = p_i64(i_address + row * (8 * NI))
+        H = p_i64(h_address + row * (8 * BINS))
+        n = meta[2]
+        kr = meta[3]
+        kt = meta[4]
+        C = meta[5]
+        split = meta[6] != 0
+        cd = p_f64(meta[7])
+        cr = p_f64(meta[8])
+        I[N] = n
+        if full and C > 0 and not split:
+            for c in range(C):
+                cd[c] = 0.0
+                cr[c] = 0.0
+        if meta[9] == PATH_8:
+            R = meta[0]
+            T = meta[1]
             _pair8(R, T, n, kr, kt, C, split, cd, cr, full, rtol, atol, thr, scratch, F, I, H)
-        elif path == PATH_32:
-            _pair(
-                R,
-                T,
-                n,
-                kr,
-                kt,
-                sr,
-                st,
-                C,
-                split,
-                cd,
-                cr,
-                full,
-                rtol,
-                atol,
-                thr,
-                scratch,
-                F,
-                I,
-                H,
-                np.float32(0),
-                np.uint32(0),
-                np.uint32(0x7F800000),
-                np.uint32(0x7FFFFFFF),
-                0,
-                None,
-            )
         else:
             _pair(
-                R,
-                T,
+                meta[0],
+                meta[1],
                 n,
                 kr,
                 kt,
-                sr,
-                st,
+                _itemsize(kr),
+                _itemsize(kt),
                 C,
                 split,
                 cd,
@@ -1354,8 +1379,10 @@ def load(*entries: str, report=None) -> None:
         if loaded(*entries):
             return
         folder = cache_dir()
-        if not (folder is not None and all(_marker(folder, e).exists() for e in entries)):
-            line = f"compiling kernels, once per machine (about {COMPILE_SECONDS} s) ..."
+        missing = [e for e in entries if folder is None or not _marker(folder, e).exists()]
+        if missing:
+            seconds = sum(COMPILE_SECONDS[entry] for entry in missing)
+            line = f"compiling kernels, once per machine (about {seconds} s) ..."
             if report is None:
                 print(line, file=sys.stderr, flush=True)
             else:
@@ -1367,8 +1394,8 @@ def load(*entries: str, report=None) -> None:
         if "describe" in entries and "describe" not in _loaded:
             globals()["describe"](address, 0, 0, 1)
             _loaded.add("describe")
-        if "compare" in entries and "compare" not in _loaded:
-            globals()["compare"](
+        for entry in {"compare", "compare_wide"}.intersection(entries) - _loaded:
+            globals()[entry](
                 address,
                 0,
                 2,
@@ -1380,7 +1407,7 @@ def load(*entries: str, report=None) -> None:
                 address,
                 address,
             )
-            _loaded.add("compare")
+            _loaded.add(entry)
         if folder is not None:
             try:
                 for entry in entries:

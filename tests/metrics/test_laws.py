@@ -221,9 +221,9 @@ def test_a_total_above_the_switch_loads_the_kernels(monkeypatch):
     used = []
     monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 1000)
     monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
-    monkeypatch.setattr(_kernels, "load", lambda: used.append(1) or _real_load())
+    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
     x = np.ones(100, np.float32)
-    assert len(measure_many((x, x) for _ in range(9))) == 9 and used == [1]
+    assert len(measure_many((x, x) for _ in range(9))) == 9 and used[0] == "compare"
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -232,17 +232,42 @@ def test_many_pairs_load_kernels_that_were_compiled_before(is_compiled, monkeypa
     monkeypatch.setattr(pairs, "KERNELS_FROM_PAIRS", 5)
     monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
     monkeypatch.setattr(_kernels, "compiled", lambda *_: is_compiled)
-    monkeypatch.setattr(_kernels, "load", lambda: used.append(1) or _real_load())
+    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
     x = np.ones(100, np.float32)
     assert len(measure_many((x, x) for _ in range(5))) == 5 and used == []
-    assert len(measure_many((x, x) for _ in range(6))) == 6 and used == [1] * is_compiled
+    assert (
+        len(measure_many((x, x) for _ in range(6))) == 6
+        and used == ["compare", "describe"] * is_compiled
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64, np.int8])
+def test_the_kernel_of_wide_elements_is_compiled_for_many_bytes_of_them_only(dtype, monkeypatch):
+    used = []
+    monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 200_000)
+    monkeypatch.setattr(pairs, "JOINT_FROM", 1000)
+    monkeypatch.setattr(_kernels, "loaded", lambda *_: False)
+    monkeypatch.setattr(_kernels, "compiled", lambda *_: False)
+    monkeypatch.setattr(_kernels, "load", lambda entry: used.append(entry) or _real_load(entry))
+    rng = np.random.default_rng(3)
+    large = rng.standard_normal(60_000).astype(np.float32)
+    wide = rng.integers(-9, 9, (2, 5000)).astype(dtype)
+    few = measure_many([(large, large), tuple(wide)])
+    assert used == ["compare"]
+    many = measure_many([(large, large), *[tuple(wide)] * 30])
+    assert "compare_wide" in used
+    for one, other in zip(few, (many[0], many[-1])):
+        assert one.identical == other.identical and one.histogram == other.histogram
+        assert one.values.keys() == other.values.keys() and one.whys == other.whys
+        known = {name: value for name, value in one.values.items() if value is not None}
+        assert known == pytest.approx({name: other.values[name] for name in known}, rel=1e-12)
 
 
 _real_load = _kernels.load
 
 
 def test_without_numba(monkeypatch):
-    def missing():
+    def missing(*_):
         raise ImportError("No module named 'numba'")
 
     monkeypatch.setattr(pairs, "KERNELS_FROM_BYTES", 1000)

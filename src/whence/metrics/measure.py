@@ -117,6 +117,7 @@ def measure_many(
     jobs = _jobs(pairs, answer, tier)
     waiting: list[Job] = []
     compiled = _load_kernels(kernels, jobs, waiting)
+    is_demanded = kernels is True
     options = Options(tier, float(rtol), float(atol), compiled, tuple(custom))
 
     waiting.reverse()  # popped from the end, so that each is let go when it is measured
@@ -126,7 +127,8 @@ def measure_many(
         _finish(done, rows, options, answer)
 
     runner = BatchRunner(options, threads or os.cpu_count() or 1, finish)
-    runner.run(itertools.chain(first, jobs))
+    every = itertools.chain(first, jobs)
+    runner.run(_with_kernels(every, is_demanded) if compiled else every)
     return answer  # type: ignore[return-value]
 
 
@@ -136,8 +138,8 @@ def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job])
     """
     is_demanded = kernels is True
     if kernels is None:
-        kernels = _kernels.loaded()
-        most_pairs = KERNELS_FROM_PAIRS if _kernels.compiled() else math.inf
+        kernels = _kernels.loaded("compare")
+        most_pairs = KERNELS_FROM_PAIRS if _kernels.compiled("compare") else math.inf
         total = 0
         while not kernels:
             job = next(jobs, None)
@@ -148,12 +150,30 @@ def _load_kernels(kernels: bool | None, jobs: Iterator[Job], waiting: list[Job])
             kernels = total > KERNELS_FROM_BYTES or len(waiting) > most_pairs
     if kernels:
         try:
-            _kernels.load()
+            _kernels.load("compare")
+            if _kernels.compiled("describe"):
+                _kernels.load("describe")
         except ImportError:  # no numba here: slower, not impossible
             if is_demanded:
                 raise
             return False
     return bool(kernels)
+
+
+def _with_kernels(jobs: Iterable[Job], is_demanded: bool) -> Iterator[Job]:
+    """Jobs with the pass that they get. Elements of 64 bits, and many of 8, have a kernel of their
+    own, compiled where there are more than 50 MB of them: most comparisons have a few token ids.
+    """
+    is_ready = is_demanded or _kernels.compiled("compare_wide")
+    nbytes = 0
+    for job in jobs:
+        if job.path in (_kernels.PATH_64, _kernels.PATH_8):
+            nbytes += job.nbytes
+            if is_ready or nbytes > KERNELS_FROM_BYTES:
+                _kernels.load("compare_wide")
+            else:
+                job.path = _kernels.PATH_32 if job.path == _kernels.PATH_8 else -1
+        yield job
 
 
 def _jobs(
@@ -233,9 +253,7 @@ def _finish(
     set_context(jobs, rows)
     if options.tier == "full":
         for k in permuted.candidates(rows):
-            rows.permuted[k] = float(
-                permuted.is_permutation(jobs[k].reference, jobs[k].target, options.compiled)
-            )
+            rows.permuted[k] = float(permuted.is_permutation(jobs[k].reference, jobs[k].target))
     for job, measured in zip(jobs, _measured(jobs, rows, options)):
         answer[job.place] = measured
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,9 @@ def rows_of(jobs: list[Job], options: Options) -> Accumulators:
 def compiled_rows(
     jobs: Sequence[Job], options: Options, split: tuple[Any, Any] | None = None
 ) -> Accumulators:
-    """A batch's rows by one compiled call. split: sums by channel of a part of a tensor."""
+    """A batch's rows by one compiled call, two where elements are wide too. split: sums by
+    channel of a part of a tensor.
+    """
     rows = empty(len(jobs))
     widest = max(job.channels for job in jobs)
     scratch = np.empty(_kernels.SCRATCH_BYTES // 8 + 2 * widest, np.float64)
@@ -82,8 +84,8 @@ def compiled_rows(
     if split is not None:
         dd, rr = (side.__array_interface__["data"][0] for side in split)
     alive: list[Array] = []  # copies of arrays that were not contiguous
-    table = []
-    for job in jobs:
+    tables: dict[Callable[..., None], list[tuple[int, ...]]] = {}
+    for row, job in enumerate(jobs):
         r, t = job.reference, job.target
         if not _plain_memory(r):
             r = numpy_pass.flat(r, 0, r.size)
@@ -92,7 +94,9 @@ def compiled_rows(
             t = numpy_pass.flat(t, 0, t.size)
             alive.append(t)
         path = job.path
-        table.append(
+        wide = path in (_kernels.PATH_64, _kernels.PATH_8)
+        kernel = _kernels.compare_wide if wide else _kernels.compare
+        tables.setdefault(kernel, []).append(
             (
                 r.__array_interface__["data"][0],
                 t.__array_interface__["data"][0],
@@ -104,21 +108,23 @@ def compiled_rows(
                 dd,
                 rr,
                 path,
+                row,
             )
         )
-    meta = np.array(table, dtype=np.int64)
-    _kernels.compare(
-        meta.__array_interface__["data"][0],
-        len(jobs),
-        _PASS[options.tier] or 1,
-        options.rtol,
-        options.atol,
-        _kernels.THRESHOLDS.__array_interface__["data"][0],
-        base,
-        rows.floats.__array_interface__["data"][0],
-        rows.ints.__array_interface__["data"][0],
-        rows.histogram.__array_interface__["data"][0],
-    )
+    for kernel, table in tables.items():
+        meta = np.array(table, dtype=np.int64)
+        kernel(
+            meta.__array_interface__["data"][0],
+            len(table),
+            _PASS[options.tier] or 1,
+            options.rtol,
+            options.atol,
+            _kernels.THRESHOLDS.__array_interface__["data"][0],
+            base,
+            rows.floats.__array_interface__["data"][0],
+            rows.ints.__array_interface__["data"][0],
+            rows.histogram.__array_interface__["data"][0],
+        )
     return rows
 
 

@@ -34,22 +34,20 @@ def candidates(a: Accumulators) -> list[int]:
     return [int(k) for k in np.flatnonzero(different)]
 
 
-def is_permutation(reference: Array, target: Array, compiled: bool) -> bool:
+def is_permutation(reference: Array, target: Array) -> bool:
     """Do both hold the same multiset of elements? By checksums of the mixed bits; of float64 values
     when the dtypes differ.
 
-    Wrong with a chance of 2^-64. compiled: take the compiled pass, which must be loaded.
+    Wrong with a chance of 2^-64.
     """
     common: type[np.float64] | type[np.complex128] | None = None
     if dtypes.of(reference) is not dtypes.of(target):
         common = np.complex128 if "c" in (reference.dtype.kind, target.dtype.kind) else np.float64
-    return _checksum(reference, common, compiled) == _checksum(target, common, compiled)
+    return _checksum(reference, common) == _checksum(target, common)
 
 
-def _checksum(
-    array: Array, common: type[np.float64] | type[np.complex128] | None, compiled: bool
-) -> int:
-    total = 0
+def _checksum(array: Array, common: type[np.float64] | type[np.complex128] | None) -> int:
+    compiled, total = _kernels.loaded("describe"), 0
     for start in range(0, array.size, 4 * CHUNK):
         part = flat(array, start, start + 4 * CHUNK)
         if common is not None:  # + 0 makes -0 into 0; integers beyond 2^53 are rounded
