@@ -15,16 +15,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from _processes import cost, python
 
 BLOCKS, LEAVES = 12, ("norm", "q", "k", "v", "o", "up", "down")
 WIDTH = 16
@@ -133,43 +131,12 @@ def _inside(stage: str, where: Path, options: argparse.Namespace) -> None:
     main()
 
 
-class _Peak(threading.Thread):
-    """The largest `RssAnon` of a process while it runs, looked at every 5 ms."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.kilobytes = pid, 0
-
-    def run(self) -> None:
-        while True:
-            try:
-                text = Path(f"/proc/{self.pid}/status").read_text()
-            except OSError:
-                return
-            for line in text.splitlines():
-                if line.startswith("RssAnon:"):
-                    self.kilobytes = max(self.kilobytes, int(line.split()[1]))
-            time.sleep(0.005)
-
-
 def measure(stage: str, where: Path, options: argparse.Namespace) -> dict[str, float]:
     """Seconds and memory of one stage in a process of its own."""
-    command = [sys.executable, __file__, "--inside", stage, "--where", str(where)]
+    command = python(__file__, "--inside", stage, "--where", str(where))
     command += ["--records", str(options.records), *(["--flat"] if options.flat else [])]
-    start = time.perf_counter()
-    with Path(os.devnull).open("w") as nowhere:
-        process = subprocess.Popen(command, stdout=nowhere)
-        peak = _Peak(process.pid)
-        peak.start()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    peak.join()
-    return {
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "wall_s": time.perf_counter() - start,
-        "mb": peak.kilobytes / 1024,
-        "exit": process.returncode,
-    }
+    taken = cost(command)
+    return {"cpu_s": taken.cpu_s, "wall_s": taken.wall_s, "mb": taken.mb, "exit": taken.exit}
 
 
 def main() -> None:
