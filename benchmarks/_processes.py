@@ -64,7 +64,8 @@ def cost(command: Sequence[str], variables: Mapping[str, str] = {}) -> Cost:
     peak = _Peak(process.pid)
     peak.start()
     assert process.stdout is not None
-    output = process.stdout.read().decode(errors="replace")
+    with process.stdout:
+        output = process.stdout.read().decode(errors="replace")
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     peak.join()
