@@ -14,7 +14,7 @@ from whence import dtypes
 from whence.dtypes import Array, unit_roundoff
 from whence.judge.error_structure import norm
 from whence.judge.integer_codes import beyond_boundaries
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import LIMITS
 from whence.judge.precision import mask_fill
 from whence.judge.replay_error import (
     ReplayError,
@@ -35,7 +35,6 @@ def measure(
     copies: Sequence[Array],
     *,
     reference: Array | None = None,
-    limits: Limits = LIMITS,
 ) -> ReplayError:
     """Judge `output` (what the target made) against `wide`, the same computation in wide arithmetic
     on the target's inputs.
@@ -81,29 +80,27 @@ def measure(
         u=u,
         whole=True,
     )
-    return dataclasses.replace(
-        local, score=math.inf if mismatch else max(local.parts(limits).values())
-    )
+    return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts().values()))
 
 
-def is_one_element(local: ReplayError, limits: Limits = LIMITS) -> bool:
+def is_one_element(local: ReplayError) -> bool:
     """Is the worst element all that stands out?"""
-    over = {name for name, value in local.parts(limits).items() if value > limits.suspect}
+    over = {name for name, value in local.parts().items() if value > LIMITS.suspect}
     return over == {"z"} and not local.mismatch
 
 
 def steadier(
-    local: ReplayError, output: Array, wide: Array, copies: Sequence[Array], limits: Limits = LIMITS
+    local: ReplayError, output: Array, wide: Array, copies: Sequence[Array]
 ) -> ReplayError:
     """The same figures with the worst element measured by several repetitions, where nothing but
     that one element stands out.
 
     copies: as for `measure`.
     """
-    if not is_one_element(local, limits) or any(c.shape != output.shape for c in copies):
+    if not is_one_element(local) or any(c.shape != output.shape for c in copies):
         return local
-    steady = measure(output, wide, copies, limits=limits)
+    steady = measure(output, wide, copies)
     if steady.z >= local.z:
         return local
     local = dataclasses.replace(local, z=steady.z, z_index=steady.z_index)
-    return dataclasses.replace(local, score=max(local.parts(limits).values()))
+    return dataclasses.replace(local, score=max(local.parts().values()))

@@ -18,7 +18,6 @@ from whence.judge.limits import (
     LONE_COUNT,
     LONE_SHARE,
     UNLIKE_INPUTS,
-    Limits,
 )
 from whence.judge.precision import is_mask_fill, mask_fill
 from whence.judge.statistics_drift import Drift, drift
@@ -75,11 +74,11 @@ class ErrorGrowth:
     by: float = 0.0
     repeats: int = 0
 
-    def score(self, limits: Limits = LIMITS) -> float:
+    def score(self) -> float:
         """The error in units of what is allowed."""
         if self.evidence == Evidence.STATISTICS and self.moved and math.isfinite(self.e_out):
             return self.by
-        return max(self.growth / (limits.amplified if self.repeats else limits.growth), self.by)
+        return max(self.growth / (LIMITS.amplified if self.repeats else LIMITS.growth), self.by)
 
 
 def lone_element(measured: Measured) -> tuple[int, ...] | None:
@@ -224,9 +223,7 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
     )
 
 
-def grow(
-    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, limits: Limits = LIMITS
-) -> ErrorGrowth:
+def grow(inputs: Sequence[PairError], outputs: Sequence[PairError], u: float) -> ErrorGrowth:
     """Judge a region by its boundary. u: the coarser side's unit roundoff for its outputs.
 
     Integer inputs that differ count as e_in = 1: another index legitimately gives another row.
@@ -262,7 +259,7 @@ def grow(
     band = e_in + (4 if evidence == Evidence.STATISTICS else 2) * u
     worst = max((e for e in outputs if e.value is not None), key=lambda e: _over(e, band))
     growth, spread = _over(worst, band), worst.spread
-    if all(e.value is None or e.value <= limits.spread * e.spread for e in outputs):
+    if all(e.value is None or e.value <= LIMITS.spread * e.spread for e in outputs):
         return ErrorGrowth(
             VerdictKind.INHERITED if e_in > 0 and e_out > 2 * u else VerdictKind.NOISE,
             growth,
@@ -272,13 +269,13 @@ def grow(
             spread,
         )
     unlike = e_in >= UNLIKE_INPUTS and evidence == Evidence.TWO_DUMPS
-    moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, limits)
+    moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u)
     result = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
-    if len(known_in) < len(inputs) and (growth > limits.amplified or by > 1):
+    if len(known_in) < len(inputs) and (growth > LIMITS.amplified or by > 1):
         verdict = VerdictKind.UNDETERMINED
-    elif result.score(limits) > 1:
+    elif result.score() > 1:
         verdict = VerdictKind.INTRODUCED
-    elif growth > limits.amplified:
+    elif growth > LIMITS.amplified:
         verdict = VerdictKind.AMPLIFIED
     else:
         verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
@@ -286,7 +283,7 @@ def grow(
 
 
 def _moved(
-    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, limits: Limits
+    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float
 ) -> tuple[str, float]:
     """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs
     and rounding move.
@@ -304,14 +301,14 @@ def _moved(
             by = (
                 error.lone
                 / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread)
-                / limits.lone
+                / LIMITS.lone
             )
             worst = max(worst, ("lone", by), key=lambda item: item[1])
         if error.drift is None or error.exact or band == 0:
             continue
         room = max(band, error.spread)
         for kind, moved in error.drift._asdict().items():
-            by = moved / room / limits.of_drift(kind)
+            by = moved / room / LIMITS.of_drift(kind)
             if by > worst[1]:
                 worst = (kind, by)
     return worst
@@ -323,9 +320,7 @@ def _over(error: PairError, band: float) -> float:
     return (error.value or 0.0) / band if band > 0 else math.inf
 
 
-def judge_stated(
-    verdict: Verdict, growth: ErrorGrowth, u: float, first: bool, limits: Limits = LIMITS
-) -> Verdict:
+def judge_stated(verdict: Verdict, growth: ErrorGrowth, u: float, first: bool) -> Verdict:
     """The verdict of such a pair after that of its growth, with room for what rounding in unseen
     operators may make.
 
@@ -338,7 +333,7 @@ def judge_stated(
         Evidence.STATISTICS,
     ):
         return verdict
-    room = limits.root_output_room(u) if first or not dtypes.is_half_roundoff(u) else 0.0
+    room = LIMITS.root_output_room(u) if first or not dtypes.is_half_roundoff(u) else 0.0
     if growth.e_out > room:
         if not first:
             return verdict

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from whence.judge.limits import FORMULA_ROUNDING, LIMITS, Limits
+from whence.judge.limits import FORMULA_ROUNDING, LIMITS
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 
@@ -43,7 +43,6 @@ def formula_difference(
     own_rounding: Callable[[], float],
     *,
     only_constants: bool,
-    limits: Limits = LIMITS,
 ) -> FormulaDifference | None:
     """The difference where it is one of formulas and not of float64, else None.
 
@@ -52,18 +51,16 @@ def formula_difference(
     exact. Written otherwise, they may hold the same number to seven digits (log2 e, the root of
     2/pi), so more is asked: `limits.effect`, or `limits.certain` times the program's own rounding.
     """
-    limit = limits.formula * unit_roundoff
+    limit = LIMITS.formula * unit_roundoff
     if error > limit and not only_constants:
-        limit = max(limit, limits.formula_written_anew)
-        if limit < error < limits.effect:
-            limit = max(limit, min(limits.effect, limits.certain * own_rounding()))
+        limit = max(limit, LIMITS.formula_written_anew)
+        if limit < error < LIMITS.effect:
+            limit = max(limit, min(LIMITS.effect, LIMITS.certain * own_rounding()))
     least = FORMULA_ROUNDING if only_constants else limit
     return FormulaDifference(slot, error, limit, unit_roundoff) if error > least else None
 
 
-def of_formula(
-    verdict: Verdict, difference: FormulaDifference, words: str, limits: Limits = LIMITS
-) -> Verdict:
+def of_formula(verdict: Verdict, difference: FormulaDifference, words: str) -> Verdict:
     """The verdict of a call whose error passes for rounding and whose program computes another
     function: a fault, or a remark where only constants differ and hardly matter here. words: what
     its code does otherwise.
@@ -76,7 +73,7 @@ def of_formula(
             sentence=f"{words}, which changes the result by {difference.error:.2g}; "
             f"{verdict.sentence}",
         )
-    is_certain = difference.score >= limits.certain
+    is_certain = difference.score >= LIMITS.certain
     return verdict.replace(
         verdict=VerdictKind.INTRODUCED,
         evidence=Evidence.REPLAY,

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from whence.dtypes import Array
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import LIMITS
 from whence.judge.replay_error import ReplayError
 from whence.results import CauseKind, Confidence, Measured, Verdict, VerdictKind
 
@@ -54,7 +54,7 @@ def flips(measured: Measured, count: int) -> int:
     return count if equal is None else count - int(equal)
 
 
-def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict:
+def explain(verdict: Verdict, spread: float) -> Verdict:
     """The verdict of a region that does not repeat itself, its inputs being the same:
     `nondeterministic` where that explains it.
 
@@ -65,7 +65,7 @@ def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict
     if verdict.verdict not in _PASS:
         return verdict
     e_out = verdict.numbers.get("e_out")
-    if verdict.verdict != VerdictKind.NOISE and (e_out is None or e_out > limits.spread * spread):
+    if verdict.verdict != VerdictKind.NOISE and (e_out is None or e_out > LIMITS.spread * spread):
         return verdict
     return verdict.replace(
         verdict=VerdictKind.NONDETERMINISTIC,
@@ -75,9 +75,7 @@ def explain(verdict: Verdict, spread: float, limits: Limits = LIMITS) -> Verdict
     )
 
 
-def repeated(
-    verdict: Verdict, pairs: Iterable[tuple[ReplayError, ReplayError]], limits: Limits = LIMITS
-) -> Verdict:
+def repeated(verdict: Verdict, pairs: Iterable[tuple[ReplayError, ReplayError]]) -> Verdict:
     """The verdict of a flagged replay, `nondeterministic` when a further run of the reference
     strays as far on its own inputs.
 
@@ -89,10 +87,10 @@ def repeated(
     for target, further in pairs:
         if target.mismatch or target.integer_mismatch:
             return verdict
-        parts = further.parts(limits)
+        parts = further.parts()
         scores += [
-            value / (limits.spread * parts[name] if parts[name] > 1 else 1.0)
-            for name, value in target.parts(limits).items()
+            value / (LIMITS.spread * parts[name] if parts[name] > 1 else 1.0)
+            for name, value in target.parts().items()
         ]
     if not scores or not max(scores) <= 1:
         return verdict

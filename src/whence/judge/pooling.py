@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from whence.judge import noise_model
-from whence.judge.limits import LIMITS, Limits
 from whence.judge.replay_error import ReplayError
 
 
@@ -35,9 +34,7 @@ class PooledEvidence:
         )
 
 
-def pool(
-    outputs: Iterable[tuple[Hashable, ReplayError]], limits: Limits = LIMITS
-) -> dict[Hashable, PooledEvidence]:
+def pool(outputs: Iterable[tuple[Hashable, ReplayError]]) -> dict[Hashable, PooledEvidence]:
     """Groups whose scale error is significant together. outputs: (group, figures); a group is a
     name with its numbers starred.
     """
@@ -53,7 +50,7 @@ def pool(
         slope = math.fsum(
             w * m.structure.slope for w, m in zip(weights, members, strict=True)
         ) / math.fsum(weights)
-        bias = max(m.bias(limits) for m in members)
+        bias = max(m.bias() for m in members)
         t = max(0.0, abs(slope) - bias) * math.sqrt(math.fsum(weights))
         z = noise_model.normal_score(t, sum(m.structure.clusters - 1 for m in members))
         score = z / noise_model.limit(1, len(groups))

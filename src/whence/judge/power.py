@@ -11,7 +11,7 @@ import math
 
 from whence.dtypes import is_half_roundoff
 from whence.judge import noise_model
-from whence.judge.limits import LIMITS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS, Limits
+from whence.judge.limits import LIMITS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS
 from whence.judge.replay_error import ReplayError
 
 _STEP = 1.5
@@ -23,14 +23,14 @@ pattern. Sizes of the last three are in units of the tensor's root mean square.
 """
 
 
-def visible(local: ReplayError, limits: Limits = LIMITS) -> dict[str, float]:
+def visible(local: ReplayError) -> dict[str, float]:
     """By kind, the smallest fault that would have been named at this output; {} where figures say
     nothing of it: integers, and stretches of which only the ends are seen.
     """
     if local.whole or not local.u or not local.count:
         return {}
     is_half = is_half_roundoff(local.u)
-    largest = limits.precision_rho if is_half else limits.rho
+    largest = LIMITS.precision_rho if is_half else LIMITS.rho
     noise = _beyond(local, largest)
     element = noise_model.ELEMENT[is_half].limit(local.outputs) * local.element_rel
     # Everything that has a size is seen by its size: one channel of n has 1 / sqrt(n) of it.
@@ -38,8 +38,8 @@ def visible(local: ReplayError, limits: Limits = LIMITS) -> dict[str, float]:
     channel = min(noise * math.sqrt(channels), element)
     sizes = {SCALE: noise, CHANNEL: channel, ELEMENT: element, NOISE: noise}
     if local.count >= STRUCTURE_ELEMENTS and local.rows > 1:
-        sizes[SCALE] = min(noise, _scale(local, limits))
-        sizes[CHANNEL] = min(channel, _channel(local, limits))
+        sizes[SCALE] = min(noise, _scale(local))
+        sizes[CHANNEL] = min(channel, _channel(local))
     return sizes
 
 
@@ -48,18 +48,18 @@ def _beyond(local: ReplayError, largest: float) -> float:
     return math.sqrt(max(0.0, (largest * local.floor_rel) ** 2 - local.error_rel**2))
 
 
-def _scale(local: ReplayError, limits: Limits) -> float:
+def _scale(local: ReplayError) -> float:
     s, limit = local.structure, noise_model.limit(1, local.outputs)
     t = noise_model.student(limit, (s.clusters or local.rows) - 1)
-    flips = _above(local.bias(limits) + t * s.slope_error, t, local.u, local.count)
+    flips = _above(local.bias() + t * s.slope_error, t, local.u, local.count)
     return max(flips, STRUCTURE_CHANGED * _STEP * local.u / local.count)
 
 
-def _channel(local: ReplayError, limits: Limits) -> float:
+def _channel(local: ReplayError) -> float:
     channels = local.count // local.rows
     t = noise_model.student(noise_model.limit(channels, local.outputs), local.rows - 1)
     spread = local.residual_rel / math.sqrt(local.rows)
-    return _above(local.bias(limits) + t * spread, t, local.u, local.rows)
+    return _above(local.bias() + t * spread, t, local.u, local.rows)
 
 
 def _above(size: float, t: float, u: float, count: int) -> float:

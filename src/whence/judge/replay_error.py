@@ -33,7 +33,6 @@ from whence.judge.limits import (
     ROUNDS_BETWEEN,
     STRUCTURE_BINS,
     U32,
-    Limits,
 )
 from whence.judge.precision import mask_fill
 from whence.judge.ties import Choice
@@ -87,19 +86,19 @@ class ReplayError:
     residual_rel: float = 0.0
     element_rel: float = 0.0
 
-    def parts(self, limits: Limits = LIMITS) -> dict[str, float]:
+    def parts(self) -> dict[str, float]:
         """Every statistic over its limit, by name; the score is the largest."""
         if self.whole:
-            return {"rho": self.rho / limits.whole, "z": self.z / limits.whole_z}
+            return {"rho": self.rho / LIMITS.whole, "z": self.z / LIMITS.whole_z}
         s = self.structure
         parts = {
-            "rho": self.rho / limits.size(self.u),
+            "rho": self.rho / LIMITS.size(self.u),
             "z": self._outlying / self._element().limit(self.outputs),
-            "row": s.row / limits.row if s.row_effect >= self.bias(limits) else 0.0,
+            "row": s.row / LIMITS.row if s.row_effect >= self.bias() else 0.0,
         }
         return parts | {
             name: score / noise_model.limit(tests, self.outputs)
-            for name, (score, tests) in self._averages(limits).items()
+            for name, (score, tests) in self._averages().items()
         }
 
     @property
@@ -110,15 +109,15 @@ class ReplayError:
     def _element(self) -> noise_model.Tail:
         return noise_model.ELEMENT[dtypes.is_half_roundoff(self.u)]
 
-    def bias(self, limits: Limits) -> float:
+    def bias(self) -> float:
         """The relative size that a correct kernel may be off by in one direction."""
         is_half = dtypes.is_half_roundoff(self.u)
-        allowed = max(limits.effect, limits.effect_16 * self.u if is_half else 0.0)
-        return max(allowed, limits.spread * self.spread_rel)
+        allowed = max(LIMITS.effect, LIMITS.effect_16 * self.u if is_half else 0.0)
+        return max(allowed, LIMITS.spread * self.spread_rel)
 
-    def _averages(self, limits: Limits) -> dict[str, tuple[float, int]]:
+    def _averages(self) -> dict[str, tuple[float, int]]:
         """Every average of the residual: standard deviations, and how many are tested."""
-        s, bias = self.structure, self.bias(limits)
+        s, bias = self.structure, self.bias()
         slope = max(0.0, abs(s.slope) - bias) / s.slope_error if s.slope_error > 0 else 0.0
         channel = s.channel if s.channel_effect >= bias else 0.0
         value = s.value if s.value_effect >= bias else 0.0
@@ -128,7 +127,7 @@ class ReplayError:
             "value": (value, STRUCTURE_BINS),
         }
 
-    def chance(self, limits: Limits = LIMITS) -> float:
+    def chance(self) -> float:
         """Comparisons of correct targets, with as many outputs, in which rounding comes this far at
         one of them (docs/verdicts.md, "How rare it is").
         """
@@ -142,7 +141,7 @@ class ReplayError:
             self._element().chance(self._outlying, self.outputs),
             *(
                 noise_model.chance(score, tests, self.outputs)
-                for score, tests in self._averages(limits).values()
+                for score, tests in self._averages().values()
             ),
         )
         return min(1.0, noise_model.ASPECTS * smallest)
@@ -174,7 +173,6 @@ def measure(
     spread: Array | None = None,
     written_out: bool = False,
     outputs: int = 1,
-    limits: Limits = LIMITS,
 ) -> ReplayError:
     """Judge `output` (what the target produced) against `wide` and `working`, replays of the
     reference's program on the target's inputs.
@@ -192,7 +190,7 @@ def measure(
     """
     kind = dtypes.of(output)
     if not kind.is_floating:
-        return _exact(output, wide, working, spread, limits)
+        return _exact(output, wide, working, spread)
     u, fill = unit_roundoff(kind.name), mask_fill(kind)
     y, r = flat(output), flat(wide)
     w = flat(working if dtypes.of(working).name == kind.name else rounded(working, kind))
@@ -232,20 +230,18 @@ def measure(
     )
     if mismatch:
         return dataclasses.replace(local, score=math.inf)
-    if any(value > 1 for name, value in local.parts(limits).items() if name not in _SIZES):
+    if any(value > 1 for name, value in local.parts().items() if name not in _SIZES):
         own = structure(f, r, noise, last)
         patterns = beyond_own(local.structure, own, written_out=written_out)
         local = dataclasses.replace(local, structure=patterns)
-    return dataclasses.replace(local, score=max(local.parts(limits).values()))
+    return dataclasses.replace(local, score=max(local.parts().values()))
 
 
-def _exact(
-    output: Array, wide: Array, working: Array, spread: Array | None, limits: Limits
-) -> ReplayError:
+def _exact(output: Array, wide: Array, working: Array, spread: Array | None) -> ReplayError:
     """Judge an output of an exact kind, which rounding does not touch."""
     differs = (output != wide.astype(output.dtype)) & (output != working.astype(output.dtype))
     count = int(np.count_nonzero(differs))
-    if spread is not None and count <= limits.spread * np.count_nonzero(spread):
+    if spread is not None and count <= LIMITS.spread * np.count_nonzero(spread):
         count = 0
     index = index_of(int(np.argmax(differs)), output) if count and output.ndim else None
     return ReplayError(math.inf if count else 0.0, z_index=index, integer_mismatch=count)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from whence import dtypes
 from whence.dtypes import Array
-from whence.judge.limits import LIMITS, Limits
+from whence.judge.limits import LIMITS
 from whence.judge.precision import mask_fill
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
@@ -127,7 +127,6 @@ def judge_third(
     verdict: Verdict,
     inputs: Sequence[ThreeWay] | None,
     outputs: Sequence[ThreeWay],
-    limits: Limits = LIMITS,
 ) -> Verdict:
     """The verdict of a region that two dumps judged, looked at again with the third run.
 
@@ -147,7 +146,7 @@ def judge_third(
         VerdictKind.UNDETERMINED,
     ):
         return verdict
-    if any(o.u == 0.0 or o.reference > limits.yardstick * o.third for o in outputs):
+    if any(o.u == 0.0 or o.reference > LIMITS.yardstick * o.third for o in outputs):
         return verdict
     out, came_in = max(o.beyond for o in outputs), max([1.0, *(i.beyond for i in inputs or ())])
     relation = out / came_in if math.isfinite(came_in) else 1.0
@@ -157,17 +156,17 @@ def judge_third(
     )
     if inputs is None:
         sentence = sentence.rpartition(",")[0]
-    if relation <= limits.third:
+    if relation <= LIMITS.third:
         name = verdict.verdict
         if name in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
-            name = VerdictKind.NOISE if out <= limits.third else VerdictKind.INHERITED
+            name = VerdictKind.NOISE if out <= LIMITS.third else VerdictKind.INHERITED
         return _three(verdict, name, Confidence.NONE, None, f"{sentence}; {verdict.sentence}")
-    if relation > limits.growth and inputs is not None:
+    if relation > LIMITS.growth and inputs is not None:
         return _three(
             verdict,
             VerdictKind.INTRODUCED,
             Confidence.LIKELY,
-            relation / limits.growth,
+            relation / LIMITS.growth,
             f"{sentence}; {verdict.sentence}",
         )
     return verdict

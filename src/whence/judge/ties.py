@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from whence.judge.limits import LIMITS, TIE_COMPETING, TIE_ROWS, U32, Limits
+from whence.judge.limits import LIMITS, TIE_COMPETING, TIE_ROWS, U32
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -129,22 +129,20 @@ def noise_of(wide: F64, working: F64, chosen: I64, terms: int) -> F64:
     return np.asarray(np.maximum(np.maximum(by_row, by_column), np.maximum(itself, floor)))
 
 
-def closed_by(noise: Noise, limits: Limits = LIMITS) -> Noise:
+def closed_by(noise: Noise) -> Noise:
     """The widest gap between two scores that noise of this standard deviation in each of them
     closes.
     """
-    return noise * limits.flip
+    return noise * LIMITS.flip
 
 
-def explained_by(a: F64, b: F64, noise: F64, u: float, limits: Limits = LIMITS) -> F64:
+def explained_by(a: F64, b: F64, noise: F64, u: float) -> F64:
     """The widest gap between scores a and b that rounding closes: both rounded once, or moved by
     their noise.
     """
     with np.errstate(invalid="ignore"):
         rounding = u * (np.abs(a) + np.abs(b))
-    return np.asarray(
-        np.maximum(np.where(np.isfinite(rounding), rounding, 0.0), closed_by(noise, limits))
-    )
+    return np.asarray(np.maximum(np.where(np.isfinite(rounding), rounding, 0.0), closed_by(noise)))
 
 
 def distance(a: F64, b: F64) -> F64:
@@ -164,7 +162,6 @@ def follow(
     *,
     ordered: bool = True,
     distinct: bool = True,
-    limits: Limits = LIMITS,
 ) -> Followed:
     """`reference`, with the rows of `target` that differ from it by ties alone.
 
@@ -190,7 +187,7 @@ def follow(
     gap = np.where(reference_rows == valid, np.where(inside, 0.0, np.inf), gap) if ordered else gap
     if distinct:
         gap[_has_repeats(target_rows)] = np.inf
-    explained = explained_by(a, b, moved, u, limits)
+    explained = explained_by(a, b, moved, u)
     beyond = gap > explained
     bad = beyond.any(axis=1)
     tied[rows[~bad]], wrong[rows[bad]] = True, True
@@ -222,9 +219,7 @@ def _has_repeats(chosen: I64) -> Mask:
     return np.asarray((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
 
 
-def alternatives(
-    current: I64, scores: F64, noise: F64, u: float, limit: int, limits: Limits = LIMITS
-) -> list[I64]:
+def alternatives(current: I64, scores: F64, noise: F64, u: float, limit: int) -> list[I64]:
     """Other choices that are as good as `current`, each for all rows at once: in the n-th, every
     row with n of them has its n-th.
 
@@ -240,7 +235,7 @@ def alternatives(
         a = np.take_along_axis(scores, chosen, 1)
         gap = distance(np.broadcast_to(a, scores.shape), scores)
         moved = np.maximum(np.take_along_axis(noise, chosen, 1), noise)
-        within = gap <= explained_by(np.broadcast_to(a, scores.shape), scores, moved, u, limits)
+        within = gap <= explained_by(np.broadcast_to(a, scores.shape), scores, moved, u)
         fits = within & ~is_chosen
         if rank + 1 < k:
             next_rank = current[:, rank + 1 : rank + 2]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from whence.dtypes import is_half_roundoff
 from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
-from whence.judge.limits import BFLOAT16_AND_COARSER, ENOUGH_IN_FLOAT32, LIMITS, Limits
+from whence.judge.limits import BFLOAT16_AND_COARSER, ENOUGH_IN_FLOAT32, LIMITS
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
@@ -34,7 +34,6 @@ def judge_unseen(
     look: Callable[[], Sight | None],
     *,
     next_step: str = RECORD_MORE,
-    limits: Limits = LIMITS,
 ) -> Verdict:
     """The verdict of such a tensor after that of its growth.
 
@@ -47,14 +46,14 @@ def judge_unseen(
         return verdict
     if u == 0.0:
         return _of_integers(verdict, growth)
-    if growth.evidence == Evidence.STATISTICS and growth.e_out <= limits.far:
+    if growth.evidence == Evidence.STATISTICS and growth.e_out <= LIMITS.far:
         unknown = verdict.replace(numbers={**verdict.numbers, "e_out": growth.e_out or None})
         return _open(
             unknown,
             f"statistics differ by {growth.e_out:.2g} and say nothing of the order of elements",
             KEEP_ELEMENTS,
         )
-    room = limits.within(u)
+    room = LIMITS.within(u)
     if growth.e_out <= room:
         return _within(verdict, growth, u, room)
     if errors_before is None:
@@ -65,16 +64,16 @@ def judge_unseen(
         )
     if math.isinf(growth.e_out):
         return verdict
-    if growth.e_in > room and growth.growth <= limits.growth:
+    if growth.e_in > room and growth.growth <= LIMITS.growth:
         return verdict.replace(
             verdict=VerdictKind.INHERITED, confidence=Confidence.NONE, score=None
         )
     sight = look()
     if sight is not None and sight.pattern:
         return _introduced(verdict, growth, f"{sight.pattern}, which rounding at no depth makes")
-    far = _far(u, errors_before, limits)
+    far = _far(u, errors_before)
     typical = growth.e_out if sight is None else min(growth.e_out, sight.typical)
-    if typical > max(far, limits.growth * growth.e_in):
+    if typical > max(far, LIMITS.growth * growth.e_in):
         return _introduced(
             verdict, growth, f"more than {far:.2g}, which rounding leaves of no network that works"
         )
@@ -105,12 +104,12 @@ def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Ver
     return verdict.replace(verdict=name, confidence=Confidence.NONE, score=None, sentence=sentence)
 
 
-def _far(u: float, errors_before: Sequence[PairError], limits: Limits) -> float:
+def _far(u: float, errors_before: Sequence[PairError]) -> float:
     """The error that no rounding makes. What is stored in float32 may have been computed in 16
     bits, unless what came before did not.
     """
     if u > BFLOAT16_AND_COARSER or any(e.codes for e in errors_before):
-        return limits.far_16
+        return LIMITS.far_16
     exact = sum(
         1
         for e in errors_before
@@ -118,9 +117,9 @@ def _far(u: float, errors_before: Sequence[PairError], limits: Limits) -> float:
         and not is_half_roundoff(e.u)
         and not is_half_roundoff(u)
         and e.value is not None
-        and e.value <= limits.within(e.u)
+        and e.value <= LIMITS.within(e.u)
     )
-    return limits.far_seen if exact >= ENOUGH_IN_FLOAT32 else limits.far
+    return LIMITS.far_seen if exact >= ENOUGH_IN_FLOAT32 else LIMITS.far
 
 
 def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from whence.dtypes import is_half_roundoff
 from whence.judge import sentences
 from whence.judge.error_growth import ErrorGrowth, PairError, grow
-from whence.judge.limits import LIMITS, U32, Limits
+from whence.judge.limits import LIMITS, U32
 from whence.judge.parameters import ParameterDifference
 from whence.judge.power import visible
 from whence.judge.replay_error import ReplayError
@@ -56,9 +56,9 @@ class LeafEvidence:
         return all(p.equal or not p.comparable for _, p in self.parameters)
 
 
-def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
+def judge_leaf(evidence: LeafEvidence) -> Verdict:
     """The verdict of a leaf call."""
-    growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u, limits), evidence, limits)
+    growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u), evidence)
     numbers = _of_growth(growth)
     if evidence.structural:
         return Verdict(
@@ -96,7 +96,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     if evidence.parameters and not evidence.outputs:
         return _of_parameters(evidence)
     if evidence.local:
-        return _from_replay(evidence, growth, numbers, limits)
+        return _from_replay(evidence, growth, numbers)
     verdict = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
     if growth.repeats:
         times = (
@@ -110,7 +110,7 @@ def judge_leaf(evidence: LeafEvidence, limits: Limits = LIMITS) -> Verdict:
     return verdict
 
 
-def repeated(growth: ErrorGrowth, evidence: LeafEvidence, limits: Limits = LIMITS) -> ErrorGrowth:
+def repeated(growth: ErrorGrowth, evidence: LeafEvidence) -> ErrorGrowth:
     """The growth of a call that others like it speak against: `introduced` where 16 bits alone
     would let it pass.
 
@@ -118,7 +118,7 @@ def repeated(growth: ErrorGrowth, evidence: LeafEvidence, limits: Limits = LIMIT
     same operator on tensors of the same form give the same bits on both sides, it is not computed
     otherwise: equal inputs then leave it `limits.amplified` bands at most.
     """
-    enough = evidence.repeats >= limits.repeats and growth.e_in == 0 and evidence.u > U32
+    enough = evidence.repeats >= LIMITS.repeats and growth.e_in == 0 and evidence.u > U32
     if not (
         enough and growth.verdict == VerdictKind.AMPLIFIED and growth.evidence == Evidence.TWO_DUMPS
     ):
@@ -193,29 +193,29 @@ def _broken_reference(
     )
 
 
-def _low_precision(worst: ReplayError, cause: CauseKind, limits: Limits) -> str:
+def _low_precision(worst: ReplayError, cause: CauseKind) -> str:
     """What makes an error beyond the operator's own rounding a loss of precision, in words; "" for
     a fault.
 
     A kernel may keep one number of a row (its norm, its largest element) in 16 bits, as the group
     norm of CUDA does: every row then has a scale of its own, within one rounding or so.
     """
-    over = {name for name, value in worst.parts(limits).items() if value > 1}
+    over = {name for name, value in worst.parts().items() if value > 1}
     is_close = (
         is_half_roundoff(worst.u)
-        and worst.rho <= limits.precision_rho
+        and worst.rho <= LIMITS.precision_rho
         and math.isfinite(worst.score)
     )
     if is_close and over <= {"rho"}:
         return "unstructured, as from a low-precision intermediate"
-    by_row = over <= {"rho", "row"} and worst.structure.row_effect <= limits.row_16 * worst.u
+    by_row = over <= {"rho", "row"} and worst.structure.row_effect <= LIMITS.row_16 * worst.u
     if is_close and by_row and cause == CauseKind.KERNEL:
         return "within one rounding, as from a kernel that keeps a number of each row in 16 bits"
     return ""
 
 
 def _from_replay(
-    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None], limits: Limits
+    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None]
 ) -> Verdict:
     assert evidence.local
     slot, worst = max(evidence.local, key=lambda item: item[1].score)
@@ -250,14 +250,14 @@ def _from_replay(
         )
 
     if score > 1:
-        if because := _low_precision(worst, evidence.cause, limits):
+        if because := _low_precision(worst, evidence.cause):
             return verdict(VerdictKind.PRECISION, f"{words}; {because}")
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
-        confidence = Confidence.CERTAIN if score >= limits.certain else Confidence.LIKELY
+        confidence = Confidence.CERTAIN if score >= LIMITS.certain else Confidence.LIKELY
         return verdict(
             VerdictKind.INTRODUCED, f"introduced here: {words}{because}", confidence, evidence.cause
         )
-    confidence = Confidence.SUSPECT if score > limits.suspect else Confidence.NONE
+    confidence = Confidence.SUSPECT if score > LIMITS.suspect else Confidence.NONE
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
         return verdict(VerdictKind.NOISE, f"rounding: {words}", confidence)
