@@ -299,7 +299,6 @@ EVIDENCE: dict[str, list[tuple[Any, str, Any]]] = {
     "row": [(LIMITS, "row", _NEVER)],
     "channel": [(replay_error, "structure", _blind_to(channel=0.0))],
     "value": [(replay_error, "structure", _blind_to(value=0.0))],
-    "pooled": [(judge, "pool", lambda _: {})],
     "stands_out": [(LIMITS, "stands_out", _NEVER)],
     "formula": [(LIMITS, "formula", _NEVER), (LIMITS, "formula_written_anew", _NEVER)],
 }

@@ -10,7 +10,6 @@ from scipy.stats import f as f_distribution
 
 from whence import judge
 from whence.judge import PairError, grow
-from whence.judge.error_structure import Structure
 from whence.judge.limits import LIMITS
 from whence.results import Measured, Verdict
 
@@ -171,15 +170,3 @@ def test_flips_are_all_elements_where_nobody_counted():
     assert judge.flips(Measured("same", True), 5) == 0
     assert judge.flips(Measured("core", False, {"equal_count": 3.0}), 5) == 2
     assert judge.flips(Measured("none", False), 5) == 5
-
-
-def test_siblings_whose_slope_is_within_their_spread_are_not_pooled():
-    def siblings(spread_rel):
-        structure = Structure(slope=1e-4, slope_error=2.5e-5, clusters=100)
-        return [
-            ("norms", judge.ReplayError(0.9, structure=structure, spread_rel=spread_rel, u=U))
-            for _ in range(5)
-        ]
-
-    assert judge.pool(siblings(0.0)).keys() == {"norms"}
-    assert judge.pool(siblings(1e-4)) == {}

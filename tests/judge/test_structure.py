@@ -197,33 +197,6 @@ def test_two_rows_that_share_a_scale_are_no_scale_of_everything():
     assert noise_model.normal_score(got.slope / got.slope_error, 1) < 4
 
 
-def weak(slope, seed):
-    r, w, _ = make(seed, rows=20)
-    rng = np.random.default_rng(seed + 1000)
-    y = (r * (1 + slope + 1e-4 * rng.standard_normal(r.shape))).astype(np.float32)
-    return judge.local(y, r, w)
-
-
-def test_weak_evidence_of_siblings_is_pooled():
-    members = [("norm", weak(1e-5, seed)) for seed in range(30)]
-    # No one is significant by itself, together they are.
-    assert max(m.parts()["slope"] for _, m in members) < 1
-    pooled = judge.pool(members)
-    assert set(pooled) == {"norm"}
-    assert pooled["norm"].slope == pytest.approx(1e-5, rel=0.3)
-    assert "30 outputs" in pooled["norm"].sentence
-
-
-def test_noise_is_not_pooled_into_a_fault():
-    for seed in range(20):
-        members = [("norm", weak(0.0, 100 * seed + i)) for i in range(12)]
-        assert judge.pool(members) == {}
-
-
-def test_an_only_child_has_nothing_to_pool_with():
-    assert judge.pool([("norm", weak(1e-4, 0))]) == {}
-
-
 def carried(seed, effect=0.0, u=2.0**-11, rows=240, memory=0.9):
     """An output whose rounding is carried from row to row, as a recurrence does; one channel of the
     target shifted by `effect`.

@@ -22,7 +22,6 @@ from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
-from whence.judge.pooling import PooledEvidence, pool
 from whence.judge.precision import partly, roundoff
 from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
@@ -41,7 +40,6 @@ __all__ = [
     "Limits",
     "PairError",
     "ParameterDifference",
-    "PooledEvidence",
     "ReplayError",
     "Sight",
     "ThreeWay",
@@ -74,7 +72,6 @@ __all__ = [
     "parameters",
     "parted",
     "partly",
-    "pool",
     "repeated",
     "rounded",
     "roundoff",

@@ -45,7 +45,6 @@ class Measurement:
     semantics: Semantics
     calls: tuple[Call, Call]
     outputs: int
-    thorough: bool = False
     errors: ReplayErrors = field(default_factory=dict)
     quick: bool = False
 
@@ -97,7 +96,7 @@ def rounded_once(measurement: Measurement) -> None:
     What passes this passes the working replay too, which is spared then.
     """
     produced = measurement.produced
-    if measurement.thorough or measurement.semantics is not PLAIN or not _is_half(produced):
+    if measurement.semantics is not PLAIN or not _is_half(produced):
         return
     wide = measurement.wide
     rounded = {

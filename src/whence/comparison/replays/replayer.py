@@ -48,8 +48,7 @@ class ReplayRequest:
     slots: the pair of tensors in a slot of the program. is_initial: parameter slots -> whether the
     run started with that value (then a correct target holds the reference's, rounded) or changed it
     (then the target's own value is an input like any other). skip: of an output and what it rests
-    on, whether there is nothing to find out. semantics: what is declared of the call. thorough:
-    with the working replay also where nothing comes near a limit.
+    on, whether there is nothing to find out. semantics: what is declared of the call.
     """
 
     call: Call
@@ -58,7 +57,6 @@ class ReplayRequest:
     is_initial: Mapping[str, bool]
     skip: Callable[[str, Sequence[str]], bool]
     semantics: Semantics = PLAIN
-    thorough: bool = False
 
 
 @dataclass(slots=True)
@@ -295,10 +293,8 @@ class Replayer:
             request.semantics,
             (request.call, request.partner),
             self.outputs,
-            thorough=request.thorough,
         )
         result.local = noise_floors.measure(measurement)
-        result.quick = measurement.quick
         if refused_otherwise is not None and any(e.score > 1 for e in result.local.values()):
             raise run.misrouted(refused_otherwise)
 

@@ -193,10 +193,9 @@ class ReplayResult:
     inside: how many calls without a partner ran as part of it; ran: which. broken: the target
     agrees with the reference's program and what the reference recorded does not, by so many times
     what rounding explains. assumed: output slot -> an input of it that the target does not show,
-    where it shows none of them. quick: nothing came near a limit even with the least noise there
-    can be, so the working replay was spared. misrouted: of calls inside that are given
-    other rows than the reference's operators give them, what these are and which choice that
-    rounding does not explain gives them.
+    where it shows none of them. misrouted: of calls inside that are given other rows than the
+    reference's operators give them, what these are and which choice that rounding does not explain
+    gives them.
     """
 
     local: dict[str, judge.ReplayError] = field(default_factory=dict)
@@ -205,7 +204,6 @@ class ReplayResult:
     ran: list[Call] = field(default_factory=list)
     broken: float = 0.0
     assumed: dict[str, str] = field(default_factory=dict)
-    quick: bool = False
     misrouted: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -34,7 +34,7 @@ class CallReplays:
     """Replays calls on the target's inputs, and keeps what a summary asks of it.
 
     replayer: None where replay is switched off. figures: of every replay, by call and output slot.
-    quick: calls whose working replay was spared. inside: by call, how many calls without a partner
+    inside: by call, how many calls without a partner
     ran as part of it. not_replayed: calls of which something was not. widened: (root, scope) of
     modules that are replayed in every step.
     """
@@ -65,7 +65,6 @@ class CallReplays:
             align.selected(paired.calls), everything=options.sample == "all", budget=options.budget
         )
         self.figures: dict[int, dict[str, judge.ReplayError]] = {}
-        self.quick: set[int] = set()
         self.inside: dict[int, int] = {}
         self.not_replayed: set[int] = set()
         self.widened: set[tuple[str, str]] = set()
@@ -103,24 +102,23 @@ class CallReplays:
             if (calls[call].root, calls[call].scope) in self.widened
         ]
 
-    def replay(self, pair: PairedCall, *, thorough: bool = False) -> ReplayResult:
+    def replay(self, pair: PairedCall) -> ReplayResult:
         """Figures of all outputs of a call that its program gives."""
         assert self.replayer is not None
         call, declared = pair.call, self.errors.declared
-        replaying = self.of(pair, thorough=thorough)
+        replaying = self.of(pair)
         result = replaying.figures(declared.masked.semantics(call, pair.partner))
         if not call.leaf:
             result = declared.containers.replayed(result, pair, replaying)
         if self._is_surprising(pair.index, result):
             result = self.replayer.examined(call, result)
             if not result.local and self.replayer.instead(call, result.why):
-                return self.replay(pair, thorough=thorough)
+                return self.replay(pair)
         if not result.local:
             return result
         self.figures[call.id] = {
             slot: figures for slot, figures in result.local.items() if not figures.whole
         }
-        (self.quick.add if result.quick else self.quick.discard)(call.id)
         if result.inside:
             self.inside[call.id] = len(self.paired.alone(call.id))
         return result
@@ -132,7 +130,7 @@ class CallReplays:
             self._containers[call] = self.replay(pair)
         return self._containers[call]
 
-    def of(self, pair: PairedCall, *, thorough: bool = False) -> CallReplay:
+    def of(self, pair: PairedCall) -> CallReplay:
         """The replays of one call, under whatever semantics, and what is asked beside them."""
         replayer = self.replayer
         assert replayer is not None
@@ -148,7 +146,6 @@ class CallReplays:
                     given,
                     lambda slot, needs: self.paired.all_same(pair.index, (slot, *needs)),
                     semantics,
-                    thorough,
                 )
             )
             if result.refused and pair.call.leaf and not semantics.name:

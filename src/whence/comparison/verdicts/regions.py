@@ -20,8 +20,8 @@ from whence.comparison.verdicts.region_evidence import (
     SegmentEvidenceCollector,
 )
 from whence.comparison.verdicts.repeated_runs import RepeatedRuns
-from whence.comparison.verdicts.second_look import blame_those_that_stand_out, look_again
 from whence.comparison.verdicts.segments import SegmentJudge
+from whence.comparison.verdicts.siblings import blame_those_that_stand_out
 from whence.comparison.verdicts.sparse_target.judge import SparseTargetJudge
 from whence.comparison.verdicts.unseen_inputs import UnseenInputs
 from whence.records import Region
@@ -78,7 +78,6 @@ class RegionJudge:
         self._judge_segments(regions, verdicts)
         self._excuse_after_ties(verdicts)
         blame_those_that_stand_out(verdicts, self.replays)
-        look_again(verdicts, self.replays)
         return verdicts
 
     def _judge_leaves(

@@ -1,6 +1,5 @@
 """What siblings say of each other: modules of one form in one run, such as the same projection of
-every layer. Weak evidence that all share makes them guilty, when no call is flagged by itself; a
-loss of precision that only a few have makes these guilty.
+every layer. A loss of precision that only a few have makes these guilty.
 """
 
 from __future__ import annotations
@@ -14,34 +13,7 @@ from whence.comparison.verdicts.call_replays import CallReplays
 from whence.dtypes import is_half_roundoff
 from whence.frameworks.operator_names import CHOOSES, base_name
 from whence.judge.limits import STRUCTURE_ELEMENTS
-from whence.records.slots import is_of_child, split_child
-from whence.results import GUILTY, Confidence, Evidence, Verdict, VerdictKind
-
-
-def look_again(verdicts: dict[tuple[int, int], Verdict], replays: CallReplays) -> None:
-    """Make regions guilty whose siblings together say so; nothing where one is guilty by itself."""
-    if any(v.verdict in GUILTY for v in verdicts.values()):
-        return
-    pooled = _pooled(replays)
-    spared = {
-        call
-        for call in replays.quick
-        if any(_siblings(replays, call, slot) in pooled for slot in replays.figures[call])
-    }
-    for call in sorted(spared):
-        # The working replay was spared: what rounds inside has patterns that only it knows.
-        replays.replay(replays.paired.pair(replays.paired.pair_of[call]), thorough=True)
-    if spared:
-        pooled = _pooled(replays)
-    for (call, segment), verdict in verdicts.items():
-        evidence = pooled.get((*_name(replays, call), segment))
-        if evidence is not None and verdict.evidence == Evidence.REPLAY:
-            verdicts[call, segment] = verdict.replace(
-                verdict=VerdictKind.INTRODUCED,
-                confidence=Confidence.LIKELY,
-                score=evidence.score,
-                sentence=f"introduced here: {evidence.sentence}",
-            )
+from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 
 def blame_those_that_stand_out(
@@ -118,28 +90,8 @@ def _rho_by_scope(replays: CallReplays) -> Mapping[Any, Mapping[str, float]]:
 
 
 def _form(replays: CallReplays, call: int, slot: str) -> Any:
-    """What calls have in common that should round alike: siblings with one program."""
-    return _siblings(replays, call, slot), slot, replays.paired.calls[call].program
-
-
-def _pooled(replays: CallReplays) -> dict[Any, judge.PooledEvidence]:
-    return judge.pool(
-        (_siblings(replays, call, slot), error)
-        for call, figures in replays.figures.items()
-        for slot, error in figures.items()
-    )
-
-
-def _siblings(replays: CallReplays, call: int, slot: str) -> tuple[str, str, int]:
-    """What a call's output is a sibling of: names with their numbers starred, and the segment that
-    made it.
+    """What outputs have in common that should round alike: the name of their module with its
+    numbers starred, and one program.
     """
-    if replays.paired.calls[call].leaf:
-        return *_name(replays, call), -1
-    children = replays.paired.kids.get(call, ())
-    return *_name(replays, call), split_child(slot)[0] if is_of_child(slot) else len(children)
-
-
-def _name(replays: CallReplays, call: int) -> tuple[str, str]:
     named = replays.paired.calls[call]
-    return align.starred(named.scope), named.op_type
+    return align.starred(named.scope), named.op_type, slot, named.program
