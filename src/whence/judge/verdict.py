@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from whence.dtypes import is_half_roundoff
 from whence.judge import sentences
@@ -44,7 +44,6 @@ class LeafEvidence:
     cause_words: str = ""
     broken: float = 0.0
     repeats: int = 0
-    slots: Sequence[str] = field(default_factory=tuple)
 
     @property
     def is_settled(self) -> bool:
@@ -59,55 +58,39 @@ class LeafEvidence:
 def judge_leaf(evidence: LeafEvidence) -> Verdict:
     """The verdict of a leaf call."""
     growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u), evidence)
-    numbers = _of_growth(growth)
+    verdict = Verdict(
+        evidence.pair, growth.verdict, evidence=Evidence.TWO_DUMPS, numbers=_of_growth(growth)
+    )
     if evidence.structural:
-        return Verdict(
-            evidence.pair,
-            VerdictKind.STRUCTURAL,
-            evidence=Evidence.TWO_DUMPS,
+        return verdict.replace(
+            verdict=VerdictKind.STRUCTURAL,
             confidence=Confidence.LIKELY,
             cause=CauseKind.STRUCTURAL,
-            numbers=numbers,
             sentence=evidence.structural,
         )
     wrong = [(slot, p) for slot, p in evidence.parameters if p.comparable and not p.equal]
     if wrong:
         slot, difference = wrong[0]
-        numbers |= difference.numbers or {}
-        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return Verdict(
-            evidence.pair,
-            VerdictKind.PARAM_DIFF,
-            evidence=Evidence.TWO_DUMPS,
+        return verdict.replace(
+            verdict=VerdictKind.PARAM_DIFF,
             confidence=Confidence.CERTAIN,
             cause=CauseKind.PARAMETER,
-            numbers=numbers,
-            sentence=f"{param_name(slot)} {difference.sentence}{others}",
+            numbers=verdict.numbers | (difference.numbers or {}),
+            sentence=f"{param_name(slot)} {difference.sentence}{_and_more(wrong)}",
             slot=slot,
         )
     if evidence.outputs and all(e.exact for e in evidence.outputs):
-        return Verdict(
-            evidence.pair,
-            VerdictKind.IDENTICAL,
-            evidence=Evidence.TWO_DUMPS,
-            numbers=numbers,
-            sentence="bitwise equal",
-        )
+        return verdict.replace(verdict=VerdictKind.IDENTICAL, sentence="bitwise equal")
     if evidence.parameters and not evidence.outputs:
         return _of_parameters(evidence)
     if evidence.local:
-        return _from_replay(evidence, growth, numbers)
-    verdict = judge_region(evidence.pair, -1, growth, numbers, note=evidence.no_replay)
-    if growth.repeats:
-        times = (
-            f"{growth.repeats} other calls of it give"
-            if growth.repeats > 1
-            else "another call of it gives"
-        )
-        verdict = verdict.replace(
-            sentence=f"{verdict.sentence}; {times} the same bits on both sides"
-        )
-    return verdict
+        return _from_replay(verdict, evidence, evidence.local, growth)
+    verdict = judge_region(evidence.pair, -1, growth, note=evidence.no_replay)
+    if not growth.repeats:
+        return verdict
+    several = growth.repeats > 1
+    times = f"{growth.repeats} other calls of it give" if several else "another call of it gives"
+    return verdict.replace(sentence=f"{verdict.sentence}; {times} the same bits on both sides")
 
 
 def repeated(growth: ErrorGrowth, evidence: LeafEvidence) -> ErrorGrowth:
@@ -139,7 +122,6 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
             sentence="its parameters are equal in the coarser dtype",
         )
     slot, difference = unknown[0]
-    others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
     # Nothing of it is known to agree.
     return Verdict(
         evidence.pair,
@@ -147,22 +129,12 @@ def _of_parameters(evidence: LeafEvidence) -> Verdict:
         evidence=Evidence.TWO_DUMPS,
         numbers={"e_out": 1.0},
         slot=slot,
-        sentence=f"{param_name(slot)}: {difference.sentence}{others}",
+        sentence=f"{param_name(slot)}: {difference.sentence}{_and_more(unknown)}",
     )
 
 
-def _replay_numbers(worst: ReplayError) -> dict[str, float | None]:
-    return {
-        "rho": _finite(worst.rho),
-        "z": _finite(worst.z),
-        "slope": worst.structure.slope,
-        "slope_z": _finite(worst.structure.slope_z),
-        "chance": worst.chance(),
-        "error_rel": _finite(worst.error_rel),
-        "floor_rel": _finite(worst.floor_rel),
-        "inherited_rel": worst.inherited_rel,
-        "reference_rel": worst.reference_rel,
-    }
+def _and_more(differences: Sequence[tuple[str, ParameterDifference]]) -> str:
+    return f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
 
 
 def _visible(local: Sequence[tuple[str, ReplayError]]) -> dict[str, float | None]:
@@ -172,25 +144,6 @@ def _visible(local: Sequence[tuple[str, ReplayError]]) -> dict[str, float | None
         for kind, size in visible(error).items():
             sizes[f"visible_{kind}"] = max(size, sizes.get(f"visible_{kind}") or 0.0)
     return sizes
-
-
-def _broken_reference(
-    evidence: LeafEvidence, slot: str, numbers: dict[str, float | None]
-) -> Verdict:
-    return Verdict(
-        evidence.pair,
-        VerdictKind.INTRODUCED,
-        evidence=Evidence.REPLAY,
-        confidence=Confidence.LIKELY,
-        score=_finite(evidence.broken),
-        cause=CauseKind.KERNEL,
-        numbers=numbers,
-        slot=slot,
-        side="reference",
-        sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
-        "times beyond the rounding of its own "
-        "operators, run again on its own inputs; the target agrees with them",
-    )
 
 
 def _low_precision(worst: ReplayError, cause: CauseKind) -> str:
@@ -215,107 +168,90 @@ def _low_precision(worst: ReplayError, cause: CauseKind) -> str:
 
 
 def _from_replay(
-    evidence: LeafEvidence, growth: ErrorGrowth, numbers: dict[str, float | None]
+    verdict: Verdict,
+    evidence: LeafEvidence,
+    local: Sequence[tuple[str, ReplayError]],
+    growth: ErrorGrowth,
 ) -> Verdict:
-    assert evidence.local
-    slot, worst = max(evidence.local, key=lambda item: item[1].score)
-    numbers |= _replay_numbers(worst)
+    """The verdict of figures of a replay. verdict: with the numbers of two dumps."""
+    slot, worst = max(local, key=lambda item: item[1].score)
+    verdict = verdict.replace(
+        evidence=Evidence.REPLAY,
+        slot=slot,
+        score=_finite(worst.score),
+        numbers=verdict.numbers | _replay_numbers(worst),
+    )
     if evidence.broken:
-        return _broken_reference(evidence, slot, numbers)
+        return verdict.replace(
+            verdict=VerdictKind.INTRODUCED,
+            confidence=Confidence.LIKELY,
+            score=_finite(evidence.broken),
+            cause=CauseKind.KERNEL,
+            side="reference",
+            sentence=f"introduced by the reference: what it recorded is {evidence.broken:.3g} "
+            "times beyond the rounding of its own operators, run again on its own inputs; the "
+            "target agrees with them",
+        )
     words = sentences.of_local(worst)
-    if worst.whole:
-        numbers["whole"] = 1.0
+    numbers = verdict.numbers | ({"whole": 1.0} if worst.whole else {})
     if tied := sum(choice.tied for choice in worst.choices):
         numbers["tied_rows"] = tied
     numbers |= {f"share_{name}": share for name, share in worst.shares.items()}
-    numbers |= _visible(evidence.local)
-    score = worst.score
-
-    def verdict(
-        kind: VerdictKind,
-        sentence: str,
-        confidence: Confidence = Confidence.NONE,
-        cause: CauseKind = CauseKind.UNKNOWN,
-    ) -> Verdict:
-        return Verdict(
-            evidence.pair,
-            kind,
-            evidence=Evidence.REPLAY,
-            confidence=confidence,
-            score=_finite(score),
-            cause=cause,
-            numbers=numbers,
-            sentence=sentence,
-            slot=slot,
-        )
-
-    if score > 1:
+    verdict = verdict.replace(numbers=numbers | _visible(local))
+    if worst.score > 1:
         if because := _low_precision(worst, evidence.cause):
-            return verdict(VerdictKind.PRECISION, f"{words}; {because}")
+            return verdict.replace(verdict=VerdictKind.PRECISION, sentence=f"{words}; {because}")
+        is_certain = worst.score >= LIMITS.certain
         because = f"; {evidence.cause_words}" if evidence.cause_words else ""
-        confidence = Confidence.CERTAIN if score >= LIMITS.certain else Confidence.LIKELY
-        return verdict(
-            VerdictKind.INTRODUCED, f"introduced here: {words}{because}", confidence, evidence.cause
+        return verdict.replace(
+            verdict=VerdictKind.INTRODUCED,
+            confidence=Confidence.CERTAIN if is_certain else Confidence.LIKELY,
+            cause=evidence.cause,
+            sentence=f"introduced here: {words}{because}",
         )
-    confidence = Confidence.SUSPECT if score > LIMITS.suspect else Confidence.NONE
+    if worst.score > LIMITS.suspect:
+        verdict = verdict.replace(confidence=Confidence.SUSPECT)
     inherited = worst.inherited_rel or 0.0
     if inherited <= max(worst.error_rel, worst.floor_rel):
-        return verdict(VerdictKind.NOISE, f"rounding: {words}", confidence)
+        return verdict.replace(verdict=VerdictKind.NOISE, sentence=f"rounding: {words}")
     if inherited > 5 * growth.e_in > 0:
-        return verdict(
-            VerdictKind.AMPLIFIED,
-            f"amplified {inherited / growth.e_in:.3g} times, as the operator does: {words}",
-            confidence,
+        times = f"{inherited / growth.e_in:.3g} times, as the operator does"
+        return verdict.replace(
+            verdict=VerdictKind.AMPLIFIED, sentence=f"amplified {times}: {words}"
         )
-    return verdict(VerdictKind.INHERITED, f"inherited: {words}", confidence)
+    return verdict.replace(verdict=VerdictKind.INHERITED, sentence=f"inherited: {words}")
 
 
-def judge_region(
-    pair: int,
-    stretch: int,
-    growth: ErrorGrowth,
-    numbers: dict[str, float | None] | None = None,
-    *,
-    note: str = "",
-) -> Verdict:
+def _replay_numbers(worst: ReplayError) -> dict[str, float | None]:
+    return {
+        "rho": _finite(worst.rho),
+        "z": _finite(worst.z),
+        "slope": worst.structure.slope,
+        "slope_z": _finite(worst.structure.slope_z),
+        "chance": worst.chance(),
+        "error_rel": _finite(worst.error_rel),
+        "floor_rel": _finite(worst.floor_rel),
+        "inherited_rel": worst.inherited_rel,
+        "reference_rel": worst.reference_rel,
+    }
+
+
+def judge_region(pair: int, stretch: int, growth: ErrorGrowth, *, note: str = "") -> Verdict:
     """The verdict of a region that could not be replayed: growth between two dumps, at most
-    `likely`.
+    `likely`. note: why there is no replay.
     """
-    if numbers is None:
-        numbers = _of_growth(growth)
     why = f"; no replay: {note}" if note else ""
-    sentence = sentences.of_growth(growth) + why
-    if growth.verdict == VerdictKind.IDENTICAL:
-        return Verdict(
-            pair,
-            VerdictKind.IDENTICAL,
-            stretch,
-            growth.evidence,
-            numbers=numbers,
-            sentence="bitwise equal",
-        )
-    if growth.verdict == VerdictKind.INTRODUCED:
-        return Verdict(
-            pair,
-            VerdictKind.INTRODUCED,
-            stretch,
-            growth.evidence,
-            Confidence.LIKELY,
-            _finite(growth.score()),
-            CauseKind.UNKNOWN,
-            numbers,
-            sentence,
-        )
+    is_equal = growth.verdict == VerdictKind.IDENTICAL
+    is_fault = growth.verdict == VerdictKind.INTRODUCED
     return Verdict(
         pair,
         growth.verdict,
         stretch,
         growth.evidence,
-        Confidence.NONE,
-        None,
-        CauseKind.UNKNOWN,
-        numbers,
-        sentence,
+        Confidence.LIKELY if is_fault else Confidence.NONE,
+        _finite(growth.score()) if is_fault else None,
+        numbers=_of_growth(growth),
+        sentence="bitwise equal" if is_equal else sentences.of_growth(growth) + why,
     )
 
 
