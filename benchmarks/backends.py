@@ -4,11 +4,11 @@ is wrong in one?
     python benchmarks/backends.py [--model NAME] [--only REGEX] [--json FILE] [--work DIR] [--list]
     python benchmarks/backends.py --programs [--model NAME] [--json FILE]
 
-Models with real weights, installed by pip; a model whose package is missing is skipped and said so.
-Each pair captures both sides into folders, compares the folders, and prints a line. A clean pair
-must be `same` with nine tenths of the calls replayed, a planted fault must be named first. Exit
-code 1 when one is not. With `--programs`: which regions have a program that can be used, and why
-not the others (docs/programs.md).
+Models with real weights, installed by pip, and one that is trained on the spot; a model whose
+package is missing is skipped and said so. Each pair captures both sides into folders, compares the
+folders, and prints a line. A clean pair must be `same` with nine tenths of the calls replayed, a
+planted fault must be named first. Exit code 1 when one is not. With `--programs`: which regions
+have a program that can be used, and why not the others (docs/programs.md).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Pair:
 
 def clean() -> Iterator[Pair]:
     """Every pair that must be `same`."""
-    for model in ("smollm2", "minilm", "crepe", "voice"):
+    for model in ("smollm2", "minilm", "crepe", "voice", "copier", "long"):
         yield Pair(model, "eager / inductor, whole model", _F32, replace(_F32, backend="inductor"))
-        if model in ("smollm2", "minilm"):
+        if SUBJECTS[model].blocks:
             yield Pair(
                 model,
                 "eager / inductor, each layer",
@@ -85,12 +85,10 @@ def clean() -> Iterator[Pair]:
             yield Pair(
                 model, "eager / sdpa attention, bf16", replace(_BF16, attention="eager"), _BF16
             )
-        yield Pair(
-            "prefill" if model == "smollm2" else model,
-            "torch / ONNX Runtime",
-            _F32,
-            replace(_F32, backend="onnxruntime"),
-        )
+        engine = "prefill" if model == "smollm2" else model
+        if SUBJECTS[engine].exported:
+            words = "torch / ONNX Runtime"
+            yield Pair(engine, words, _F32, replace(_F32, backend="onnxruntime"))
         yield Pair(model, "1 / 2 threads", _F32, replace(_F32, threads=2))
         yield Pair(model, "oneDNN on / off", _F32, replace(_F32, onednn=False))
         yield Pair(model, "fp32 / bf16", _F32, _BF16)
@@ -124,8 +122,20 @@ def faults() -> Iterator[Pair]:
             "residual": "encoder.layer.3.output",
         },
         "crepe": {"weight": "classifier"},
+        "copier": {
+            "weight": "blocks.1.up",
+            "eps": "blocks.1.norm2",
+            "scale": "blocks.0.attention",
+            "mask": "blocks.0.attention",
+        },
+        "long": {
+            "weight": "layers.2.mlp.up_proj",
+            "scale": "layers.1.self_attn",
+            "mask": "layers.1.self_attn",
+            "residual": "layers.2",
+        },
     }
-    roots = {"smollm2": "LlamaForCausalLM", "minilm": "BertModel", "crepe": "Crepe"}
+    roots = {"minilm": "BertModel"}
     for model, found in places.items():
         for fault, place in found.items():
             wrong = Side(fault=f"{model} {fault}")
@@ -138,7 +148,7 @@ def faults() -> Iterator[Pair]:
                     place,
                 )
                 continue
-            if fault == "eps":
+            if fault == "eps" and model in roots:
                 # Nobody sees inside: at the ends is where it can be seen.
                 yield Pair(
                     model,
