@@ -103,9 +103,7 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
         "likely",
         "statistics",
     )
-    assert {"mean": "mean", "scale": "norm", "outlier": "extremes"}[
-        kind
-    ] in found.sentence or kind == "outlier"
+    assert {"mean": "mean", "scale": "norm", "outlier": "cubes"}[kind] in found.sentence
 
 
 def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():

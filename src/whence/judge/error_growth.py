@@ -298,19 +298,15 @@ def _moved(
     no_lone = all(e.lone == 0 for e in inputs)
     for error in outputs:
         if error.lone and no_lone and (u or band):
-            by = (
-                error.lone
-                / max(max((e.inherited or 0.0 for e in inputs), default=0.0) + 2 * u, error.spread)
-                / LIMITS.lone
-            )
+            largest = max((e.inherited or 0.0 for e in inputs), default=0.0)
+            by = error.lone / max(largest + 2 * u, error.spread) / LIMITS.lone
             worst = max(worst, ("lone", by), key=lambda item: item[1])
         if error.drift is None or error.exact or band == 0:
             continue
         room = max(band, error.spread)
-        for kind, moved in error.drift._asdict().items():
-            by = moved / room / LIMITS.of_drift(kind)
-            if by > worst[1]:
-                worst = (kind, by)
+        for kind in ("mean", "moment", "higher"):
+            by = getattr(error.drift, kind) / room / getattr(LIMITS, kind)
+            worst = max(worst, (kind, by), key=lambda item: item[1])
     return worst
 
 

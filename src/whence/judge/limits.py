@@ -18,7 +18,7 @@ class Limits:
     rho: error of the target against a wide replay on its own inputs, in units of the replay's own
     rounding (2-norm): fp32 and wider, and 16 bits and narrower, have limits of their own. What
     follows from a rate of false alarms (the worst element, averages) is in judge.noise_model.
-    extreme, mean, moment, higher: how far a statistic of the output may move from the reference's
+    mean, moment, higher: how far a statistic of the output may move from the reference's
     (judge.drift), over what the inputs' statistics moved plus 4 u. lone: growth of the error of one
     element that holds most of its tensor's error, where none of the inputs has such a one. repeats:
     calls of an operator with the same bits on both sides from which on another one is held to
@@ -48,7 +48,6 @@ class Limits:
     rho_16: float = 2.0
     growth: float = 5.0
     repeats: int = 1
-    extreme: float = 12.0
     mean: float = 2.5
     moment: float = 2.5
     higher: float = 3.5
@@ -76,15 +75,6 @@ class Limits:
     flip: float = 6.0
     formula: float = 0.01
     formula_written_anew: float = 2.4e-7
-
-    def of_drift(self, kind: str) -> float:
-        """The limit of a kind of statistic, a field of `judge.drift.Drift`."""
-        return {
-            "extreme": self.extreme,
-            "mean": self.mean,
-            "moment": self.moment,
-            "higher": self.higher,
-        }[kind]
 
     def within(self, unit_roundoff: float) -> float:
         """The relative error that rounding may make where nobody knows how many operators there

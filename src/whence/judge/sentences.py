@@ -77,7 +77,6 @@ def of_growth(growth: ErrorGrowth) -> str:
 
 
 _MOVED = {
-    "extreme": "extremes",
     "mean": "mean",
     "moment": "norm",
     "higher": "sums of cubes and fourth powers",

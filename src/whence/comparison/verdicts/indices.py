@@ -140,7 +140,7 @@ class Indices:
         )
 
     def after_ties(self, verdicts: dict[tuple[int, int], Verdict], ties_at: int) -> None:
-        """Withdraw verdicts that rest only on a moved mean or extreme, of calls from `ties_at` on.
+        """Withdraw verdicts that rest only on a moved mean or norm, of calls from `ties_at` on.
 
         Rows that were routed otherwise hold all of the error there; figures of a tensor move
         otherwise by it than by rounding.
