@@ -22,7 +22,7 @@ from whence.judge.limits import (
 from whence.judge.precision import is_mask_fill, mask_fill
 from whence.judge.statistics_drift import Drift, drift
 from whence.records import Record
-from whence.results import Confidence, Evidence, Measured, Verdict, VerdictKind
+from whence.results import Evidence, Measured, Verdict, VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +342,4 @@ def judge_stated(verdict: Verdict, growth: ErrorGrowth, u: float, first: bool) -
         f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
         "operators that nobody labelled may make"
     )
-    return verdict.replace(
-        verdict=VerdictKind.NOISE, confidence=Confidence.NONE, score=None, sentence=sentence
-    )
+    return verdict.withdrawn(VerdictKind.NOISE, sentence)

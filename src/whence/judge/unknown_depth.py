@@ -65,9 +65,7 @@ def judge_unseen(
     if math.isinf(growth.e_out):
         return verdict
     if growth.e_in > room and growth.growth <= LIMITS.growth:
-        return verdict.replace(
-            verdict=VerdictKind.INHERITED, confidence=Confidence.NONE, score=None
-        )
+        return verdict.withdrawn(VerdictKind.INHERITED, verdict.sentence)
     sight = look()
     if sight is not None and sight.pattern:
         return _introduced(verdict, growth, f"{sight.pattern}, which rounding at no depth makes")
@@ -101,7 +99,7 @@ def _within(verdict: Verdict, growth: ErrorGrowth, u: float, room: float) -> Ver
         f"differs by rel_l2 {growth.e_out:.2g}, within {room:.2g}, which rounding in "
         "operators that nobody sees may make"
     )
-    return verdict.replace(verdict=name, confidence=Confidence.NONE, score=None, sentence=sentence)
+    return verdict.withdrawn(name, sentence)
 
 
 def _far(u: float, errors_before: Sequence[PairError]) -> float:
@@ -134,9 +132,4 @@ def _introduced(verdict: Verdict, growth: ErrorGrowth, why: str) -> Verdict:
 
 
 def _open(verdict: Verdict, words: str, next_step: str) -> Verdict:
-    return verdict.replace(
-        verdict=VerdictKind.UNDETERMINED,
-        confidence=Confidence.NONE,
-        score=None,
-        sentence=f"{words}; {next_step}",
-    )
+    return verdict.withdrawn(VerdictKind.UNDETERMINED, f"{words}; {next_step}")

@@ -172,6 +172,17 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
         """The same verdict with some fields changed."""
         return msgspec.structs.replace(self, **changes)
 
+    def withdrawn(self, verdict: VerdictKind, sentence: str, **changes: Any) -> Self:
+        """The verdict of a region that is no fault after all, or of which that cannot be told."""
+        return self.replace(
+            verdict=verdict,
+            confidence=Confidence.NONE,
+            cause=CauseKind.UNKNOWN,
+            score=None,
+            sentence=sentence,
+            **changes,
+        )
+
 
 class Finding(Displayed, msgspec.Struct, frozen=True, omit_defaults=True):
     """An operator at fault. Siblings with one signature are one finding; `also` names the others.

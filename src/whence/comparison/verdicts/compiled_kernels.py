@@ -25,7 +25,7 @@ from whence.records import Call, Program
 from whence.records.program import map_operands, operands
 from whence.records.slots import is_output
 from whence.records.views import CachedRun
-from whence.results import GUILTY, CallPair, CauseKind, Confidence, Verdict, VerdictKind
+from whence.results import GUILTY, CallPair, CauseKind, Verdict, VerdictKind
 
 _MOST = 256  # kernels that are run twice more, to see which roundings they leave out
 _HALVES = ("bfloat16", "float16")
@@ -48,15 +48,10 @@ def named(
             continue
         pair = paired.plan.pairs[verdict.pair]
         call, partner = paired.calls[pair.reference], paired.target.calls[pair.target]
-        if (
-            "whole" in verdict.numbers
-            and (slot := paired.slots[verdict.pair].get(verdict.slot)) is not None
-        ):
-            partner = (
-                maker
-                if (maker := paired.maker(slot)) is not None and align.kernel(maker)
-                else partner
-            )
+        slot = paired.slots[verdict.pair].get(verdict.slot) if "whole" in verdict.numbers else None
+        maker = paired.maker(slot) if slot is not None else None
+        if maker is not None and align.kernel(maker):
+            partner = maker
         words = align.kernel(partner) or align.kernel(call)
         if not words:
             continue
@@ -74,21 +69,14 @@ def named(
         )
         first[kernel].append(call)
         if earlier is None:
-            cause, because = (
-                graphs.cause(partner)
-                if not verdict.cause and "whole" in verdict.numbers
-                else (verdict.cause, "")
-            )
+            cause, because = verdict.cause, ""
+            if not cause and "whole" in verdict.numbers:
+                cause, because = graphs.cause(partner)
             sentence = "; ".join(filter(None, (verdict.sentence, because, words)))
             out[key] = verdict.replace(cause=cause, sentence=sentence)
         else:
             inherited = f"one kernel computes it with {earlier.op}: {verdict.sentence}"
-            out[key] = verdict.replace(
-                verdict=VerdictKind.INHERITED,
-                confidence=Confidence.NONE,
-                cause=CauseKind.UNKNOWN,
-                sentence=inherited,
-            )
+            out[key] = verdict.withdrawn(VerdictKind.INHERITED, inherited)
     return out
 
 
@@ -102,12 +90,12 @@ class _OwnGraphs:
         self._side: ReplaySource | None = None
         self._calls: dict[int, Call] = {}
 
-    def cause(self, node: Call) -> tuple[str, str]:
-        """The cause of an error at a node and why; ("", "") where the target's own graph does not
+    def cause(self, node: Call) -> tuple[CauseKind, str]:
+        """The cause of an error at a node and why, unknown where the target's own graph does not
         tell.
         """
         if not align.is_compiled(node):
-            return "", ""
+            return CauseKind.UNKNOWN, ""
         if self._side is None:
             run = self._paired.target
             cut = CachedRun(align.cut_alike(run, run).reference)
@@ -119,23 +107,17 @@ class _OwnGraphs:
             (self._calls[r.record] for r in node.slots("output") if r.record in self._calls), None
         )
         if call is None or not call.program:
-            return "", ""
+            return CauseKind.UNKNOWN, ""
         try:
             with Threads(1):
                 score, _, _ = own_score(self._side, call, ["output.0"])
         except (ReplayRefused, ElementsMissing, KeyError, ValueError):
-            return "", ""
+            return CauseKind.UNKNOWN, ""
         if score > 1:
-            return (
-                "kernel",
-                "the target's own graph, run again on what the kernel was given, does not give "
-                "what it left",
-            )
-        return (
-            "semantic",
-            "the target's own graph gives what the kernel left, so the graph computes something "
-            "else",
-        )
+            why = ", run again on what the kernel was given, does not give what it left"
+            return CauseKind.KERNEL, f"the target's own graph{why}"
+        why = "gives what the kernel left, so the graph computes something else"
+        return CauseKind.SEMANTIC, f"the target's own graph {why}"
 
 
 def _computed(call: Call, paired: PairedRuns) -> set[str]:

@@ -15,7 +15,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.frameworks.operator_names import CHOOSES
 from whence.judge import ties
 from whence.records import Call, Run
-from whence.results import Confidence, Evidence, SlotPair, Verdict, VerdictKind
+from whence.results import Evidence, SlotPair, Verdict, VerdictKind
 
 Mask = npt.NDArray[np.bool_]
 # of the indices, of the rows: ties are the exception, and where more than that differs they are no
@@ -131,13 +131,8 @@ class Indices:
         if errors and growth.verdict in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
             words = f"{verdict.sentence}; {words}, and what rests on them differs"
             return _undetermined(verdict, numbers, words)
-        return verdict.replace(
-            verdict=VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE,
-            confidence=Confidence.NONE,
-            score=None,
-            numbers=numbers,
-            sentence=words,
-        )
+        kind = VerdictKind.INHERITED if growth.e_in else VerdictKind.NOISE
+        return verdict.withdrawn(kind, words, numbers=numbers)
 
     def after_ties(self, verdicts: dict[tuple[int, int], Verdict], ties_at: int) -> None:
         """Withdraw verdicts that rest only on a moved mean or norm, of calls from `ties_at` on.
@@ -157,12 +152,9 @@ class Indices:
                 and growth is not None
                 and growth <= judge.LIMITS.growth
             ):
-                verdicts[call, stretch] = verdict.replace(
-                    verdict=VerdictKind.INHERITED,
-                    confidence=Confidence.NONE,
-                    score=None,
-                    sentence="rows that were routed otherwise before move its figures: "
-                    f"{verdict.sentence}",
+                why = "rows that were routed otherwise before move its figures"
+                verdicts[call, stretch] = verdict.withdrawn(
+                    VerdictKind.INHERITED, f"{why}: {verdict.sentence}"
                 )
 
     def _differs(self, slot: SlotPair) -> bool:
@@ -286,10 +278,4 @@ def _said(ranked: ties.RankedScores) -> str:
 def _undetermined(verdict: Verdict, numbers: dict[str, float | None], sentence: str) -> Verdict:
     e_out = numbers.get("e_out")
     numbers = {"tied_rows": 0.0, **numbers, "e_out": e_out if e_out != 0.0 else 1.0}
-    return verdict.replace(
-        verdict=VerdictKind.UNDETERMINED,
-        confidence=Confidence.NONE,
-        score=None,
-        numbers=numbers,
-        sentence=sentence,
-    )
+    return verdict.withdrawn(VerdictKind.UNDETERMINED, sentence, numbers=numbers)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from whence.records import Call
 from whence.records.marks import Mark, has_mark
-from whence.results import CallPair, CauseKind, Confidence, Verdict, VerdictKind
+from whence.results import CallPair, Verdict, VerdictKind
 
 
 def declare_patched(
@@ -29,12 +29,8 @@ def declare_patched(
         return pair.reference in patched[0] or pair.target in patched[1]
 
     return {
-        key: verdict.replace(
-            verdict=VerdictKind.DECLARED,
-            confidence=Confidence.NONE,
-            cause=CauseKind.UNKNOWN,
-            score=None,
-            sentence="its outputs were replaced by those of another run",
+        key: verdict.withdrawn(
+            VerdictKind.DECLARED, "its outputs were replaced by those of another run"
         )
         if declared(verdict) and verdict.verdict != VerdictKind.IDENTICAL
         else verdict

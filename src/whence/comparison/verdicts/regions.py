@@ -197,11 +197,8 @@ class RegionJudge:
         missing = next(filter(None, partly), "")
         if not missing:
             return verdict
-        return verdict.replace(
-            verdict=VerdictKind.UNDETERMINED,
-            confidence=Confidence.NONE,
-            score=None,
-            sentence=f"{missing}; in these {verdict.sentence}",
+        return verdict.withdrawn(
+            VerdictKind.UNDETERMINED, f"{missing}; in these {verdict.sentence}"
         )
 
 

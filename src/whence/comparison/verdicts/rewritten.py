@@ -10,7 +10,7 @@ from whence.comparison.prepare.rewritten_modules import REWRITTEN
 from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.judge import LIMITS
 from whence.records.slots import is_written
-from whence.results import Confidence, Evidence, Verdict, VerdictKind
+from whence.results import Evidence, Verdict, VerdictKind
 
 
 def doubted(
@@ -41,12 +41,7 @@ def doubted(
                 f"rel_l2 {e_out:.2g}, which the rounding of operators that are written "
                 "differently makes"
             )
-            out[key] = verdict.replace(
-                verdict=VerdictKind.AMPLIFIED,
-                confidence=Confidence.NONE,
-                score=None,
-                sentence=sentence,
-            )
+            out[key] = verdict.withdrawn(VerdictKind.AMPLIFIED, sentence)
         elif e_out <= LIMITS.root_output_room(u):
             sentence = (
                 f"differs by rel_l2 {e_out:.2g}, more than the {LIMITS.within(u):.2g} that "
@@ -54,10 +49,5 @@ def doubted(
                 "written differently in the two runs and could not be replayed: capture both at "
                 "--level modules, or give --model"
             )
-            out[key] = verdict.replace(
-                verdict=VerdictKind.UNDETERMINED,
-                confidence=Confidence.NONE,
-                score=None,
-                sentence=sentence,
-            )
+            out[key] = verdict.withdrawn(VerdictKind.UNDETERMINED, sentence)
     return out

@@ -17,7 +17,6 @@ from whence.comparison.verdicts.declared.candidates import (
 from whence.comparison.verdicts.declared.ledger import (
     PASSES,
     DeclarationLedger,
-    as_declared,
     sqnr_of,
 )
 from whence.errors import ElementsMissing
@@ -119,7 +118,7 @@ class DeclaredContainers:
             return verdict
         self._ledger.met(entry, call, sqnr_of(verdict.numbers.get("e_out")))
         sentence = f"{entry}, against the reference's output; {verdict.sentence}"
-        return as_declared(verdict, sentence, score=worst)
+        return verdict.withdrawn(VerdictKind.DECLARED, sentence).replace(score=worst)
 
     def _worst_share(self, entry: Entry, outputs: Sequence[SlotPair]) -> float | None:
         """The largest error in units of what the entry allows; None where it says nothing of an

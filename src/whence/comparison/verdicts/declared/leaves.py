@@ -17,7 +17,6 @@ from whence.comparison.verdicts.declared.candidates import (
 from whence.comparison.verdicts.declared.ledger import (
     PASSES,
     DeclarationLedger,
-    as_declared,
     sqnr_of,
 )
 from whence.comparison.verdicts.declared.quantised_weights import QuantisedWeights
@@ -220,8 +219,10 @@ class DeclaredLeaves:
         self._ledger.apply(*entries.values())
         for entry in entries.values():
             self._ledger.met(entry, call, sqnr)
-        return as_declared(verdict, f"{declared.words}; {verdict.sentence}").replace(
-            numbers={**verdict.numbers, "sqnr_db": sqnr}
+        return verdict.withdrawn(
+            VerdictKind.DECLARED,
+            f"{declared.words}; {verdict.sentence}",
+            numbers={**verdict.numbers, "sqnr_db": sqnr},
         )
 
 

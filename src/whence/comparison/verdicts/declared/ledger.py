@@ -12,7 +12,7 @@ from typing import NamedTuple
 from whence import align
 from whence.judge.policy import Entry, Policy, Scheme
 from whence.records import Call
-from whence.results import CauseKind, Confidence, Declared, Verdict, VerdictKind
+from whence.results import Declared, Verdict, VerdictKind
 
 PASSES = (VerdictKind.IDENTICAL, VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
 Schemes = tuple[Scheme, Scheme | None]
@@ -64,7 +64,9 @@ class DeclarationLedger:
         if verdict.verdict in PASSES:
             return verdict
         self.met(entry, call, sqnr_of(verdict.numbers.get("e_out")))
-        return as_declared(verdict, f"ignored as declared; otherwise: {verdict.sentence}")
+        return verdict.withdrawn(
+            VerdictKind.DECLARED, f"ignored as declared; otherwise: {verdict.sentence}"
+        )
 
     def summary(self) -> tuple[Declared, ...]:
         """What was declared and met, and what is quantised without a declaration: one statement
@@ -131,17 +133,6 @@ class DeclarationLedger:
             for e in self._policy.entries
             if self._consulted[e.number] and not self._applied[e.number] and e.declare in needs
         ]
-
-
-def as_declared(verdict: Verdict, sentence: str, score: float | None = None) -> Verdict:
-    """The verdict of a difference that an entry allows."""
-    return verdict.replace(
-        verdict=VerdictKind.DECLARED,
-        confidence=Confidence.NONE,
-        cause=CauseKind.UNKNOWN,
-        score=score,
-        sentence=sentence,
-    )
 
 
 def sqnr_of(error_rel: float | None) -> float | None:

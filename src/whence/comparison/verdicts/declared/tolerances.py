@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from whence.comparison.verdicts.declared.ledger import DeclarationLedger, as_declared, sqnr_of
+from whence.comparison.verdicts.declared.ledger import DeclarationLedger, sqnr_of
 from whence.dtypes import Array
 from whence.judge.policy import Entry, Policy
 from whence.records import Call
-from whence.results import SlotPair, Verdict
+from whence.results import SlotPair, Verdict, VerdictKind
 
 
 class TensorTolerances:
@@ -42,7 +42,7 @@ class TensorTolerances:
         """The verdict of a tensor whose error the entry allows. error: relative 2-norm."""
         self._ledger.apply(entry)
         self._ledger.met(entry, call, sqnr_of(error))
-        return as_declared(verdict, f"{entry}; {verdict.sentence}")
+        return verdict.withdrawn(VerdictKind.DECLARED, f"{entry}; {verdict.sentence}")
 
 
 def allows(entry: Entry, produced: Array, right: Array) -> bool:

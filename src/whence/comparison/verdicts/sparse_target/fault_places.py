@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 
 from whence.comparison.verdicts.sparse_target.shown_tensors import RegionKey, ShownTensors, Upstream
-from whence.results import CauseKind, Confidence, Verdict, VerdictKind
+from whence.results import Verdict, VerdictKind
 
 
 class FaultPlaces:
@@ -150,9 +150,5 @@ def _shared(upstream: Mapping[int, Upstream]) -> set[RegionKey]:
 
 
 def _follows(verdict: Verdict, name: str) -> Verdict:
-    return verdict.replace(
-        verdict=VerdictKind.INHERITED,
-        confidence=Confidence.NONE,
-        cause=CauseKind.UNKNOWN,
-        sentence=f"follows from {name}, which is wrong on the way to it: {verdict.sentence}",
-    )
+    words = f"follows from {name}, which is wrong on the way to it: {verdict.sentence}"
+    return verdict.withdrawn(VerdictKind.INHERITED, words)

@@ -13,7 +13,7 @@ from whence.comparison.verdicts.pair_errors import PairErrors
 from whence.records import Call
 from whence.records.marks import Mark, has_mark
 from whence.records.slots import is_written
-from whence.results import Confidence, SlotPair, Verdict, VerdictKind
+from whence.results import SlotPair, Verdict, VerdictKind
 
 _StepKey = tuple[int, str, int]
 """Process, root and step of a call."""
@@ -125,13 +125,11 @@ class LabelJudge:
         if self.paired.stated:
             verdict = judge.judge_stated(verdict, growth, u, not labels_before)
         elif verdict.verdict == VerdictKind.INTRODUCED and (kernel := self._around.kernel(label)):
-            verdict = verdict.replace(
-                verdict=VerdictKind.UNDETERMINED,
-                confidence=Confidence.NONE,
-                score=None,
-                sentence=f"logged by {kernel}: {size}, which nothing printed before it explains; "
-                "a log of some elements inside a kernel is no result of it, and no fault is read "
-                "from it alone",
+            verdict = verdict.withdrawn(
+                VerdictKind.UNDETERMINED,
+                f"logged by {kernel}: {size}, which nothing printed before it explains; a log of "
+                "some elements inside a kernel is no result of it, and no fault is read from it "
+                "alone",
             )
         else:
             verdict = judge.judge_unseen(
