@@ -206,7 +206,8 @@ def measure(
     error, strays = norm(e), norm(s)
     floor = max(norm(f), noise_floor(kind, size, reduction_length), strays)
     noise = element_noise(f, r, u, last, s)
-    z, place = worst(e, noise)
+    # An element that the working replay gives too is no fault, however far it is from the wide one.
+    z, place = worst(np.minimum(np.abs(e), np.abs(y - w)), noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     local = ReplayError(
