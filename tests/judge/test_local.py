@@ -146,6 +146,24 @@ def test_scaling_everything_by_two_changes_no_score(seed, rows, columns):
     assert a.z == pytest.approx(b.z, rel=1e-9)
 
 
+def test_an_element_is_measured_by_what_rounds_beside_it():
+    """One head of sixteen reads few tokens and rounds 40 times as much as the others do."""
+    r = RNG.standard_normal((60, 16 * 64))
+    size = np.full(r.shape, 2.0**-24)
+    size[7, 128:192] *= 40
+
+    def drawn():
+        return (r + size * RNG.standard_normal(r.shape)).astype(np.float32)
+
+    y = drawn()
+    assert judge.whole(y, r, [drawn() for _ in range(4)]).z < 7
+    y[7, 150] = r[7, 150] + 40 * 40 * 2.0**-24
+    assert judge.whole(y, r, [drawn() for _ in range(4)]).z > 24
+    y = drawn()
+    y[7, 200] = r[7, 200] + 800 * 2.0**-24  # in a quiet head of that row
+    assert judge.whole(y, r, [drawn() for _ in range(4)]).z > 24
+
+
 def test_one_element_is_measured_again_where_one_draw_said_too_little():
     """The rounding of the first row is large, and came out small in one repetition by chance."""
     rng = np.random.default_rng(5)

@@ -17,6 +17,7 @@ from whence.judge.integer_codes import beyond_boundaries
 from whence.judge.limits import LIMITS
 from whence.judge.precision import mask_fill
 from whence.judge.replay_error import (
+    F64,
     ReplayError,
     comparable,
     element_noise,
@@ -27,6 +28,9 @@ from whence.judge.replay_error import (
     same_fill,
     worst,
 )
+
+_REACH = 16
+"""Neighbours of an element to each side that round as it does."""
 
 
 def measure(
@@ -59,7 +63,9 @@ def measure(
     size, error = norm(r), norm(y - r)
     floor = max(math.sqrt(float(square.sum())), 0.3 * u * size)
     last = (output.shape[-1] if output.ndim > 1 else output.size) * (y.size // output.size)
-    z, place = worst(y - r, element_noise(np.sqrt(square), r, u, last))
+    noise = np.maximum(element_noise(np.sqrt(square), r, u, last), _nearby(square, last))
+    first = np.where(keep, runs[0], 0.0)
+    z, place = worst(np.minimum(np.abs(y - r), np.abs(y - first)), noise)
     if mismatch:
         place = int(np.argmax(~(keep | same_fill(flat(output), flat(wide), fill))))
     inherited = by_reference = None
@@ -81,6 +87,18 @@ def measure(
         whole=True,
     )
     return dataclasses.replace(local, score=math.inf if mismatch else max(local.parts().values()))
+
+
+def _nearby(square: F64, last: int) -> F64:
+    """Root mean square over the neighbours of each element in its row: heads of an attention lie
+    side by side, and one that reads few tokens rounds far more than its row does.
+    """
+    rows, width = square.reshape(-1, last), 2 * _REACH + 1
+    if last < width:
+        return np.sqrt(np.repeat(rows.mean(1), last))
+    ends = np.pad(rows, ((0, 0), (_REACH + 1, _REACH)), mode="edge").cumsum(axis=1)
+    near: F64 = np.sqrt(np.maximum(ends[:, width:] - ends[:, :-width], 0.0) / width)
+    return near.reshape(-1)
 
 
 def is_one_element(local: ReplayError) -> bool:
