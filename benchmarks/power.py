@@ -1,13 +1,15 @@
 """Does a comparison name the faults that it says it would have named, and no smaller ones?
 
     python benchmarks/power.py [--cases N] [--seed S] [--part i/n] [--json OUT] [--ablation]
+                               [--rule replay|dumps|statistics]
 
 Of a clean pair of runs, `Comparison.visible` and the numbers of each verdict say how large a fault
 of each kind would have been named at each call. Here such faults are planted, at twice the stated
 size and at a tenth of it, in a leaf drawn at random: inside the leaf's last operator, before the
 result is rounded, so that the program stays what it was. Needs torch and transformers. Models are
 built on the spot from transformers' configurations, with random weights. With --ablation: how many
-faults of twice the size are named, and how many clean pairs flagged, without each rule.
+faults of twice the size are named, and how many clean pairs flagged, without each rule. --rule:
+what a comparison has, as for `faultbench.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import whence
+from whence.results import Comparison
 
 KINDS = ("scale", "channel", "element", "noise")
 FACTORS = {2.0: "twice", 0.1: "a tenth"}
@@ -61,6 +64,7 @@ SIDES = {
     "bfloat16, other attention": (("bfloat16", "eager"), ("bfloat16", "sdpa")),
     "float32, other attention": (("float32", "eager"), ("float32", "sdpa")),
 }
+Compare = Callable[[Path, Path], Comparison]
 _LEAF = re.compile("Linear|Norm|Conv1D|GELU|SiLU|Activation")
 _LAST_OPERATORS = {
     *("mm", "addmm", "bmm", "native_layer_norm", "gelu", "silu", "tanh", "convolution", "linear"),
@@ -180,7 +184,7 @@ def capture(
         model(**inputs(model, dtype, seed))
 
 
-def stated(result: whence.Comparison, kind: str) -> dict[str, float]:
+def stated(result: Comparison, kind: str) -> dict[str, float]:
     """By module, how large a fault of this kind it would have named there."""
     sizes: dict[str, float] = {}
     modules = {row.pair: row.name for row in result.rows}
@@ -191,7 +195,9 @@ def stated(result: whence.Comparison, kind: str) -> dict[str, float]:
     return sizes
 
 
-def case(number: int, seed: int, rules: Sequence[str]) -> Iterator[dict[str, Any]]:
+def case(
+    number: int, seed: int, rules: Sequence[str], compare: Compare
+) -> Iterator[dict[str, Any]]:
     """A model, its sides, and for every kind a leaf: what was answered at both sizes; of `rules`,
     what is answered without each, at the larger size.
     """
@@ -204,9 +210,13 @@ def case(number: int, seed: int, rules: Sequence[str]) -> Iterator[dict[str, Any
         capture(build(config, dtype, attention, weights), dtype, paths[0], weights)
         target = build(config, target_dtype, target_attention, weights)
         capture(target, target_dtype, paths[1], weights)
-        clean = whence.compare(str(paths[0]), str(paths[1]))
+        clean = compare(paths[0], paths[1])
         told = {"model": config, "sides": sides}
-        yield told | {"kind": "clean", "flagged": _without(rules, paths[0], paths[1], _is_flagged)}
+        yield (
+            told
+            | {"kind": "clean", "status": clean.status}
+            | {"flagged": _without(rules, paths[0], paths[1], _is_flagged)}
+        )
         for kind, factor in itertools.product(KINDS, FACTORS):
             leaves = {
                 name: size
@@ -222,10 +232,10 @@ def case(number: int, seed: int, rules: Sequence[str]) -> Iterator[dict[str, Any
             capture(target, target_dtype, faulty, weights, fault)
             if not fault.planted:
                 continue
-            result = whence.compare(str(paths[0]), str(faulty))
+            result = compare(paths[0], faulty)
             named = [f.name for f in result.findings]
 
-            def is_named(answer: whence.Comparison, leaf: str = leaf) -> bool:
+            def is_named(answer: Comparison, leaf: str = leaf) -> bool:
                 return bool(answer.findings) and answer.findings[0].name == leaf
 
             yield told | {
@@ -240,12 +250,12 @@ def case(number: int, seed: int, rules: Sequence[str]) -> Iterator[dict[str, Any
             }
 
 
-def _is_flagged(answer: whence.Comparison) -> bool:
+def _is_flagged(answer: Comparison) -> bool:
     return answer.status != "same"
 
 
 def _without(
-    rules: Sequence[str], reference: Path, target: Path, of: Callable[[whence.Comparison], bool]
+    rules: Sequence[str], reference: Path, target: Path, of: Callable[[Comparison], bool]
 ) -> dict[str, bool]:
     """By rule, something about the answer without it; "" is the answer with all rules."""
     answers = {"": of(whence.compare(str(reference), str(target)))} if rules else {}
@@ -298,14 +308,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="0/1", help="i/n: only every n-th case, from the i-th on")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--rule", choices=("replay", "dumps", "statistics"), default="replay")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     part, parts = map(int, options.part.split("/"))
     rules = (*faultbench.EVIDENCE, *faultbench.KEEPS_BACK) if options.ablation else ()
+    rule = faultbench.RULES[options.rule]
     rows = []
     for number in range(part, options.cases, parts):
-        for row in case(number, options.seed, rules):
+        for row in case(number, options.seed, rules, lambda a, b: rule(a, b, lambda: None)):
             rows.append(row)
             if options.json:
                 with options.json.open("a") as file:

@@ -106,6 +106,43 @@ def test_statistics_see_what_moves_them_further_than_rounding(kind):
     assert {"mean": "mean", "scale": "norm", "outlier": "cubes"}[kind] in found.sentence
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(0.9, "amplified"), (1.1, "introduced")])
+def test_a_pass_says_how_large_a_fault_it_hides(factor, verdict):
+    came_in = [PairError(1e-3, u=U)]
+
+    def grown(error, **more):
+        return grow(came_in, [PairError(error, u=U, count=4096, last=64, **more)], U)
+
+    clean = grown(2e-3)
+    noise = factor * clean.visible["noise"]
+    # Any error adds to what is there as unrelated ones do.
+    assert grown(math.hypot(2e-3, noise)).verdict == verdict
+    channel = factor * clean.visible["channel"] / math.sqrt(64)
+    assert channel == pytest.approx(noise)
+    alone = factor * clean.visible["element"]
+    size = math.hypot(2e-3, alone / math.sqrt(4096))
+    holds_most = alone**2 > 0.5 * size**2 * 4096
+    found = grown(size, lone=alone if holds_most else 0.0)
+    assert (found.verdict == "introduced") == (factor > 1)
+    # One that moves the norm is seen by that.
+    still = Drift(0.0, 0.0, 0.0, 0.0)
+    scale = factor * grown(2e-3, drift=still).visible["scale"]
+    moved = grown(2e-3, drift=Drift(scale, scale, scale, 0.0))
+    assert (moved.verdict == "introduced") == (factor > 1)
+
+
+def test_statistics_promise_to_see_a_scale_alone():
+    def grown(moment):
+        drift = Drift(0.0, 0.0, moment, 0.0)
+        out = PairError(moment, Evidence.STATISTICS, u=U, drift=drift, count=4096)
+        return grow([PairError(0.0, exact=True)], [out], U)
+
+    visible = grown(1e-8).visible
+    assert visible.keys() == {"scale"}
+    assert grown(0.9 * visible["scale"]).verdict != "introduced"
+    assert grown(1.1 * visible["scale"]).verdict == "introduced"
+
+
 def test_one_element_that_holds_the_error_is_seen_where_growth_is_small():
     alone = PairError(3 * U, u=U, lone=1.0)
     assert grow([PairError(0.0)], [PairError(3 * U, u=U)], U).verdict == "inherited"

@@ -31,6 +31,8 @@ def test_rounding():
         "SAME               no fault: every difference is rounding\n"
         "  rests on         two dumps; 100% of 3 calls measured; could not have seen errors "
         "below 5 times what came in\n"
+        "  would have seen  a scale error above 4.3 % (median of 2 calls; 4.3 % at most, fc1), one "
+        "element off by 21 % of the rms (32 % at most)\n"
         "3 of 3 calls paired: 2 noise, 1 inherited; 0 unmatched, 0 incomparable\n"
         "written to cmp: summary.json, report.csv, report.json"
     )
@@ -50,6 +52,12 @@ def test_how_large_a_fault_would_have_been_named():
         "element off by 6.8 % of the rms (14 % at most)\n" in answer(told)
     )
     assert [v["kind"] for v in json.loads(summary(told))["visible"]] == [s.kind for s in sizes]
+    dumps = Visible("scale", 0.031, 0.25, "fc1", 3, "two dumps")
+    mixed = msgspec.structs.replace(told, evidence="replay", visible=(*sizes, dumps))
+    assert (
+        "(14 % at most); a scale error above 3.1 % (median of 3 calls without replay; 25 % at most, "
+        "fc1)\n" in answer(mixed)
+    )
     undecided = msgspec.structs.replace(told, status="undecided")
     assert "would have seen" not in answer(undecided)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from whence.judge.limits import (
     LONE_SHARE,
     UNLIKE_INPUTS,
 )
+from whence.judge.power import without_visible
 from whence.judge.precision import is_mask_fill, mask_fill
 from whence.judge.statistics_drift import Drift, drift
 from whence.records import Record
@@ -34,7 +35,8 @@ class PairError:
     there are several. drift: how far its statistics moved, where known. lone: where one element
     holds most of the error, that element's error over itself or its tensor's root mean square,
     whichever is larger; 0 where none does. codes: of integers that were rounded from something
-    (`judge.codes`); coarse: what their steps amount to for whoever reads them.
+    (`judge.codes`); coarse: what their steps amount to for whoever reads them. count, last:
+    elements, and the length of the last axis.
     """
 
     value: float | None
@@ -47,6 +49,8 @@ class PairError:
     lone: float = 0.0
     codes: bool = False
     coarse: float = 0.0
+    count: int = 0
+    last: int = 1
 
     @property
     def inherited(self) -> float | None:
@@ -61,7 +65,8 @@ class ErrorGrowth:
 
     spread: that of the output that grew most. moved: the kind of statistic that moved furthest, in
     units of its limit, `by`. repeats: how many calls like this one gave the same bits on both
-    sides, where the verdict rests on that.
+    sides, where the verdict rests on that. visible: by kind, the smallest fault that would have
+    been named here (`judge.power`), where a pass hides any.
     """
 
     verdict: VerdictKind
@@ -73,6 +78,7 @@ class ErrorGrowth:
     moved: str = ""
     by: float = 0.0
     repeats: int = 0
+    visible: Mapping[str, float] = field(default_factory=dict)
 
     def score(self) -> float:
         """The error in units of what is allowed."""
@@ -191,7 +197,12 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
         if value is None and measured.values.get("equal_count") == reference.count:
             value = 0.0
         return PairError(
-            value, u=u, why=measured.whys.get("rel_l2", ""), drift=drift(reference, target)
+            value,
+            u=u,
+            why=measured.whys.get("rel_l2", ""),
+            drift=drift(reference, target),
+            count=reference.count,
+            last=reference.shape[-1] if reference.shape else 1,
         )
     a, b = reference.statistics, target.statistics
     if (
@@ -218,9 +229,8 @@ def error_of(measured: Measured, reference: Record, target: Record, u: float) ->
     moved = drift(reference, target)
     if moved is None:
         return PairError(None, why="no finite element to take statistics of")
-    return PairError(
-        max(moved.extreme, moved.mean, moved.moment), Evidence.STATISTICS, u=u, drift=moved
-    )
+    size = max(moved.extreme, moved.mean, moved.moment)
+    return PairError(size, Evidence.STATISTICS, u=u, drift=moved, count=reference.count)
 
 
 def grow(inputs: Sequence[PairError], outputs: Sequence[PairError], u: float) -> ErrorGrowth:
@@ -269,7 +279,8 @@ def grow(inputs: Sequence[PairError], outputs: Sequence[PairError], u: float) ->
             spread,
         )
     unlike = e_in >= UNLIKE_INPUTS and evidence == Evidence.TWO_DUMPS
-    moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u)
+    room = max((_size(e) for e in inputs if e.value is not None), default=0.0) + 4 * u
+    moved, by = ("", 0.0) if unlike else _moved(inputs, outputs, u, room)
     result = ErrorGrowth(VerdictKind.UNDETERMINED, growth, e_in, e_out, evidence, spread, moved, by)
     if len(known_in) < len(inputs) and (growth > LIMITS.amplified or by > 1):
         verdict = VerdictKind.UNDETERMINED
@@ -279,21 +290,56 @@ def grow(inputs: Sequence[PairError], outputs: Sequence[PairError], u: float) ->
         verdict = VerdictKind.AMPLIFIED
     else:
         verdict = VerdictKind.NOISE if e_out <= 2 * u else VerdictKind.INHERITED
-    return dataclasses.replace(result, verdict=verdict)
+    is_told = len(known_in) == len(inputs) and not unlike
+    visible = _visible(inputs, outputs, band, room, evidence) if is_told else {}
+    return dataclasses.replace(result, verdict=verdict, visible=visible)
+
+
+def _visible(
+    inputs: Sequence[PairError],
+    outputs: Sequence[PairError],
+    band: float,
+    room: float,
+    evidence: Evidence,
+) -> dict[str, float]:
+    """By kind, the smallest fault that would have been named at all these outputs: one that adds to
+    the error as unrelated ones do, until it meets its limit. Statistics tell a scale alone.
+    """
+    sizes: dict[str, float] = {}
+    no_lone = all(e.lone == 0 for e in inputs)
+    for error in outputs:
+        if error.exact or error.codes or not error.u or not error.count or error.value is None:
+            continue
+        scale = math.inf
+        if error.drift is not None:
+            scale = LIMITS.moment * max(room, error.spread) + error.drift.moment
+        kinds = {"scale": scale}
+        if evidence != Evidence.STATISTICS:
+            largest = LIMITS.growth * max(band, error.spread)
+            noise = math.sqrt(max(0.0, largest**2 - error.value**2))
+            element = noise * math.sqrt(error.count)
+            if no_lone and error.count >= LONE_COUNT:
+                alone = error.value * math.sqrt(error.count)
+                element = min(element, max(LIMITS.lone * max(band, error.spread), alone))
+            channel = noise * math.sqrt(error.last)
+            kinds = {"scale": min(scale, noise), "channel": channel}
+            kinds |= {"element": element, "noise": noise}
+        for kind, size in kinds.items():
+            sizes[kind] = max(size, sizes.get(kind, 0.0))
+    return {kind: size for kind, size in sizes.items() if math.isfinite(size)}
+
+
+def _size(error: PairError) -> float:
+    """How far the statistics of an input moved, else its error."""
+    return max(error.drift[:3]) if error.drift is not None else error.inherited or 0.0
 
 
 def _moved(
-    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float
+    inputs: Sequence[PairError], outputs: Sequence[PairError], u: float, band: float
 ) -> tuple[str, float]:
-    """(kind, how far in units of its limit) of the statistic that moved furthest beyond what inputs
-    and rounding move.
+    """(kind, how far in units of its limit) of the statistic that moved furthest beyond `band`,
+    what inputs and rounding move.
     """
-    sizes = [
-        max(e.drift[:3]) if e.drift is not None else e.inherited or 0.0
-        for e in inputs
-        if e.value is not None
-    ]
-    band = max(sizes, default=0.0) + 4 * u
     worst = ("", 0.0)
     no_lone = all(e.lone == 0 for e in inputs)
     for error in outputs:
@@ -324,10 +370,9 @@ def judge_stated(verdict: Verdict, growth: ErrorGrowth, u: float, first: bool) -
     the first, since growth from there on is judged in units of roundoffs that leave room
     themselves.
     """
-    if verdict.verdict != VerdictKind.INTRODUCED or growth.evidence not in (
-        Evidence.TWO_DUMPS,
-        Evidence.STATISTICS,
-    ):
+    verdict = without_visible(verdict)
+    by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
+    if verdict.verdict != VerdictKind.INTRODUCED or not by_growth:
         return verdict
     room = LIMITS.root_output_room(u) if first or not dtypes.is_half_roundoff(u) else 0.0
     if growth.e_out > room:

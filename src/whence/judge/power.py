@@ -13,6 +13,7 @@ from whence.dtypes import is_half_roundoff
 from whence.judge import noise_model
 from whence.judge.limits import LIMITS, STRUCTURE_CHANGED, STRUCTURE_ELEMENTS
 from whence.judge.replay_error import ReplayError
+from whence.results import Verdict
 
 _STEP = 1.5
 """Unit roundoffs between neighbouring numbers, on average over where they lie."""
@@ -21,6 +22,12 @@ KINDS = (SCALE, CHANNEL, ELEMENT, NOISE)
 """Everything times a constant; one channel plus a constant; one element off; an error without a
 pattern. Sizes of the last three are in units of the tensor's root mean square.
 """
+
+
+def without_visible(verdict: Verdict) -> Verdict:
+    """The verdict without such sizes, where it no longer rests on what they follow from."""
+    numbers = {k: n for k, n in verdict.numbers.items() if not k.startswith("visible_")}
+    return verdict.replace(numbers=numbers)
 
 
 def visible(local: ReplayError) -> dict[str, float]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from whence import dtypes
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS
+from whence.judge.power import without_visible
 from whence.judge.precision import mask_fill
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
@@ -176,7 +177,7 @@ def _three(
     verdict: Verdict, kind: VerdictKind, confidence: Confidence, score: float | None, sentence: str
 ) -> Verdict:
     score = score if score is None or math.isfinite(score) else None
-    return verdict.replace(
+    return without_visible(verdict).replace(
         verdict=kind,
         evidence=Evidence.THREE_WAY,
         confidence=confidence,

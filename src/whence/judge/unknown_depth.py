@@ -15,6 +15,7 @@ from whence.dtypes import is_half_roundoff
 from whence.judge.error_growth import ErrorGrowth, PairError
 from whence.judge.error_patterns import Sight
 from whence.judge.limits import BFLOAT16_AND_COARSER, ENOUGH_IN_FLOAT32, LIMITS
+from whence.judge.power import without_visible
 from whence.results import Confidence, Evidence, Verdict, VerdictKind
 
 RECORD_MORE = (
@@ -44,6 +45,7 @@ def judge_unseen(
     by_growth = growth.evidence in (Evidence.TWO_DUMPS, Evidence.STATISTICS)
     if growth.verdict == VerdictKind.IDENTICAL or not by_growth:
         return verdict
+    verdict = without_visible(verdict)
     if u == 0.0:
         return _of_integers(verdict, growth)
     if growth.evidence == Evidence.STATISTICS and growth.e_out <= LIMITS.far:

@@ -243,6 +243,9 @@ def judge_region(pair: int, stretch: int, growth: ErrorGrowth, *, note: str = ""
     why = f"; no replay: {note}" if note else ""
     is_equal = growth.verdict == VerdictKind.IDENTICAL
     is_fault = growth.verdict == VerdictKind.INTRODUCED
+    numbers = _of_growth(growth)
+    if growth.verdict in (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED):
+        numbers |= {f"visible_{kind}": size for kind, size in growth.visible.items()}
     return Verdict(
         pair,
         growth.verdict,
@@ -250,7 +253,7 @@ def judge_region(pair: int, stretch: int, growth: ErrorGrowth, *, note: str = ""
         growth.evidence,
         Confidence.LIKELY if is_fault else Confidence.NONE,
         _finite(growth.score()) if is_fault else None,
-        numbers=_of_growth(growth),
+        numbers=numbers,
         sentence="bitwise equal" if is_equal else sentences.of_growth(growth) + why,
     )
 

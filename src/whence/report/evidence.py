@@ -66,16 +66,25 @@ def chance(finding: Finding) -> str:
 
 
 def visible(result: Comparison) -> str:
-    """How large a fault would have been named, in a sentence; "" where nothing was replayed."""
-    sizes = {v.kind: v for v in result.visible}
-    scale, element = sizes.get("scale"), sizes.get("element")
-    if scale is None or element is None:
-        return ""
-    return (
-        f"a scale error above {_percent(scale.median)} (median of {count(scale.calls, 'call')}; "
-        f"{_percent(scale.largest)} at most, {clean(scale.name) or 'the root'}), one element off "
-        f"by {_percent(element.median)} of the rms ({_percent(element.largest)} at most)"
-    )
+    """How large a fault would have been named, in a sentence; "" where nothing says so."""
+    sizes = {(v.evidence, v.kind): v for v in result.visible}
+    parts = []
+    for evidence in (Evidence.REPLAY, Evidence.TWO_DUMPS):
+        scale, element = sizes.get((evidence, "scale")), sizes.get((evidence, "element"))
+        if scale is None:
+            continue
+        calls = count(scale.calls, "call")
+        if evidence == Evidence.TWO_DUMPS and result.evidence == Evidence.REPLAY:
+            calls += " without replay"
+        text = (
+            f"a scale error above {_percent(scale.median)} (median of {calls}; "
+            f"{_percent(scale.largest)} at most, {clean(scale.name) or 'the root'})"
+        )
+        if element is not None:
+            largest = f"{_percent(element.largest)} at most"
+            text += f", one element off by {_percent(element.median)} of the rms ({largest})"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 def _percent(share: float) -> str:

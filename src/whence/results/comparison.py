@@ -19,7 +19,7 @@ from whence.results.lookup import Framed
 from whence.results.measured import Measured
 from whence.results.origin import Occurrences, Origin
 from whence.results.plan import Plan
-from whence.results.verdict import Finding, Verdict
+from whence.results.verdict import Evidence, Finding, Verdict
 from whence.results.views import ViewRow
 
 
@@ -71,12 +71,12 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """How large a fault of a kind would have been named at the calls that were replayed.
+    """How large a fault of a kind would have been named at the calls that passed.
 
     kind: "scale" (everything times a constant; a share), "channel" (one channel shifted), "element"
     (one element off) or "noise" (an error without a pattern); the last three relative to the root
     mean square of the tensor. median, largest: over these calls; name: where it is largest. calls:
-    how many.
+    how many. evidence: "replay", or "two dumps" for those that were not replayed.
     """
 
     kind: str
@@ -84,6 +84,7 @@ class Visible(msgspec.Struct, frozen=True):
     largest: float
     name: str
     calls: int
+    evidence: Evidence = Evidence.REPLAY
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -61,18 +62,21 @@ def evidence(paired: PairedRuns, verdicts: Iterable[Verdict], findings: Iterable
 
 
 def visible(paired: PairedRuns, verdicts: Sequence[Verdict]) -> Iterator[Visible]:
-    """How large a fault of each kind would have been named at the calls that passed by replay."""
-    passed = [v for v in verdicts if v.evidence == Evidence.REPLAY and v.verdict not in GUILTY]
-    for kind in KINDS:
+    """How large a fault of each kind would have been named at the calls that passed, of those that
+    were replayed and of those that were not.
+    """
+    passed = [v for v in verdicts if v.verdict not in (*GUILTY, VerdictKind.UNDETERMINED)]
+    for evidence, kind in itertools.product((Evidence.REPLAY, Evidence.TWO_DUMPS), KINDS):
         sizes = [
             (size, paired.calls[paired.plan.pairs[v.pair].reference].scope)
             for v in passed
-            if (size := v.numbers.get(f"visible_{kind}")) is not None
+            if (v.evidence == Evidence.REPLAY) == (evidence == Evidence.REPLAY)
+            and (size := v.numbers.get(f"visible_{kind}")) is not None
         ]
         if sizes:
             largest, name = max(sizes)
             median = statistics.median(size for size, _ in sizes)
-            yield Visible(kind, median, largest, name, len(sizes))
+            yield Visible(kind, median, largest, name, len(sizes), evidence)
 
 
 def first_difference(paired: PairedRuns, per_call: Mapping[int, str]) -> dict[str, Any] | None:

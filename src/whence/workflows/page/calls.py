@@ -229,7 +229,7 @@ def _errors(rows: Sequence[Row], worst: Verdict | None) -> dict[str, Any]:
         "own": numbers.get("floor_rel"),
         "shares": tuple(numbers.get(name) for name in shares),
         "visible": tuple(numbers.get(f"visible_{kind}") for kind in KINDS)
-        if f"visible_{KINDS[0]}" in numbers
+        if f"visible_{KINDS[-1]}" in numbers
         else (),
     }
 
