@@ -94,11 +94,9 @@ def _nearby(square: F64, last: int) -> F64:
     side by side, and one that reads few tokens rounds far more than its row does.
     """
     rows, width = square.reshape(-1, last), 2 * _REACH + 1
-    if last < width:
-        return np.sqrt(np.repeat(rows.mean(1), last))
-    ends = np.pad(rows, ((0, 0), (_REACH + 1, _REACH)), mode="edge").cumsum(axis=1)
-    near: F64 = np.sqrt(np.maximum(ends[:, width:] - ends[:, :-width], 0.0) / width)
-    return near.reshape(-1)
+    sums = np.pad(rows, ((0, 0), (_REACH + 1, _REACH)), mode="edge").cumsum(axis=1)
+    near: F64 = np.maximum(sums[:, width:] - sums[:, :-width], 0.0).reshape(-1)
+    return np.sqrt(near / width)
 
 
 def is_one_element(local: ReplayError) -> bool:
