@@ -16,7 +16,7 @@ import numpy as np
 
 from whence.dtypes import Array
 from whence.judge.limits import LIMITS
-from whence.judge.replay_error import ReplayError
+from whence.judge.replay_error import ReplayError, flat
 from whence.results import CauseKind, Confidence, Measured, Verdict, VerdictKind
 
 _PASS = (VerdictKind.NOISE, VerdictKind.INHERITED, VerdictKind.AMPLIFIED)
@@ -29,19 +29,14 @@ def elementwise(reference: Array, further: Iterable[Array]) -> Array:
     complex128 whose real and imaginary parts are those maxima of theirs. Elements that are NaN or
     infinite on either side have spread 0: a run that is NaN now and then explains nothing.
     """
-    wide = np.complex128 if np.iscomplexobj(reference) else np.float64
-    base = reference.astype(wide)
-    spread = np.zeros(base.shape, wide)
+    base = flat(reference)  # real and imaginary parts side by side
+    spread = np.zeros(base.shape)
     for run in further:
         with np.errstate(invalid="ignore", over="ignore"):
-            change = run.astype(wide) - base
-        if wide is np.complex128:
-            parts = change.real, change.imag
-            sizes = [np.where(np.isfinite(p), np.abs(p), 0.0) for p in parts]
-            spread = np.maximum(spread.real, sizes[0]) + 1j * np.maximum(spread.imag, sizes[1])
-        else:
-            spread = np.maximum(spread, np.where(np.isfinite(change), np.abs(change), 0.0))
-    return spread
+            change = np.abs(flat(run) - base)
+        spread = np.maximum(spread, np.where(np.isfinite(change), change, 0.0))
+    parts: Array = spread.view(np.complex128) if np.iscomplexobj(reference) else spread
+    return parts.reshape(reference.shape)
 
 
 def flips(measured: Measured, count: int) -> int:

@@ -249,19 +249,14 @@ def _moved(a: F64, b: F64) -> str:
         # Rotary embeddings pair element i with i + n/2 or with its neighbour; heads are permuted
         # one by one.
         for heads in (h for h in range(1, min(n // 2, _MOST_BLOCKS) + 1) if n % (2 * h) == 0):
-            blocks = x.reshape(heads, 2, n // heads // 2, -1)
-            pairs = np.swapaxes(blocks, 1, 2).reshape(n, -1)
-            if np.array_equal(pairs, y.reshape(n, -1)):
-                return (
-                    f"{nouns[1]} interleaved, halves as pairs, in {heads} "
-                    f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
-                )
-            back = np.swapaxes(x.reshape(heads, n // heads // 2, 2, -1), 1, 2).reshape(n, -1)
-            if np.array_equal(back, y.reshape(n, -1)):
-                return (
-                    f"{nouns[1]} de-interleaved, pairs as halves, in {heads} "
-                    f"block{'s' if heads > 1 else ''} of {n // heads} (rotary layout)"
-                )
+            half = n // heads // 2
+            for shape, words in (
+                ((heads, 2, half, -1), "interleaved, halves as pairs"),
+                ((heads, half, 2, -1), "de-interleaved, pairs as halves"),
+            ):
+                if np.array_equal(np.swapaxes(x.reshape(shape), 1, 2).ravel(), y.ravel()):
+                    blocks = f"{heads} block{'s' if heads > 1 else ''} of {n // heads}"
+                    return f"{nouns[1]} {words}, in {blocks} (rotary layout)"
         for count in (k for k in range(2, min(n // 2, _MOST_BLOCKS) + 1) if n % k == 0):
             reference_blocks, target_blocks = x.reshape(count, -1), y.reshape(count, -1)
             if np.array_equal(_sorted_rows(reference_blocks), _sorted_rows(target_blocks)):

@@ -161,30 +161,18 @@ def judge_third(
         name = verdict.verdict
         if name in (VerdictKind.INTRODUCED, VerdictKind.UNDETERMINED):
             name = VerdictKind.NOISE if out <= LIMITS.third else VerdictKind.INHERITED
-        return _three(verdict, name, Confidence.NONE, None, f"{sentence}; {verdict.sentence}")
+        passed = without_visible(verdict).withdrawn(name, f"{sentence}; {verdict.sentence}")
+        return passed.replace(evidence=Evidence.THREE_WAY)
     if relation > LIMITS.growth and inputs is not None:
-        return _three(
-            verdict,
-            VerdictKind.INTRODUCED,
-            Confidence.LIKELY,
-            relation / LIMITS.growth,
-            f"{sentence}; {verdict.sentence}",
+        return without_visible(verdict).replace(
+            verdict=VerdictKind.INTRODUCED,
+            evidence=Evidence.THREE_WAY,
+            confidence=Confidence.LIKELY,
+            score=relation / LIMITS.growth if math.isfinite(relation) else None,
+            cause=CauseKind.UNKNOWN,
+            sentence=f"{sentence}; {verdict.sentence}",
         )
     return verdict
-
-
-def _three(
-    verdict: Verdict, kind: VerdictKind, confidence: Confidence, score: float | None, sentence: str
-) -> Verdict:
-    score = score if score is None or math.isfinite(score) else None
-    return without_visible(verdict).replace(
-        verdict=kind,
-        evidence=Evidence.THREE_WAY,
-        confidence=confidence,
-        score=score,
-        cause=CauseKind.UNKNOWN,
-        sentence=sentence,
-    )
 
 
 def _chunks(array: Array) -> Iterator[npt.NDArray[np.float64]]:
