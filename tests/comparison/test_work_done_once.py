@@ -14,7 +14,7 @@ from whence.comparison.replays import program_run
 from whence.comparison.replays.program_run import ParameterCache
 
 
-def test_the_error_of_a_pair_is_worked_out_once(tmp_path, monkeypatch):
+def test_errors_and_their_growth_are_worked_out_once(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
     runs = []
@@ -32,9 +32,19 @@ def test_the_error_of_a_pair_is_worked_out_once(tmp_path, monkeypatch):
         return error_of(measured, reference, target, u)
 
     monkeypatch.setattr(judge, "error_of", counted)
-    whence.compare(*runs)
+    grown = 0
+    grow = judge.verdict.grow
+
+    def counted_growth(*errors):
+        nonlocal grown
+        grown += 1
+        return grow(*errors)
+
+    monkeypatch.setattr(judge.verdict, "grow", counted_growth)
+    result = whence.compare(*runs)
     assert len(seen) > 60
     assert max(seen.values()) == 1
+    assert 60 <= grown <= len(result.verdicts)
 
 
 def test_parameters_of_one_module_stay_and_those_of_others_make_room(monkeypatch):

@@ -5,9 +5,11 @@ dumps.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from whence.dtypes import is_half_roundoff
 from whence.judge import sentences
@@ -20,7 +22,7 @@ from whence.records.slots import param_name
 from whence.results import CauseKind, Confidence, Evidence, Verdict, VerdictKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeafEvidence:
     """All that is known of one leaf call.
 
@@ -45,6 +47,20 @@ class LeafEvidence:
     broken: float = 0.0
     repeats: int = 0
 
+    @functools.cached_property
+    def growth(self) -> ErrorGrowth:
+        """Of the error from inputs to outputs."""
+        return grow(self.inputs, self.outputs, self.u)
+
+    def replace(self, **changes: Any) -> LeafEvidence:
+        """The evidence with other values in some fields. The growth stays what it was where these
+        have nothing to do with it.
+        """
+        changed = dataclasses.replace(self, **changes)
+        if not changes.keys() & {"inputs", "outputs", "u"}:
+            changed.__dict__["growth"] = self.growth
+        return changed
+
     @property
     def is_settled(self) -> bool:
         """Is there nothing that a replay could add: other shapes, or equal parameters and bits?"""
@@ -57,7 +73,7 @@ class LeafEvidence:
 
 def judge_leaf(evidence: LeafEvidence) -> Verdict:
     """The verdict of a leaf call."""
-    growth = repeated(grow(evidence.inputs, evidence.outputs, evidence.u), evidence)
+    growth = repeated(evidence.growth, evidence)
     verdict = Verdict(
         evidence.pair, growth.verdict, evidence=Evidence.TWO_DUMPS, numbers=_of_growth(growth)
     )

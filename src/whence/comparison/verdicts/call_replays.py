@@ -4,7 +4,6 @@ the figures that came of it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 
@@ -169,7 +168,7 @@ class CallReplays:
         """The verdict that rests on the figures of a region's outputs, with the cause of an error
         that came in.
         """
-        leaf = dataclasses.replace(evidence.leaf, local=figures, broken=broken)
+        leaf = evidence.leaf.replace(local=figures, broken=broken)
         verdict = judge.judge_leaf(leaf)
         if verdict.verdict in _PASSES:
             if self.errors.declared.containers.accounts_for(evidence.pair):
@@ -178,7 +177,7 @@ class CallReplays:
         if verdict.verdict != VerdictKind.INTRODUCED or verdict.side == "reference":
             return verdict
         fault = self.cause(evidence.pair, [s for s, error in figures if error.score > 1])
-        leaf = dataclasses.replace(leaf, cause=CauseKind(fault.cause), cause_words=fault.words)
+        leaf = leaf.replace(cause=CauseKind(fault.cause), cause_words=fault.words)
         return judge.judge_leaf(leaf).replace(operator=fault.operator, source=fault.source)
 
     def _unless_other_formula(

@@ -43,7 +43,7 @@ class ParameterDrift(NamedTuple):
     largest_before: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RegionEvidence:
     """What both runs show of a region.
 
@@ -63,10 +63,10 @@ class RegionEvidence:
     drift: ParameterDrift | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
 
-    @functools.cached_property
+    @property
     def growth(self) -> judge.ErrorGrowth:
         """Of the error from inputs to outputs."""
-        return judge.grow(self.leaf.inputs, self.leaf.outputs, self.leaf.u)
+        return self.leaf.growth
 
 
 class LeafEvidenceCollector:
@@ -95,8 +95,6 @@ class LeafEvidenceCollector:
             out_errors = [
                 self.errors.rounded(s, inputs, e) for s, e in zip(outputs, out_errors, strict=True)
             ]
-        if judge.grow(in_errors, out_errors, u).verdict == VerdictKind.INTRODUCED:
-            in_errors[: len(inputs)] = [self.errors.below_masks(s, call) for s in inputs]
         leaf = judge.LeafEvidence(
             index,
             in_errors,
@@ -106,6 +104,9 @@ class LeafEvidenceCollector:
             structural=self._shape_clash(inputs, outputs),
             repeats=self._repeats[self._form(pair)] if u else 0,
         )
+        if leaf.growth.verdict == VerdictKind.INTRODUCED:
+            seen = [self.errors.below_masks(s, call) for s in inputs]
+            leaf = leaf.replace(inputs=[*seen, *in_errors[len(inputs) :]])
         return RegionEvidence(
             pair,
             -1,

@@ -4,7 +4,6 @@ growth between two dumps.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from whence import judge
@@ -168,10 +167,10 @@ class RegionJudge:
         what a fault spoilt seems to have equal inputs.
         """
         call = evidence.pair.call
-        leaf = dataclasses.replace(evidence.leaf, no_replay=why)
+        leaf = evidence.leaf.replace(no_replay=why)
         if is_doubtful and evidence.ahead is not None:
             self.unseen.calls.add(call.id)
-            leaf = dataclasses.replace(leaf, inputs=[*leaf.inputs, evidence.ahead])
+            leaf = leaf.replace(inputs=[*leaf.inputs, evidence.ahead])
         outputs = [(output.name, output.slot) for output in evidence.outputs]
         return self._indices.judged(judge.judge_leaf(leaf), call, evidence.inputs, outputs)
 

@@ -75,7 +75,9 @@ class SegmentJudge:
     ) -> Verdict:
         """The verdict of some outputs by how much the error grew. why: there is no replay."""
         leaf, pair = evidence.leaf, evidence.pair
-        growth = judge.grow(leaf.inputs, [o.error for o in outputs], leaf.u)
+        growth = leaf.growth
+        if outputs is not evidence.outputs:
+            growth = judge.grow(leaf.inputs, [o.error for o in outputs], leaf.u)
         slots = [(o.name, o.slot) for o in outputs]
         verdict = self._indices.judged(
             judge.judge_region(pair.index, evidence.segment, growth, note=why),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +80,7 @@ class DeclaredLeaves:
         replaced = {w.slot for w in weights}
         parameters = [(s, d) for s, d in evidence.parameters if s not in replaced]
         parameters += [(w.slot, w.difference) for w in weights]
-        evidence = dataclasses.replace(evidence, parameters=parameters)
+        evidence = evidence.replace(parameters=parameters)
         if any(d.comparable and not d.equal for _, d in parameters):
             ledger.wrong.add(call.scope)
             return judge.judge_leaf(evidence), []
@@ -101,7 +100,7 @@ class DeclaredLeaves:
         explanation = self._explanation(list(result.local.items()), declared, replaying)
         if isinstance(explanation, str):
             return self._from_dumps(evidence, declared, explanation), []
-        verdict = judge.judge_leaf(dataclasses.replace(evidence, local=explanation.figures))
+        verdict = judge.judge_leaf(evidence.replace(local=explanation.figures))
         if _worst(explanation.plain) > 1 or declared.weights:
             verdict = self._told_apart(verdict, declared, explanation, replaying)
         return verdict, [error for _, error in explanation.figures]
@@ -195,9 +194,7 @@ class DeclaredLeaves:
         loss = max((w.loss for w in weights), default=0.0)
         if quantisation is not None and quantisation.activations is not None:
             loss += 2.0**-quantisation.activations.bits
-        verdict = judge.judge_leaf(
-            dataclasses.replace(evidence, u=max(evidence.u, loss), no_replay=why)
-        )
+        verdict = judge.judge_leaf(evidence.replace(u=max(evidence.u, loss), no_replay=why))
         e_out = verdict.numbers.get("e_out")
         sqnr = sqnr_of(e_out)
         if (
