@@ -115,7 +115,9 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     rho = float(error.norm()) / floor if floor else (math.inf if error.any() else 0.0)
     square = noise.square()
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
-    ratio = error.abs() / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
+    # An element that w gives too is no fault, however far it is from r.
+    alone = torch.minimum(error.abs(), (y - w).abs())
+    ratio = alone / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
     z, worst = float(ratio.max()), float(error.flatten()[ratio.argmax()])
     others = max(0.0, float(error.norm()) ** 2 - worst**2) ** 0.5
     outlying = z / max(1.0, others / floor) if floor else z
