@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import whence
 from whence import judge
 from whence.dtypes import unit_roundoff
 from whence.judge import LeafEvidence, PairError, judge_leaf, power
@@ -125,3 +126,17 @@ def test_the_written_out_floor_is_for_targets_that_round_so_much():
     rounds_between = (r * (1 + 2 * u * rng.standard_normal(r.shape))).astype(np.float16)
     assert judge.local(rounds_between, r, once).score > 1
     assert chosen(rounds_between).score <= 1
+
+
+def test_a_call_that_hands_a_tensor_on_promises_nothing(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout()).eval()
+    runs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        runs.append(tmp_path / str(dtype))
+        with torch.no_grad(), whence.capture(model.to(dtype), runs[-1]):
+            model(torch.randn(8, 64).to(dtype))
+    result = whence.compare(*runs)
+    assert result.status == "same" and {v.evidence for v in result.visible} == {"replay"}
+    assert {v.kind: v.calls for v in result.visible}["scale"] == 1

@@ -22,6 +22,7 @@ from whence.judge.limits import LIMITS, Limits
 from whence.judge.nondeterminism import elementwise, explain, flips, repeated
 from whence.judge.parameters import ParameterDifference, rounded
 from whence.judge.parameters import compare as parameters
+from whence.judge.power import without_visible
 from whence.judge.precision import partly, roundoff
 from whence.judge.replay_error import ReplayError, less_suspect
 from whence.judge.replay_error import measure as local
@@ -82,4 +83,5 @@ __all__ = [
     "unit_roundoff",
     "whole",
     "with_third",
+    "without_visible",
 ]

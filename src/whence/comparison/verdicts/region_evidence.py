@@ -64,6 +64,13 @@ class RegionEvidence:
     scopes: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def hands_on(self) -> bool:
+        """Is every output a tensor that came in, on both sides?"""
+        read = {(s.reference_record, s.target_record) for s in self.inputs}
+        returned = [(o.slot.reference_record, o.slot.target_record) for o in self.outputs]
+        return bool(returned) and read.issuperset(returned)
+
+    @property
     def growth(self) -> judge.ErrorGrowth:
         """Of the error from inputs to outputs."""
         return self.leaf.growth

@@ -172,7 +172,10 @@ class RegionJudge:
             self.unseen.calls.add(call.id)
             leaf = leaf.replace(inputs=[*leaf.inputs, evidence.ahead])
         outputs = [(output.name, output.slot) for output in evidence.outputs]
-        return self._indices.judged(judge.judge_leaf(leaf), call, evidence.inputs, outputs)
+        verdict = judge.judge_leaf(leaf)
+        if evidence.hands_on:  # nothing is computed that could be wrong
+            verdict = judge.without_visible(verdict)
+        return self._indices.judged(verdict, call, evidence.inputs, outputs)
 
     def _excuse_after_ties(self, verdicts: dict[tuple[int, int], Verdict]) -> None:
         """What two dumps prove of calls behind a choice that ties decided."""
