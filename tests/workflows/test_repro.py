@@ -139,7 +139,7 @@ def test_another_argument(tmp_path, reference):
     assert made.operators == ("aten.native_layer_norm.default",)
     assert (made.how, made.holds) == ("semantic", True)
     assert made.notes == (
-        "aten.native_layer_norm.default: eps 1e-05 in the reference, 0.01 in the target",
+        "aten.native_layer_norm.default: eps is 1e-05 in the reference, 0.01 in the target",
     )
     script = Path(made.path)
     assert made.notes[0] in ran(script)[1]
