@@ -41,7 +41,7 @@ from whence._version import __version__
 BLOCK = 2048
 THRESHOLDS = np.array([1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8])
 BINS = 64
-COMPILE_SECONDS = {"compare": 7, "compare_wide": 7, "describe": 5}
+COMPILE_SECONDS = {"compare": 8, "compare_wide": 10, "describe": 3}
 ENTRIES = tuple(COMPILE_SECONDS)
 ITEMSIZE = (4, 2, 2, 1, 1, 1, 1, 8, 8, 8, 2, 2, 4, 4)
 """Bytes of one element by `DType.code`."""

@@ -116,8 +116,8 @@ def beyond_rounding(y, r, w, terms=1):  # type: ignore[no-untyped-def]
     square = noise.square()
     own = torch.maximum(square.mean(1, keepdim=True), square.mean(0, keepdim=True)).sqrt()
     # An element that w gives too is no fault, however far it is from r.
-    alone = torch.minimum(error.abs(), (y - w).abs())
-    ratio = alone / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
+    nearest = torch.minimum(error.abs(), (y - w).abs())
+    ratio = nearest / (own + u * r.abs() + 1e-3 * u * size / r.numel() ** 0.5 + 1e-300)
     z, worst = float(ratio.max()), float(error.flatten()[ratio.argmax()])
     others = max(0.0, float(error.norm()) ** 2 - worst**2) ** 0.5
     outlying = z / max(1.0, others / floor) if floor else z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     # Beyond 1e150 a square overflows.
     scale = max(1.0, float(r.abs().max()) / 1e100, float(y.abs().max()) / 1e100)
     # An element that the CPU gives too in this dtype is no fault, however far from the wide one.
-    alone = torch.stack([(y - x).abs() for x in (r, *ws)]).amin(0) / scale
+    nearest = functools.reduce(torch.minimum, ((y - x).abs() for x in (r, *ws))) / scale
     e, fs, r = (y - r) / scale, [(w - r) / scale for w in ws], r / scale
     last = output.shape[-1] * (2 if output.is_complex() else 1) if output.dim() > 1 else y.numel()
     size, noise = float(r.norm()), max(float(f.norm()) for f in fs)
@@ -151,7 +152,7 @@ def _in_roundings(output: Any, y: Any, r: Any, *ws: Any, length: int) -> tuple[f
     # The third of the floors holds for single elements too: the CPU may have hit a tensor exactly.
     rms = size / math.sqrt(r.numel())
     spread += u * r.abs() + 1e-3 * u * rms + tiny / scale
-    return float(e.norm()) / floor, alone / spread, e.abs() / floor
+    return float(e.norm()) / floor, nearest / spread, e.abs() / floor
 
 
 def _exact(output: Any, wide: Any, floors: Sequence[Any]) -> Figures:
