@@ -43,7 +43,7 @@ def formed(verdicts: Verdicts, errors: PairErrors) -> Verdicts:
                 sentence=f"{missing}; {verdict.sentence.removeprefix('introduced here: ')}",
             )
         if verdict.verdict in GUILTY and (words := _arguments(call, partner)):
-            verdict = verdict.replace(sentence=f"{verdict.sentence}; {words}")
+            verdict = verdict.replace(sentence=f"{words}; {verdict.sentence}")
         out[key] = verdict
     return out
 
