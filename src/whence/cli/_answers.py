@@ -57,14 +57,24 @@ def check(form: str | None, annotations: bool, junit: str | None, force: bool) -
     _files.check(junit, force)
 
 
-def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool = False) -> str:
-    """The text for stdout."""
+def said(
+    result: Comparison,
+    form: str,
+    annotations: bool,
+    *,
+    occurrences: bool = False,
+    output: str | None = None,
+) -> str:
+    """The text for stdout. output: the folder that the comparison is written to."""
     from whence.report.answer import answer
-    from whence.report.files import summary, table_csv
+    from whence.report.files import table_csv
     from whence.report.generation import generation_csv
     from whence.report.github import github_annotations
     from whence.report.markdown import markdown
+    from whence.report.summary import summary
 
+    if output is not None:
+        result = result.named(output)
     tokens_only = result.generation is not None and result.generation.logits_only
     if form == "text":
         text = answer(result, occurrences=occurrences, width=width())
@@ -79,7 +89,9 @@ def said(result: Comparison, form: str, annotations: bool, *, occurrences: bool 
 
 def put(text: str) -> None:
     """Put an answer on stdout now: whatever goes wrong with files afterwards, it is there."""
-    sys.stdout.write(text)
+    from whence.report.colour import coloured, is_wanted
+
+    sys.stdout.write(coloured(text) if is_wanted(sys.stdout) else text)
     sys.stdout.flush()
 
 

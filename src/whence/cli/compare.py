@@ -178,7 +178,9 @@ def command(
     how["program"] = values["program"] or None
     make = _watched if values["watch"] else _compared
     result = make(reference, target, output, how)
-    text = _answers.said(result, form, values["annotations"], occurrences=values["occurrences"])
+    text = _answers.said(
+        result, form, values["annotations"], occurrences=values["occurrences"], output=output
+    )
     _answers.put(text)
     _answers.all_of(
         lambda: _write(result, output, form),

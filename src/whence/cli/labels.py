@@ -38,8 +38,8 @@ def command(
     """Words -> `api.compare_labels` -> report -> exit code."""
     from whence import api
     from whence.report.answer import answer
-    from whence.report.files import summary
     from whence.report.labels import labels_written_to
+    from whence.report.summary import summary
 
     if output is not None:
         api.check_output(Path(output), force)
