@@ -129,7 +129,8 @@ def dump_command(tool: str) -> click.Command:
             " ".join(["whence run -o", shlex.quote(str(run)), *words, "--", command]),
         )
         code = api.run_command(shlex.split(command), str(run), **options)
-        _lay_out(run, folder, values["types"] or ("tensor", "model"))
+        if run.exists():  # else nothing was captured
+            _lay_out(run, folder, values["types"] or ("tensor", "model"))
         return code
 
     return command("dump", dump, _DUMP)
