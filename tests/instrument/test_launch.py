@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from whence import extras
 from whence.errors import CaptureError
 from whence.instrument.framework import set_determinism
 from whence.instrument.launch import interpreter, redaction
@@ -464,7 +465,7 @@ def test_an_interpreter_without_whence(place):
     done = place.launch(python, "-c", "print('started')")
     assert (done.returncode, done.stdout) == (3, "")
     assert "cannot import whence" in done.stderr
-    assert "-m pip install whence" in done.stderr
+    assert f"-m pip install {extras.whence_source()}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not place.run.exists()
 
@@ -475,7 +476,7 @@ def test_an_interpreter_without_whence_behind_a_shell(place):
     assert (done.returncode, done.stdout) == (3, "1\n")
     assert len(done.stderr.splitlines()) == 1
     assert "nothing was captured" in done.stderr
-    assert "pip install whence" in done.stderr
+    assert f"pip install {extras.whence_source()}" in done.stderr
     assert "cannot import whence" in done.stderr
     assert not place.run.exists()
 

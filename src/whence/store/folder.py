@@ -248,7 +248,7 @@ def check_format(version: object, file: Path) -> None:
         raise UnknownVersion(
             f"{file} has run format {version}, this whence reads format {FORMAT}; "
             + (
-                "upgrade whence: pip install -U whence"
+                "open it with a newer whence"
                 if version > FORMAT
                 else "open it with the whence that wrote it"
             )

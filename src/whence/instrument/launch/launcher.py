@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from whence import extras
 from whence.errors import WhenceError
 from whence.instrument import FRAMEWORKS
 from whence.instrument.framework import framework
@@ -185,6 +186,7 @@ def child_environment(
         "attach": attach,
         "frameworks": FRAMEWORKS,
         "options": options.asdict(),
+        "source": extras.whence_source(),
     }
     child[ENVIRONMENT] = json.dumps(config)
     search_path = child.get("PYTHONPATH", "")
