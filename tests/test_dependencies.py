@@ -2,11 +2,16 @@
 
 import ast
 import functools
+import importlib.metadata
+import json
+import re
 import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from whence import extras
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -49,6 +54,51 @@ def test_dependencies_of_tests_are_imported_by_tests():
     declared = names(PROJECT["optional-dependencies"]["test"]) - set(NOT_IMPORTED)
     used = imported("tests") | imported("src")
     assert {n for n in declared if MODULES.get(n, n) not in used} == set()
+
+
+def test_what_errors_tell_pip_to_install_is_what_the_extras_ask_for():
+    asked = PROJECT["optional-dependencies"]
+    assert {name: [spelt] for name, spelt in extras._REQUIREMENTS.items()} == {
+        "torch": asked["torch"],
+        "paddle": asked["paddle"],
+        "h5py": asked["h5"],
+        "matplotlib": asked["plots"],
+    }
+
+
+def test_nobody_is_told_to_install_whence_from_an_index():
+    """No index has it, and another project might take the name there."""
+    told = re.compile(r"""whence\[\w+\]|pip install (?:-U |--upgrade )*["']?whence\b(?!-)""")
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    offline = "pip install --no-index"
+    assert [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if told.search(line) and offline not in line
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "source"),
+    [
+        ({"url": "file:///a%20b/whence", "dir_info": {"editable": True}}, "'/a b/whence'"),
+        (
+            {"url": "https://host/whence.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}},
+            "git+https://host/whence.git",
+        ),
+        ({"url": "https://host/whence-1.whl", "archive_info": {}}, "https://host/whence-1.whl"),
+        (None, "WHENCE, its checkout, Git URL or wheel"),
+    ],
+)
+def test_another_python_is_told_to_install_whence_from_where_it_came(monkeypatch, kept, source):
+    class Distribution:
+        def read_text(self, name):
+            assert name == "direct_url.json"
+            return kept and json.dumps(kept)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
+    assert extras.whence_source() == source
 
 
 def test_every_requirement_states_a_lower_bound():

@@ -1,4 +1,4 @@
-"""Frameworks that whence does without: whether one is here, and one clear sentence where something
+"""Packages that whence does without: whether one is here, and one clear sentence where something
 needs it and it is not.
 """
 
@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import shlex
 import sys
 from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
 from whence.errors import MissingDependency
 
-_EXTRAS = {
-    "torch": "torch",
-    "paddle": "paddle",
-    "h5py": "h5",
-    "matplotlib": "plots",
+_REQUIREMENTS = {
+    "torch": "torch>=2.6",
+    "paddle": "paddlepaddle>=3.0",
+    "h5py": "h5py>=3.11",
+    "matplotlib": "matplotlib>=3.9",
 }
+"""What each extra of pyproject.toml asks for, by the name that is imported. pip is given this and
+not the extra: no package index has whence.
+"""
 
 
 def is_here(name: str) -> bool:
@@ -45,12 +51,33 @@ def missing(name: str, what: str, error: Exception) -> MissingDependency:
         why = "not installed here"
     else:
         why = f"here, but cannot be imported ({type(error).__name__}: {error})"
-    return MissingDependency(
-        f"{what} needs {name}, which is {why}: pip install 'whence[{_EXTRAS.get(name, name)}]'"
-    )
+    return MissingDependency(f"{what} needs {name}, which is {why}: {install(name)}")
+
+
+def install(name: str) -> str:
+    """The command that installs an optional package."""
+    return f"pip install '{_REQUIREMENTS.get(name, name)}'"
+
+
+def whence_source() -> str:
+    """What to give pip for this whence: the checkout, Git URL or wheel that it was given here, or a
+    word for these where it kept none.
+    """
+    from importlib import metadata
+
+    try:
+        origin = json.loads(metadata.distribution("whence").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    url = origin.get("url", "")
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info'].get('vcs', 'git')}+{url}"
+    elif url.startswith("file://"):
+        url = unquote(urlsplit(url).path)
+    return shlex.quote(url) if url else "WHENCE, its checkout, Git URL or wheel"
 
 
 def of_import(error: ModuleNotFoundError, what: str) -> MissingDependency | None:
     """The same for an import that failed anywhere; None where it was none of these frameworks."""
     name = (error.name or "").partition(".")[0]
-    return missing(name, what, error) if name in _EXTRAS and not is_here(name) else None
+    return missing(name, what, error) if name in _REQUIREMENTS and not is_here(name) else None

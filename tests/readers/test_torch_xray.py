@@ -453,7 +453,7 @@ def test_the_files_that_ended_the_process_are_read_or_refused(shared):
 
 def test_without_h5py_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(MissingDependency, match=r'pip install "whence\[h5\]"'):
+    with pytest.raises(MissingDependency, match=r"pip install 'h5py>=3\.11'"):
         open_run(GPU)
 
 

@@ -156,7 +156,10 @@ def test_a_link_opens_its_call(opened):
     made = page()
     tab = opened(made, "#call=3&table=tensors")
     assert tab.inner_text(".drawer h2") == f"{made.calls[3].name} {made.calls[3].op_type}"
-    assert "a scale error above 0.02 %; one channel shifted by 1 % of the root mean square" in tab.inner_text(".drawer")
+    assert (
+        "a scale error above 0.02 %; one channel shifted by 1 % of the root mean square"
+        in tab.inner_text(".drawer")
+    )
     assert tab.locator("#all [role=tab][aria-selected=true]").inner_text().endswith("tensors")
     tab.keyboard.press("Escape")
     assert tab.locator(".drawer").is_hidden()

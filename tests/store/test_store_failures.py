@@ -536,7 +536,7 @@ def test_an_unknown_version_names_both_and_what_to_do(tmp_path: Path, file: str)
     run = written(tmp_path / "run")
     (path,) = [*run.glob(file), *run.glob(f"rank*/{file}")]
     path.write_text(path.read_text().replace('"format": 1', '"format": 7'))
-    with pytest.raises(UnknownVersion, match=r"format 7.*format 1.*pip install -U whence"):
+    with pytest.raises(UnknownVersion, match=r"format 7.*format 1.*a newer whence"):
         store.open_run(run)
 
 

@@ -30,8 +30,7 @@ from whence.records.views import CachedRun
 
 NO_TORCH = (
     "torch is not installed here, so nothing is replayed: judged from the two dumps alone. For "
-    "replay: pip install 'whence[torch]', or "
-    "compare on a machine that has it"
+    f"replay: {extras.install('torch')}, or compare on a machine that has it"
 )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whence import extras
 from whence.compat._said import once, same_as, without
 from whence.compat._steps import Stepped, numbers
 
@@ -134,8 +135,8 @@ def _layout() -> str:
         import h5py  # noqa: F401
     except ImportError as error:
         once(
-            f"dump_path becomes a run of whence without .h5 and .csv ({error}): pip install "
-            '"whence[h5]"'
+            f"dump_path becomes a run of whence without .h5 and .csv ({error}): "
+            f"{extras.install('h5py')}"
         )
         return ""
     return "torch_xray"

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from whence import extras
 from whence.errors import MissingDependency, UsageError
 
 MODELS = ("tiny", "smollm2")
@@ -56,7 +57,7 @@ def _check(name: str) -> None:
     if name not in MODELS:
         raise UsageError(f"model {name!r}: {' or '.join(MODELS)}")
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependency('the demo runs a torch model:  pip install "whence[demo]"')
+        raise MissingDependency(f"the demo runs a torch model: {extras.install('torch')}")
 
 
 def _tiny() -> Player:

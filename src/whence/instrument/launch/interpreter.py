@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from whence import extras
 from whence.errors import CaptureError
 
 PROBE_TIMEOUT_S = 120
@@ -249,7 +250,7 @@ def check(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str,
         )
         raise CaptureError(
             f"{exe} cannot import whence ({answer['error']}){old}:  {shlex.quote(exe)} -m pip "
-            "install whence"
+            f"install {extras.whence_source()}"
         )
     return {"python": answer["python"], "whence": answer["whence"], **answer["versions"]}
 

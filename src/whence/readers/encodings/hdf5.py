@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from whence import extras
 from whence.errors import ElementsMissing, MissingDependency, UnreadableRun
 from whence.readers.encodings import hdf5_worker
 from whence.readers.encodings.archive import Bytes
@@ -42,7 +43,7 @@ class Worker:
 
     def __init__(self) -> None:
         if importlib.util.find_spec("h5py") is None:
-            raise MissingDependency('h5py is needed to read it: pip install "whence[h5]"')
+            raise MissingDependency(f"h5py is needed to read it: {extras.install('h5py')}")
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], int], Worker] | None = None
         self._pid = 0

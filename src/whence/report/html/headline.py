@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from whence.report.answer import CAUSES, same_words
-from whence.report.evidence import chance, rests_on, visible
+from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
 from whence.report.html.steps import next_steps
 from whence.report.tables import AT_LINE, clean, count, from_here
@@ -195,7 +195,7 @@ def _rests(page: Page) -> str:
             if _is_equal(page.comparison)
             else f"logits alone; could not have seen {UNSEEN_IN_LOGITS}"
         )
-    return rests_on(page.comparison) if page.comparison.coverage.calls else "outputs alone"
+    return basis(page.comparison) if page.comparison.coverage.calls else "outputs alone"
 
 
 def _effect(page: Page) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whence.errors import MissingDependency
+from whence import extras
 from whence.records.slots import is_written
 from whence.report.plots.along import along
 from whence.report.plots.style import (
@@ -42,10 +42,7 @@ def write(page: Page, folder: Path) -> list[Path]:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependency(
-            f"plots need matplotlib, which cannot be imported ({error}):  pip install "
-            '"whence[plots]"'
-        ) from error
+        raise extras.missing("matplotlib", "a plot", error) from error
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     with mpl.rc_context({**mpl.rcParamsDefault, **RC, "backend": "agg"}):

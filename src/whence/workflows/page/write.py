@@ -71,7 +71,7 @@ def plots(
     first findings histogram, error against magnitude, quantiles and heatmap, and where there are
     several steps or ranks the error by these and by layer. tell: called with what is missing, and
     why. Raises UnreadableRun, UsageError, OutputExists, StoreFailed, MissingDependency without
-    matplotlib (`whence[plots]`).
+    matplotlib.
     """
     from whence.report.plots import write as write_plots
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
-from whence import dtypes
+from whence import dtypes, extras
 from whence._version import __version__
 from whence.dtypes import Array
-from whence.errors import MissingDependency
 from whence.records import Call, Run, Statistics
 from whence.records.slots import split_slot
 from whence.writers.support import job
@@ -53,7 +52,7 @@ def write(
     try:
         import h5py
     except ImportError as error:
-        raise MissingDependency('h5py is needed to write it: pip install "whence[h5]"') from error
+        raise extras.missing("h5py", "writing HDF5", error) from error
     moments = job.by_moment(call for call in run.calls if not leaves or _is_leaf(call))
     work = Writing(run, tell, sum(len(call.refs) for calls in moments.values() for call in calls))
     destination.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def attach(config: dict[str, Any], framework: str) -> None:
     try:
         launcher = importlib.import_module(config["launcher"])
     except ImportError as err:
-        text = f"cannot import whence ({err}): {sys.executable} -m pip install whence"
+        text = f"cannot import whence ({err}): {sys.executable} -m pip install {config['source']}"
         complain(config["run"], text, quiet=err.name == "whence")
         return
     log(config["run"], "attached", **launcher.attach_here(config, framework))
