@@ -10,9 +10,11 @@ from whence.results import (
     CallPair,
     Comparison,
     Coverage,
+    Effect,
     Finding,
     Generation,
     Measured,
+    NextStep,
     Plan,
     Prompted,
     Row,
@@ -203,6 +205,12 @@ def page(
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         generation=said if generation else None,
+        effect=Effect(1, 1, error=0.03, name="TinyLM", slot="output.0", rows=4, moved=1),
+        next=(
+            NextStep("whence repro -o repro", "one script", takes_comparison=True),
+            NextStep("whence report -o page.html", "this page", takes_comparison=True),
+            NextStep("whence run --level op -- COMMAND", "which operator", fill_in=True),
+        ),
     )
     facts = (("command", "python infer.py"), ("torch", "2.13"))
     other = (("command", "python infer.py --bf16"), ("torch", "2.13"))
@@ -301,7 +309,12 @@ def same(made, verdict):
         for i, call in enumerate(made.calls)
     )
     comparison = msgspec.structs.replace(
-        made.comparison, status="same", findings=(), counts={verdict: len(calls)}, generation=None
+        made.comparison,
+        status="same",
+        findings=(),
+        counts={verdict: len(calls)},
+        generation=None,
+        effect=None,
     )
     return msgspec.structs.replace(made, calls=calls, comparison=comparison, details=())
 

@@ -450,9 +450,11 @@ def test_the_first_screen_answers_on_a_screen_and_on_a_phone(opened):
         where, why, sure, effect, ahead = tab.locator(".six dd").all_inner_texts()
         assert where.startswith("layers.2.q_proj \u00b7 Linear")
         assert why.startswith("mul.Tensor: other is 1.0 in the reference, 1.5 in the target.")
-        assert sure.startswith("Certain; rests on")
-        assert effect.startswith("Relative error")
-        assert "whence repro runs/cmp -o repro" in ahead
+        assert sure == "Certain; all 82 calls replayed and measured"
+        assert effect == "TinyLM output.0: rel_l2 0.03; argmax changed in 1 of 4 rows."
+        commands = tab.locator(".six .command code").all_inner_texts()
+        assert commands == ["whence repro runs/cmp -o repro", "whence run --level op -- COMMAND"]
+        assert "Which operator. Words in capitals are yours to fill in." in ahead
 
 
 def test_code_and_operators_stand_in_place_with_the_difference_marked(opened):

@@ -6,6 +6,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
+from whence.report import effect
 from whence.report.answer import CAUSES, same_words
 from whence.report.evidence import basis, chance, visible
 from whence.report.generation import UNSEEN_IN_LOGITS
@@ -52,7 +53,7 @@ def headline(page: Page) -> dict[str, Any]:
         "word": _WORDS[result.status],
         "kind": _kind(result, first),
         "names": names,
-        "sentence": _sentence(result, first),
+        "sentence": _sentence(page, first),
         "where": _where(page, first),
         "why": _why(page, first),
         "sure": _sure(page, first),
@@ -78,7 +79,8 @@ def _is_equal(result: Comparison) -> bool:
     return set(result.counts) <= {VerdictKind.IDENTICAL}
 
 
-def _sentence(result: Comparison, first: Finding | None) -> str:
+def _sentence(page: Page, first: Finding | None) -> str:
+    result = page.comparison
     if result.inputs_differ:
         return (
             "The inputs differ, so nothing further down is proof: "
@@ -92,9 +94,9 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
         )
     if first is None:
         return (
-            f"{_upper(clean(result.headline))}."
+            _named(page, _split(result)[0])
             if result.headline
-            else "No operator is at fault beyond doubt."
+            else ("No operator is at fault beyond doubt.")
         )
     others = (
         f" and {count(len(result.findings) - 1, 'further finding')}"
@@ -104,6 +106,19 @@ def _sentence(result: Comparison, first: Finding | None) -> str:
     start = _STARTS.get(first.verdict, "The error starts in")
     kind = f" ({clean(first.op_type)})" if first.op_type else ""
     return f"{start} {clean(first.name)}{kind}{others}."
+
+
+def _split(result: Comparison) -> tuple[str, str]:
+    """What cannot be told, and why, where the headline says both."""
+    what, colon, why = clean(result.headline).partition(" could not be judged: ")
+    return (f"{what} could not be judged", why) if colon else (clean(result.headline), "")
+
+
+def _named(page: Page, text: str) -> str:
+    """A sentence that may begin with the name of a call, which keeps its letters."""
+    call = _unjudged(page)
+    is_name = call is not None and text.startswith(clean(call.name))
+    return f"{text if is_name else _upper(text)}."
 
 
 def _upper(text: str) -> str:
@@ -172,19 +187,18 @@ def _why(page: Page, first: Finding | None) -> list[str]:
             f"The largest error is {worst.score:.2g} times what is allowed there: "
             f"{clean(worst.name)}" + (f" ({clean(worst.op_type)})" if worst.op_type else "")
         ]
-    call = _unjudged(page)
-    reasons = [clean(call.sentence)] if call is not None and call.sentence else []
-    return [_upper(text) for text in reasons if text != clean(result.headline)]
+    call, why = _unjudged(page), _split(result)[1]
+    more = clean(call.sentence) if call is not None else ""
+    reasons = [why, "" if more in result.headline else more]
+    return [_upper(text) for text in reasons if text]
 
 
 def _sure(page: Page, first: Finding | None) -> list[str]:
     rests = _rests(page)
-    if first is None:
-        return [_upper(f"rests on {rests}")] if rests else []
-    by_chance = chance(first).removeprefix("; ")
+    if first is None or page.comparison.status != Status.DIFFERENT:
+        return [_upper(rests)] if rests else []
     sure = _SURE.get(first.confidence, _upper(first.confidence))
-    rest = f"rests on {rests}" if rests else ""
-    return [text for text in (sure, by_chance, rest) if text]
+    return [text for text in (sure, chance(first).removeprefix("; "), rests) if text]
 
 
 def _rests(page: Page) -> str:
@@ -199,49 +213,15 @@ def _rests(page: Page) -> str:
 
 
 def _effect(page: Page) -> list[str]:
-    """What the differences come to at the outputs of the model, in sentences."""
-    effect = getattr(page.comparison, "effect", None)
-    if effect is None:
-        return _at_roots(page)
-    parts = []
-    if effect.differing and effect.error is not None:
-        of = " of statistics" if effect.from_statistics else ""
-        parts.append(
-            f"Relative error{of} {effect.error:.2g} at {clean(effect.slot)} of {clean(effect.name)}"
-        )
-    elif effect.differing:
-        parts.append(
-            f"{count(effect.differing, 'output')} not finite or of another shape: "
-            f"{clean(effect.name)}"
-        )
-    elif effect.outputs:
-        parts.append("The outputs are equal, bit for bit")
-    if effect.unmeasured:
-        parts.append(f"{count(effect.unmeasured, 'output')} could not be measured")
-    if effect.tokens:
-        changed = f"{count(effect.tokens_changed)} of {count(effect.tokens, 'token')} changed"
-        parts.append(changed if effect.tokens_changed else "No token changed")
-    elif effect.rows:
-        moved = f"The largest element moved in {count(effect.moved)} of {count(effect.rows, 'row')}"
-        parts.append(moved if effect.moved else f"The largest element stays in all "
-                     f"{count(effect.rows, 'row')}")  # fmt: skip
-    return parts
-
-
-def _at_roots(page: Page) -> list[str]:
-    """The error of what the outermost calls returned."""
-    roots = [call for call in page.calls if call.parent < 0]
-    known = [call for call in roots if call.error is not None]
-    if not known or len(roots) > len(page.calls) // 2 > 1:
+    """What the differences come to at the outputs of the model, in parts."""
+    result = page.comparison
+    if result.effect is not None:
+        return effect.words(result.effect).split("; ")
+    if not page.calls:
         return []
-    worst = max(known, key=lambda call: call.error or 0.0)
-    if not worst.error:
-        unknown = len(roots) - len(known)
-        if unknown:
-            return [f"{count(unknown)} of {count(len(roots), 'output')} could not be measured"]
-        return ["The outputs are equal, bit for bit"]
-    where = f" in step {worst.step}" if len({call.step for call in roots}) > 1 else ""
-    return [f"Relative error {worst.error:.2g} at the output of {clean(worst.name)}{where}"]
+    if _is_equal(result):
+        return ["none: everything is bitwise equal"]
+    return ["not known: no output of a model was compared"]
 
 
 def _coverage(result: Comparison) -> list[tuple[str, str]]:

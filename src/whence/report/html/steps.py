@@ -34,18 +34,21 @@ def next_steps(page: Page) -> list[dict[str, Any]]:
     """Commands of the first screen, each with what its result decides; of what the comparison
     proposes, else to reproduce the first finding.
     """
-    steps = getattr(page.comparison, "next", ())
-    if not page.folder:  # there is no comparison on disk to go on with
-        steps = [step for step in steps if not step.comparison]
+    steps = [step.about(page.folder) if page.folder else step for step in page.comparison.next]
+    # Not of a comparison that is not on disk, and not for the page that is being read.
+    steps = [
+        step
+        for step in steps
+        if not step.takes_comparison and not step.command.startswith("whence report ")
+    ]
     if steps:
-        chosen = [step.about(page.folder) for step in steps[:3]]
         return [
             {
                 "command": clean(step.command),
                 "decides": clean(step.decides),
                 "fill_in": step.fill_in,
             }
-            for step in chosen
+            for step in steps[:3]
         ]
     return [
         {

@@ -9,10 +9,10 @@ function answer() {
   mark.append(path);
   const w = h.where, dots = (parts) => parts.filter(Boolean).map((part, k) => [k ? " \u00b7 " : "", part]);
   const where = w.name && [el("div", {}, dots([el("code", {}, w.name), w.type, w.source && el("code", {}, w.source)])), el("div", { class: "soft" }, dots([...w.more, first?.call >= 0 && el("button", { class: "plain", type: "button", onclick: () => openCall(first.call) }, "open the call")]))];
-  const rows = [["Where", where], ["Why", h.why.length && h.why.map((text, k) => el("div", { class: k ? "soft" : "" }, sentence(text)))],
+  const rows = [["Where", where], ["Why", h.why.length && [el("div", {}, sentence(h.why[0])), h.why.length > 1 && el("div", { class: "soft" }, h.why.slice(1).map(sentence).join(" "))]],
     ["How sure", (h.sure.length || h.seen) && [el("div", {}, h.sure.map((text, k) => [k ? "; " : "", k || a.status === "same" || !first ? text : el("b", {}, text)])), h.seen && el("div", { class: "soft" }, `Would have seen: ${h.seen}`)]],
     ["Effect", h.effect.length && el("div", {}, sentence(h.effect.join("; ")))],
-    ["Next", h.next.length && h.next.map((step) => el("div", { class: "next" }, copyable(step.command), el("div", { class: "soft" }, step.decides && sentence(step.decides), step.fill_in && " Words in capitals are yours to fill in.")))]];
+    ["Next", h.next.length && [h.next.slice(0, 2).map(nextStep), h.next.length > 2 && el("details", { class: "small" }, el("summary", {}, `${count(h.next.length - 2)} more`), h.next.slice(2).map(nextStep))]]];
   return el("section", { class: `answer${place ? " with-place" : ""}`, id: "answer", "aria-labelledby": "answer-title" },
     el("div", { class: `status ${a.status}` }, mark, h.kind, el("span", { class: "soft", style: { "font-weight": "400" } }, `${h.names[1]} against ${h.names[0]}`)),
     el("h1", { id: "answer-title", tabindex: -1 }, h.sentence),
@@ -21,6 +21,7 @@ function answer() {
     el("div", { class: "rest" }, h.coverage.length ? el("div", { class: "tiles", role: "group", "aria-label": "Coverage, in calls" }, h.coverage.map(([n, what]) => el("div", { class: (what === "unmatched" || what === "incomparable") && n !== "0" ? "alarm" : "" }, el("b", {}, n), el("span", {}, what)))) : null,
       ran()));
 }
+function nextStep(step) { return el("div", { class: "next" }, copyable(step.command), el("div", { class: "soft" }, step.decides && sentence(step.decides), step.fill_in && " Words in capitals are yours to fill in.")); }
 // A sentence of a report, as it stands below a heading: a capital, unless a name of code begins it, and a full stop.
 function sentence(text) { const whole = /^[\w.]*[._]\w|^\w+: \w+ is .* in the reference/.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1); return /[.!?]$/.test(whole) ? whole : `${whole}.`; }
 // What was compared, a line for each side: what differs is marked. All conditions stand at the end of the page.
