@@ -93,6 +93,7 @@ function runChart() {
       g.textAlign = "center"; g.textBaseline = "top"; g.fillStyle = colours[verdict(i)]; g.fillText(text, tx, 20);
       g.restore();
     }
+  }, (g) => {
     const opened = linked("call", CALLS);
     for (const [which, ink] of [[opened, colour("accent")], [hovered, colour("ink")]]) {
       const point = which >= 0 && points.find(([, , i]) => i === which);
@@ -113,13 +114,13 @@ function runChart() {
   }
   chart.node.addEventListener("mousemove", (event) => {
     const i = nearest(event);
-    if (i !== hovered) { hovered = i; chart.redraw(); }
+    if (i !== hovered) { hovered = i; chart.touch(); }
     chart.node.style.cursor = i >= 0 ? "pointer" : "default";
     if (i < 0) { hideTip(); return; }
     showTip(event, el("div", {}, el("b", {}, name(i)), " ", type(i)), el("div", {}, chip(verdict(i)), where(i) && `, ${where(i)}`),
       el("div", { class: "num" }, `error ${number(C.error[i])}`, C.added[i] !== null && `, introduced here ${number(C.added[i])}`, C.noise[i] !== null && `, explained up to ${number(C.noise[i])}`, C.incoming[i] !== null && `, came in ${number(C.incoming[i])}`));
   });
-  chart.node.addEventListener("mouseleave", () => { hovered = -1; hideTip(); chart.redraw(); });
+  chart.node.addEventListener("mouseleave", () => { hovered = -1; hideTip(); chart.touch(); });
   chart.node.addEventListener("click", (event) => { const i = nearest(event); if (i >= 0) openCall(i); });
 
   // The legend counts all calls, as the table does; the marks of those that are not drawn are said below it.
@@ -132,6 +133,7 @@ function runChart() {
   groups = KINDS.map((kind) => el("button", { type: "button", onclick: () => setLink({ by: kind === "order" ? "" : kind }) }, `by ${kind}`));
   const picked = el("select", { onchange: () => setLink({ at: picked.value }) }, el("option", { value: "" }, "all"), GROUPS.steps.map((s) => el("option", { value: s }, s)));
   const steps = GROUPS.steps.length > 1 && el("label", {}, "step", picked);
+  let known = "";
   onLink(() => {
     by = KINDS.includes(link.get("by")) ? link.get("by") : "order";
     step = GROUPS.steps.find((s) => String(s) === link.get("at")) ?? -1;
@@ -139,7 +141,9 @@ function runChart() {
     picked.value = step < 0 ? "" : step;
     groups.forEach((button, k) => button.setAttribute("aria-pressed", String(KINDS[k] === by)));
     for (const button of legend.querySelectorAll("button")) button.setAttribute("aria-pressed", String(!off.has(button.dataset.verdict)));
-    chart.redraw();
+    const key = [by, step, ...off].join(" ");
+    if (key === known) chart.touch(); else chart.redraw();
+    known = key;
   });
   return [el("div", { class: "controls" }, groups, steps), el("figure", {}, chart.node), legend];
 }
