@@ -329,16 +329,42 @@ def test_names_that_mean_a_record(run, name, expected):
     assert call.step == 1
 
 
-def test_a_name_goes_before_a_tree_number():
+def test_a_tree_number_goes_before_a_name():
     calls = [
-        Call(0, "", "model", 0, 0, refs=(Ref("output.0", 0),)),
-        Call(1, "0", "model", 0, 1, parent=0, number="1", refs=(Ref("output.0", 0),)),
-        Call(2, "1", "model", 0, 2, parent=0, number="2", refs=(Ref("output.0", 0),)),
+        Call(0, "", "model", 0, 0, op_type="Net", refs=(Ref("output.0", 0),)),
+        Call(1, "0", "model", 0, 1, op_type="Up", parent=0, number="1", refs=(Ref("output.0", 0),)),
+        Call(
+            2, "1", "model", 0, 2, op_type="Down", parent=0, number="2", refs=(Ref("output.0", 0),)
+        ),
+        Call(
+            3, "7", "model", 0, 3, op_type="End", parent=0, number="3", refs=(Ref("output.0", 0),)
+        ),
     ]
-    sequential = MemoryRun(calls, [Record(0, "float32", ())], {})
-    assert show.find(sequential, "1", EVERYTHING)[0].id == 2
-    assert show.find(sequential, "1:output", EVERYTHING)[0].id == 2
-    assert show.find(sequential, "2:output.0", EVERYTHING)[0].id == 2
+    sequential = MemoryRun(calls, [Record(0, "float32", ())], {}, path="runs/ref")
+    printed = [line.split() for line in show.tree(sequential, EVERYTHING)][1:-1]
+    for number, name, *_ in printed:
+        call, _ = show.find(sequential, number, EVERYTHING)
+        assert (call.number, show.find(sequential, f"{number}:output", EVERYTHING)[0]) == (
+            number,
+            call,
+        )
+        assert name in (call.scope, call.root), "what the tree prints as this number"
+    assert show.find(sequential, "7", EVERYTHING)[0].id == 3, "a name that is no number here"
+    said = show.other_meaning(sequential, "1", EVERYTHING)
+    assert said == (
+        "1 is taken as the tree number of 0 (Up); the module named 1 (Down) has number 2: whence "
+        "show runs/ref 2"
+    )
+    assert show.other_meaning(sequential, "1:output.0", EVERYTHING).endswith(" 2:output.0")
+    for name in ("2", "3", "7", "nothing", "model"):
+        assert show.other_meaning(sequential, name, EVERYTHING) == "", name
+
+
+def test_a_tree_number_that_is_the_modules_own_name_is_no_riddle():
+    calls = [Call(0, "1", "model", 0, 0, number="1", refs=(Ref("output.0", 0),))]
+    run = MemoryRun(calls, [Record(0, "float32", ())], {})
+    assert show.find(run, "1", EVERYTHING)[0].id == 0
+    assert show.other_meaning(run, "1", EVERYTHING) == ""
 
 
 def test_calls_are_shown_in_the_order_they_began():
