@@ -179,7 +179,7 @@ def none_chosen(run: Run, choice: Choice) -> str:
         return "no call was captured"
     steps = np.unique(columns_of(run).step).tolist()
     return (
-        f"no call matches, of {tables.count(len(run.calls))} in {step_ranges(steps)}; `--tree` "
+        f"none of {tables.count(len(run.calls), 'call')} in {step_ranges(steps)} matches; `--tree` "
         "lists names and numbers"
     )
 
