@@ -47,6 +47,7 @@ LIMIT = 2000
     type=click.Choice(["text", "json", "csv", "table"]),
     default="text",
     show_default=True,
+    help="What is printed: lines, data, or a table of statistics.",
 )
 @click.option(
     "--all",
